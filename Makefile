@@ -1,0 +1,44 @@
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.13 || command -v python3.12 || command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+SOURCES := $(shell grep -v '^\#' compiled_modules.txt)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build plain test check format clients bench run simulate wheel clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel
+	$(BIN)/python -m pip install --quiet 'mypy[mypyc]>=2.4,<2.5' 'librt>=0.16,<0.17'
+	TIDEMILL_BUILD=plain $(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[dev]'
+	touch $@
+
+src/tidemill/_built.json: $(STAMP) $(SOURCES) compiled_modules.txt setup.py
+	$(BIN)/python setup.py --quiet build_ext --inplace --parallel 2
+	touch $@
+
+setup: $(STAMP) src/tidemill/_built.json ## makes .venv with tidemill and all that its work needs, and builds the compiled modules
+
+build: src/tidemill/_built.json ## builds the compiled modules
+
+test: setup ## passes the tests
+	$(BIN)/python -m pytest -q -n 2
+
+check: setup ## lint, formatting, types and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(STAMP) ## puts the code in shape
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## removes what was built, not .venv
+	rm -rf build dist src/*.egg-info src/tidemill/_built.json
+	find src -name '*.so' -delete

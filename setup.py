@@ -1,0 +1,61 @@
+"""Builds the compiled data path: the modules of ``compiled_modules.txt`` through mypyc.
+
+Where no C compiler is, the package installs without them and runs from the same source, slower.
+``TIDEMILL_BUILD=plain`` leaves them out, ``TIDEMILL_BUILD=compiled`` makes a failed build an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+ROOT = Path(__file__).resolve().parent
+MODE = os.environ.get("TIDEMILL_BUILD", "auto")
+
+
+def compiled_sources() -> list[str]:
+    lines = (ROOT / "compiled_modules.txt").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def extensions() -> list[Extension]:
+    if MODE == "plain" or not compiled_sources():
+        return []
+    os.chdir(ROOT)
+    os.environ["MYPYPATH"] = str(ROOT / "src")
+    try:
+        from mypyc.build import mypycify
+
+        modules = mypycify(
+            ["--no-warn-unused-ignores", *compiled_sources()],
+            opt_level="3",
+            debug_level="0",
+            group_name="tidemill",
+        )
+    except (ImportError, SystemExit) as problem:
+        if MODE == "compiled":
+            raise
+        print(f"tidemill: building without compiled modules: {problem}", file=sys.stderr)
+        return []
+    for module in modules:
+        module.optional = MODE != "compiled"
+    return modules
+
+
+def record_sources() -> None:
+    """Notes what was compiled, so that a compiled file beside edited source is noticed."""
+    digests = {
+        source: hashlib.sha256((ROOT / source).read_bytes()).hexdigest() for source in compiled_sources()
+    }
+    (ROOT / "src/tidemill/_built.json").write_text(json.dumps(digests, indent=1))
+
+
+modules = extensions()
+if modules:
+    record_sources()
+setup(ext_modules=modules)

@@ -1,0 +1,70 @@
+"""Chooses between the compiled data path and the same source as plain Python.
+
+The hot modules are compiled by mypyc at install and lie beside their source. They are used when they
+load; where they do not (no compiler, another ABI of librt), or where ``TIDEMILL_PLAIN=1`` asks for it,
+an import hook loads the source instead. ``tidemill --version`` and the metric
+``tidemill_compiled`` say which it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+GROUP_LIBRARY = "tidemill__mypyc"
+ROOT = Path(__file__).resolve().parent
+
+compiled: bool = False
+reason: str = ""
+
+
+def select() -> None:
+    """Decides once, at the first import of the package."""
+    global compiled, reason
+    _provide_librt()
+    if os.environ.get("TIDEMILL_PLAIN", "") not in ("", "0"):
+        reason = "TIDEMILL_PLAIN is set"
+    elif not (ROOT / "_built.json").exists():
+        reason = "not built with a compiler"
+    else:
+        try:
+            importlib.import_module(GROUP_LIBRARY)
+        except Exception as problem:  # noqa: BLE001 - an ABI mismatch is a ValueError, a missing file an ImportError
+            reason = f"the compiled modules do not load: {problem}"
+        else:
+            compiled = True
+            return
+    sys.meta_path.insert(0, _SourceFinder())
+
+
+def _provide_librt() -> None:
+    """Plain mode runs without librt too: the same functions in plain Python take its name."""
+    try:
+        importlib.import_module("librt.strings")
+        importlib.import_module("librt.vecs")
+    except Exception:  # noqa: BLE001 - a broken librt must not keep the broker from starting
+        from tidemill import _librt_plain
+
+        for name, module in _librt_plain.modules().items():
+            sys.modules[name] = module
+
+
+class _SourceFinder(importlib.abc.MetaPathFinder):
+    """Finds ``tidemill.*`` modules as source files only, past compiled ones of the same name."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not fullname.startswith("tidemill."):
+            return None
+        source = ROOT.parent / (fullname.replace(".", "/") + ".py")
+        if not source.is_file():
+            return None
+        return importlib.util.spec_from_file_location(fullname, source)

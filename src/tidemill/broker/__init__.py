@@ -1,0 +1,1 @@
+"""What a broker is made of, and how a request finds its handler."""

@@ -1,0 +1,1 @@
+"""One module an API, called with a request context and a request."""

@@ -1,0 +1,1 @@
+"""The coordination store: the port and its engines."""

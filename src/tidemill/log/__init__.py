@@ -1,0 +1,1 @@
+"""Segments, indexes, the log of a partition, recovery, retention, producer state."""

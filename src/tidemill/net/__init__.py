@@ -1,0 +1,1 @@
+"""Sockets: framed connections, sending ranges of files."""

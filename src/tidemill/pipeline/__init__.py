@@ -1,0 +1,1 @@
+"""The Spark data source and the jobs on top of it."""

@@ -1,0 +1,1 @@
+"""Message formats: batches, records, compression, columns."""

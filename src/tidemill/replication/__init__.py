@@ -1,0 +1,1 @@
+"""Partition state, the high watermark, and what waits for it."""

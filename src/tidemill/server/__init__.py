@@ -1,0 +1,1 @@
+"""Listeners, connections in, limits, and the process around a broker."""

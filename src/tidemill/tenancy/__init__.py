@@ -1,0 +1,1 @@
+"""Instances, name mapping, shares."""

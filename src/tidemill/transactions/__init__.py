@@ -1,0 +1,1 @@
+"""Idempotence and transactions."""

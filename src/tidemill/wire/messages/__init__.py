@@ -1,0 +1,1 @@
+"""One module an API: its fields, types and version ranges."""

@@ -1,0 +1,437 @@
+"""A connection that carries length-prefixed frames: bytes in, frames out to a handler, replies back in order.
+
+    frame = size i32, then ``size`` bytes
+
+Reading: one ``recv`` a turn of the loop. Frames are handed on as positions in the ``bytes`` that were
+received; only a frame that spans several receives is joined, once. What a frame claims to be is never
+allocated, only what has arrived.
+
+Writing: replies leave in the order of their requests, however late one of them is decided. A reply is a
+list of ``bytes`` and :class:`FileRange`; ranges go from the page cache to the socket by ``sendfile``.
+A range that may not be in memory is read ahead by a thread first, so that the loop never waits for a disk.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, Final
+
+from librt.strings import read_i32_be
+from mypy_extensions import i64, mypyc_attr
+
+from tidemill.model.errors import ProtocolError
+from tidemill.model.ports import File
+
+RECEIVE_BYTES: Final = 256 * 1024
+SEND_BYTES: Final = 1024 * 1024
+"""A range is probed and sent in pieces of this size, so that one reader cannot hold the loop."""
+TURN_BYTES: Final = 4 * 1024 * 1024
+"""What one connection may send before the others have their turn."""
+OUT_BYTES_MAX: Final = 4 * 1024 * 1024
+"""With more than this unsent, no further request of the connection is looked at."""
+OUT_PARTS_MAX: Final = 4096
+"""The same bound for ranges of files, which hold their segments open."""
+REPLIES_MAX: Final = 64
+"""Requests of one connection that may wait for their replies together."""
+MSG_MORE: Final = getattr(socket, "MSG_MORE", 0)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class FrameHandler:
+    """What a connection hands its frames to."""
+
+    def on_frame(self, connection: Connection, data: bytes, start: i64, end: i64) -> bool:
+        """Takes the frame ``data[start:end]``. False leaves it for when the earlier replies have left.
+
+        ProtocolError closes the connection; any other exception does too, and is reported.
+        """
+        raise NotImplementedError
+
+    def on_close(self, connection: Connection, reason: str) -> None:
+        """The connection is gone; replies to it go nowhere."""
+        raise NotImplementedError
+
+    def on_crash(self, connection: Connection, problem: BaseException) -> None:
+        """``on_frame`` raised what it should not have."""
+        raise NotImplementedError
+
+    def read_ahead(self, connection: Connection, part: FileRange, count: i64) -> None:
+        """Brings ``count`` bytes of ``part`` into memory elsewhere, then calls ``connection.resume_send()``."""
+        raise NotImplementedError
+
+
+class FileRange:
+    """Bytes of a file that are to be sent as they are."""
+
+    __slots__ = ("count", "file", "may_be_cold", "position")
+
+    def __init__(self, file: File, position: i64, count: i64, may_be_cold: bool) -> None:
+        self.file = file
+        self.position: i64 = position
+        self.count: i64 = count
+        self.may_be_cold = may_be_cold
+
+
+class Reply:
+    """A place in the connection's order of replies, filled now or later."""
+
+    __slots__ = ("connection", "done", "parts")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.parts: list[Any] = []
+        self.done = False
+
+    def complete(self, parts: list[Any]) -> None:
+        """Fills the place; it leaves once all earlier ones have. An empty list sends nothing."""
+        if self.done:
+            raise RuntimeError("a reply was completed twice")
+        self.parts = parts
+        self.done = True
+        self.connection.replies_ready()
+
+
+class Connection:
+    """One accepted socket, driven by an asyncio loop's readiness callbacks."""
+
+    def __init__(
+        self, loop: Any, sock: Any, handler: FrameHandler, frame_bytes_max: i64, context: Any
+    ) -> None:
+        self.loop = loop
+        self.sock = sock
+        self.descriptor: int = sock.fileno()
+        self.handler = handler
+        self.frame_bytes_max: i64 = frame_bytes_max
+        self.context = context
+        self.state: Any = None
+        """What the handler keeps for this connection."""
+        self.closed = False
+        self.active = True
+        """Set whenever bytes arrive; the sweep for idle connections clears it."""
+        self.bytes_in: i64 = 0
+        self.bytes_out: i64 = 0
+        self._data: bytes = b""
+        self._position: i64 = 0
+        self._chunks: list[bytes] = []
+        self._chunk_bytes: i64 = 0
+        self._needed: i64 = 4
+        self._parsing = False
+        self._reading = False
+        self._writing = False
+        self._reading_ahead = False
+        self._replies: list[Reply] = []
+        self._out: list[Any] = []
+        self._out_head: i64 = 0
+        self._out_bytes: i64 = 0
+
+    def start(self) -> None:
+        """Begins to read."""
+        self._reading = True
+        self.loop.add_reader(self.descriptor, self.readable)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a reply to an earlier request is still to come."""
+        return len(self._replies) > 0
+
+    @property
+    def unsent_bytes(self) -> i64:
+        """Bytes of replies held in memory."""
+        return self._out_bytes
+
+    # Reading.
+
+    def readable(self) -> None:
+        """The socket has bytes, or has ended."""
+        try:
+            data: bytes = self.sock.recv(RECEIVE_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as problem:
+            self.close(f"receive failed: {problem}")
+            return
+        count: i64 = len(data)
+        if count == 0:
+            self.close("closed by the peer")
+            return
+        self.active = True
+        self.bytes_in += count
+        held: i64 = len(self._data) - self._position
+        if held > 0:
+            # Complete frames wait behind a pending reply: take in no more than one receive beside them.
+            self._data = self._data[self._position :] + data
+            self._position = 0
+            if held + count > RECEIVE_BYTES:
+                self._pause()
+            self._parse()
+            return
+        if self._chunk_bytes > 0:
+            self._chunks.append(data)
+            self._chunk_bytes += count
+            if self._chunk_bytes < self._needed:
+                if len(self._chunks) > 64 + (self._chunk_bytes >> 14):
+                    self._chunks = [b"".join(self._chunks)]
+                return
+            data = b"".join(self._chunks)
+            self._chunks = []
+            self._chunk_bytes = 0
+        self._data = data
+        self._position = 0
+        self._parse()
+
+    def _pause(self) -> None:
+        if self._reading:
+            self._reading = False
+            self.loop.remove_reader(self.descriptor)
+
+    def _resume(self) -> None:
+        if not self._reading and not self.closed:
+            self._reading = True
+            self.loop.add_reader(self.descriptor, self.readable)
+
+    def _parse(self) -> None:
+        """Hands on the whole frames that are held, and sends what they brought about, until one must wait."""
+        if self._parsing:
+            return
+        self._parsing = True
+        while self._is_open():
+            before = self._position
+            blocked = self._try_frames()
+            if not self._is_open():
+                break
+            if not blocked:
+                self._keep_rest()
+            if self._out:
+                self._flush()
+            if not blocked or self._position == before or self._out:
+                break
+        self._parsing = False
+
+    def _is_open(self) -> bool:
+        return not self.closed
+
+    def _try_frames(self) -> bool:
+        try:
+            return self._parse_frames()
+        except ProtocolError as problem:
+            self.close(str(problem))
+        except Exception as problem:  # noqa: BLE001 - one broken request must not end the loop for all others
+            self.handler.on_crash(self, problem)
+            self.close("a request failed unexpectedly")
+        return True
+
+    def _parse_frames(self) -> bool:
+        data = self._data
+        end: i64 = len(data)
+        position = self._position
+        while end - position >= 4:
+            size: i64 = i64(read_i32_be(data, position))
+            if size < 0 or size > self.frame_bytes_max:
+                raise ProtocolError(
+                    f"a frame of {size} bytes was announced, 0 to {self.frame_bytes_max} are allowed"
+                    " (socket.request.max.bytes)"
+                )
+            if end - position - 4 < size:
+                break
+            if (
+                len(self._replies) >= REPLIES_MAX
+                or self._out_bytes > OUT_BYTES_MAX
+                or len(self._out) > OUT_PARTS_MAX
+            ):
+                return True
+            if not self.handler.on_frame(self, data, position + 4, position + 4 + size):
+                return True
+            position += 4 + size
+            self._position = position
+            if not self._is_open():
+                return True
+        return False
+
+    def _keep_rest(self) -> None:
+        """Moves a last partial frame into the chunks, and forgets what was consumed."""
+        data = self._data
+        rest: i64 = len(data) - self._position
+        if rest > 0:
+            self._needed = 4
+            if rest >= 4:
+                self._needed = 4 + i64(read_i32_be(data, self._position))
+            self._chunks = [data[self._position :] if self._position > 0 else data]
+            self._chunk_bytes = rest
+        self._data = b""
+        self._position = 0
+        if not self._reading:
+            self._resume()
+
+    # Replying.
+
+    def reply_now(self, part: bytes) -> None:
+        """The whole reply to the request that is being handled."""
+        if self._replies:
+            reply = Reply(self)
+            reply.parts = [part]
+            reply.done = True
+            self._replies.append(reply)
+        elif not self.closed:
+            self._out.append(part)
+            self._out_bytes += len(part)
+
+    def reply_later(self) -> Reply:
+        """A place in the order for the request that is being handled."""
+        reply = Reply(self)
+        self._replies.append(reply)
+        return reply
+
+    def replies_ready(self) -> None:
+        """Moves finished replies from the head of the order to the output."""
+        if self.closed:
+            self._replies = []
+            return
+        ready: i64 = 0
+        for reply in self._replies:
+            if not reply.done:
+                break
+            ready += 1
+            for part in reply.parts:
+                self._out.append(part)
+                if isinstance(part, bytes):
+                    self._out_bytes += len(part)
+        if ready == 0:
+            return
+        self._replies = self._replies[ready:]
+        if self._parsing:
+            return
+        if self._out:
+            self._flush()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Looks at the requests that were held back."""
+        if self._is_open() and self._position < len(self._data):
+            self._parse()
+
+    # Sending.
+
+    def writable(self) -> None:
+        """The socket takes bytes again."""
+        self._flush()
+        self._go_on()
+
+    def resume_send(self) -> None:
+        """What was read ahead is in memory now."""
+        self._reading_ahead = False
+        if not self.closed:
+            self._flush()
+            self._go_on()
+
+    def _flush(self) -> None:
+        if self.closed or self._reading_ahead:
+            return
+        finished = False
+        try:
+            finished = self._send_all()
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as problem:
+            self.close(f"send failed: {problem}")
+            return
+        if finished:
+            self._out.clear()
+            self._out_head = 0
+            self._out_bytes = 0
+            if self._writing:
+                self._writing = False
+                self.loop.remove_writer(self.descriptor)
+        elif self._writing == self._reading_ahead:
+            self._writing = not self._reading_ahead
+            if self._writing:
+                self.loop.add_writer(self.descriptor, self.writable)
+            else:
+                self.loop.remove_writer(self.descriptor)
+
+    def _send_all(self) -> bool:
+        """Whether everything went out; BlockingIOError when the socket is full."""
+        out = self._out
+        budget: i64 = TURN_BYTES
+        while self._out_head < len(out):
+            part = out[self._out_head]
+            if isinstance(part, FileRange):
+                sent = self._send_range(part)
+                if sent < 0:
+                    return False
+                budget -= sent
+                if part.count == 0:
+                    self._next_part()
+            else:
+                budget -= self._send_bytes()
+            if budget <= 0 and self._out_head < len(out):
+                return False
+        return True
+
+    def _next_part(self) -> None:
+        self._out[self._out_head] = None
+        self._out_head += 1
+        if self._out_head > 256:
+            del self._out[: self._out_head]
+            self._out_head = 0
+
+    def _send_bytes(self) -> i64:
+        """Sends the run of byte strings at the head in one call, and drops what went out."""
+        out = self._out
+        head = self._out_head
+        last: i64 = head
+        size: i64 = 0
+        total: i64 = len(out)
+        while last < total and size < RECEIVE_BYTES and last - head < 512:
+            piece = out[last]
+            if isinstance(piece, FileRange):
+                break
+            size += len(piece)
+            last += 1
+        flags = MSG_MORE if last < total else 0
+        data: Any = out[head] if last - head == 1 else b"".join(out[head:last])
+        sent: i64 = self.sock.send(data, flags)
+        self.bytes_out += sent
+        self._out_bytes -= sent
+        index = head
+        while index < last:
+            out[index] = None
+            index += 1
+        if sent < size:
+            # What is left of the run takes the last one's place.
+            out[last - 1] = memoryview(data)[sent:]
+            self._out_head = last - 1
+        else:
+            self._out_head = last
+        return sent
+
+    def _send_range(self, part: FileRange) -> i64:
+        """Sends a piece of ``part``; -1 when it has to be read ahead first."""
+        count = part.count if part.count < SEND_BYTES else SEND_BYTES
+        if part.may_be_cold and not part.file.is_cached(part.position, count):
+            self._reading_ahead = True
+            self.handler.read_ahead(self, part, count)
+            return -1
+        sent = part.file.send_to(self.descriptor, part.position, count)
+        if sent == 0:
+            raise OSError(f"the file ended {part.count} bytes before the end of the range to send")
+        part.position += sent
+        part.count -= sent
+        self.bytes_out += sent
+        return sent
+
+    # Ending.
+
+    def close(self, reason: str) -> None:
+        """Ends the connection at once. Calling it again does nothing."""
+        if self.closed:
+            return
+        self.closed = True
+        self.loop.remove_reader(self.descriptor)
+        self.loop.remove_writer(self.descriptor)
+        self.sock.close()
+        self._replies = []
+        self._out = []
+        self._data = b""
+        self._position = 0
+        self._chunks = []
+        self.handler.on_close(self, reason)

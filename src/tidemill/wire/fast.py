@@ -1,0 +1,85 @@
+"""What the codecs by hand of Produce and Fetch share: positions in ``bytes`` in, a writer out.
+
+Reading past the end of the data raises IndexError; reading past the end of the frame is found by
+:func:`check_end`, before anything is done. Callers turn both into a protocol error.
+"""
+
+from __future__ import annotations
+
+from librt.strings import BytesWriter, read_i16_be, read_i32_be
+from mypy_extensions import i64
+
+from tidemill.model.errors import ProtocolError
+
+
+def read_uvarint(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
+    """An unsigned varint of at most 5 bytes: its value, and the position after it."""
+    value: i64 = 0
+    shift: i64 = 0
+    while shift < 35:
+        if position >= end:
+            raise ProtocolError("the request ends inside a varint")
+        byte: i64 = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+    raise ProtocolError(f"a varint of more than 5 bytes before position {position}")
+
+
+def read_length(data: bytes, position: i64, end: i64, flexible: bool, wide: bool) -> tuple[i64, i64]:
+    """The length before a string (i16), bytes or array (``wide``: i32), or the compact form; -1 is null.
+
+    Raises ProtocolError when that many bytes (or items of one byte) cannot be there.
+    """
+    length: i64 = 0
+    if flexible:
+        length, position = read_uvarint(data, position, end)
+        length -= 1
+    elif wide:
+        length = i64(read_i32_be(data, position))
+        position += 4
+    else:
+        length = i64(read_i16_be(data, position))
+        position += 2
+    if length < -1 or length > end - position:
+        raise ProtocolError(
+            f"a length of {length} at position {position}, where {end - position} bytes are left"
+        )
+    return length, position
+
+
+def skip_tags(data: bytes, position: i64, end: i64) -> i64:
+    """The position after a section of tagged fields."""
+    count, position = read_uvarint(data, position, end)
+    while count > 0:
+        _, position = read_uvarint(data, position, end)
+        size, position = read_uvarint(data, position, end)
+        position += size
+        if position > end:
+            raise ProtocolError(f"a tagged field of {size} bytes reaches beyond the request")
+        count -= 1
+    return position
+
+
+def check_end(position: i64, end: i64) -> None:
+    """Raises unless the request ended where its frame does."""
+    if position != end:
+        raise ProtocolError(f"the request ends at {position}, its frame at {end}")
+
+
+def write_uvarint(out: BytesWriter, value: i64) -> None:
+    """Writes an unsigned varint."""
+    while value >= 0x80:
+        out.append(int(value & 0x7F | 0x80))
+        value >>= 7
+    out.append(int(value))
+
+
+def set_i32(out: BytesWriter, position: i64, value: i64) -> None:
+    """Overwrites four bytes that were written before."""
+    out[position] = int((value >> 24) & 0xFF)
+    out[position + 1] = int((value >> 16) & 0xFF)
+    out[position + 2] = int((value >> 8) & 0xFF)
+    out[position + 3] = int(value & 0xFF)

@@ -1,0 +1,21 @@
+"""AddOffsetsToTxn (key 25)."""
+
+from __future__ import annotations
+
+from tidemill.wire.schema import INT16, INT32, INT64, STRING, Struct, field
+
+
+class AddOffsetsToTxnRequest(Struct, versions="0-4", flexible="3+"):
+    """Add Offsets To Txn Request."""
+
+    transactional_id: str = field(STRING)
+    producer_id: int = field(INT64)
+    producer_epoch: int = field(INT16)
+    group_id: str = field(STRING)
+
+
+class AddOffsetsToTxnResponse(Struct, versions="0-4", flexible="3+"):
+    """Add Offsets To Txn Response."""
+
+    throttle_time_ms: int = field(INT32)
+    error_code: int = field(INT16)

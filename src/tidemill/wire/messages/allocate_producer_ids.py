@@ -1,0 +1,21 @@
+"""AllocateProducerIds (key 67)."""
+
+from __future__ import annotations
+
+from tidemill.wire.schema import INT16, INT32, INT64, Struct, field
+
+
+class AllocateProducerIdsRequest(Struct, versions="0", flexible="0+"):
+    """Allocate Producer Ids Request."""
+
+    broker_id: int = field(INT32)
+    broker_epoch: int = field(INT64, default=-1)
+
+
+class AllocateProducerIdsResponse(Struct, versions="0", flexible="0+"):
+    """Allocate Producer Ids Response."""
+
+    throttle_time_ms: int = field(INT32)
+    error_code: int = field(INT16)
+    producer_id_start: int = field(INT64)
+    producer_id_len: int = field(INT32)

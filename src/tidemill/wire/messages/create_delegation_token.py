@@ -1,0 +1,37 @@
+"""CreateDelegationToken (key 38)."""
+
+from __future__ import annotations
+
+from tidemill.wire.schema import BYTES, INT16, INT32, INT64, STRING, Struct, field
+
+
+class CreatableRenewers(Struct):
+    """Creatable Renewers."""
+
+    principal_type: str = field(STRING)
+    principal_name: str = field(STRING)
+
+
+class CreateDelegationTokenRequest(Struct, versions="0-3", flexible="2+"):
+    """Create Delegation Token Request."""
+
+    owner_principal_type: str | None = field(STRING, "3+", nullable="3+")
+    owner_principal_name: str | None = field(STRING, "3+", nullable="3+")
+    renewers: list[CreatableRenewers] = field([CreatableRenewers])
+    max_lifetime_ms: int = field(INT64)
+
+
+class CreateDelegationTokenResponse(Struct, versions="0-3", flexible="2+"):
+    """Create Delegation Token Response."""
+
+    error_code: int = field(INT16)
+    principal_type: str = field(STRING)
+    principal_name: str = field(STRING)
+    token_requester_principal_type: str = field(STRING, "3+")
+    token_requester_principal_name: str = field(STRING, "3+")
+    issue_timestamp_ms: int = field(INT64)
+    expiry_timestamp_ms: int = field(INT64)
+    max_timestamp_ms: int = field(INT64)
+    token_id: str = field(STRING)
+    hmac: bytes = field(BYTES)
+    throttle_time_ms: int = field(INT32)

@@ -1,0 +1,36 @@
+"""DeleteTopics (key 20)."""
+
+from __future__ import annotations
+
+from tidemill.wire.schema import INT16, INT32, STRING, UUID, Struct, field
+
+
+class DeleteTopicState(Struct):
+    """Delete Topic State."""
+
+    name: str | None = field(STRING, "6+", nullable="6+", default=None)
+    topic_id: bytes = field(UUID, "6+")
+
+
+class DeleteTopicsRequest(Struct, versions="0-6", flexible="4+"):
+    """Delete Topics Request."""
+
+    topics: list[DeleteTopicState] = field([DeleteTopicState], "6+")
+    topic_names: list[str] = field([STRING], "0-5", ignorable=True)
+    timeout_ms: int = field(INT32)
+
+
+class DeletableTopicResult(Struct):
+    """Deletable Topic Result."""
+
+    name: str | None = field(STRING, nullable="6+")
+    topic_id: bytes = field(UUID, "6+", ignorable=True)
+    error_code: int = field(INT16)
+    error_message: str | None = field(STRING, "5+", nullable="5+", default=None, ignorable=True)
+
+
+class DeleteTopicsResponse(Struct, versions="0-6", flexible="4+"):
+    """Delete Topics Response."""
+
+    throttle_time_ms: int = field(INT32, "1+", ignorable=True)
+    responses: list[DeletableTopicResult] = field([DeletableTopicResult])

@@ -1,0 +1,23 @@
+"""EndTxn (key 26)."""
+
+from __future__ import annotations
+
+from tidemill.wire.schema import BOOL, INT16, INT32, INT64, STRING, Struct, field
+
+
+class EndTxnRequest(Struct, versions="0-5", flexible="3+"):
+    """End Txn Request."""
+
+    transactional_id: str = field(STRING)
+    producer_id: int = field(INT64)
+    producer_epoch: int = field(INT16)
+    committed: bool = field(BOOL)
+
+
+class EndTxnResponse(Struct, versions="0-5", flexible="3+"):
+    """End Txn Response."""
+
+    throttle_time_ms: int = field(INT32)
+    error_code: int = field(INT16)
+    producer_id: int = field(INT64, "5+", default=-1, ignorable=True)
+    producer_epoch: int = field(INT16, "5+", default=-1, ignorable=True)

@@ -1,0 +1,20 @@
+"""ExpireDelegationToken (key 40)."""
+
+from __future__ import annotations
+
+from tidemill.wire.schema import BYTES, INT16, INT32, INT64, Struct, field
+
+
+class ExpireDelegationTokenRequest(Struct, versions="0-2", flexible="2+"):
+    """Expire Delegation Token Request."""
+
+    hmac: bytes = field(BYTES)
+    expiry_time_period_ms: int = field(INT64)
+
+
+class ExpireDelegationTokenResponse(Struct, versions="0-2", flexible="2+"):
+    """Expire Delegation Token Response."""
+
+    error_code: int = field(INT16)
+    expiry_timestamp_ms: int = field(INT64)
+    throttle_time_ms: int = field(INT32)

@@ -1,0 +1,44 @@
+"""IncrementalAlterConfigs (key 44)."""
+
+from __future__ import annotations
+
+from tidemill.wire.schema import BOOL, INT8, INT16, INT32, STRING, Struct, field
+
+
+class AlterableConfig(Struct):
+    """Alterable Config."""
+
+    name: str = field(STRING)
+    config_operation: int = field(INT8)
+    value: str | None = field(STRING, nullable="0+")
+
+
+class AlterConfigsResource(Struct):
+    """Alter Configs Resource."""
+
+    resource_type: int = field(INT8)
+    resource_name: str = field(STRING)
+    configs: list[AlterableConfig] = field([AlterableConfig])
+
+
+class IncrementalAlterConfigsRequest(Struct, versions="0-1", flexible="1+"):
+    """Incremental Alter Configs Request."""
+
+    resources: list[AlterConfigsResource] = field([AlterConfigsResource])
+    validate_only: bool = field(BOOL)
+
+
+class AlterConfigsResourceResponse(Struct):
+    """Alter Configs Resource Response."""
+
+    error_code: int = field(INT16)
+    error_message: str | None = field(STRING, nullable="0+")
+    resource_type: int = field(INT8)
+    resource_name: str = field(STRING)
+
+
+class IncrementalAlterConfigsResponse(Struct, versions="0-1", flexible="1+"):
+    """Incremental Alter Configs Response."""
+
+    throttle_time_ms: int = field(INT32)
+    responses: list[AlterConfigsResourceResponse] = field([AlterConfigsResourceResponse])

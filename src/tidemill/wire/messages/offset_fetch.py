@@ -1,0 +1,90 @@
+"""OffsetFetch (key 9)."""
+
+from __future__ import annotations
+
+from tidemill.wire.schema import BOOL, INT16, INT32, INT64, STRING, UUID, Struct, field
+
+
+class OffsetFetchRequestTopic(Struct):
+    """Offset Fetch Request Topic."""
+
+    name: str = field(STRING, "0-7")
+    partition_indexes: list[int] = field([INT32], "0-7")
+
+
+class OffsetFetchRequestTopics(Struct):
+    """Offset Fetch Request Topics."""
+
+    name: str = field(STRING, "8-9", ignorable=True)
+    topic_id: bytes = field(UUID, "10+", ignorable=True)
+    partition_indexes: list[int] = field([INT32], "8+")
+
+
+class OffsetFetchRequestGroup(Struct):
+    """Offset Fetch Request Group."""
+
+    group_id: str = field(STRING, "8+")
+    member_id: str | None = field(STRING, "9+", nullable="9+", default=None, ignorable=True)
+    member_epoch: int = field(INT32, "9+", default=-1, ignorable=True)
+    topics: list[OffsetFetchRequestTopics] | None = field([OffsetFetchRequestTopics], "8+", nullable="8+")
+
+
+class OffsetFetchRequest(Struct, versions="0-10", flexible="6+"):
+    """Offset Fetch Request."""
+
+    group_id: str = field(STRING, "0-7")
+    topics: list[OffsetFetchRequestTopic] | None = field([OffsetFetchRequestTopic], "0-7", nullable="2-7")
+    groups: list[OffsetFetchRequestGroup] = field([OffsetFetchRequestGroup], "8+")
+    require_stable: bool = field(BOOL, "7+")
+
+
+class OffsetFetchResponsePartition(Struct):
+    """Offset Fetch Response Partition."""
+
+    partition_index: int = field(INT32, "0-7")
+    committed_offset: int = field(INT64, "0-7")
+    committed_leader_epoch: int = field(INT32, "5-7", default=-1, ignorable=True)
+    metadata: str | None = field(STRING, "0-7", nullable="0-7")
+    error_code: int = field(INT16, "0-7")
+
+
+class OffsetFetchResponseTopic(Struct):
+    """Offset Fetch Response Topic."""
+
+    name: str = field(STRING, "0-7")
+    partitions: list[OffsetFetchResponsePartition] = field([OffsetFetchResponsePartition], "0-7")
+
+
+class OffsetFetchResponsePartitions(Struct):
+    """Offset Fetch Response Partitions."""
+
+    partition_index: int = field(INT32, "8+")
+    committed_offset: int = field(INT64, "8+")
+    committed_leader_epoch: int = field(INT32, "8+", default=-1, ignorable=True)
+    metadata: str | None = field(STRING, "8+", nullable="8+")
+    error_code: int = field(INT16, "8+")
+
+
+class OffsetFetchResponseTopics(Struct):
+    """Offset Fetch Response Topics."""
+
+    name: str = field(STRING, "8-9", ignorable=True)
+    topic_id: bytes = field(UUID, "10+", ignorable=True)
+    partitions: list[OffsetFetchResponsePartitions] = field([OffsetFetchResponsePartitions], "8+")
+
+
+class OffsetFetchResponseGroup(Struct):
+    """Offset Fetch Response Group."""
+
+    group_id: str = field(STRING, "8+")
+    topics: list[OffsetFetchResponseTopics] = field([OffsetFetchResponseTopics], "8+")
+    error_code: int = field(INT16, "8+")
+
+
+class OffsetFetchResponse(Struct, versions="0-10", flexible="6+"):
+    """Offset Fetch Response."""
+
+    throttle_time_ms: int = field(INT32, "3+", ignorable=True)
+    topics: list[OffsetFetchResponseTopic] = field([OffsetFetchResponseTopic], "0-7")
+    error_code: int = field(INT16, "2-7", ignorable=True)
+    groups: list[OffsetFetchResponseGroup] = field([OffsetFetchResponseGroup], "8+")

@@ -1,0 +1,270 @@
+"""Record batches, message format v2: the header, its limits and its checksum.
+
+=======  =====  =====================  ==========================================================
+byte     type   field                  notes
+=======  =====  =====================  ==========================================================
+0        int64  base offset            assigned by the leader; not under the checksum
+8        int32  length                 bytes that follow this field: the size of the batch less 12
+12       int32  partition leader epoch assigned by the leader; not under the checksum
+16       int8   magic                  2
+17       u32    checksum               CRC-32C of byte 21 to the end
+21       int16  attributes             bits 0-2 codec, 3 append time, 4 transactional, 5 control,
+                                       6 delete horizon; higher bits are not used
+23       int32  last offset delta      offset of the last record less the base offset
+27       int64  base timestamp         ms; the first record's (or the delete horizon, with bit 6)
+35       int64  max timestamp          ms; the largest of the records, or the broker's clock (bit 3)
+43       int64  producer id            -1 without idempotence
+51       int16  producer epoch         -1 without idempotence
+53       int32  base sequence          -1 without idempotence
+57       int32  record count
+61       ...    records                compressed as one, when a codec is set
+=======  =====  =====================  ==========================================================
+
+All integers are big-endian. A batch that compaction has touched keeps its first and last offset, so its
+count may be smaller than ``last offset delta + 1``, even 0; what producers send may not have such holes
+(:mod:`tidemill.records.validate`).
+
+The checksum leaves out the base offset and the leader epoch, so that the leader sets them without reading
+the records: a fault in those 16 bytes is not noticed by it.
+
+Formats v0 and v1 share the first 12 bytes and the place of the magic byte, and will have their own modules.
+
+Source: Apache Kafka's documentation, "Record Batch"; KIP-98, KIP-101, KIP-110 (zstd).
+"""
+
+from __future__ import annotations
+
+from typing import Final, NoReturn
+
+from librt.strings import read_i16_be, read_i32_be, read_i64_be
+from mypy_extensions import i64
+
+from tidemill.model.errors import CorruptMessage, ErrorCode
+from tidemill.records.checksum import crc32c
+
+BASE_OFFSET: Final = 0
+LENGTH: Final = 8
+LEADER_EPOCH: Final = 12
+MAGIC: Final = 16
+CRC: Final = 17
+ATTRIBUTES: Final = 21
+LAST_OFFSET_DELTA: Final = 23
+BASE_TIMESTAMP: Final = 27
+MAX_TIMESTAMP: Final = 35
+PRODUCER_ID: Final = 43
+PRODUCER_EPOCH: Final = 51
+BASE_SEQUENCE: Final = 53
+RECORD_COUNT: Final = 57
+RECORDS: Final = 61
+
+LOG_OVERHEAD: Final = 12
+"""Base offset and length: what stands before the bytes that the length counts."""
+
+CURRENT_MAGIC: Final = 2
+
+CODEC_MASK: Final = 0x07
+APPEND_TIME_FLAG: Final = 0x08
+TRANSACTIONAL_FLAG: Final = 0x10
+CONTROL_FLAG: Final = 0x20
+DELETE_HORIZON_FLAG: Final = 0x40
+
+NONE: Final = 0
+GZIP: Final = 1
+SNAPPY: Final = 2
+LZ4: Final = 3
+ZSTD: Final = 4
+
+RECORD_BYTES_MIN: Final = 1 + 6
+"""Length varint, attributes, timestamp delta, offset delta, key length, value length, header count."""
+
+NO_PRODUCER_ID: Final = -1
+NO_PRODUCER_EPOCH: Final = -1
+NO_SEQUENCE: Final = -1
+NO_TIMESTAMP: Final = -1
+
+_BASE_OFFSET_MAX: Final = 0x7FFFFFFF00000000
+
+
+class Batch:
+    """The header of one batch, over the bytes that hold it. The records are not looked at."""
+
+    def __init__(self, data: bytes, position: i64, size: i64) -> None:
+        self.data = data
+        self.position: i64 = position
+        self.size: i64 = size
+        self.base_offset: i64 = read_i64_be(data, position)
+        self.leader_epoch: i64 = i64(read_i32_be(data, position + LEADER_EPOCH))
+        self.magic: i64 = i64(data[position + MAGIC])
+        self.crc: i64 = i64(read_i32_be(data, position + CRC)) & 0xFFFFFFFF
+        self.attributes: i64 = i64(read_i16_be(data, position + ATTRIBUTES))
+        self.last_offset_delta: i64 = i64(read_i32_be(data, position + LAST_OFFSET_DELTA))
+        self.base_timestamp: i64 = read_i64_be(data, position + BASE_TIMESTAMP)
+        self.max_timestamp: i64 = read_i64_be(data, position + MAX_TIMESTAMP)
+        self.producer_id: i64 = read_i64_be(data, position + PRODUCER_ID)
+        self.producer_epoch: i64 = i64(read_i16_be(data, position + PRODUCER_EPOCH))
+        self.base_sequence: i64 = i64(read_i32_be(data, position + BASE_SEQUENCE))
+        self.record_count: i64 = i64(read_i32_be(data, position + RECORD_COUNT))
+
+    @property
+    def codec(self) -> i64:
+        """0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd; 5 to 7 are nobody's."""
+        return self.attributes & CODEC_MASK
+
+    @property
+    def append_time(self) -> bool:
+        """Whether the records' time is :attr:`max_timestamp`, the broker's clock when it appended them."""
+        return self.attributes & APPEND_TIME_FLAG != 0
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether the records count only once their transaction is committed."""
+        return self.attributes & TRANSACTIONAL_FLAG != 0
+
+    @property
+    def is_control(self) -> bool:
+        """Whether the records are markers (commit, abort), which applications never see."""
+        return self.attributes & CONTROL_FLAG != 0
+
+    @property
+    def has_delete_horizon(self) -> bool:
+        """Whether :attr:`base_timestamp` says when compaction may drop the tombstones."""
+        return self.attributes & DELETE_HORIZON_FLAG != 0
+
+    @property
+    def last_offset(self) -> i64:
+        """The offset of the last record that was in the batch when it was produced."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> i64:
+        """The offset after :attr:`last_offset`."""
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def last_sequence(self) -> i64:
+        """The last record's sequence number, which wraps from 2^31 - 1 to 0; -1 without idempotence."""
+        if self.base_sequence < 0:
+            return NO_SEQUENCE
+        return (self.base_sequence + self.last_offset_delta) & 0x7FFFFFFF
+
+    @property
+    def end(self) -> i64:
+        """The position in :attr:`data` after the batch."""
+        return self.position + self.size
+
+    @property
+    def records_position(self) -> i64:
+        """The position in :attr:`data` where the records begin."""
+        return self.position + RECORDS
+
+    def to_bytes(self) -> bytes:
+        """The batch by itself: :attr:`data` when that holds nothing else, else a copy."""
+        if self.position == 0 and self.size == len(self.data):
+            return self.data
+        return self.data[self.position : self.position + self.size]
+
+    def __repr__(self) -> str:
+        return (
+            f"Batch(offsets {self.base_offset}..{self.last_offset}, {self.record_count} records, "
+            f"{self.size} bytes at {self.position}, attributes {self.attributes:#x})"
+        )
+
+
+def parse_batch(data: bytes, position: i64, end: i64) -> Batch:
+    """The batch at ``position``; ``end`` is where the bytes that belong to it and its followers end.
+
+    Raises CorruptMessage when the frame, the magic byte or the counts cannot be true. The checksum is not
+    looked at (:func:`check_crc`), nor are the records (:mod:`tidemill.records.validate`).
+    """
+    if position < 0 or end > len(data) or position > end:
+        _out_of_bounds(data, position, end)
+    left: i64 = end - position
+    if left < LOG_OVERHEAD:
+        _too_short(position, left)
+    size: i64 = i64(read_i32_be(data, position + LENGTH)) + LOG_OVERHEAD
+    if left > MAGIC and i64(data[position + MAGIC]) != CURRENT_MAGIC:
+        _wrong_magic(position, i64(data[position + MAGIC]))
+    if size < RECORDS or size > left:
+        _wrong_size(position, size, left)
+    batch = Batch(data, position, size)
+    count: i64 = batch.record_count
+    room: i64 = size - RECORDS
+    if (
+        count < 0
+        or batch.last_offset_delta < 0
+        or count > batch.last_offset_delta + 1
+        or (batch.attributes & CODEC_MASK == NONE and count > room // RECORD_BYTES_MIN)
+        or batch.base_offset > _BASE_OFFSET_MAX
+    ):
+        _wrong_counts(batch)
+    return batch
+
+
+def parse_batches(data: bytes, position: i64, end: i64) -> list[Batch]:
+    """All batches from ``position`` to ``end``, which must be where the last one ends. As :func:`parse_batch`."""
+    batches: list[Batch] = []
+    while position < end:
+        batch = parse_batch(data, position, end)
+        batches.append(batch)
+        position += batch.size
+    return batches
+
+
+def whole_batch_size(data: bytes, position: i64, end: i64) -> i64:
+    """The size of the batch at ``position`` in bytes, or 0 when it is cut off before ``end``.
+
+    A fetch may end within a batch, which its reader leaves out. Raises CorruptMessage when the length is
+    smaller than any batch's.
+    """
+    if position < 0 or end > len(data) or position > end:
+        _out_of_bounds(data, position, end)
+    left: i64 = end - position
+    if left < LOG_OVERHEAD:
+        return 0
+    size: i64 = i64(read_i32_be(data, position + LENGTH)) + LOG_OVERHEAD
+    if size < RECORDS and (left <= MAGIC or i64(data[position + MAGIC]) == CURRENT_MAGIC):
+        _wrong_size(position, size, left)
+    return size if size <= left else 0
+
+
+def check_crc(batch: Batch) -> None:
+    """Raises CorruptMessage when the checksum in the header is not that of the bytes."""
+    first: i64 = batch.position + ATTRIBUTES
+    last: i64 = batch.position + batch.size
+    found: i64 = crc32c(memoryview(batch.data)[first:last])
+    if found != batch.crc:
+        raise CorruptMessage(
+            f"the batch at byte {batch.position} with base offset {batch.base_offset} ({batch.size} bytes) has "
+            f"checksum {found}, its header says {batch.crc}: the bytes were changed on their way or on the disk"
+        )
+
+
+def _out_of_bounds(data: bytes, position: i64, end: i64) -> NoReturn:
+    raise ValueError(f"bytes {position} to {end} are not inside a buffer of {len(data)} bytes")
+
+
+def _too_short(position: i64, left: i64) -> NoReturn:
+    raise CorruptMessage(f"{left} bytes at byte {position} are too few for a batch: its first 12 are missing")
+
+
+def _wrong_magic(position: i64, magic: i64) -> NoReturn:
+    if magic < CURRENT_MAGIC:
+        raise CorruptMessage(
+            f"the batch at byte {position} has message format v{magic}, only v2 is read: "
+            "use a client of Kafka 0.11 or later",
+            ErrorCode.INVALID_RECORD,
+        )
+    raise CorruptMessage(f"the batch at byte {position} has magic byte {magic}, only 2 is known")
+
+
+def _wrong_size(position: i64, size: i64, left: i64) -> NoReturn:
+    raise CorruptMessage(
+        f"the batch at byte {position} says that it has {size} bytes; it needs at least {RECORDS}, and {left} are there"
+    )
+
+
+def _wrong_counts(batch: Batch) -> NoReturn:
+    raise CorruptMessage(
+        f"the batch at byte {batch.position} cannot be true: {batch.record_count} records, base offset "
+        f"{batch.base_offset}, last offset delta {batch.last_offset_delta}, in {batch.size} bytes (codec {batch.codec})"
+    )

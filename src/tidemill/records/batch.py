@@ -34,7 +34,7 @@ Source: Apache Kafka's documentation, "Record Batch"; KIP-98, KIP-101, KIP-110 (
 
 from __future__ import annotations
 
-from typing import Final, NoReturn
+from typing import Final
 
 from librt.strings import read_i16_be, read_i32_be, read_i64_be
 from mypy_extensions import i64
@@ -177,15 +177,15 @@ def parse_batch(data: bytes, position: i64, end: i64) -> Batch:
     looked at (:func:`check_crc`), nor are the records (:mod:`tidemill.records.validate`).
     """
     if position < 0 or end > len(data) or position > end:
-        _out_of_bounds(data, position, end)
+        raise _out_of_bounds(data, position, end)
     left: i64 = end - position
     if left < LOG_OVERHEAD:
-        _too_short(position, left)
+        raise _too_short(position, left)
     size: i64 = i64(read_i32_be(data, position + LENGTH)) + LOG_OVERHEAD
     if left > MAGIC and i64(data[position + MAGIC]) != CURRENT_MAGIC:
-        _wrong_magic(position, i64(data[position + MAGIC]))
+        raise _wrong_magic(position, i64(data[position + MAGIC]))
     if size < RECORDS or size > left:
-        _wrong_size(position, size, left)
+        raise _wrong_size(position, size, left)
     batch = Batch(data, position, size)
     count: i64 = batch.record_count
     room: i64 = size - RECORDS
@@ -196,12 +196,12 @@ def parse_batch(data: bytes, position: i64, end: i64) -> Batch:
         or (batch.attributes & CODEC_MASK == NONE and count > room // RECORD_BYTES_MIN)
         or batch.base_offset > _BASE_OFFSET_MAX
     ):
-        _wrong_counts(batch)
+        raise _wrong_counts(batch)
     return batch
 
 
 def parse_batches(data: bytes, position: i64, end: i64) -> list[Batch]:
-    """All batches from ``position`` to ``end``, which must be where the last one ends. As :func:`parse_batch`."""
+    """All batches from ``position`` to ``end``, where the last one must end; errors as :func:`parse_batch`."""
     batches: list[Batch] = []
     while position < end:
         batch = parse_batch(data, position, end)
@@ -217,13 +217,13 @@ def whole_batch_size(data: bytes, position: i64, end: i64) -> i64:
     smaller than any batch's.
     """
     if position < 0 or end > len(data) or position > end:
-        _out_of_bounds(data, position, end)
+        raise _out_of_bounds(data, position, end)
     left: i64 = end - position
     if left < LOG_OVERHEAD:
         return 0
     size: i64 = i64(read_i32_be(data, position + LENGTH)) + LOG_OVERHEAD
     if size < RECORDS and (left <= MAGIC or i64(data[position + MAGIC]) == CURRENT_MAGIC):
-        _wrong_size(position, size, left)
+        raise _wrong_size(position, size, left)
     return size if size <= left else 0
 
 
@@ -234,37 +234,40 @@ def check_crc(batch: Batch) -> None:
     found: i64 = crc32c(memoryview(batch.data)[first:last])
     if found != batch.crc:
         raise CorruptMessage(
-            f"the batch at byte {batch.position} with base offset {batch.base_offset} ({batch.size} bytes) has "
-            f"checksum {found}, its header says {batch.crc}: the bytes were changed on their way or on the disk"
+            f"the batch at byte {batch.position} with base offset {batch.base_offset} ({batch.size} bytes) "
+            f"has checksum {found}, its header says {batch.crc}: "
+            "the bytes were changed on their way or on the disk"
         )
 
 
-def _out_of_bounds(data: bytes, position: i64, end: i64) -> NoReturn:
-    raise ValueError(f"bytes {position} to {end} are not inside a buffer of {len(data)} bytes")
+def _out_of_bounds(data: bytes, position: i64, end: i64) -> ValueError:
+    return ValueError(f"bytes {position} to {end} are not inside a buffer of {len(data)} bytes")
 
 
-def _too_short(position: i64, left: i64) -> NoReturn:
-    raise CorruptMessage(f"{left} bytes at byte {position} are too few for a batch: its first 12 are missing")
+def _too_short(position: i64, left: i64) -> CorruptMessage:
+    return CorruptMessage(f"{left} bytes at byte {position} are too few for a batch, which begins with 12")
 
 
-def _wrong_magic(position: i64, magic: i64) -> NoReturn:
+def _wrong_magic(position: i64, magic: i64) -> CorruptMessage:
     if magic < CURRENT_MAGIC:
-        raise CorruptMessage(
+        return CorruptMessage(
             f"the batch at byte {position} has message format v{magic}, only v2 is read: "
             "use a client of Kafka 0.11 or later",
             ErrorCode.INVALID_RECORD,
         )
-    raise CorruptMessage(f"the batch at byte {position} has magic byte {magic}, only 2 is known")
+    return CorruptMessage(f"the batch at byte {position} has magic byte {magic}, only 2 is known")
 
 
-def _wrong_size(position: i64, size: i64, left: i64) -> NoReturn:
-    raise CorruptMessage(
-        f"the batch at byte {position} says that it has {size} bytes; it needs at least {RECORDS}, and {left} are there"
+def _wrong_size(position: i64, size: i64, left: i64) -> CorruptMessage:
+    return CorruptMessage(
+        f"the batch at byte {position} says that it has {size} bytes; "
+        f"it needs at least {RECORDS}, and {left} are there"
     )
 
 
-def _wrong_counts(batch: Batch) -> NoReturn:
-    raise CorruptMessage(
+def _wrong_counts(batch: Batch) -> CorruptMessage:
+    return CorruptMessage(
         f"the batch at byte {batch.position} cannot be true: {batch.record_count} records, base offset "
-        f"{batch.base_offset}, last offset delta {batch.last_offset_delta}, in {batch.size} bytes (codec {batch.codec})"
+        f"{batch.base_offset}, last offset delta {batch.last_offset_delta}, in {batch.size} bytes, "
+        f"codec {batch.codec}"
     )

@@ -7,21 +7,18 @@ Also rewrites the header of a batch that is to be stored with another timestamp 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, NoReturn
+from typing import Final
 
 from librt.strings import BytesWriter, write_i16_be, write_i32_be, write_i64_be
 from mypy_extensions import i16, i32, i64
 
 from tidemill.records.batch import (
     APPEND_TIME_FLAG,
-    ATTRIBUTES,
-    BASE_OFFSET,
     CODEC_MASK,
     CONTROL_FLAG,
     CRC,
     CURRENT_MAGIC,
     LAST_OFFSET_DELTA,
-    LEADER_EPOCH,
     LOG_OVERHEAD,
     MAX_TIMESTAMP,
     NO_PRODUCER_EPOCH,
@@ -87,14 +84,14 @@ class BatchBuilder:
             self.base_timestamp = timestamp
         delta: i64 = timestamp - self.base_timestamp
         if self.count == INT32_MAX:
-            _full(self.count)
+            raise _full(self.count)
         length: i64 = 1 + varint_size(delta) + varint_size(self.count) + _field_size(key) + _field_size(value)
         if headers is None:
             length += 1
         else:
             length += _headers_size(headers)
         if length > INT32_MAX:
-            _too_long(length)
+            raise _too_long(length)
         writer = self._writer
         write_varint(writer, length)
         writer.append(0)
@@ -190,7 +187,7 @@ def build_end_marker(
 
 
 def stamp_append_time(batch: Batch, now_ms: i64) -> bytes:
-    """The batch as a topic of append time stores it: max timestamp is the broker's clock, and its bit is set."""
+    """The batch as a topic of append time stores it: its bit set, the broker's clock as max timestamp."""
     if batch.append_time and batch.max_timestamp == now_ms:
         return batch.to_bytes()
     return _with_times(batch, batch.attributes | APPEND_TIME_FLAG, now_ms)
@@ -240,7 +237,7 @@ def _assemble(
 ) -> bytes:
     size: i64 = RECORDS - LOG_OVERHEAD + i64(len(records))
     if size > INT32_MAX:
-        _too_long(size)
+        raise _too_long(size)
     checked = BytesWriter()
     write_i16_be(checked, i16(attributes))
     write_i32_be(checked, i32(last_offset_delta))
@@ -312,9 +309,9 @@ def _write_headers(writer: BytesWriter, headers: Headers) -> None:
         _write_field(writer, value)
 
 
-def _full(count: i64) -> NoReturn:
-    raise ValueError(f"a batch of {count} records takes no more")
+def _full(count: i64) -> ValueError:
+    return ValueError(f"a batch of {count} records takes no more")
 
 
-def _too_long(size: i64) -> NoReturn:
-    raise ValueError(f"{size} bytes are more than the int32 length of a record or batch can say")
+def _too_long(size: i64) -> ValueError:
+    return ValueError(f"{size} bytes are more than the int32 length of a record or batch can say")

@@ -20,7 +20,7 @@ it works, so big ones may go to a thread.
 
 from __future__ import annotations
 
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from librt.strings import BytesWriter, read_i32_be, write_i32_be
 from mypy_extensions import i32, i64
@@ -79,7 +79,7 @@ def compress(codec: i64, data: bytes, level: int | None = None) -> bytes:
         return _compress_snappy(cramjam.snappy, data)
     if codec == LZ4:
         return _compress_lz4(cramjam.lz4, data, level)
-    return _unknown_codec(codec)
+    raise _unknown_codec(codec)
 
 
 def decompress(codec: i64, data: bytes, bytes_max: i64) -> bytes:
@@ -100,7 +100,7 @@ def decompress_range(codec: i64, data: bytes, position: i64, end: i64, bytes_max
         raise ValueError(f"bytes_max is {bytes_max}, it must not be negative")
     if codec == NONE:
         if end - position > bytes_max:
-            _too_large(codec, end - position, bytes_max)
+            raise _too_large(codec, end - position, bytes_max)
         return data[position:end]
     bound: i64 = unpacked_bytes_bound(codec, data, position, end)
     capacity: i64 = bound if bound < bytes_max else bytes_max
@@ -129,8 +129,7 @@ def unpacked_bytes_bound(codec: i64, data: bytes, position: i64, end: i64) -> i6
         return _lz4_bound(data, position, end)
     if codec == ZSTD:
         return _zstd_bound(data, position, end)
-    _unknown_codec(codec)
-    return 0
+    raise _unknown_codec(codec)
 
 
 def _buffer(capacity: i64) -> Any:
@@ -158,7 +157,7 @@ def _decompress_frames(
             return i64(module.decompress_into(whole[position:end], view[:capacity]))
     except cramjam.DecompressionError as problem:
         if bound > capacity and "whole buffer" in str(problem):
-            _too_large(codec, end - position, capacity)
+            raise _too_large(codec, end - position, capacity) from None
         raise CorruptMessage(
             f"{end - position} bytes do not unpack as {CODEC_NAMES[codec]}: {problem}; "
             "the producer's compression library wrote something else"
@@ -212,7 +211,7 @@ def _unpack_snappy_block(cramjam: Any, block: Any, room: Any, capacity: i64, pac
     try:
         with block, room:
             if i64(cramjam.snappy.decompress_raw_len(block)) > len(room):
-                _too_large(SNAPPY, packed, capacity)
+                raise _too_large(SNAPPY, packed, capacity)
             return i64(cramjam.snappy.decompress_raw_into(block, room))
     except cramjam.DecompressionError as problem:
         raise CorruptMessage(
@@ -231,11 +230,11 @@ def _snappy_bound(data: bytes, position: i64, end: i64) -> i64:
             position += XERIAL_HEADER_BYTES
             continue
         if end - position < 4:
-            _cut_frame(SNAPPY, position)
+            raise _cut_frame(SNAPPY, position)
         length: i64 = i64(read_i32_be(data, position))
         position += 4
         if length <= 0 or length > end - position:
-            _cut_frame(SNAPPY, position)
+            raise _cut_frame(SNAPPY, position)
         total += _snappy_block_bytes(data, position, position + length)
         position += length
     return total
@@ -252,7 +251,7 @@ def _snappy_block_bytes(data: bytes, position: i64, end: i64) -> i64:
         if byte < 128:
             return value
         shift += 7
-    _cut_frame(SNAPPY, position)
+    raise _cut_frame(SNAPPY, position)
 
 
 def _compress_lz4(lz4: Any, data: bytes, level: int | None) -> bytes:
@@ -289,7 +288,7 @@ def _write_little(writer: BytesWriter, value: i64) -> None:
 
 def _little(codec: i64, data: bytes, position: i64, end: i64) -> i64:
     if end - position < 4:
-        _cut_frame(codec, position)
+        raise _cut_frame(codec, position)
     return (
         i64(data[position])
         | i64(data[position + 1]) << 8
@@ -308,7 +307,7 @@ def _lz4_bound(data: bytes, position: i64, end: i64) -> i64:
             position += 4 + _little(LZ4, data, position, end)
             continue
         if magic != LZ4_MAGIC or end - position < 3:
-            _cut_frame(LZ4, position)
+            raise _cut_frame(LZ4, position)
         flags: i64 = i64(data[position])
         block_bytes_max: i64 = 1 << (8 + 2 * ((i64(data[position + 1]) >> 4) & 7))
         position += 3 + (8 if flags & 0x08 else 0) + (4 if flags & 0x01 else 0)
@@ -321,7 +320,7 @@ def _lz4_bound(data: bytes, position: i64, end: i64) -> i64:
             position += (length & 0x7FFFFFFF) + (4 if flags & 0x10 else 0)
         position += 4 if flags & 0x04 else 0
     if position > end:
-        _cut_frame(LZ4, end)
+        raise _cut_frame(LZ4, end)
     return total
 
 
@@ -335,13 +334,13 @@ def _zstd_bound(data: bytes, position: i64, end: i64) -> i64:
             position += 4 + _little(ZSTD, data, position, end)
             continue
         if magic != ZSTD_MAGIC or position >= end:
-            _cut_frame(ZSTD, position)
+            raise _cut_frame(ZSTD, position)
         descriptor: i64 = i64(data[position])
         position += _zstd_header_bytes(descriptor)
         last = False
         while not last:
             if end - position < 3:
-                _cut_frame(ZSTD, position)
+                raise _cut_frame(ZSTD, position)
             header: i64 = i64(data[position]) | i64(data[position + 1]) << 8 | i64(data[position + 2]) << 16
             position += 3
             last = header & 1 != 0
@@ -351,7 +350,7 @@ def _zstd_bound(data: bytes, position: i64, end: i64) -> i64:
             position += 1 if kind == 1 else length
         position += 4 if descriptor & 4 != 0 else 0
     if position > end:
-        _cut_frame(ZSTD, end)
+        raise _cut_frame(ZSTD, end)
     return total
 
 
@@ -365,22 +364,22 @@ def _zstd_header_bytes(descriptor: i64) -> i64:
     return 1 + (0 if single_segment else 1) + dictionary_bytes + size_bytes
 
 
-def _too_large(codec: i64, packed: i64, bytes_max: i64) -> NoReturn:
-    raise InvalidRecord(
+def _too_large(codec: i64, packed: i64, bytes_max: i64) -> InvalidRecord:
+    return InvalidRecord(
         f"{packed} bytes of {CODEC_NAMES[codec]} unpack to more than {bytes_max} bytes, which is the limit: "
         "send smaller batches"
     )
 
 
-def _cut_frame(codec: i64, position: i64) -> NoReturn:
-    raise CorruptMessage(
+def _cut_frame(codec: i64, position: i64) -> CorruptMessage:
+    return CorruptMessage(
         f"the {CODEC_NAMES[codec]} frame is wrong or cut off at byte {position}: "
         "the producer's compression library wrote something else"
     )
 
 
-def _unknown_codec(codec: i64) -> NoReturn:
-    raise InvalidRecord(
+def _unknown_codec(codec: i64) -> InvalidRecord:
+    return InvalidRecord(
         f"compression codec {codec} does not exist: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd",
         ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
     )

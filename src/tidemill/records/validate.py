@@ -28,7 +28,7 @@ A walk costs some ns a record compiled and some us as plain Python; so it runs i
 
 from __future__ import annotations
 
-from typing import Final, NoReturn
+from typing import Final
 
 from mypy_extensions import i64
 
@@ -150,7 +150,7 @@ class RecordWalk:
         while not self._done:
             if self._headers_left == 0 and self.index == self.count:
                 if self.position != self.end:
-                    _rest(self.count, self.position, self.end)
+                    raise _rest(self.count, self.position, self.end)
                 self._done = True
             elif left <= 0:
                 break
@@ -177,37 +177,37 @@ class RecordWalk:
         while index < last and headers == 0:
             length, position = read_varint(data, position, end)
             if length < RECORD_LENGTH_MIN or length > end - position:
-                _wrong_length("record", length, index, position, end)
+                raise _wrong_length("record", length, index, position, end)
             record_end: i64 = position + length
             delta, position = read_varlong(data, position + 1, record_end)
             offset_delta, position = read_varint(data, position, record_end)
             if offset_delta != index:
-                _wrong_offset(offset_delta, index)
+                raise _wrong_offset(offset_delta, index)
             length, position = read_varint(data, position, record_end)
             if length > 0:
                 if length > record_end - position:
-                    _wrong_length("key", length, index, position, record_end)
+                    raise _wrong_length("key", length, index, position, record_end)
                 position += length
             elif length < 0:
                 if length != -1:
-                    _wrong_length("key", length, index, position, record_end)
+                    raise _wrong_length("key", length, index, position, record_end)
                 if key_required:
                     self._note(index, ErrorCode.INVALID_RECORD, NO_KEY)
             length, position = read_varint(data, position, record_end)
             if length > 0:
                 if length > record_end - position:
-                    _wrong_length("value", length, index, position, record_end)
+                    raise _wrong_length("value", length, index, position, record_end)
                 position += length
             elif length < -1:
-                _wrong_length("value", length, index, position, record_end)
+                raise _wrong_length("value", length, index, position, record_end)
             headers, position = read_varint(data, position, record_end)
             if headers != 0:
                 if headers < 0 or headers > (record_end - position) // HEADER_BYTES_MIN:
-                    _wrong_length("header count", headers, index, position, record_end)
+                    raise _wrong_length("header count", headers, index, position, record_end)
                 self._headers_left = headers
                 self._record_end = record_end
             elif position != record_end:
-                _misfit(index, position, record_end)
+                raise _misfit(index, position, record_end)
             timestamp: i64 = add_timestamp(base_timestamp, delta)
             if timestamp > largest:
                 largest = timestamp
@@ -231,19 +231,19 @@ class RecordWalk:
         while left > 0:
             length, position = read_varint(data, position, end)
             if length < 0 or length > end - position:
-                _wrong_length("header key", length, index, position, end)
+                raise _wrong_length("header key", length, index, position, end)
             length, position = read_varint(data, position + length, end)
             if length > 0:
                 if length > end - position:
-                    _wrong_length("header value", length, index, position, end)
+                    raise _wrong_length("header value", length, index, position, end)
                 position += length
             elif length < -1:
-                _wrong_length("header value", length, index, position, end)
+                raise _wrong_length("header value", length, index, position, end)
             left -= 1
         self._headers_left -= count
         self.position = position
         if self._headers_left == 0 and position != end:
-            _misfit(index, position, end)
+            raise _misfit(index, position, end)
         return count
 
     def _note(self, index: i64, code: ErrorCode, text: str) -> None:
@@ -256,8 +256,8 @@ class RecordWalk:
         self._note(
             index,
             ErrorCode.INVALID_TIMESTAMP,
-            f"timestamp {timestamp} is out of range: this topic takes {self.timestamp_min} to {self.timestamp_max} "
-            "now (message.timestamp.before.max.ms, message.timestamp.after.max.ms)",
+            f"timestamp {timestamp} is out of range: this topic takes {self.timestamp_min} to "
+            f"{self.timestamp_max} now (message.timestamp.before.max.ms, message.timestamp.after.max.ms)",
         )
 
 
@@ -279,8 +279,8 @@ def begin_validation(batch: Batch, limits: Limits, now_ms: i64) -> RecordWalk:
     """Checks size, checksum and header, unpacks where needed; the walk that is to be done."""
     if batch.size > limits.max_batch_bytes:
         raise KafkaError(
-            f"the batch has {batch.size} bytes, this topic takes {limits.max_batch_bytes} (max.message.bytes): "
-            "lower batch.size of the producer, or raise the topic's limit",
+            f"the batch has {batch.size} bytes, this topic takes {limits.max_batch_bytes} "
+            "(max.message.bytes): lower batch.size of the producer, or raise the topic's limit",
             ErrorCode.MESSAGE_TOO_LARGE,
         )
     check_crc(batch)
@@ -309,7 +309,8 @@ def finish_validation(batch: Batch, walk: RecordWalk, limits: Limits) -> Batch:
     if walk.errors:
         index, text = walk.errors[0]
         raise InvalidRecord(
-            f"{len(walk.errors)} of {batch.record_count} records cannot be stored, so none was; record {index}: {text}",
+            f"{len(walk.errors)} of {batch.record_count} records cannot be stored, so none was; "
+            f"record {index}: {text}",
             walk.error_code,
             tuple(walk.errors),
         )
@@ -335,7 +336,8 @@ def check_produced_header(batch: Batch) -> None:
         raise InvalidRecord(text, ErrorCode.INVALID_TIMESTAMP, ((0, text),))
     if batch.producer_id >= 0 and batch.base_sequence < 0:
         raise InvalidRecord(
-            f"the batch of producer {batch.producer_id} has base sequence {batch.base_sequence}: it must not be negative"
+            f"the batch of producer {batch.producer_id} has base sequence {batch.base_sequence}: "
+            "it must not be negative"
         )
     if batch.is_transactional and batch.producer_id < 0:
         raise InvalidRecord(
@@ -375,21 +377,23 @@ def add_timestamp(base: i64, delta: i64) -> i64:
     return base + delta
 
 
-def _wrong_length(what: str, length: i64, index: i64, position: i64, end: i64) -> NoReturn:
-    raise InvalidRecord(
-        f"record {index} has {what} {length} at byte {position}, where {end - position} bytes are left"
+def _wrong_length(what: str, length: i64, index: i64, position: i64, end: i64) -> InvalidRecord:
+    return InvalidRecord(
+        f"record {index} has {what} {length} at byte {position}, where {end - position} are left"
     )
 
 
-def _wrong_offset(delta: i64, index: i64) -> NoReturn:
-    raise InvalidRecord(f"record {index} has offset delta {delta}: producers number them from 0 without gaps")
+def _wrong_offset(delta: i64, index: i64) -> InvalidRecord:
+    return InvalidRecord(
+        f"record {index} has offset delta {delta}: producers number them from 0 without gaps"
+    )
 
 
-def _misfit(index: i64, position: i64, end: i64) -> NoReturn:
-    raise InvalidRecord(
+def _misfit(index: i64, position: i64, end: i64) -> InvalidRecord:
+    return InvalidRecord(
         f"record {index} says that it ends at byte {end}, but its fields end at byte {position}"
     )
 
 
-def _rest(count: i64, position: i64, end: i64) -> NoReturn:
-    raise InvalidRecord(f"after {count} records {end - position} bytes are left at byte {position}")
+def _rest(count: i64, position: i64, end: i64) -> InvalidRecord:
+    return InvalidRecord(f"after {count} records {end - position} bytes are left at byte {position}")

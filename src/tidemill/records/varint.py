@@ -16,7 +16,7 @@ makes them, and compiled and plain code must agree on every input.
 
 from __future__ import annotations
 
-from typing import Final, NoReturn
+from typing import Final
 
 from librt.strings import BytesWriter
 from mypy_extensions import i64
@@ -28,7 +28,7 @@ VARLONG_BYTES_MAX: Final = 10
 
 
 def read_varint(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
-    """The int32 at ``position`` and the position after it. InvalidRecord when it does not end before ``end``."""
+    """The int32 at ``position`` and the position after it. InvalidRecord when it is not whole before ``end``."""
     byte: i64
     if position < end:
         byte = i64(data[position])
@@ -42,16 +42,16 @@ def read_varint(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
         value |= (byte & 0x7F) << shift
         if byte < 128:
             if shift == 28 and byte > 0x0F:
-                _beyond(position, VARINT_BYTES_MAX)
+                raise _beyond(position, VARINT_BYTES_MAX)
             return (value >> 1) ^ -(value & 1), position
         shift += 7
         if shift > 28:
-            _beyond(position, VARINT_BYTES_MAX)
-    _cut(end)
+            raise _beyond(position, VARINT_BYTES_MAX)
+    raise _cut(end)
 
 
 def read_varlong(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
-    """The int64 at ``position`` and the position after it. InvalidRecord when it does not end before ``end``."""
+    """The int64 at ``position`` and the position after it. InvalidRecord when it is not whole before ``end``."""
     value: i64 = 0
     shift: i64 = 0
     while position < end:
@@ -60,12 +60,12 @@ def read_varlong(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
         value |= (byte & 0x7F) << shift
         if byte < 128:
             if shift == 63 and byte > 1:
-                _beyond(position, VARLONG_BYTES_MAX)
+                raise _beyond(position, VARLONG_BYTES_MAX)
             return ((value >> 1) & 0x7FFFFFFFFFFFFFFF) ^ -(value & 1), position
         shift += 7
         if shift > 63:
-            _beyond(position, VARLONG_BYTES_MAX)
-    _cut(end)
+            raise _beyond(position, VARLONG_BYTES_MAX)
+    raise _cut(end)
 
 
 def varint_size(value: i64) -> i64:
@@ -87,11 +87,11 @@ def write_varint(writer: BytesWriter, value: i64) -> None:
     writer.append(int(rest))
 
 
-def _beyond(position: i64, bytes_max: i64) -> NoReturn:
-    raise InvalidRecord(
+def _beyond(position: i64, bytes_max: i64) -> InvalidRecord:
+    return InvalidRecord(
         f"a varint before byte {position} is longer than {bytes_max} bytes or too large for its type"
     )
 
 
-def _cut(end: i64) -> NoReturn:
-    raise InvalidRecord(f"a varint runs past the end of its record or batch at byte {end}")
+def _cut(end: i64) -> InvalidRecord:
+    return InvalidRecord(f"a varint runs past the end of its record or batch at byte {end}")

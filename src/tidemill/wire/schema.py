@@ -255,7 +255,12 @@ def encode(message: Struct, version: int) -> bytes:
     Raises :class:`UnsupportedByVersion` when a field is set that this version cannot carry (and that may not
     be dropped), :class:`EncodeError` when a value does not fit its type or the version does not exist.
     """
-    parts: list[Any] = []
+    return b"".join(encode_parts(message, version))
+
+
+def encode_parts(message: Struct, version: int) -> list[bytes]:
+    """As :func:`encode`, in pieces: records and other byte strings are the objects that the message holds."""
+    parts: list[bytes] = []
     encoder = message.encoders_.get(version) or _make_encoder(type(message), version)
     try:
         encoder(message, parts.append)
@@ -263,7 +268,7 @@ def encode(message: Struct, version: int) -> bytes:
         if isinstance(problem, EncodeError):
             raise
         raise EncodeError(_explain(message, version, problem)) from problem
-    return b"".join(parts)
+    return parts
 
 
 def decode(cls: type[S], version: int, data: bytes, position: int = 0, end: int | None = None) -> S:

@@ -1,0 +1,199 @@
+"""Frames and their headers: what stands before the body of a request or response.
+
+==================  ==========================  ==========================================================
+part                type                        in
+==================  ==========================  ==========================================================
+size                INT32                       every frame; counts what follows it
+api key             INT16                       requests
+api version         INT16                       requests
+correlation id      INT32                       requests and responses
+client id           NULLABLE_STRING             requests, header 1 and 2 (never compact)
+tagged fields       UNSIGNED_VARINT count, ..   requests with header 2, responses with header 1
+==================  ==========================  ==========================================================
+
+Flexible versions of an API use request header 2 and response header 1, others 1 and 0. Two exceptions:
+ControlledShutdown 0 has request header 0, and ApiVersions always has response header 0, for its client may
+have asked for a version that the broker lacks.
+
+Source: the protocol guide; KIP-482 and KIP-511.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from librt.strings import read_i16_be, read_i32_be
+from mypy_extensions import i64
+
+from tidemill.model.errors import ErrorCode, ProtocolError
+from tidemill.wire.apis import (
+    API,
+    ApiKey,
+    request_class,
+    request_header_version,
+    response_class,
+    response_header_version,
+)
+from tidemill.wire.primitives import read_uvarint, skip_tags
+from tidemill.wire.schema import Struct, decode, encode_parts
+
+REQUEST_HEADER_SIZE_MIN: Final = 2 + 2 + 4
+RESPONSE_HEADER_SIZE_MIN: Final = 4
+CLIENT_ID_BYTES_MAX: Final = 32767
+FRAME_BYTES_MAX: Final = 2**31 - 1
+
+_UNKNOWN: Final = -2
+_RIGID: Final = -1
+_CONTROLLED_SHUTDOWN: Final = 7
+
+
+def _flexible_table() -> list[int]:
+    table = [_UNKNOWN] * (max(API) + 1)
+    for key, spec in API.items():
+        table[key] = spec.flexible_from
+    return table
+
+
+_FLEXIBLE_FROM: Final[list[int]] = _flexible_table()
+
+
+class RequestHeader:
+    """What a request's header says; ``body_position`` is where its body starts in the frame."""
+
+    def __init__(
+        self, api_key: i64, api_version: i64, correlation_id: i64, client_id: str | None, body_position: i64
+    ) -> None:
+        self.api_key: i64 = api_key
+        self.api_version: i64 = api_version
+        self.correlation_id: i64 = correlation_id
+        self.client_id: str | None = client_id
+        self.body_position: i64 = body_position
+
+    def __repr__(self) -> str:
+        return (
+            f"RequestHeader(api_key={self.api_key}, api_version={self.api_version}, "
+            f"correlation_id={self.correlation_id}, client_id={self.client_id!r})"
+        )
+
+
+def parse_request_header(frame: bytes, position: i64 = 0, end: i64 = -1) -> RequestHeader:
+    """Reads the header of the request in ``frame[position:end]``, which starts behind the size.
+
+    A version that this build does not know passes: whoever answers decides. Raises :class:`ProtocolError`
+    for an API key that is not in the protocol, and for bytes that are no header.
+    """
+    if end < 0:
+        end = len(frame)
+    if end > len(frame) or position < 0 or end - position < REQUEST_HEADER_SIZE_MIN:
+        raise ProtocolError(
+            f"a request of {end - position} bytes has no room for its header of {REQUEST_HEADER_SIZE_MIN}"
+        )
+    key: i64 = i64(read_i16_be(frame, position))
+    version: i64 = i64(read_i16_be(frame, position + 2))
+    correlation_id: i64 = i64(read_i32_be(frame, position + 4))
+    position += REQUEST_HEADER_SIZE_MIN
+    flexible_from: i64 = _UNKNOWN
+    if 0 <= key < len(_FLEXIBLE_FROM):
+        flexible_from = _FLEXIBLE_FROM[key]
+    if flexible_from == _UNKNOWN:
+        raise ProtocolError(f"{key} is no API key of this protocol (version {version} was asked for)")
+    if key == _CONTROLLED_SHUTDOWN and version == 0:
+        return RequestHeader(key, version, correlation_id, None, position)
+
+    if end - position < 2:
+        raise ProtocolError(f"the request header ends at byte {end}, before the client id")
+    size: i64 = i64(read_i16_be(frame, position))
+    position += 2
+    client_id: str | None = None
+    if size >= 0:
+        if size > end - position:
+            raise ProtocolError(f"the client id has {size} bytes, {end - position} are left in the request")
+        try:
+            client_id = frame[position : position + size].decode("utf-8")
+        except UnicodeDecodeError as problem:
+            raise ProtocolError(f"the client id is not UTF-8: {problem}") from None
+        position += size
+    elif size != -1:
+        raise ProtocolError(f"the client id has the negative length {size}")
+    if flexible_from != _RIGID and version >= flexible_from:
+        position = _skip_tagged_section(frame, position, end)
+    return RequestHeader(key, version, correlation_id, client_id, position)
+
+
+def _skip_tagged_section(frame: bytes, position: i64, end: i64) -> i64:
+    count, position = read_uvarint(frame, position, end)
+    return skip_tags(frame, position, end, count) if count > 0 else position
+
+
+def encode_request(
+    key: int, version: int, correlation_id: int, client_id: str | None, message: Struct
+) -> bytes:
+    """The frame of a request, with its size in front. Errors as :func:`tidemill.wire.schema.encode`."""
+    header = struct.pack(">hhi", key, version, correlation_id)
+    header_version = request_header_version(key, version)
+    if header_version > 0:
+        name = b"" if client_id is None else client_id.encode("utf-8")
+        if len(name) > CLIENT_ID_BYTES_MAX:
+            raise ValueError(f"the client id of {len(name)} bytes is over {CLIENT_ID_BYTES_MAX}")
+        header += struct.pack(">h", -1 if client_id is None else len(name)) + name
+    if header_version > 1:
+        header += b"\0"
+    return _frame(header, message, version)
+
+
+def encode_response(key: int, version: int, correlation_id: int, message: Struct) -> bytes:
+    """The frame of a response, with its size in front. Errors as :func:`tidemill.wire.schema.encode`."""
+    header = struct.pack(">i", correlation_id)
+    if response_header_version(key, version) > 0:
+        header += b"\0"
+    return _frame(header, message, version)
+
+
+def _frame(header: bytes, message: Struct, version: int) -> bytes:
+    parts = encode_parts(message, version)
+    size = len(header) + sum([len(part) for part in parts])
+    if size > FRAME_BYTES_MAX:
+        raise ValueError(
+            f"{type(message).__name__} of {size} bytes is over {FRAME_BYTES_MAX}, a frame's most"
+        )
+    return b"".join([struct.pack(">i", size), header, *parts])
+
+
+def decode_request(header: RequestHeader, frame: bytes, end: i64 = -1) -> Struct:
+    """The body of the request whose header was read from ``frame``.
+
+    Raises :class:`ProtocolError` when it is none, and for a version that this build does not know.
+    """
+    stop = len(frame) if end < 0 else end
+    return decode(request_class(header.api_key), header.api_version, frame, header.body_position, stop)
+
+
+def decode_response(
+    key: int, version: int, frame: bytes, position: i64 = 0, end: i64 = -1
+) -> tuple[int, Struct]:
+    """Correlation id and body of the response in ``frame[position:end]``, which starts behind the size.
+
+    A broker that lacks the version of ApiVersions that it was asked for answers with version 0 and the
+    error UNSUPPORTED_VERSION; it is understood. Raises :class:`ProtocolError` when it is no such response.
+    """
+    if end < 0:
+        end = len(frame)
+    if end > len(frame) or position < 0 or end - position < RESPONSE_HEADER_SIZE_MIN:
+        raise ProtocolError(f"a response of {end - position} bytes has no room for its correlation id")
+    correlation_id: int = int(read_i32_be(frame, position))
+    position += RESPONSE_HEADER_SIZE_MIN
+    if response_header_version(key, version) > 0:
+        position = _skip_tagged_section(frame, position, end)
+    if key == ApiKey.API_VERSIONS and version > 0 and end - position >= 2:
+        error: int = int(read_i16_be(frame, position))
+        if error == ErrorCode.UNSUPPORTED_VERSION:
+            version = 0
+    return correlation_id, decode(response_class(key), version, frame, position, end)
+
+
+def decode_correlation_id(frame: bytes, position: i64 = 0) -> int:
+    """The correlation id of a response, whichever API it belongs to."""
+    if position < 0 or len(frame) - position < RESPONSE_HEADER_SIZE_MIN:
+        raise ProtocolError(f"a response of {len(frame) - position} bytes has no room for its correlation id")
+    return int(read_i32_be(frame, position))

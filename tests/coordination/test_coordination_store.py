@@ -1,0 +1,393 @@
+"""What every engine of the coordination store does. A new engine joins by a line in ``ENGINES``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.port import (
+    NODE_BYTES_MAX,
+    BadVersion,
+    Check,
+    Create,
+    Delete,
+    Event,
+    EventKind,
+    NoChildren,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    SessionState,
+    SetData,
+    Store,
+    StoreUnavailable,
+    ensure_paths,
+)
+
+Sessions = Callable[[], AbstractAsyncContextManager[tuple[Store, Store]]]
+
+
+@asynccontextmanager
+async def embedded_sessions(directory: Path) -> AsyncIterator[tuple[Store, Store]]:
+    """Two sessions on one tree."""
+    one = EmbeddedStore.open(str(directory / "coordination.db"))
+    two = one.join()
+    try:
+        yield one, two
+    finally:
+        await one.close()
+        await two.close()
+
+
+ENGINES = {"embedded": embedded_sessions}
+
+
+@pytest.fixture(params=sorted(ENGINES))
+def sessions(request: pytest.FixtureRequest, tmp_path: Path) -> Sessions:
+    """Opens two sessions with a fresh store of each engine."""
+    return lambda: ENGINES[request.param](tmp_path)
+
+
+def test_a_node_is_created_read_changed_and_deleted(sessions: Sessions) -> None:
+    async def story() -> None:
+        async with sessions() as (store, _):
+            assert await store.get("/a") is None
+            assert not await store.exists("/a")
+            assert (await store.transact([Create("/a", b"one")]))[0] == ("/a", 0)
+            node = await store.get("/a")
+            assert node is not None
+            assert (node.data, node.version, node.owner, node.is_ephemeral) == (b"one", 0, 0, False)
+            assert (await store.transact([SetData("/a", b"two", 0)]))[0] == ("/a", 1)
+            changed = await store.get("/a")
+            assert changed is not None
+            assert (changed.data, changed.version) == (b"two", 1)
+            assert changed.creation_id == node.creation_id
+            await store.transact([Delete("/a", 1)])
+            assert await store.get("/a") is None
+
+    asyncio.run(story())
+
+
+def test_creation_ids_grow_and_are_not_given_twice(sessions: Sessions) -> None:
+    async def story() -> None:
+        async with sessions() as (store, _):
+            ids = []
+            for _ in range(3):
+                await store.transact([Create("/a")])
+                node = await store.get("/a")
+                assert node is not None
+                ids.append(node.creation_id)
+                await store.transact([Delete("/a")])
+            assert ids == sorted(set(ids))
+
+    asyncio.run(story())
+
+
+def test_children_are_listed_by_name_and_sorted(sessions: Sessions) -> None:
+    async def story() -> None:
+        async with sessions() as (store, _):
+            await store.transact([Create("/a"), Create("/a/y"), Create("/a/x"), Create("/a/x/deep")])
+            assert await store.children("/a") == ["x", "y"]
+            assert await store.children("/a/y") == []
+            await store.transact([Delete("/a/y")])
+            assert await store.children("/a") == ["x"]
+            with pytest.raises(NoNode):
+                await store.children("/missing")
+
+    asyncio.run(story())
+
+
+def test_a_transaction_is_done_whole_or_not_at_all(sessions: Sessions) -> None:
+    async def story() -> None:
+        async with sessions() as (store, _):
+            await store.transact([Create("/a", b"old"), Create("/a/kept")])
+            with pytest.raises(NodeExists) as caught:
+                await store.transact(
+                    [SetData("/a", b"new"), Create("/b"), Delete("/a/kept"), Create("/b/c"), Create("/b/c")]
+                )
+            assert (caught.value.path, caught.value.index) == ("/b/c", 4)
+            node = await store.get("/a")
+            assert node is not None
+            assert (node.data, node.version) == (b"old", 0)
+            assert await store.children("/a") == ["kept"]
+            assert await store.get("/b") is None
+            await store.transact([Create("/b")])
+
+    asyncio.run(story())
+
+
+def test_operations_of_a_transaction_see_those_before(sessions: Sessions) -> None:
+    async def story() -> None:
+        async with sessions() as (store, _):
+            results = await store.transact(
+                [Create("/a"), Create("/a/b", b"1"), SetData("/a/b", b"2", 0), Check("/a/b", 1)]
+            )
+            assert [result.version for result in results] == [0, 0, 1, 1]
+            await store.transact([Delete("/a/b"), Delete("/a"), Create("/a", b"again")])
+            assert await store.children("/a") == []
+
+    asyncio.run(story())
+
+
+def test_a_stale_version_refuses_every_operation(sessions: Sessions) -> None:
+    async def story() -> None:
+        async with sessions() as (store, _):
+            await store.transact([Create("/a"), SetData("/a", b"x")])
+            for operation in (SetData("/a", b"y", 0), Delete("/a", 0), Check("/a", 0)):
+                with pytest.raises(BadVersion, match="/a"):
+                    await store.transact([operation])
+            for operation in (SetData("/n", b"y"), Delete("/n"), Check("/n")):
+                with pytest.raises(NoNode, match="/n"):
+                    await store.transact([operation])
+
+    asyncio.run(story())
+
+
+def test_the_tree_keeps_its_shape(sessions: Sessions) -> None:
+    async def story() -> None:
+        async with sessions() as (store, _):
+            with pytest.raises(NoNode, match="/a"):
+                await store.transact([Create("/a/b")])
+            await store.transact([Create("/a"), Create("/a/b")])
+            with pytest.raises(NotEmpty, match="/a"):
+                await store.transact([Delete("/a")])
+            await store.transact([Create("/e", ephemeral=True)])
+            with pytest.raises(NoChildren, match="/e/f"):
+                await store.transact([Create("/e/f")])
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("path", ["a", "/a/", "//a", "/a/../b", "/a/./b", "/a\x00"])
+def test_a_path_that_is_none_is_refused(sessions: Sessions, path: str) -> None:
+    async def story() -> None:
+        async with sessions() as (store, _):
+            await store.transact([Create("/a")])
+            with pytest.raises((ValueError, NoNode)):
+                await store.transact([Create(path)])
+
+    asyncio.run(story())
+
+
+def test_data_beyond_the_limit_is_refused(sessions: Sessions) -> None:
+    async def story() -> None:
+        async with sessions() as (store, _):
+            with pytest.raises(ValueError, match="at most"):
+                await store.transact([Create("/a", b"x" * (NODE_BYTES_MAX + 1))])
+            assert not await store.exists("/a")
+
+    asyncio.run(story())
+
+
+def test_sequential_nodes_are_numbered_upwards_and_never_again(sessions: Sessions) -> None:
+    async def story() -> None:
+        async with sessions() as (store, _):
+            await store.transact([Create("/q")])
+            names = []
+            for _ in range(3):
+                (result,) = await store.transact([Create("/q/n_", b"x", sequential=True)])
+                names.append(result.path)
+                await store.transact([Delete(result.path)])
+            assert names == sorted(set(names))
+            assert all(len(name) == len("/q/n_") + 10 and name[5:].isdigit() for name in names)
+
+    asyncio.run(story())
+
+
+def test_ephemeral_nodes_go_with_their_session_and_only_with_it(sessions: Sessions) -> None:
+    async def story() -> None:
+        async with sessions() as (one, two):
+            await one.transact([Create("/one", ephemeral=True), Create("/stays")])
+            await two.transact([Create("/two", ephemeral=True)])
+            node = await two.get("/one")
+            assert node is not None
+            assert node.owner == one.session_id != two.session_id
+            await one.close()
+            assert await two.get_many(["/one", "/two", "/stays"]) != [None, None, None]
+            assert not await two.exists("/one")
+            assert await two.exists("/two")
+            assert await two.exists("/stays")
+
+    asyncio.run(story())
+
+
+def test_watches_tell_each_change_once_in_order(sessions: Sessions) -> None:
+    async def story() -> None:
+        async with sessions() as (one, two):
+            seen: list[Event] = []
+            await two.watch("/a", seen.append)
+            await one.transact([Create("/a")])
+            await one.transact([SetData("/a", b"1")])
+            await one.transact([Create("/a/b")])
+            await one.transact([SetData("/a/b", b"not told: another node")])
+            await one.transact([Delete("/a/b")])
+            await one.transact([Delete("/a")])
+            await two.exists("/a")
+            assert seen == [
+                (EventKind.CREATED, "/a"),
+                (EventKind.DATA_CHANGED, "/a"),
+                (EventKind.CHILDREN_CHANGED, "/a"),
+                (EventKind.CHILDREN_CHANGED, "/a"),
+                (EventKind.DELETED, "/a"),
+            ]
+
+    asyncio.run(story())
+
+
+def test_a_writer_has_seen_its_own_events_when_its_write_returns(sessions: Sessions) -> None:
+    async def story() -> None:
+        async with sessions() as (store, _):
+            seen: list[Event] = []
+            await store.watch("/a", seen.append)
+            await store.transact([Create("/a")])
+            assert [event.kind for event in seen] == [EventKind.CREATED]
+
+    asyncio.run(story())
+
+
+def test_a_refused_transaction_tells_nobody(sessions: Sessions) -> None:
+    async def story() -> None:
+        async with sessions() as (store, _):
+            seen: list[Event] = []
+            await store.watch("/a", seen.append)
+            with pytest.raises(NoNode):
+                await store.transact([Create("/a"), Delete("/missing")])
+            assert not await store.exists("/a")
+            assert seen == []
+
+    asyncio.run(story())
+
+
+def test_a_cancelled_watch_is_silent(sessions: Sessions) -> None:
+    async def story() -> None:
+        async with sessions() as (store, _):
+            first: list[Event] = []
+            second: list[Event] = []
+            watch = await store.watch("/a", first.append)
+            await store.watch("/a", second.append)
+            watch.cancel()
+            watch.cancel()
+            await store.transact([Create("/a")])
+            assert first == []
+            assert len(second) == 1
+
+    asyncio.run(story())
+
+
+def test_a_watcher_may_write(sessions: Sessions) -> None:
+    async def story() -> None:
+        async with sessions() as (one, two):
+            tasks: list[asyncio.Task[object]] = []
+
+            def answer(event: Event) -> None:
+                tasks.append(asyncio.ensure_future(two.transact([Create("/answer")])))
+
+            await two.watch("/question", answer)
+            await one.transact([Create("/question")])
+            await asyncio.gather(*tasks)
+            assert await one.exists("/answer")
+
+    asyncio.run(story())
+
+
+def test_a_watcher_that_fails_harms_nobody(sessions: Sessions, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        async with sessions() as (store, _):
+            seen: list[Event] = []
+
+            def broken(event: Event) -> None:
+                raise RuntimeError("broken on purpose")
+
+            await store.watch("/a", broken)
+            await store.watch("/a", seen.append)
+            await store.transact([Create("/a")])
+            assert len(seen) == 1
+
+    asyncio.run(story())
+    assert "/a" in caplog.text
+
+
+def test_calls_in_flight_together_take_effect_in_order(sessions: Sessions) -> None:
+    async def story() -> None:
+        async with sessions() as (store, _):
+            await store.transact([Create("/n", b"0")])
+            calls: list[asyncio.Future[object]] = []
+            for value in range(1, 50):
+                data = str(value).encode()
+                calls.append(asyncio.ensure_future(store.transact([SetData("/n", data, value - 1)])))
+            *_, node = await asyncio.gather(*calls, store.get("/n"))
+            assert node is not None
+            assert (node.data, node.version) == (b"49", 49)
+
+    asyncio.run(story())
+
+
+def test_one_of_two_that_compare_and_set_wins(sessions: Sessions) -> None:
+    async def story() -> None:
+        async with sessions() as (one, two):
+            await one.transact([Create("/n")])
+            outcomes = await asyncio.gather(
+                one.transact([SetData("/n", b"one", 0)]),
+                two.transact([SetData("/n", b"two", 0)]),
+                return_exceptions=True,
+            )
+            assert sorted(isinstance(outcome, BadVersion) for outcome in outcomes) == [False, True]
+
+    asyncio.run(story())
+
+
+def test_a_closed_session_refuses_and_closes_again(sessions: Sessions) -> None:
+    async def story() -> None:
+        async with sessions() as (store, _):
+            await store.close()
+            await store.close()
+            for call in (
+                store.get("/"),
+                store.get_many(["/"]),
+                store.children("/"),
+                store.transact([Create("/a")]),
+                store.watch("/a", print),
+            ):
+                with pytest.raises(StoreUnavailable):
+                    await call
+
+    asyncio.run(story())
+
+
+def test_missing_paths_are_made_and_kept_ones_are_left(sessions: Sessions) -> None:
+    async def story() -> None:
+        async with sessions() as (store, _):
+            await store.transact([Create("/a", b"kept")])
+            await ensure_paths(store, ["/a/b/c", "/a/d", "/e"])
+            await ensure_paths(store, ["/a/b/c"])
+            assert await store.children("/a") == ["b", "d"]
+            assert await store.children("/a/b") == ["c"]
+            node = await store.get("/a")
+            assert node is not None
+            assert node.data == b"kept"
+
+    asyncio.run(story())
+
+
+def test_an_expired_session_loses_its_nodes_and_begins_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with embedded_sessions(tmp_path) as (one, two):
+            assert isinstance(one, EmbeddedStore)
+            states: list[SessionState] = []
+            seen: list[Event] = []
+            one.on_session(states.append)
+            await two.watch("/mine", seen.append)
+            await one.transact([Create("/mine", ephemeral=True)])
+            former = one.session_id
+            await one.expire()
+            assert states == [SessionState.EXPIRED, SessionState.CONNECTED]
+            assert one.session_id != former
+            assert [event.kind for event in seen] == [EventKind.CREATED, EventKind.DELETED]
+            await one.transact([Create("/mine", ephemeral=True)])
+
+    asyncio.run(story())

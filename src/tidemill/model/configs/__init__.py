@@ -1,0 +1,31 @@
+"""The configuration: one table of all keys, and what comes of it for a broker and its topics."""
+
+from __future__ import annotations
+
+from tidemill.model.configs.broker import BrokerConfig
+from tidemill.model.configs.keys import Key, Value
+from tidemill.model.configs.listeners import Listener
+from tidemill.model.configs.tables import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS
+from tidemill.model.configs.topic import (
+    TopicConfig,
+    check_broker_settings,
+    check_topic_settings,
+    topic_synonyms,
+)
+from tidemill.model.configs.values import Config, Synonym
+
+__all__ = [
+    "BROKER_KEYS",
+    "GROUP_KEYS",
+    "TOPIC_KEYS",
+    "BrokerConfig",
+    "Config",
+    "Key",
+    "Listener",
+    "Synonym",
+    "TopicConfig",
+    "Value",
+    "check_broker_settings",
+    "check_topic_settings",
+    "topic_synonyms",
+]

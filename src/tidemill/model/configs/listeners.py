@@ -1,0 +1,167 @@
+"""Listeners: the addresses that a broker binds, and those that it tells its clients.
+
+    listener = NAME "://" [host] ":" port       an IPv6 host stands in brackets
+
+Sources: KIP-103 (names and their protocols), KIP-291 (controller listeners).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from tidemill.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tidemill.model.configs.broker import BrokerConfig
+
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+SERVED = ("PLAINTEXT",)
+ANY_HOST = ("", "0.0.0.0", "::")
+
+
+class Listener(NamedTuple):
+    """One address. ``host`` is empty for every interface; ``port`` 0 is a free one."""
+
+    name: str
+    protocol: str
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        """``host:port``, an IPv6 host in brackets."""
+        return join_address(self.host, self.port)
+
+    def __str__(self) -> str:
+        return f"{self.name}://{self.address}"
+
+
+def join_address(host: str, port: int) -> str:
+    """``host:port`` as it stands in bootstrap lists."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parse_listeners(config: BrokerConfig) -> tuple[Listener, ...]:
+    """The addresses to bind, from ``listeners`` or from the 0.8 keys ``host.name`` and ``port``."""
+    if config.is_set("listeners"):
+        texts = config.list("listeners")
+    elif config.is_set("host.name") or config.is_set("port"):
+        texts = (f"PLAINTEXT://{_bracketed(config.str('host.name'))}:{config.int('port')}",)
+    else:
+        texts = config.list("listeners")
+    controllers = {name.upper() for name in config.list("controller.listener.names")}
+    protocols = _protocol_map(config)
+    found = [_listener("listeners", text, protocols) for text in texts if _name(text) not in controllers]
+    _refuse_repetition("listeners", found)
+    for listener in found:
+        if listener.protocol not in SERVED:
+            raise ConfigError(
+                f"listeners={','.join(texts)}: {listener.name} speaks {listener.protocol}, which comes "
+                "with a later version; only PLAINTEXT listeners are served"
+            )
+    if not found:
+        raise ConfigError(
+            f"listeners={','.join(texts)}: at least one is needed, as in PLAINTEXT://127.0.0.1:9092"
+        )
+    return tuple(found)
+
+
+def advertised_listeners(config: BrokerConfig) -> tuple[Listener, ...]:
+    """One address for each listener, as clients are told it."""
+    bound = {listener.name: listener for listener in parse_listeners(config)}
+    named: dict[str, Listener] = {}
+    if config.is_set("advertised.listeners"):
+        named = _advertised(config, bound)
+    elif config.is_set("advertised.host.name") or config.is_set("advertised.port"):
+        first = next(iter(bound.values()))
+        host = config.str("advertised.host.name") or _reachable(first.host)
+        port = config.int("advertised.port") if config.is_set("advertised.port") else first.port
+        named = {first.name: first._replace(host=host, port=port)}
+    return tuple(named.get(name, own._replace(host=_reachable(own.host))) for name, own in bound.items())
+
+
+def _advertised(config: BrokerConfig, bound: dict[str, Listener]) -> dict[str, Listener]:
+    texts = config.list("advertised.listeners")
+    shown = ",".join(texts)
+    controllers = {name.upper() for name in config.list("controller.listener.names")}
+    protocols = _protocol_map(config)
+    found = {}
+    for text in texts:
+        if _name(text) in controllers:
+            continue
+        listener = _listener("advertised.listeners", text, protocols)
+        if listener.name not in bound:
+            raise ConfigError(
+                f"advertised.listeners={shown}: {listener.name} is not among the listeners "
+                f"({', '.join(bound)})"
+            )
+        if listener.host in ANY_HOST:
+            raise ConfigError(
+                f"advertised.listeners={shown}: clients cannot connect to "
+                f"{listener.host or 'an empty host'}; name the host under which they reach this machine"
+            )
+        if listener.name in found:
+            raise ConfigError(f"advertised.listeners={shown}: {listener.name} comes twice")
+        found[listener.name] = listener
+    return found
+
+
+def _listener(key: str, text: str, protocols: dict[str, str]) -> Listener:
+    name, scheme, rest = text.partition("://")
+    host, colon, port = rest.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    name = name.strip().upper()
+    if not (scheme and colon and name) or any(letter in host for letter in "/[] ") or not _is_port(port):
+        raise ConfigError(f"{key}={text}: allowed is NAME://host:port, as in PLAINTEXT://127.0.0.1:9092")
+    if name not in protocols:
+        raise ConfigError(
+            f"{key}={text}: listener {name} has no protocol; "
+            f"add {name}:PLAINTEXT to listener.security.protocol.map"
+        )
+    return Listener(name, protocols[name], host, int(port))
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5 and int(text) <= 65535
+
+
+def _name(text: str) -> str:
+    return text.partition("://")[0].strip().upper()
+
+
+def _protocol_map(config: BrokerConfig) -> dict[str, str]:
+    """Protocol by listener name. The protocols' own names always stand for themselves."""
+    key = "listener.security.protocol.map"
+    text = config.str(key)
+    protocols = {name: name for name in PROTOCOLS}
+    for part in (part.strip() for part in text.split(",")):
+        if not part:
+            continue
+        name, colon, protocol = (piece.strip().upper() for piece in part.partition(":"))
+        if not colon or protocol not in PROTOCOLS:
+            raise ConfigError(
+                f"{key}={text}: {part!r} is no NAME:PROTOCOL pair; protocols are {', '.join(PROTOCOLS)}"
+            )
+        protocols[name] = protocol
+    return protocols
+
+
+def _refuse_repetition(key: str, listeners: list[Listener]) -> None:
+    names = set()
+    addresses = set()
+    for listener in listeners:
+        if listener.name in names:
+            raise ConfigError(f"{key}: {listener.name} comes twice; give the second one a name of its own")
+        if listener.port and (listener.host, listener.port) in addresses:
+            raise ConfigError(f"{key}: {listener.address} comes twice; give each listener a port of its own")
+        names.add(listener.name)
+        addresses.add((listener.host, listener.port))
+
+
+def _reachable(host: str) -> str:
+    return "localhost" if host in ANY_HOST else host
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,93 @@
+"""Gathers settings from file, environment and command line, and says what is odd about them."""
+
+from __future__ import annotations
+
+from tidemill.model.configs.tables import BROKER_KEYS, TOPIC_KEYS, TOPIC_SYNONYMS
+from tidemill.model.configs.topic import near
+from tidemill.model.configs.values import Setting
+from tidemill.model.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "TIDEMILL_"
+NOT_KEYS = frozenset({"TIDEMILL_PLAIN", "TIDEMILL_BUILD", "TIDEMILL_CONFIG", "TIDEMILL_BOOTSTRAP"})
+"""Variables of ours that are no broker keys."""
+
+LISTENER_PREFIX = "listener.name."
+PLUGIN_PREFIXES = ("config.providers.", "rsm.config.", "rlmm.config.")
+
+
+class Gathered:
+    """Settings by key, the last one of a key holding; warnings and notes as they come up."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Setting] = {}
+        self.listener_values: dict[str, Setting] = {}
+        self.warnings: list[str] = []
+        self._layers: dict[str, str] = {}
+
+    def add(self, name: str, text: str, provenance: str, layer: str) -> None:
+        """One setting. ``layer`` is its source: within one source a key that comes twice is odd."""
+        if name.startswith(LISTENER_PREFIX):
+            self._add_listener_value(name, text, provenance)
+            return
+        key = BROKER_KEYS.get(name)
+        if key is None:
+            if not name.startswith(PLUGIN_PREFIXES):
+                self.warnings.append(unknown(name, provenance))
+            return
+        if self._layers.get(name) == layer:
+            earlier = self.settings[name].provenance
+            self.warnings.append(f"{name} is given twice ({earlier}, {provenance}): the last one holds")
+        self._layers[name] = layer
+        try:
+            value = key.parse(text)
+        except ConfigError as problem:
+            raise ConfigError(f"{problem} ({provenance})") from None
+        if text.strip() == "" and key.default is None:
+            value = None
+        self.settings[name] = Setting(value, text.strip(), provenance)
+
+    def add_variable(self, variable: str, text: str) -> None:
+        """One environment variable that begins with the prefix."""
+        name = variable[len(ENVIRONMENT_PREFIX) :].lower().replace("_", ".")
+        for candidate in (name, f"tidemill.{name}"):
+            if candidate in BROKER_KEYS:
+                self.add(candidate, text, f"environment {variable}", layer="environment")
+                return
+        hint = near(name, BROKER_KEYS)
+        self.warnings.append(
+            f"environment {variable}: {name} is no key of the broker{hint}; it is passed over"
+        )
+
+    def notes(self) -> list[str]:
+        """One line for each key that was set and has no effect."""
+        return [
+            f"{name} is accepted and {BROKER_KEYS[name].effect} ({setting.provenance})"
+            if BROKER_KEYS[name].effect.startswith("comes")
+            else f"{name} is accepted; {BROKER_KEYS[name].effect} ({setting.provenance})"
+            for name, setting in self.settings.items()
+            if not BROKER_KEYS[name].takes_effect
+        ]
+
+    def _add_listener_value(self, name: str, text: str, provenance: str) -> None:
+        listener, _, rest = name[len(LISTENER_PREFIX) :].partition(".")
+        # SASL keys of a listener may have the mechanism before them: listener.name.x.plain.sasl.jaas.config.
+        key = BROKER_KEYS.get(rest) or BROKER_KEYS.get(rest.partition(".")[2])
+        if key is None:
+            self.warnings.append(
+                f"{name}: {rest or listener} is no key of a listener{near(rest, BROKER_KEYS)}"
+            )
+            return
+        try:
+            value = key.parse(text)
+        except ConfigError as problem:
+            raise ConfigError(f"{name}: {problem} ({provenance})") from None
+        full_name = f"{LISTENER_PREFIX}{listener.lower()}.{rest}"
+        self.listener_values[full_name] = Setting(value, text.strip(), provenance)
+
+
+def unknown(name: str, provenance: str) -> str:
+    """What to say of a key that a broker does not know."""
+    if name in TOPIC_KEYS:
+        hint = f"; for all topics it is {TOPIC_SYNONYMS[name]}" if name in TOPIC_SYNONYMS else ""
+        return f"{name} is a key of a topic, not of a broker{hint} ({provenance})"
+    return f"{name} is no key of the broker{near(name, BROKER_KEYS)} ({provenance}); it is passed over"

@@ -1,0 +1,106 @@
+"""What holds for one topic, and what may be set for topics and brokers at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from tidemill.model.configs.keys import CLUSTER_WIDE, READ_ONLY, Value
+from tidemill.model.configs.tables import BROKER_KEYS, BROKER_SYNONYMS, TOPIC_KEYS, TOPIC_SYNONYMS
+from tidemill.model.configs.values import DEFAULT, DYNAMIC_TOPIC, Config, Synonym
+from tidemill.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tidemill.model.configs.broker import BrokerConfig
+
+
+class TopicConfig(Config):
+    """What holds for one topic: its own settings over the broker's. ``overrides`` are its own, as written."""
+
+    __slots__ = ("_values", "broker", "overrides")
+
+    def __init__(self, broker: BrokerConfig, overrides: Mapping[str, str]) -> None:
+        self.broker = broker
+        self.overrides = {name: text for name, text in overrides.items() if name in TOPIC_KEYS}
+        self._values = broker.topic_defaults()
+        if self.overrides:
+            self._values = {
+                **self._values,
+                **{name: TOPIC_KEYS[name].parse(text) for name, text in self.overrides.items()},
+            }
+            both = self._values["message.timestamp.difference.max.ms"]
+            for name in ("message.timestamp.before.max.ms", "message.timestamp.after.max.ms"):
+                if both is not None and name not in self.overrides:
+                    self._values[name] = both
+
+    def get(self, key: str) -> Value:
+        """The value that holds for the topic key."""
+        return self._values[key]
+
+    def values(self) -> Mapping[str, Value]:
+        """All topic keys with the values that hold."""
+        return self._values
+
+    def rendered(self, key: str) -> str | None:
+        """The value that holds, as DescribeConfigs gives it."""
+        return TOPIC_KEYS[key].render(self._values[key])
+
+    def source(self, key: str) -> int:
+        """Where the value comes from, as DescribeConfigs numbers it."""
+        synonyms = self.synonyms(key)
+        return synonyms[0].source if synonyms else DEFAULT
+
+    def synonyms(self, key: str) -> list[Synonym]:
+        """All places that hold a value for the topic key, the one that counts first."""
+        found = []
+        if key in self.overrides:
+            found.append(Synonym(key, self.rendered(key), DYNAMIC_TOPIC))
+        if key in TOPIC_SYNONYMS:
+            found.extend(self.broker.synonyms(TOPIC_SYNONYMS[key]))
+        elif TOPIC_KEYS[key].default is not None:
+            found.append(Synonym(key, TOPIC_KEYS[key].render(TOPIC_KEYS[key].default), DEFAULT))
+        return found
+
+
+def topic_synonyms(key: str) -> tuple[str, ...]:
+    """The broker keys that hold for a topic key where the topic sets nothing, in order of precedence."""
+    if key not in TOPIC_SYNONYMS:
+        return ()
+    broker_key = TOPIC_SYNONYMS[key]
+    return (broker_key, *(name for name, _ in BROKER_SYNONYMS.get(broker_key, ())))
+
+
+def check_topic_settings(settings: Mapping[str, str | None]) -> None:
+    """Raises ConfigError when a topic may not have these settings; None as a value is an error, too."""
+    for name, text in settings.items():
+        key = TOPIC_KEYS.get(name)
+        if key is None:
+            raise ConfigError(f"Unknown topic config name: {name}{near(name, TOPIC_KEYS)}")
+        if text is None:
+            raise ConfigError(f"{name} has no value: allowed is {key.allowed_text()}")
+        key.parse(text)
+
+
+def check_broker_settings(settings: Mapping[str, str | None], *, all_brokers: bool) -> None:
+    """Raises ConfigError when these broker keys may not be changed to these values at run time."""
+    for name, text in settings.items():
+        key = BROKER_KEYS.get(name)
+        if key is None:
+            raise ConfigError(f"Unknown broker config name: {name}{near(name, BROKER_KEYS)}")
+        if key.dynamic == READ_ONLY:
+            raise ConfigError(
+                f"{name} cannot be changed while the broker runs: set it in the file and restart"
+            )
+        if all_brokers and key.dynamic != CLUSTER_WIDE:
+            raise ConfigError(f"{name} can be changed for one broker only: name the broker")
+        if text is None:
+            raise ConfigError(f"{name} has no value: allowed is {key.allowed_text()}")
+        key.parse(text)
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """``"; did you mean X?"`` for the known name that comes nearest, or nothing."""
+    import difflib
+
+    found = difflib.get_close_matches(name, list(known), 1, 0.6)
+    return f"; did you mean {found[0]}?" if found else ""

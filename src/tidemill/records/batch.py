@@ -94,7 +94,7 @@ class Batch:
         self.size: i64 = size
         self.base_offset: i64 = read_i64_be(data, position)
         self.leader_epoch: i64 = i64(read_i32_be(data, position + LEADER_EPOCH))
-        self.magic: i64 = i64(data[position + MAGIC])
+        self.magic: i64 = data[position + MAGIC]
         self.crc: i64 = i64(read_i32_be(data, position + CRC)) & 0xFFFFFFFF
         self.attributes: i64 = i64(read_i16_be(data, position + ATTRIBUTES))
         self.last_offset_delta: i64 = i64(read_i32_be(data, position + LAST_OFFSET_DELTA))
@@ -182,8 +182,8 @@ def parse_batch(data: bytes, position: i64, end: i64) -> Batch:
     if left < LOG_OVERHEAD:
         raise _too_short(position, left)
     size: i64 = i64(read_i32_be(data, position + LENGTH)) + LOG_OVERHEAD
-    if left > MAGIC and i64(data[position + MAGIC]) != CURRENT_MAGIC:
-        raise _wrong_magic(position, i64(data[position + MAGIC]))
+    if left > MAGIC and data[position + MAGIC] != CURRENT_MAGIC:
+        raise _wrong_magic(position, data[position + MAGIC])
     if size < RECORDS or size > left:
         raise _wrong_size(position, size, left)
     batch = Batch(data, position, size)
@@ -201,7 +201,7 @@ def parse_batch(data: bytes, position: i64, end: i64) -> Batch:
 
 
 def parse_batches(data: bytes, position: i64, end: i64) -> list[Batch]:
-    """All batches from ``position`` to ``end``, where the last one must end; errors as :func:`parse_batch`."""
+    """All batches from ``position`` to ``end``, where the last one ends; raises as :func:`parse_batch`."""
     batches: list[Batch] = []
     while position < end:
         batch = parse_batch(data, position, end)
@@ -222,7 +222,7 @@ def whole_batch_size(data: bytes, position: i64, end: i64) -> i64:
     if left < LOG_OVERHEAD:
         return 0
     size: i64 = i64(read_i32_be(data, position + LENGTH)) + LOG_OVERHEAD
-    if size < RECORDS and (left <= MAGIC or i64(data[position + MAGIC]) == CURRENT_MAGIC):
+    if size < RECORDS and (left <= MAGIC or data[position + MAGIC] == CURRENT_MAGIC):
         raise _wrong_size(position, size, left)
     return size if size <= left else 0
 

@@ -245,7 +245,7 @@ def _snappy_block_bytes(data: bytes, position: i64, end: i64) -> i64:
     value: i64 = 0
     shift: i64 = 0
     while position < end and shift <= 28:
-        byte: i64 = i64(data[position])
+        byte: i64 = data[position]
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 128:
@@ -290,10 +290,10 @@ def _little(codec: i64, data: bytes, position: i64, end: i64) -> i64:
     if end - position < 4:
         raise _cut_frame(codec, position)
     return (
-        i64(data[position])
-        | i64(data[position + 1]) << 8
-        | i64(data[position + 2]) << 16
-        | i64(data[position + 3]) << 24
+        data[position]
+        | data[position + 1] << 8
+        | data[position + 2] << 16
+        | data[position + 3] << 24
     )
 
 
@@ -308,8 +308,8 @@ def _lz4_bound(data: bytes, position: i64, end: i64) -> i64:
             continue
         if magic != LZ4_MAGIC or end - position < 3:
             raise _cut_frame(LZ4, position)
-        flags: i64 = i64(data[position])
-        block_bytes_max: i64 = 1 << (8 + 2 * ((i64(data[position + 1]) >> 4) & 7))
+        flags: i64 = data[position]
+        block_bytes_max: i64 = 1 << (8 + 2 * ((data[position + 1] >> 4) & 7))
         position += 3 + (8 if flags & 0x08 else 0) + (4 if flags & 0x01 else 0)
         while True:
             length: i64 = _little(LZ4, data, position, end)
@@ -335,13 +335,13 @@ def _zstd_bound(data: bytes, position: i64, end: i64) -> i64:
             continue
         if magic != ZSTD_MAGIC or position >= end:
             raise _cut_frame(ZSTD, position)
-        descriptor: i64 = i64(data[position])
+        descriptor: i64 = data[position]
         position += _zstd_header_bytes(descriptor)
         last = False
         while not last:
             if end - position < 3:
                 raise _cut_frame(ZSTD, position)
-            header: i64 = i64(data[position]) | i64(data[position + 1]) << 8 | i64(data[position + 2]) << 16
+            header: i64 = data[position] | data[position + 1] << 8 | data[position + 2] << 16
             position += 3
             last = header & 1 != 0
             kind: i64 = (header >> 1) & 3

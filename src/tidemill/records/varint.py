@@ -28,16 +28,16 @@ VARLONG_BYTES_MAX: Final = 10
 
 
 def read_varint(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
-    """The int32 at ``position`` and the position after it. InvalidRecord when it is not whole before ``end``."""
+    """The int32 at ``position``, the position after it; InvalidRecord when it is not whole before ``end``."""
     byte: i64
     if position < end:
-        byte = i64(data[position])
+        byte = data[position]
         if byte < 128:
             return (byte >> 1) ^ -(byte & 1), position + 1
     value: i64 = 0
     shift: i64 = 0
     while position < end:
-        byte = i64(data[position])
+        byte = data[position]
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 128:
@@ -51,11 +51,11 @@ def read_varint(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
 
 
 def read_varlong(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
-    """The int64 at ``position`` and the position after it. InvalidRecord when it is not whole before ``end``."""
+    """The int64 at ``position``, the position after it; InvalidRecord when it is not whole before ``end``."""
     value: i64 = 0
     shift: i64 = 0
     while position < end:
-        byte: i64 = i64(data[position])
+        byte: i64 = data[position]
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 128:

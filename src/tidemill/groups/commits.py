@@ -1,0 +1,177 @@
+"""Committed offsets: who may commit, what is deleted, what expires.
+
+An offset expires ``offsets.retention.minutes`` after the moment from which it counts (KIP-211):
+
+==========================================  =============================================================
+group                                       the moment
+==========================================  =============================================================
+committed with a retention of its own       the expiry that it was given (commits of v2-4)
+(OffsetCommit v2-4)
+no protocol type (simple consumers)         the commit
+Empty                                       when the group became empty; where that is not known, the commit
+Stable consumers, topic not subscribed      the commit
+anything else                               never
+==========================================  =============================================================
+"""
+
+from __future__ import annotations
+
+from tidemill.groups.effects import (
+    CommitRequest,
+    CommitResult,
+    DeleteOffsetsResult,
+    OffsetsRemoved,
+    OffsetsStored,
+    OffsetToCommit,
+    Waiter,
+)
+from tidemill.groups.membership import check_member
+from tidemill.groups.offsets import NO_EXPIRY, CommittedOffset, OffsetRecord
+from tidemill.groups.rebalance import Turn, touch
+from tidemill.groups.state import CONSUMER_PROTOCOL, Group, GroupState
+from tidemill.model.errors import ErrorCode
+
+
+def check_commit(group: Group, request: CommitRequest) -> ErrorCode:
+    """Whether the group lets this member, or this outsider, commit now."""
+    if group.deleting or group.state is GroupState.DEAD:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    is_empty = group.state is GroupState.EMPTY
+    if request.generation < 0 and is_empty:
+        return ErrorCode.NONE
+    if request.generation >= 0 or request.member_id or request.instance_id is not None:
+        error = check_member(group, request.member_id, request.instance_id)
+        if error is not ErrorCode.NONE:
+            return error
+        if request.generation != group.generation:
+            return ErrorCode.ILLEGAL_GENERATION
+    elif not is_empty:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    if group.state is GroupState.COMPLETING_REBALANCE:
+        return ErrorCode.REBALANCE_IN_PROGRESS
+    return ErrorCode.NONE
+
+
+def commit(group: Group, request: CommitRequest, waiter: Waiter, turn: Turn) -> None:
+    """Writes the offsets, and answers once they are committed."""
+    error = check_commit(group, request)
+    if error is not ErrorCode.NONE:
+        turn.reply(waiter, CommitResult((error,) * len(request.offsets)))
+        return
+    member = group.members.get(request.member_id)
+    if member is not None:
+        touch(group, member, turn)
+    records = []
+    errors = []
+    for offset in request.offsets:
+        if len(offset.metadata or "") > turn.config.offset_metadata_size_max:
+            errors.append(ErrorCode.OFFSET_METADATA_TOO_LARGE)
+            continue
+        errors.append(ErrorCode.NONE)
+        value = _committed(offset, request.retention_ms, turn.now.wall_ms)
+        records.append(OffsetRecord(group.group_id, offset.topic, offset.partition, value))
+    if not records:
+        turn.reply(waiter, CommitResult(tuple(errors)))
+        return
+    partitions = tuple((record.topic, record.partition) for record in records)
+    group.in_flight.update(partitions)
+    then = OffsetsStored(waiter, group.group_id, partitions, tuple(errors))
+    turn.append(tuple(records), then, replay=True)
+
+
+def _committed(offset: OffsetToCommit, retention_ms: int, wall_ms: int) -> CommittedOffset:
+    return CommittedOffset(
+        offset.offset,
+        offset.leader_epoch,
+        offset.metadata or "",
+        wall_ms if offset.commit_timestamp_ms == -1 else offset.commit_timestamp_ms,
+        NO_EXPIRY if retention_ms == -1 else wall_ms + retention_ms,
+        offset.topic_id,
+    )
+
+
+def offsets_stored(group: Group | None, done: OffsetsStored, error: ErrorCode, turn: Turn) -> None:
+    """Answers a commit, whose offsets were replayed by now."""
+    if group is not None:
+        group.in_flight.subtract(done.partitions)
+        group.in_flight = +group.in_flight
+    if error is ErrorCode.NONE:
+        turn.reply(done.waiter, CommitResult(done.errors))
+    else:
+        failed = tuple(error if one is ErrorCode.NONE else one for one in done.errors)
+        turn.reply(done.waiter, CommitResult(failed))
+
+
+def check_delete_offsets(group: Group) -> ErrorCode:
+    """Whether offsets may be deleted; of a group with members only when we know what they consume."""
+    if group.deleting or group.state is GroupState.DEAD:
+        return ErrorCode.GROUP_ID_NOT_FOUND
+    if group.state is not GroupState.EMPTY and group.protocol_type != CONSUMER_PROTOCOL:
+        return ErrorCode.NON_EMPTY_GROUP
+    return ErrorCode.NONE
+
+
+def delete_offsets(group: Group, partitions: tuple[tuple[str, int], ...], waiter: Waiter, turn: Turn) -> None:
+    """Removes the offsets of partitions that no member consumes."""
+    error = check_delete_offsets(group)
+    if error is not ErrorCode.NONE:
+        turn.reply(waiter, DeleteOffsetsResult(error))
+        return
+    records = []
+    errors = []
+    for topic, partition in partitions:
+        if group.is_subscribed(topic):
+            errors.append(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC)
+            continue
+        errors.append(ErrorCode.NONE)
+        # A commit on its way to the log counts: its record comes before the tombstone.
+        if partition in group.offsets.get(topic, {}) or group.in_flight[topic, partition] > 0:
+            records.append(OffsetRecord(group.group_id, topic, partition, None))
+    if records:
+        turn.append(tuple(records), OffsetsRemoved(waiter, tuple(errors)), replay=True)
+    else:
+        turn.reply(waiter, DeleteOffsetsResult(ErrorCode.NONE, tuple(errors)))
+
+
+def offsets_removed(done: OffsetsRemoved, error: ErrorCode, turn: Turn) -> None:
+    """Answers a deletion of offsets."""
+    errors = done.errors if error is ErrorCode.NONE else ()
+    turn.reply(done.waiter, DeleteOffsetsResult(error, errors))
+
+
+def tombstones(group: Group) -> list[OffsetRecord]:
+    """One for each offset that the group has, or will have once its commits under way are written."""
+    keys = {(topic, partition): None for topic, of_topic in group.offsets.items() for partition in of_topic}
+    keys.update(dict.fromkeys(group.in_flight))
+    return [OffsetRecord(group.group_id, topic, partition, None) for topic, partition in keys]
+
+
+def expired(group: Group, retention_ms: int, wall_ms: int) -> list[OffsetRecord]:
+    """Tombstones of the offsets whose time is over."""
+    if group.protocol_type is not None and group.state is GroupState.EMPTY:
+        since_ms = group.state_timestamp_ms
+    elif group.protocol_type is None or (
+        group.protocol_type == CONSUMER_PROTOCOL
+        and group.state is GroupState.STABLE
+        and group.subscribed_topics is not None
+    ):
+        since_ms = -1
+    else:
+        return []
+    records = []
+    for topic, of_topic in group.offsets.items():
+        if group.is_subscribed(topic):
+            continue
+        for partition, offset in of_topic.items():
+            if (topic, partition) in group.in_flight:
+                continue
+            if _is_expired(offset, since_ms, retention_ms, wall_ms):
+                records.append(OffsetRecord(group.group_id, topic, partition, None))
+    return records
+
+
+def _is_expired(offset: CommittedOffset, since_ms: int, retention_ms: int, wall_ms: int) -> bool:
+    if offset.expire_timestamp_ms != NO_EXPIRY:
+        return wall_ms >= offset.expire_timestamp_ms
+    start_ms = since_ms if since_ms != -1 else offset.commit_timestamp_ms
+    return wall_ms - start_ms >= retention_ms

@@ -1,0 +1,378 @@
+"""Join, sync, heartbeat and leave: what each asks of a group in which state.
+
+=====================  ===========  =====================  ========================  ====================
+request of a member    Empty        PreparingRebalance     CompletingRebalance       Stable
+=====================  ===========  =====================  ========================  ====================
+join, same metadata    unknown      waits                  current generation again  leader: rebalance,
+                                                                                     others: current
+                                                                                     generation again
+join, new metadata     unknown      waits                  rebalance                 rebalance
+join of somebody new   rebalance    waits                  rebalance                 rebalance
+sync                   unknown      REBALANCE_IN_PROGRESS  waits for the leader      assignment
+heartbeat              unknown      REBALANCE_IN_PROGRESS  fine                      fine
+leave                  unknown      may end the wait       rebalance                 rebalance
+=====================  ===========  =====================  ========================  ====================
+
+A static member (with an instance id) that comes back without its member id takes its old place under a new
+id; the old id is fenced. When the group is stable and its protocol stays, that is written and no rebalance
+begins.
+"""
+
+from __future__ import annotations
+
+from tidemill.groups.effects import (
+    MEMBER_TIMER,
+    AssignmentStored,
+    JoinRequest,
+    JoinResult,
+    LeaveResult,
+    LeavingMember,
+    SetTimer,
+    StaticMemberStored,
+    SyncRequest,
+    SyncResult,
+    TimerKey,
+    Waiter,
+)
+from tidemill.groups.rebalance import (
+    NEW_MEMBER_JOIN_TIMEOUT_MS,
+    Turn,
+    assigned,
+    drop_member,
+    fail_syncs,
+    hand_out,
+    joined,
+    maybe_complete_join,
+    prepare_rebalance,
+    rebalance_or_complete_join,
+    sync_received,
+    touch,
+)
+from tidemill.groups.state import Group, GroupInvariantError, GroupState, Member
+from tidemill.model.errors import ErrorCode
+
+
+def check_member(group: Group, member_id: str, instance_id: str | None) -> ErrorCode:
+    """Whether the ids name a member: NONE, UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID."""
+    if instance_id is not None:
+        current = group.static_members.get(instance_id)
+        if current is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if current != member_id:
+            return ErrorCode.FENCED_INSTANCE_ID
+    return ErrorCode.NONE if member_id in group.members else ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def join(group: Group, request: JoinRequest, waiter: Waiter, turn: Turn) -> None:
+    """A member, or somebody who wants to be one, joins the next generation."""
+    if group.deleting or group.state is GroupState.DEAD:
+        turn.reply(waiter, JoinResult(ErrorCode.COORDINATOR_NOT_AVAILABLE, request.member_id))
+    elif not _has_room(group, request.member_id, turn.config.max_size):
+        _turn_away(group, request.member_id, turn)
+        turn.reply(waiter, JoinResult(ErrorCode.GROUP_MAX_SIZE_REACHED, ""))
+    elif not group.supports(request.protocol_type, request.protocols):
+        turn.reply(waiter, JoinResult(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id))
+    elif request.member_id == "":
+        _join_new(group, request, waiter, turn)
+    elif request.member_id in group.pending_joins and request.instance_id is None:
+        _add_member(group, request, request.member_id, waiter, turn)
+    else:
+        error = check_member(group, request.member_id, request.instance_id)
+        if error is not ErrorCode.NONE:
+            turn.reply(waiter, JoinResult(error, request.member_id))
+        else:
+            _join_again(group, group.members[request.member_id], request, waiter, turn)
+
+
+def _has_room(group: Group, member_id: str, size_max: int) -> bool:
+    """Whether the group may take the join without growing over its limit.
+
+    While members rejoin, those who wait count, not those who were in the last generation: so a limit that
+    was lowered keeps out the last to come.
+    """
+    member = group.members.get(member_id)
+    if group.state is GroupState.PREPARING_REBALANCE:
+        return (member is not None and member.joining is not None) or group.awaiting < size_max
+    if group.state is GroupState.EMPTY:
+        return True
+    return member is not None or len(group.members) < size_max
+
+
+def _turn_away(group: Group, member_id: str, turn: Turn) -> None:
+    member = group.members.get(member_id)
+    if member is not None:
+        drop_member(group, member, turn)
+    elif member_id in group.pending_joins:
+        group.remove(member_id)
+        turn.cancel_timer(MEMBER_TIMER, group, member_id)
+    maybe_complete_join(group, turn)
+
+
+def _join_new(group: Group, request: JoinRequest, waiter: Waiter, turn: Turn) -> None:
+    new_id = request.new_member_id
+    if request.instance_id is not None:
+        old_id = group.static_members.get(request.instance_id)
+        if old_id is not None:
+            _replace_static_member(group, request, old_id, waiter, turn)
+        else:
+            _add_member(group, request, new_id, waiter, turn)
+    elif request.must_know_its_id:
+        # Without this, clients that time out and try again would fill the group with members nobody is.
+        group.pending_joins.add(new_id)
+        deadline_ms = turn.now.steady_ms + request.session_timeout_ms
+        turn.effects.append(SetTimer(TimerKey(MEMBER_TIMER, group.group_id, new_id), deadline_ms))
+        turn.reply(waiter, JoinResult(ErrorCode.MEMBER_ID_REQUIRED, new_id))
+    else:
+        _add_member(group, request, new_id, waiter, turn)
+
+
+def _add_member(group: Group, request: JoinRequest, member_id: str, waiter: Waiter, turn: Turn) -> None:
+    member = Member(
+        member_id,
+        request.instance_id,
+        request.client_id,
+        request.client_host,
+        request.session_timeout_ms,
+        request.rebalance_timeout_ms,
+        request.protocols,
+    )
+    member.is_new = True
+    if group.initial_remaining_ms is not None and group.state is GroupState.PREPARING_REBALANCE:
+        group.new_member_added = True
+    if member_id in group.pending_joins:
+        turn.cancel_timer(MEMBER_TIMER, group, member_id)
+    if not group.members:
+        group.protocol_type = request.protocol_type
+    group.add(member)
+    group.set_joining(member, waiter)
+    touch(group, member, turn, NEW_MEMBER_JOIN_TIMEOUT_MS)
+    rebalance_or_complete_join(group, turn, f"member {member_id} joins{_because(request)}")
+
+
+def _join_again(group: Group, member: Member, request: JoinRequest, waiter: Waiter, turn: Turn) -> None:
+    same = member.protocols == request.protocols
+    is_leader = group.leader == member.member_id
+    if group.state is GroupState.COMPLETING_REBALANCE and same:
+        turn.reply(waiter, joined(group, member))
+    elif group.state is GroupState.STABLE and same and not is_leader:
+        turn.reply(waiter, joined(group, member))
+    elif group.state is GroupState.EMPTY:
+        raise GroupInvariantError(f"group {group.group_id} is Empty with member {member.member_id}")
+    else:
+        _update_member(group, member, request, waiter, turn)
+        rebalance_or_complete_join(group, turn, f"member {member.member_id} joins again{_because(request)}")
+
+
+def _update_member(group: Group, member: Member, request: JoinRequest, waiter: Waiter, turn: Turn) -> None:
+    group.set_protocols(member, request.protocols)
+    member.session_timeout_ms = request.session_timeout_ms
+    member.rebalance_timeout_ms = request.rebalance_timeout_ms
+    before = group.set_joining(member, waiter)
+    if before is not None:
+        # The client gave up on that request and sent another; one of them can carry the answer.
+        turn.reply(before, JoinResult(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
+
+
+def _because(request: JoinRequest) -> str:
+    return f" ({request.reason})" if request.reason else ""
+
+
+def _swap_static_member(group: Group, old: Member, new_id: str, turn: Turn) -> Member:
+    """Puts ``new_id`` in the place of ``old``, with all that it had."""
+    instance_id = old.instance_id
+    if instance_id is None:
+        raise GroupInvariantError(f"member {old.member_id} of group {group.group_id} has no instance id")
+    new = Member(
+        new_id,
+        instance_id,
+        old.client_id,
+        old.client_host,
+        old.session_timeout_ms,
+        old.rebalance_timeout_ms,
+        old.protocols,
+        old.assignment,
+    )
+    was_leader = group.leader == old.member_id
+    joining, syncing = group.set_joining(old, None), old.syncing
+    old.syncing = None
+    group.remove(old.member_id)
+    turn.cancel_timer(MEMBER_TIMER, group, old.member_id)
+    group.add(new)
+    if was_leader:
+        group.leader = new_id
+    if joining is not None:
+        turn.reply(joining, JoinResult(ErrorCode.FENCED_INSTANCE_ID, old.member_id))
+    if syncing is not None:
+        turn.reply(syncing, SyncResult(ErrorCode.FENCED_INSTANCE_ID))
+    touch(group, new, turn)
+    return new
+
+
+def _replace_static_member(
+    group: Group, request: JoinRequest, old_id: str, waiter: Waiter, turn: Turn
+) -> None:
+    old = group.members[old_id]
+    old_leader = group.leader or ""
+    before = (old.protocols, old.session_timeout_ms, old.rebalance_timeout_ms)
+    new = _swap_static_member(group, old, request.new_member_id, turn)
+    _update_member(group, new, request, waiter, turn)
+    instance_id = request.instance_id or ""
+    if group.state is GroupState.STABLE and group.select_protocol() == group.protocol_name:
+        record = group.record({member.member_id: member.assignment for member in group.members.values()})
+        then = StaticMemberStored(
+            group.group_id,
+            instance_id,
+            old_id,
+            new.member_id,
+            old_leader,
+            *before,
+            request.may_skip_assignment,
+        )
+        turn.append((record,), then, replay=False)
+    elif group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
+        # The old id may be with the leader already, whose assignment would miss the new one.
+        prepare_rebalance(group, turn, f"static member {instance_id} comes back{_because(request)}")
+    else:
+        maybe_complete_join(group, turn)
+
+
+def static_member_stored(group: Group, done: StaticMemberStored, error: ErrorCode, turn: Turn) -> None:
+    """The replaced member may go on; when it could not be written the old one is back."""
+    member = group.members.get(done.new_member_id)
+    if member is None:
+        return
+    if error is not ErrorCode.NONE:
+        waiter = group.set_joining(member, None)
+        group.set_protocols(member, done.old_protocols)
+        member.session_timeout_ms = done.old_session_timeout_ms
+        member.rebalance_timeout_ms = done.old_rebalance_timeout_ms
+        _swap_static_member(group, member, done.old_member_id, turn)
+        if waiter is not None:
+            turn.reply(waiter, JoinResult(error, ""))
+        return
+    group.persisted = True
+    if group.state is not GroupState.STABLE:
+        return
+    waiter = group.set_joining(member, None)
+    if waiter is None:
+        return
+    touch(group, member, turn)
+    is_leader = group.leader == member.member_id
+    response = joined(group, member)
+    if done.may_skip_assignment:
+        response = response._replace(skip_assignment=is_leader)
+    else:
+        # An old client that is told it leads would assign, and nobody would ask for the outcome.
+        response = response._replace(leader=done.old_leader, members=())
+    turn.reply(waiter, response)
+
+
+def sync(group: Group, request: SyncRequest, waiter: Waiter, turn: Turn) -> None:
+    """A member asks for its assignment; the leader brings everybody's."""
+    error = _check_sync(group, request)
+    if error is not ErrorCode.NONE:
+        turn.reply(waiter, SyncResult(error))
+        return
+    member = group.members[request.member_id]
+    sync_received(group, member.member_id, turn)
+    if group.state is GroupState.STABLE:
+        turn.reply(waiter, assigned(group, member))
+        return
+    if member.syncing is not None:
+        turn.reply(member.syncing, SyncResult(ErrorCode.REBALANCE_IN_PROGRESS))
+    member.syncing = waiter
+    if group.leader == member.member_id and group.storing_generation is None:
+        given = dict(request.assignments)
+        assignment = {member_id: given.get(member_id, b"") for member_id in group.members}
+        group.storing_generation = group.generation
+        then = AssignmentStored(group.group_id, group.generation, assignment)
+        turn.append((group.record(assignment),), then, replay=False)
+
+
+def _check_sync(group: Group, request: SyncRequest) -> ErrorCode:
+    if group.deleting or group.state is GroupState.DEAD:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    error = check_member(group, request.member_id, request.instance_id)
+    if error is not ErrorCode.NONE:
+        return error
+    if request.generation != group.generation:
+        return ErrorCode.ILLEGAL_GENERATION
+    if _differs(request.protocol_type, group.protocol_type) or _differs(
+        request.protocol_name, group.protocol_name
+    ):
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    if group.state is GroupState.PREPARING_REBALANCE:
+        return ErrorCode.REBALANCE_IN_PROGRESS
+    return ErrorCode.NONE
+
+
+def _differs(asked: str | None, actual: str | None) -> bool:
+    return asked is not None and actual is not None and asked != actual
+
+
+def assignment_stored(group: Group, done: AssignmentStored, error: ErrorCode, turn: Turn) -> None:
+    """The assignment may be handed out; when it could not be written everybody joins again."""
+    if group.generation == done.generation:
+        group.storing_generation = None
+    if error is ErrorCode.NONE:
+        group.persisted = True
+    if group.state is not GroupState.COMPLETING_REBALANCE or group.generation != done.generation:
+        return
+    if error is not ErrorCode.NONE:
+        fail_syncs(group, turn, error)
+        prepare_rebalance(group, turn, f"the assignment could not be written: {error.name}")
+        return
+    turn.move(group, GroupState.STABLE, "the leader's assignment is written")
+    hand_out(group, done.assignment, turn)
+
+
+def heartbeat(
+    group: Group, member_id: str, generation: int, instance_id: str | None, turn: Turn
+) -> ErrorCode:
+    """A member is alive; it is told whether it should join again."""
+    if group.deleting or group.state is GroupState.DEAD:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    error = check_member(group, member_id, instance_id)
+    if error is not ErrorCode.NONE:
+        return error
+    if generation != group.generation:
+        return ErrorCode.ILLEGAL_GENERATION
+    touch(group, group.members[member_id], turn)
+    if group.state is GroupState.PREPARING_REBALANCE:
+        return ErrorCode.REBALANCE_IN_PROGRESS
+    return ErrorCode.NONE
+
+
+def leave(group: Group, members: tuple[LeavingMember, ...], waiter: Waiter, turn: Turn) -> None:
+    """Members go, or an administrator sends them away."""
+    if group.deleting or group.state is GroupState.DEAD:
+        turn.reply(waiter, LeaveResult(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+        return
+    results = []
+    left = []
+    for leaving in members:
+        error = _leave_one(group, leaving, turn)
+        results.append((leaving, error))
+        if error is ErrorCode.NONE:
+            left.append(leaving.member_id or leaving.instance_id or "")
+    turn.reply(waiter, LeaveResult(ErrorCode.NONE, tuple(results)))
+    if left and group.state is not GroupState.EMPTY:
+        rebalance_or_complete_join(group, turn, f"members {', '.join(left)} leave")
+
+
+def _leave_one(group: Group, leaving: LeavingMember, turn: Turn) -> ErrorCode:
+    member_id = leaving.member_id
+    if member_id == "":
+        if leaving.instance_id is None or leaving.instance_id not in group.static_members:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        member_id = group.static_members[leaving.instance_id]
+    elif member_id in group.pending_joins:
+        group.remove(member_id)
+        turn.cancel_timer(MEMBER_TIMER, group, member_id)
+        return ErrorCode.NONE
+    else:
+        error = check_member(group, member_id, leaving.instance_id)
+        if error is not ErrorCode.NONE:
+            return error
+    drop_member(group, group.members[member_id], turn)
+    return ErrorCode.NONE

@@ -56,20 +56,22 @@ class FrameHandler:
         raise NotImplementedError
 
     def read_ahead(self, connection: Connection, part: FileRange, count: i64) -> None:
-        """Brings ``count`` bytes of ``part`` into memory elsewhere, then calls ``connection.resume_send()``."""
+        """Brings ``count`` bytes of ``part`` into memory in a thread; then ``connection.resume_send()``."""
         raise NotImplementedError
 
 
 class FileRange:
     """Bytes of a file that are to be sent as they are."""
 
-    __slots__ = ("count", "file", "may_be_cold", "position")
+    __slots__ = ("count", "file", "may_be_cold", "position", "ready_until")
 
     def __init__(self, file: File, position: i64, count: i64, may_be_cold: bool) -> None:
         self.file = file
         self.position: i64 = position
         self.count: i64 = count
         self.may_be_cold = may_be_cold
+        self.ready_until: i64 = position
+        """Up to here it was read ahead already, and is not probed again."""
 
 
 class Reply:
@@ -407,8 +409,13 @@ class Connection:
     def _send_range(self, part: FileRange) -> i64:
         """Sends a piece of ``part``; -1 when it has to be read ahead first."""
         count = part.count if part.count < SEND_BYTES else SEND_BYTES
-        if part.may_be_cold and not part.file.is_cached(part.position, count):
+        if (
+            part.may_be_cold
+            and part.position >= part.ready_until
+            and not part.file.is_cached(part.position, count)
+        ):
             self._reading_ahead = True
+            part.ready_until = part.position + count
             self.handler.read_ahead(self, part, count)
             return -1
         sent = part.file.send_to(self.descriptor, part.position, count)

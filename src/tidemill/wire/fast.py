@@ -10,22 +10,7 @@ from librt.strings import BytesWriter, read_i16_be, read_i32_be
 from mypy_extensions import i64
 
 from tidemill.model.errors import ProtocolError
-
-
-def read_uvarint(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
-    """An unsigned varint of at most 5 bytes: its value, and the position after it."""
-    value: i64 = 0
-    shift: i64 = 0
-    while shift < 35:
-        if position >= end:
-            raise ProtocolError("the request ends inside a varint")
-        byte: i64 = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-        shift += 7
-    raise ProtocolError(f"a varint of more than 5 bytes before position {position}")
+from tidemill.wire.primitives import read_uvarint
 
 
 def read_length(data: bytes, position: i64, end: i64, flexible: bool, wide: bool) -> tuple[i64, i64]:
@@ -67,14 +52,6 @@ def check_end(position: i64, end: i64) -> None:
     """Raises unless the request ended where its frame does."""
     if position != end:
         raise ProtocolError(f"the request ends at {position}, its frame at {end}")
-
-
-def write_uvarint(out: BytesWriter, value: i64) -> None:
-    """Writes an unsigned varint."""
-    while value >= 0x80:
-        out.append(int(value & 0x7F | 0x80))
-        value >>= 7
-    out.append(int(value))
 
 
 def set_i32(out: BytesWriter, position: i64, value: i64) -> None:

@@ -1,0 +1,91 @@
+"""Who asks: what every handler is told of a request beside its fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mypy_extensions import i16, i32
+
+DEFAULT_TENANT = "default"
+ANONYMOUS = "User:ANONYMOUS"
+
+
+class Listener:
+    """A listener's name and the address that clients are told."""
+
+    def __init__(self, name: str, host: str, port: int, security: str = "PLAINTEXT") -> None:
+        self.name = name
+        self.host = host
+        self.port = port
+        self.security = security
+
+
+class Peer:
+    """What is known of a connection: it stays the same for all of its requests."""
+
+    def __init__(self, listener: Listener, tenant: str, principal: str, address: str, port: int) -> None:
+        self.listener = listener
+        self.tenant = tenant
+        self.principal = principal
+        self.address = address
+        self.port = port
+        self.software_name = ""
+        self.software_version = ""
+        self.busy = False
+        """A request is in the slow lane: nothing of this connection overtakes it."""
+        self.session_id: i32 = 0
+
+    def __str__(self) -> str:
+        return f"{self.address}:{self.port}"
+
+
+class RequestContext:
+    """One request's: listener, tenant, principal, client, API version, connection.
+
+    Names of topics, groups and transactional ids go through :meth:`internal_name` on their way in and
+    :meth:`external_name` on their way out: the one place where tenants' names are told apart.
+    """
+
+    def __init__(
+        self,
+        peer: Peer,
+        client_id: str | None,
+        api_key: i16,
+        api_version: i16,
+        correlation_id: i32,
+        connection: Any,
+    ) -> None:
+        self.peer = peer
+        self.client_id = client_id
+        self.api_key: i16 = api_key
+        self.api_version: i16 = api_version
+        self.correlation_id: i32 = correlation_id
+        self.connection = connection
+
+    @property
+    def listener(self) -> Listener:
+        """The listener on which the request came."""
+        return self.peer.listener
+
+    @property
+    def tenant(self) -> str:
+        """The instance that the request belongs to."""
+        return self.peer.tenant
+
+    @property
+    def principal(self) -> str:
+        """Who was authenticated."""
+        return self.peer.principal
+
+    @property
+    def client_address(self) -> str:
+        """The peer's address, without its port."""
+        return self.peer.address
+
+    def internal_name(self, name: str) -> str:
+        """The name inside the broker of what the client calls ``name``."""
+        return name
+
+    def external_name(self, name: str) -> str:
+        """What the client calls the thing named ``name`` inside the broker."""
+        return name

@@ -1,0 +1,143 @@
+"""The way of all requests but Produce and Fetch: header, decode, handler, encode.
+
+A handler is a function or coroutine function of (broker, context, request). What it raises becomes the
+end of the connection, reported with its traceback: errors that the protocol has a place for are part of
+the response.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any
+
+from tidemill.broker.context import Peer, RequestContext
+from tidemill.broker.registry import APIS
+from tidemill.model.errors import KafkaError, ProtocolError
+from tidemill.net.connection import Connection, FileRange, Reply
+from tidemill.wire.apis import API, ApiKey
+from tidemill.wire.header import encode_response, parse_request_header
+from tidemill.wire.schema import decode
+
+if TYPE_CHECKING:
+    from tidemill.broker.broker import Broker
+
+log = logging.getLogger("tidemill.broker")
+
+READ_AHEAD_BYTES = 1024 * 1024
+
+
+class Dispatch:
+    """Finds the handler of a request and carries its answer back."""
+
+    def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop, readers: Executor) -> None:
+        self.broker = broker
+        self.loop = loop
+        self.readers = readers
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.durations: dict[int, list[float]] = {}
+        """By API key: count, and seconds spent in all."""
+        self.on_closed: Any = None
+
+    def handle(
+        self,
+        connection: Connection,
+        data: bytes,
+        start: int,
+        end: int,
+        api_key: int,
+        version: int,
+        correlation_id: int,
+    ) -> None:
+        """Answers one request, or closes its connection by raising ProtocolError."""
+        api = APIS.get(api_key)
+        if api is None:
+            raise ProtocolError(f"API key {api_key} (version {version}) is not served here")
+        if not api.first <= version <= api.last:
+            if api_key != ApiKey.API_VERSIONS:
+                raise ProtocolError(
+                    f"{ApiKey(api_key).name} version {version} is not served here,"
+                    f" versions {api.first} to {api.last} are"
+                )
+            from tidemill.broker.handlers.api_versions import unsupported
+
+            connection.reply_now(encode_response(ApiKey.API_VERSIONS, 0, correlation_id, unsupported()))
+            return
+        header = parse_request_header(data, start, end)
+        request = decode(API[ApiKey(api_key)].request_class(), version, data, header.body_position, end)
+        peer: Peer = connection.context
+        context = RequestContext(peer, header.client_id, api_key, version, correlation_id, connection)
+        started = time.perf_counter()
+        outcome = api.handler()(self.broker, context, request)
+        if inspect.iscoroutine(outcome):
+            reply = connection.reply_later()
+            task = self.loop.create_task(self.finish(context, outcome, reply, started))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+            return
+        connection.reply_now(encode_response(ApiKey(api_key), version, correlation_id, outcome))
+        self.note(api_key, started)
+
+    async def finish(self, context: RequestContext, outcome: Any, reply: Reply, started: float) -> None:
+        """Waits for a handler and sends what it answers."""
+        connection = context.connection
+        try:
+            response = await outcome
+            key = ApiKey(context.api_key)
+            encoded = encode_response(key, context.api_version, context.correlation_id, response)
+        except asyncio.CancelledError:
+            raise
+        except ProtocolError as problem:
+            connection.close(str(problem))
+        except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
+            self.on_crash(connection, problem)
+            connection.close("a request failed unexpectedly")
+        else:
+            if not connection.closed:
+                reply.complete([encoded])
+            self.note(context.api_key, started)
+
+    def note(self, api_key: int, started: float) -> None:
+        """Counts the time that a request took."""
+        entry = self.durations.setdefault(api_key, [0.0, 0.0])
+        entry[0] += 1
+        entry[1] += time.perf_counter() - started
+
+    def on_close(self, connection: Connection, reason: str) -> None:
+        """Forgets a connection."""
+        if self.on_closed is not None:
+            self.on_closed(connection, reason)
+
+    def on_crash(self, connection: Connection, problem: BaseException) -> None:
+        """Reports a fault of ours; ``problem`` carries where it came from."""
+        if isinstance(problem, KafkaError):
+            log.error("a request of %s failed: %s", connection.context, problem, exc_info=problem)
+        else:
+            log.error("a request of %s broke its handler", connection.context, exc_info=problem)
+
+    def read_ahead(self, connection: Connection, part: FileRange, count: int) -> None:
+        """Touches a range of a log file in a thread, so that sending it does not wait for the disk."""
+        future = self.loop.run_in_executor(self.readers, _touch, part.file, part.position, count)
+        future.add_done_callback(lambda done: _resume(connection, done))
+
+
+def _touch(file: Any, position: int, count: int) -> None:
+    end = position + count
+    while position < end:
+        read = len(file.read_at(position, min(READ_AHEAD_BYTES, end - position)))
+        if read == 0:
+            return
+        position += read
+
+
+def _resume(connection: Connection, done: asyncio.Future[None]) -> None:
+    if done.cancelled():
+        return
+    problem = done.exception()
+    if problem is not None:
+        connection.close(f"reading ahead failed: {problem}")
+    else:
+        connection.resume_send()

@@ -1,0 +1,58 @@
+"""DescribeLogDirs: what lies in each data directory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidemill.wire.messages.describe_log_dirs import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+
+if TYPE_CHECKING:
+    from tidemill.broker.broker import Broker
+    from tidemill.broker.context import RequestContext
+
+
+def handle(
+    broker: Broker, context: RequestContext, request: DescribeLogDirsRequest
+) -> DescribeLogDirsResponse:
+    """Tells the sizes of the partitions that are asked for; of all when none is named."""
+    wanted: set[tuple[str, int]] | None = None
+    if request.topics is not None:
+        wanted = {
+            (context.internal_name(topic.topic), index)
+            for topic in request.topics
+            for index in topic.partitions
+        }
+    by_directory: dict[str, dict[str, list[DescribeLogDirsPartition]]] = {}
+    for partition in broker.partitions.all():
+        if wanted is not None and (partition.topic, partition.index) not in wanted:
+            continue
+        directory = broker.logs.directory_of(partition.log)
+        topics = by_directory.setdefault(directory, {})
+        topics.setdefault(partition.topic, []).append(
+            DescribeLogDirsPartition(
+                partition_index=partition.index,
+                partition_size=partition.log.size_bytes,
+                offset_lag=max(0, partition.high_watermark - partition.log.end_offset),
+            )
+        )
+    results = []
+    for state in broker.logs.directory_states():
+        results.append(
+            DescribeLogDirsResult(
+                error_code=state.error_code,
+                log_dir=state.path,
+                total_bytes=state.total_bytes,
+                usable_bytes=state.usable_bytes,
+                topics=[
+                    DescribeLogDirsTopic(name=context.external_name(name), partitions=partitions)
+                    for name, partitions in by_directory.get(state.path, {}).items()
+                ],
+            )
+        )
+    return DescribeLogDirsResponse(results=results)

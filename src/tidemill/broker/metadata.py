@@ -1,0 +1,85 @@
+"""What this broker knows of its cluster: the current image, and who is told when it changes."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from tidemill.coordination.image import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
+from tidemill.model.configs import BrokerConfig
+from tidemill.model.errors import KafkaError
+
+__all__ = ["BrokerImage", "ClusterImage", "Delta", "MetadataCache", "PartitionImage", "TopicImage"]
+
+logger = logging.getLogger(__name__)
+
+Listener = Callable[[Delta], Awaitable[None] | None]
+
+
+class MetadataCache:
+    """The newest image. Look-ups are dictionary hits; an image that was taken out never changes."""
+
+    __slots__ = ("_listeners", "image")
+
+    def __init__(self, image: ClusterImage | None = None) -> None:
+        self.image = image if image is not None else ClusterImage()
+        self._listeners: list[Listener] = []
+
+    @property
+    def cluster_id(self) -> str:
+        """The cluster's id."""
+        return self.image.cluster_id
+
+    @property
+    def controller_id(self) -> int:
+        """The broker that is the controller; -1 when there is none."""
+        return self.image.controller_id
+
+    @property
+    def brokers(self) -> Mapping[int, BrokerImage]:
+        """Living brokers by id, lowest first."""
+        return self.image.brokers
+
+    @property
+    def topics(self) -> Mapping[str, TopicImage]:
+        """Topics by name."""
+        return self.image.topics
+
+    def topic(self, name: str) -> TopicImage | None:
+        """The topic of that name, or None."""
+        return self.image.topics.get(name)
+
+    def topic_by_id(self, topic_id: bytes) -> TopicImage | None:
+        """The topic with that id, or None."""
+        return self.image.topics_by_id.get(topic_id)
+
+    def on_change(self, listener: Listener) -> None:
+        """Calls ``listener`` with each change, and waits for it if it is a coroutine function.
+
+        Listeners are called one after the other, in the order of registration, once the new image is in
+        place. A topic's creation is answered when all are done. What one raises is noted as the failure of
+        every topic of the change; :meth:`Delta.fail` names a single one.
+        """
+        self._listeners.append(listener)
+
+    async def publish(self, delta: Delta) -> None:
+        """Makes ``delta.image`` the current one, and tells the listeners."""
+        self.image = delta.image
+        for listener in self._listeners:
+            try:
+                outcome = listener(delta)
+                if inspect.isawaitable(outcome):
+                    await outcome
+            except Exception as error:
+                logger.exception("A change of the cluster's metadata could not be carried out here.")
+                failure = error if isinstance(error, KafkaError) else KafkaError(f"{type(error).__name__}: {error}")
+                for topic in (*delta.created, *delta.deleted):
+                    delta.fail(topic.name, failure)
+                for _, topic in (*delta.changed, *delta.reconfigured):
+                    delta.fail(topic.name, failure)
+
+
+def effective_config(config: BrokerConfig, image: ClusterImage, broker_id: int) -> BrokerConfig:
+    """``config`` with what was set at run time, for this broker and for all, as the image has it."""
+    return config.with_overrides(image.broker_config(broker_id), image.default_broker_config())

@@ -1,0 +1,397 @@
+"""The way of a produce request: decode, append, answer. Version 3 to 13; compiled.
+
+    request  = transactional id, acks i16, timeout i32, topics[name (to v12) or id (v13),
+               partitions[index i32, records]]
+    response = topics[name or id, partitions[index i32, error i16, base offset i64, append time i64,
+               log start i64 (v5), record errors[index i32, text] and message (v8)]], throttle i32
+
+Compact lengths and tagged fields from v9 on. Messages stay where they were received: a batch is a position
+in the frame until it is written to the log.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from librt.strings import (
+    BytesWriter,
+    read_i16_be,
+    read_i32_be,
+    write_i16_be,
+    write_i32_be,
+    write_i64_be,
+)
+from mypy_extensions import i16, i32, i64
+
+from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
+from tidemill.model.ports import Clock
+from tidemill.net.connection import Connection, Reply
+from tidemill.net.deadlines import Deadlines, Waiting
+from tidemill.records.batch import Batch, parse_batch
+from tidemill.records.validate import is_costly, validate
+from tidemill.replication.partition import AppendWaiter, Partition, TopicTable
+from tidemill.wire.fast import (
+    check_end,
+    read_length,
+    set_i32,
+    skip_tags,
+)
+from tidemill.wire.primitives import append_uvarint
+
+FIRST_VERSION: Final = 3
+LAST_VERSION: Final = 13
+FLEXIBLE: Final = 9
+BY_ID: Final = 13
+NONE: Final[i16] = 0
+
+
+class ProducePart:
+    """One partition's records of a request, and what became of them."""
+
+    def __init__(self, index: i32, start: i64, end: i64) -> None:
+        self.index: i32 = index
+        self.start: i64 = start
+        self.end: i64 = end
+        self.partition: Partition | None = None
+        self.batch: Batch | None = None
+        self.error: i16 = NONE
+        self.base_offset: i64 = -1
+        self.end_offset: i64 = -1
+        self.append_time: i64 = -1
+        self.log_start: i64 = -1
+        self.message: str = ""
+        self.record_errors: tuple[tuple[int, str], ...] = ()
+
+    def fail(self, error: KafkaError) -> None:
+        """Answers this partition with an error."""
+        self.error = i16(int(error.code))
+        self.message = str(error)
+        self.base_offset = -1
+        if isinstance(error, InvalidRecord):
+            self.record_errors = error.record_errors
+
+
+class ProduceTopic:
+    """One topic of a request: its name or id as it came, and its partitions."""
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.parts: list[ProducePart] = []
+
+
+class ProduceRequest(AppendWaiter, Waiting):
+    """A decoded request; it waits for its partitions when it has to."""
+
+    def __init__(self, connection: Connection, data: bytes, version: i16, correlation_id: i32) -> None:
+        self.connection = connection
+        self.data = data
+        self.version: i16 = version
+        self.correlation_id: i32 = correlation_id
+        self.acks: i32 = 0
+        self.timeout_ms: i64 = 0
+        self.transactional = False
+        self.topics: list[ProduceTopic] = []
+        self.reply: Reply | None = None
+        self.waiting_for: list[ProducePart] = []
+        self.done = False
+
+    def on_committed(self, partition: Partition) -> None:
+        """One of the partitions has what was appended."""
+        self._settle(partition, None)
+
+    def on_append_failed(self, partition: Partition, error: KafkaError) -> None:
+        """One of the partitions will not have it."""
+        self._settle(partition, error)
+
+    def _settle(self, partition: Partition, error: KafkaError | None) -> None:
+        if self.done:
+            return
+        rest: list[ProducePart] = []
+        for part in self.waiting_for:
+            if part.partition is not partition:
+                rest.append(part)
+            elif error is not None:
+                part.fail(error)
+            elif not partition.is_committed(part.end_offset):
+                rest.append(part)
+        self.waiting_for = rest
+        if not rest:
+            self.finish()
+
+    def on_deadline(self) -> None:
+        """The client's timeout has passed: what is still waited for is answered as timed out."""
+        if self.done:
+            return
+        error = KafkaError(f"not committed within timeout.ms={self.timeout_ms}", ErrorCode.REQUEST_TIMED_OUT)
+        for part in self.waiting_for:
+            part.fail(error)
+        self.waiting_for = []
+        self.finish()
+
+    def finish(self) -> None:
+        """Sends the reply."""
+        self.done = True
+        reply = self.reply
+        if reply is not None:
+            reply.complete([encode(self)] if self.acks != 0 else [])
+
+
+class ProducePath:
+    """Takes produce requests of all connections."""
+
+    def __init__(self, topics: TopicTable, clock: Clock, deadlines: Deadlines, slow_lane: Any) -> None:
+        self.topics = topics
+        self.clock = clock
+        self.deadlines = deadlines
+        self.slow_lane = slow_lane
+        """Called with a request that holds a batch too costly for the loop, after ``reply`` was set."""
+        self.errors: dict[int, int] = {}
+
+    def handle(
+        self, connection: Connection, data: bytes, body: i64, end: i64, version: i16, correlation_id: i32
+    ) -> None:
+        """Takes the request whose fields begin at ``body``. IndexError or ProtocolError: it is none."""
+        request = decode(connection, data, body, end, version, correlation_id)
+        if self.check(request) and not self.prepare(request):
+            request.reply = connection.reply_later()
+            self.slow_lane(request)
+            return
+        self.append_all(request)
+
+    def check(self, request: ProduceRequest) -> bool:
+        """Whether any of it may be appended; otherwise every partition carries the error."""
+        error: KafkaError | None = None
+        if request.transactional:
+            error = KafkaError(
+                "transactions are not supported by this version: produce without transactional.id",
+                ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            )
+        elif request.acks < -1 or request.acks > 1:
+            error = KafkaError(
+                f"acks={request.acks} is not one of -1 (all), 0 and 1", ErrorCode.INVALID_REQUIRED_ACKS
+            )
+        if error is None:
+            return True
+        for topic in request.topics:
+            for part in topic.parts:
+                part.fail(error)
+        return False
+
+    def prepare(self, request: ProduceRequest) -> bool:
+        """Finds partitions and checks batches; False when one of them is too costly to check here."""
+        now_ms = self.clock.wall_ms()
+        quick = True
+        for topic in request.topics:
+            entry = (
+                self.topics.by_id.get(topic.key)
+                if request.version >= BY_ID
+                else self.topics.by_name.get(topic.key)
+            )
+            for part in topic.parts:
+                partition = None if entry is None else entry.partition(part.index)
+                try:
+                    if partition is None:
+                        raise unknown_partition(topic.key, part.index, request.version, entry is None)
+                    part.partition = partition
+                    partition.check_leader(-1)
+                    part.batch = only_batch(request.data, part.start, part.end)
+                    if is_costly(part.batch):
+                        quick = False
+                    else:
+                        part.batch = validate(part.batch, partition.limits, now_ms)
+                except KafkaError as error:
+                    part.fail(error)
+        return quick
+
+    def append_all(self, request: ProduceRequest) -> None:
+        """Appends what was found good, and answers now or once it is committed."""
+        now_ms = self.clock.wall_ms()
+        failed = False
+        for topic in request.topics:
+            for part in topic.parts:
+                if part.error == NONE:
+                    self.append(request, part, now_ms)
+                if part.error != NONE:
+                    failed = True
+                    self.errors[part.error] = self.errors.get(part.error, 0) + 1
+        if request.waiting_for:
+            self.wait(request)
+        elif request.acks != 0:
+            request.done = True
+            if request.reply is None:
+                request.connection.reply_now(encode(request))
+            else:
+                request.finish()
+        else:
+            if request.reply is not None:
+                request.finish()
+            if failed:
+                # With acks=0 there is no reply: the end of the connection tells that something is wrong.
+                request.connection.close("a produce with acks=0 failed")
+
+    def append(self, request: ProduceRequest, part: ProducePart, now_ms: i64) -> None:
+        """Appends one partition's batch."""
+        partition = part.partition
+        batch = part.batch
+        if partition is None or batch is None:
+            raise RuntimeError("a part without a batch was to be appended")
+        try:
+            result = partition.append([batch], request.acks, now_ms)
+        except KafkaError as error:
+            part.fail(error)
+            return
+        part.base_offset = result.base_offset
+        part.end_offset = result.last_offset + 1
+        part.append_time = result.append_time_ms
+        part.log_start = result.start_offset
+        if request.acks != 0 and partition.holds_back(request.acks, part.end_offset):
+            request.waiting_for.append(part)
+
+    def wait(self, request: ProduceRequest) -> None:
+        """Hangs the request on the partitions that it waits for."""
+        if request.reply is None:
+            request.reply = request.connection.reply_later()
+        for part in list(request.waiting_for):
+            partition = part.partition
+            if partition is not None:
+                partition.wait_committed(part.end_offset, request)
+        self.deadlines.add(request.timeout_ms, request)
+
+
+def unknown_partition(key: bytes, index: i32, version: i16, topic_unknown: bool) -> KafkaError:
+    """The error for a partition that is not here."""
+    if version >= BY_ID and topic_unknown:
+        return KafkaError(f"no topic has the id {key.hex()}", ErrorCode.UNKNOWN_TOPIC_ID)
+    name = key.hex() if version >= BY_ID else key.decode("utf-8", "replace")
+    return KafkaError(f"{name}-{index} does not exist", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+def only_batch(data: bytes, start: i64, end: i64) -> Batch:
+    """The one batch between ``start`` and ``end``: since v3 a produce holds exactly one for a partition."""
+    if end - start >= 17 and data[start + 16] != 2:
+        raise InvalidRecord(
+            f"a batch of message format {data[start + 16]}: produce requests from version 3 on carry format 2"
+        )
+    batch = parse_batch(data, start, end)
+    if batch.size != end - start:
+        raise InvalidRecord(
+            f"{end - start} bytes of records hold more than one batch (the first has {batch.size} bytes)"
+        )
+    return batch
+
+
+def decode(
+    connection: Connection, data: bytes, position: i64, end: i64, version: i16, correlation_id: i32
+) -> ProduceRequest:
+    """Reads a request. IndexError or ProtocolError when it is none."""
+    flexible = version >= FLEXIBLE
+    request = ProduceRequest(connection, data, version, correlation_id)
+    length, position = read_length(data, position, end, flexible, False)
+    if length >= 0:
+        request.transactional = True
+        position += length
+    request.acks = i32(read_i16_be(data, position))
+    request.timeout_ms = i64(read_i32_be(data, position + 2))
+    position += 6
+    topics, position = read_length(data, position, end, flexible, True)
+    while topics > 0:
+        if version >= BY_ID:
+            topic = ProduceTopic(data[position : position + 16])
+            position += 16
+        else:
+            length, position = read_length(data, position, end, flexible, False)
+            topic = ProduceTopic(data[position : position + length])
+            position += length
+        position = decode_parts(topic, data, position, end, flexible)
+        request.topics.append(topic)
+        topics -= 1
+    if flexible:
+        position = skip_tags(data, position, end)
+    check_end(position, end)
+    return request
+
+
+def decode_parts(topic: ProduceTopic, data: bytes, position: i64, end: i64, flexible: bool) -> i64:
+    """Reads the partitions of one topic; the position after them."""
+    count, position = read_length(data, position, end, flexible, True)
+    while count > 0:
+        index = read_i32_be(data, position)
+        length, position = read_length(data, position + 4, end, flexible, True)
+        if length < 0:
+            length = 0
+        topic.parts.append(ProducePart(index, position, position + length))
+        position += length
+        if flexible:
+            position = skip_tags(data, position, end)
+        count -= 1
+    if flexible:
+        position = skip_tags(data, position, end)
+    return position
+
+
+def write_text(out: BytesWriter, text: str, flexible: bool) -> None:
+    """A nullable string: null when empty."""
+    data = text.encode()
+    if flexible:
+        append_uvarint(out, len(data) + 1 if data else 0)
+    else:
+        write_i16_be(out, i16(len(data)) if data else -1)
+    out.write(data)
+
+
+def encode(request: ProduceRequest) -> bytes:
+    """The reply with its size and header."""
+    version = request.version
+    flexible = version >= FLEXIBLE
+    out = BytesWriter()
+    write_i32_be(out, 0)
+    write_i32_be(out, request.correlation_id)
+    if flexible:
+        out.append(0)
+        append_uvarint(out, len(request.topics) + 1)
+    else:
+        write_i32_be(out, i32(len(request.topics)))
+    for topic in request.topics:
+        if version < BY_ID:
+            if flexible:
+                append_uvarint(out, len(topic.key) + 1)
+            else:
+                write_i16_be(out, i16(len(topic.key)))
+        out.write(topic.key)
+        if flexible:
+            append_uvarint(out, len(topic.parts) + 1)
+        else:
+            write_i32_be(out, i32(len(topic.parts)))
+        for part in topic.parts:
+            encode_part(out, part, version)
+        if flexible:
+            out.append(0)
+    write_i32_be(out, 0)
+    if flexible:
+        out.append(0)
+    set_i32(out, 0, len(out) - 4)
+    return out.getvalue()
+
+
+def encode_part(out: BytesWriter, part: ProducePart, version: i16) -> None:
+    """One partition's answer."""
+    flexible = version >= FLEXIBLE
+    write_i32_be(out, part.index)
+    write_i16_be(out, part.error)
+    write_i64_be(out, part.base_offset)
+    write_i64_be(out, part.append_time)
+    if version >= 5:
+        write_i64_be(out, part.log_start)
+    if version >= 8:
+        if flexible:
+            append_uvarint(out, len(part.record_errors) + 1)
+        else:
+            write_i32_be(out, i32(len(part.record_errors)))
+        for record_index, text in part.record_errors:
+            write_i32_be(out, i32(record_index))
+            write_text(out, text, flexible)
+            if flexible:
+                out.append(0)
+        write_text(out, part.message, flexible)
+    if flexible:
+        out.append(0)

@@ -1,0 +1,72 @@
+"""Which APIs this broker speaks, in which versions, and where their handlers are.
+
+A handler module is imported with the first request of its API. What ApiVersions announces is derived from
+this table. Produce is announced from version 0 although it is taken from 3 on: librdkafka would stop
+compressing otherwise, and Apache Kafka 4 does the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Final
+
+
+class Api:
+    """One API as this broker speaks it."""
+
+    __slots__ = ("announced_min", "first", "handle", "key", "last", "module")
+
+    def __init__(
+        self, key: int, module: str, first: int, last: int, announced_min: int | None = None
+    ) -> None:
+        self.key = key
+        self.module = module
+        self.first = first
+        self.last = last
+        self.announced_min = first if announced_min is None else announced_min
+        self.handle: Callable[..., Any] | None = None
+
+    def handler(self) -> Callable[..., Any]:
+        """The handler's function, imported when it is first asked for."""
+        if self.handle is None:
+            module = importlib.import_module(f"tidemill.broker.handlers.{self.module}")
+            handle: Callable[..., Any] = module.handle
+            self.handle = handle
+        return self.handle
+
+
+_APIS: Final = (
+    Api(0, "produce", 3, 13, announced_min=0),
+    Api(1, "fetch", 4, 18),
+    Api(2, "list_offsets", 1, 11),
+    Api(3, "metadata", 0, 13),
+    Api(8, "offset_commit", 0, 10),
+    Api(9, "offset_fetch", 0, 10),
+    Api(10, "find_coordinator", 0, 6),
+    Api(11, "join_group", 0, 9),
+    Api(12, "heartbeat", 0, 4),
+    Api(13, "leave_group", 0, 5),
+    Api(14, "sync_group", 0, 5),
+    Api(15, "describe_groups", 0, 6),
+    Api(16, "list_groups", 0, 5),
+    Api(18, "api_versions", 0, 4),
+    Api(19, "create_topics", 0, 7),
+    Api(20, "delete_topics", 0, 6),
+    Api(21, "delete_records", 0, 2),
+    Api(22, "init_producer_id", 0, 6),
+    Api(23, "offset_for_leader_epoch", 0, 4),
+    Api(32, "describe_configs", 0, 4),
+    Api(33, "alter_configs", 0, 2),
+    Api(35, "describe_log_dirs", 0, 5),
+    Api(37, "create_partitions", 0, 3),
+    Api(42, "delete_groups", 0, 2),
+    Api(44, "incremental_alter_configs", 0, 1),
+    Api(47, "offset_delete", 0, 0),
+    Api(60, "describe_cluster", 0, 2),
+    Api(61, "describe_producers", 0, 0),
+    Api(75, "describe_topic_partitions", 0, 0),
+)
+
+APIS: Final[dict[int, Api]] = {api.key: api for api in _APIS}
+"""Every API that is answered, by its key."""

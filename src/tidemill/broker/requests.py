@@ -1,0 +1,90 @@
+"""Where every request arrives: Produce and Fetch take the compiled way, all others the one of handlers.
+
+A connection's requests are handled one after the other. One thing may overlap: a produce may follow
+produces that still wait for their replicas.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from librt.strings import read_i16_be, read_i32_be
+from mypy_extensions import i16, i64
+
+from tidemill.broker import fetch, produce
+from tidemill.broker.fetch import FetchPath
+from tidemill.broker.produce import ProducePath
+from tidemill.model.errors import ProtocolError
+from tidemill.net.connection import Connection, FileRange, FrameHandler
+from tidemill.wire.fast import skip_tags
+
+PRODUCE: Final = 0
+FETCH: Final = 1
+API_KEYS: Final = 128
+
+
+class Requests(FrameHandler):
+    """Hands each frame on to the code of its API."""
+
+    def __init__(self, produces: ProducePath, fetches: FetchPath, cold: Any) -> None:
+        self.produces = produces
+        self.fetches = fetches
+        self.cold = cold
+        """``cold.handle(connection, data, start, end, api_key, version, correlation_id)`` and the port's
+        other calls: what is not worth compiling."""
+        self.counts: list[int] = [0] * API_KEYS
+
+    def on_frame(self, connection: Connection, data: bytes, start: i64, end: i64) -> bool:
+        """Takes one request; False when it has to wait for the replies before it."""
+        if end - start < 8:
+            raise ProtocolError(f"a request of {end - start} bytes is shorter than its header")
+        api_key = read_i16_be(data, start)
+        if connection.waiting and (api_key != PRODUCE or connection.context.busy):
+            return False
+        version = read_i16_be(data, start + 2)
+        if api_key == PRODUCE and produce.FIRST_VERSION <= version <= produce.LAST_VERSION:
+            self.counts[PRODUCE] += 1
+            self.take(connection, data, start, end, version, True)
+        elif api_key == FETCH and fetch.FIRST_VERSION <= version <= fetch.LAST_VERSION:
+            self.counts[FETCH] += 1
+            self.take(connection, data, start, end, version, False)
+        else:
+            if 0 <= api_key < API_KEYS:
+                self.counts[api_key] += 1
+            self.cold.handle(connection, data, start, end, api_key, version, read_i32_be(data, start + 4))
+        return True
+
+    def take(
+        self, connection: Connection, data: bytes, start: i64, end: i64, version: i16, is_produce: bool
+    ) -> None:
+        """Reads the header of a Produce or Fetch, and the request behind it."""
+        try:
+            correlation_id = read_i32_be(data, start + 4)
+            client: i64 = i64(read_i16_be(data, start + 8))
+            body: i64 = start + 10
+            if client > 0:
+                body += client
+            if is_produce:
+                if version >= produce.FLEXIBLE:
+                    body = skip_tags(data, body, end)
+                self.produces.handle(connection, data, body, end, version, correlation_id)
+            else:
+                if version >= fetch.FLEXIBLE:
+                    body = skip_tags(data, body, end)
+                self.fetches.handle(connection, data, body, end, version, correlation_id)
+        except IndexError as problem:
+            raise ProtocolError(
+                f"{'Produce' if is_produce else 'Fetch'} version {version} is cut short: {problem}"
+            ) from None
+
+    def on_close(self, connection: Connection, reason: str) -> None:
+        """The connection is gone."""
+        self.cold.on_close(connection, reason)
+
+    def on_crash(self, connection: Connection, problem: BaseException) -> None:
+        """A handler raised what it should not have."""
+        self.cold.on_crash(connection, problem)
+
+    def read_ahead(self, connection: Connection, part: FileRange, count: i64) -> None:
+        """Brings a range into memory in a thread."""
+        self.cold.read_ahead(connection, part, count)

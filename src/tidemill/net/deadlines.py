@@ -1,0 +1,65 @@
+"""Deadlines of things that wait, on one heap behind one timer of the loop."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+from mypy_extensions import i64, trait
+
+
+@trait
+class Waiting:
+    """Something that gives up waiting at its deadline."""
+
+    def on_deadline(self) -> None:
+        """The deadline has passed. Called also when the wait is over: then it does nothing."""
+        raise NotImplementedError
+
+
+class Deadlines:
+    """Calls ``on_deadline`` of each entry when its time has come.
+
+    Entries are never taken out: a wait that ended is left to its deadline, where it costs one call. So
+    adding is all that a request pays for.
+    """
+
+    def __init__(self, loop: Any) -> None:
+        self._loop = loop
+        self._heap: list[tuple[float, i64, Waiting]] = []
+        self._added: i64 = 0
+        self._timer: Any = None
+        self._timer_at: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, delay_ms: i64, waiting: Waiting) -> None:
+        """Calls ``waiting.on_deadline()`` in ``delay_ms``."""
+        at: float = self._loop.time() + float(delay_ms) / 1000.0
+        self._added += 1
+        heapq.heappush(self._heap, (at, self._added, waiting))
+        if self._timer is None or at < self._timer_at:
+            self._arm(at)
+
+    def _arm(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        now: float = self._loop.time()
+        heap = self._heap
+        while heap and heap[0][0] <= now:
+            heapq.heappop(heap)[2].on_deadline()
+        if heap and self._timer is None:
+            self._arm(heap[0][0])
+
+    def close(self) -> None:
+        """Calls nobody any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._heap.clear()

@@ -1,0 +1,352 @@
+"""One partition as its leader sees it: the log, what of it is committed, and who waits for more.
+
+Three ends of a log are told apart. Its *end offset* is where the next record goes. The *high watermark* is
+how far the in-sync set has it: consumers read up to there. The *last stable offset* is how far no
+transaction is open: consumers with ``read_committed`` read up to there. It equals the high watermark as
+long as there are no transactions.
+
+What waits hangs on the partition that it waits for, so that a partition where nothing happens costs
+nothing, and an append looks only at those who wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from mypy_extensions import i32, i64, mypyc_attr, trait
+
+from tidemill.log.log import AppendResult, Log, Slice
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.records.batch import Batch
+from tidemill.records.validate import Limits
+
+CONSUMER: Final[i32] = -1
+"""The replica id with which consumers fetch."""
+READ_COMMITTED: Final[i32] = 1
+
+
+@trait
+class AppendWaiter:
+    """Waits until what it appended is committed."""
+
+    def on_committed(self, partition: Partition) -> None:
+        """The high watermark has reached the offset that was waited for."""
+        raise NotImplementedError
+
+    def on_append_failed(self, partition: Partition, error: KafkaError) -> None:
+        """It will not be reached here: the partition is gone, no longer led, or its disk failed."""
+        raise NotImplementedError
+
+
+class CommitCallback(AppendWaiter):
+    """Calls a function once the commit is there (with None) or has failed (with the error)."""
+
+    def __init__(self, call: Callable[[KafkaError | None], None]) -> None:
+        self.call = call
+
+    def on_committed(self, partition: Partition) -> None:
+        """The offset is committed."""
+        self.call(None)
+
+    def on_append_failed(self, partition: Partition, error: KafkaError) -> None:
+        """It will not be."""
+        self.call(error)
+
+
+@trait
+class FetchWaiter:
+    """Waits until a partition has more to read."""
+
+    def on_readable(self, partition: Partition, added_bytes: i64) -> None:
+        """``added_bytes`` more can be read; 0 when the partition changed otherwise (deleted, truncated)."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PartitionEvents:
+    """What a partition asks of the broker around it."""
+
+    def flush_wanted(self, partition: Partition) -> None:
+        """Appends wait for a flush (``flush.messages``): sync the log elsewhere, then call ``flushed``."""
+        raise NotImplementedError
+
+
+class Partition:
+    """The state of a partition that this broker leads or follows."""
+
+    def __init__(
+        self,
+        topic: str,
+        index: i32,
+        log: Log,
+        limits: Limits,
+        node_id: i32,
+        events: PartitionEvents,
+    ) -> None:
+        self.topic = topic
+        self.index: i32 = index
+        self.log = log
+        self.limits = limits
+        self.node_id: i32 = node_id
+        self.events = events
+        self.leader: i32 = -1
+        self.leader_epoch: i32 = -1
+        self.replicas: tuple[int, ...] = ()
+        self.isr: tuple[int, ...] = ()
+        self.min_insync_replicas: i32 = 1
+        self.high_watermark: i64 = log.end_offset
+        self.deleted = False
+        self.failed = ""
+        """Why the log can neither be read nor written, when its directory failed."""
+        self.messages_in: i64 = 0
+        self.bytes_in: i64 = 0
+        self.bytes_out: i64 = 0
+        self._alone = False
+        self._flushing = False
+        self._unflushed_bytes: i64 = 0
+        self._append_waiters: list[tuple[i64, AppendWaiter]] = []
+        self._fetch_waiters: dict[FetchWaiter, None] = {}
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this broker leads the partition."""
+        return self.leader == self.node_id and not self.deleted
+
+    @property
+    def last_stable_offset(self) -> i64:
+        """Below this no transaction is open."""
+        return self.high_watermark
+
+    @property
+    def waiting_fetches(self) -> int:
+        """How many fetches wait here."""
+        return len(self._fetch_waiters)
+
+    @property
+    def waiting_appends(self) -> int:
+        """How many produces wait here."""
+        return len(self._append_waiters)
+
+    def become(self, leader: i32, leader_epoch: i32, replicas: tuple[int, ...], isr: tuple[int, ...]) -> None:
+        """Takes the state that the controller decided."""
+        self.leader = leader
+        self.leader_epoch = leader_epoch
+        self.replicas = replicas
+        self.isr = isr
+        self._alone = leader == self.node_id and len(isr) == 1
+        if not self.is_leader:
+            self._fail_waiters(
+                KafkaError(
+                    f"{self.topic}-{self.index} is led by broker {leader} now",
+                    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                )
+            )
+        elif self._alone:
+            self._advance(self.log.end_offset, 0)
+
+    def check_leader(self, current_epoch: i32) -> None:
+        """Raises unless this broker leads, in the epoch that the client knows (-1: it knows none)."""
+        if self.failed:
+            raise KafkaError(self.failed, ErrorCode.KAFKA_STORAGE_ERROR)
+        if self.leader != self.node_id or self.deleted:
+            raise KafkaError(
+                f"{self.topic}-{self.index} is led by broker {self.leader}", ErrorCode.NOT_LEADER_OR_FOLLOWER
+            )
+        if current_epoch >= 0 and current_epoch != self.leader_epoch:
+            if current_epoch < self.leader_epoch:
+                raise KafkaError(
+                    f"leader epoch {current_epoch} is over, {self.leader_epoch} is now",
+                    ErrorCode.FENCED_LEADER_EPOCH,
+                )
+            raise KafkaError(
+                f"leader epoch {current_epoch} is not known here yet, {self.leader_epoch} is now",
+                ErrorCode.UNKNOWN_LEADER_EPOCH,
+            )
+
+    # Writing.
+
+    def append(self, batches: list[Batch], acks: i32, now_ms: i64) -> AppendResult:
+        """Appends validated batches as the leader.
+
+        Raises NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS, KAFKA_STORAGE_ERROR and what the log finds
+        wrong with an idempotent producer's sequence.
+        """
+        self.check_leader(-1)
+        if acks == -1 and len(self.isr) < self.min_insync_replicas:
+            raise KafkaError(
+                f"{self.topic}-{self.index} has {len(self.isr)} in-sync replicas,"
+                f" min.insync.replicas is {self.min_insync_replicas}",
+                ErrorCode.NOT_ENOUGH_REPLICAS,
+            )
+        result = self.log.append(batches, self.leader_epoch, now_ms)
+        if result.duplicate:
+            return result
+        size: i64 = 0
+        for batch in batches:
+            size += batch.size
+            self.messages_in += batch.record_count
+        self.bytes_in += size
+        if self.log.needs_flush():
+            self._unflushed_bytes += size
+            self._want_flush()
+        elif self._alone and not self._flushing:
+            self._advance(self.log.end_offset, size)
+        else:
+            self._unflushed_bytes += size
+        return result
+
+    def is_committed(self, end_offset: i64) -> bool:
+        """Whether everything below ``end_offset`` is committed."""
+        return self.high_watermark >= end_offset
+
+    def holds_back(self, acks: i32, end_offset: i64) -> bool:
+        """Whether the reply to a produce with ``acks`` has to wait for everything below ``end_offset``.
+
+        With ``acks=1`` only a flush that ``flush.messages`` asks for can be the reason.
+        """
+        if self.high_watermark >= end_offset:
+            return False
+        return acks == -1 or (acks == 1 and self._alone)
+
+    def wait_committed(self, end_offset: i64, waiter: AppendWaiter) -> None:
+        """Calls ``waiter`` once everything below ``end_offset`` is committed."""
+        self._append_waiters.append((end_offset, waiter))
+
+    def _want_flush(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            self.events.flush_wanted(self)
+
+    def flushed(self, end_offset: i64) -> None:
+        """The log is on the disk up to ``end_offset``; what came meanwhile wants the next flush."""
+        self._flushing = False
+        if self._alone:
+            added = self._unflushed_bytes
+            self._unflushed_bytes = 0
+            self._advance(end_offset, added)
+        if self.log.needs_flush():
+            self._want_flush()
+        elif self._alone and self.high_watermark < self.log.end_offset:
+            self._advance(self.log.end_offset, 0)
+
+    def fail(self, reason: str) -> None:
+        """The log's directory failed: nothing is read or written any more."""
+        self.failed = reason
+        self._fail_waiters(KafkaError(reason, ErrorCode.KAFKA_STORAGE_ERROR))
+
+    def delete(self) -> None:
+        """The partition is gone; who waits is told."""
+        self.deleted = True
+        self._fail_waiters(
+            KafkaError(f"{self.topic}-{self.index} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        )
+
+    def _advance(self, offset: i64, added_bytes: i64) -> None:
+        """Moves the high watermark forward, and wakes who waited for it."""
+        if offset <= self.high_watermark:
+            return
+        self.high_watermark = offset
+        if self._append_waiters:
+            self._wake_appends()
+        if self._fetch_waiters:
+            self._wake_fetches(added_bytes)
+
+    def _wake_appends(self) -> None:
+        waiters = self._append_waiters
+        count: i64 = 0
+        for entry in waiters:
+            if entry[0] > self.high_watermark:
+                break
+            count += 1
+        if count > 0:
+            self._append_waiters = waiters[count:]
+            index: i64 = 0
+            while index < count:
+                waiters[index][1].on_committed(self)
+                index += 1
+
+    def _wake_fetches(self, added_bytes: i64) -> None:
+        for waiter in list(self._fetch_waiters):
+            waiter.on_readable(self, added_bytes)
+
+    def _fail_waiters(self, error: KafkaError) -> None:
+        waiters = self._append_waiters
+        self._append_waiters = []
+        for entry in waiters:
+            entry[1].on_append_failed(self, error)
+        self._wake_fetches(0)
+
+    # Reading.
+
+    def read(self, offset: i64, bytes_max: i64, limit_offset: i64, whole_first: bool) -> Slice | None:
+        """Where the records from ``offset`` on lie, up to ``limit_offset``; None when there are none yet.
+
+        Raises OFFSET_OUT_OF_RANGE below the log's start and above ``limit_offset``.
+        """
+        if offset == limit_offset and offset >= self.log.start_offset:
+            return None
+        if offset < self.log.start_offset or offset > limit_offset:
+            raise KafkaError(
+                f"{self.topic}-{self.index} holds {self.log.start_offset} to {limit_offset}, not {offset}",
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+            )
+        return self.log.read(offset, bytes_max, limit_offset, whole_first)
+
+    def wait_readable(self, waiter: FetchWaiter) -> None:
+        """Tells ``waiter`` of every advance until :meth:`stop_waiting`."""
+        self._fetch_waiters[waiter] = None
+
+    def stop_waiting(self, waiter: FetchWaiter) -> None:
+        """``waiter`` has had enough, or gave up."""
+        self._fetch_waiters.pop(waiter, None)
+
+    def limit_offset(self, replica_id: i32, isolation: i32) -> i64:
+        """How far a reader may read."""
+        if replica_id != CONSUMER:
+            return self.log.end_offset
+        if isolation == READ_COMMITTED:
+            return self.last_stable_offset
+        return self.high_watermark
+
+
+class TopicEntry:
+    """A topic as requests find it."""
+
+    def __init__(self, name: str, topic_id: bytes, internal: bool) -> None:
+        self.name = name
+        self.name_bytes = name.encode()
+        self.topic_id = topic_id
+        self.internal = internal
+        self.partitions: list[Partition | None] = []
+
+    def partition(self, index: i32) -> Partition | None:
+        """The partition when this broker has it."""
+        if index < 0 or index >= len(self.partitions):
+            return None
+        return self.partitions[index]
+
+
+class TopicTable:
+    """Finds topics by the bytes of their name and by their id."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[bytes, TopicEntry] = {}
+        self.by_id: dict[bytes, TopicEntry] = {}
+
+    def put(self, entry: TopicEntry) -> None:
+        """Adds or replaces a topic."""
+        self.by_name[entry.name_bytes] = entry
+        self.by_id[entry.topic_id] = entry
+
+    def remove(self, entry: TopicEntry) -> None:
+        """Forgets a topic."""
+        self.by_name.pop(entry.name_bytes, None)
+        self.by_id.pop(entry.topic_id, None)
+
+    def find(self, topic: str, index: i32) -> Partition | None:
+        """One partition by name."""
+        entry = self.by_name.get(topic.encode())
+        if entry is None:
+            return None
+        return entry.partition(index)

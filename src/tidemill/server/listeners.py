@@ -1,0 +1,226 @@
+"""Connections in: listening sockets, and the limits on who may connect.
+
+Limits: connections in all (``max.connections``), from one address (``max.connections.per.ip`` and its
+overrides), and how long one may stay silent (``connections.max.idle.ms``). A connection over a limit is
+closed at once and counted; nobody else notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections import Counter
+
+from tidemill.broker.context import ANONYMOUS, DEFAULT_TENANT, Listener, Peer
+from tidemill.model.errors import ConfigError, TidemillError
+from tidemill.net.connection import Connection, FrameHandler
+
+log = logging.getLogger("tidemill.server")
+
+BACKLOG = 1024
+ACCEPTS_A_TURN = 64
+PAUSE_WITHOUT_DESCRIPTORS_S = 0.2
+
+
+class PortInUse(TidemillError):
+    """Another process listens there."""
+
+
+class Limits:
+    """How many connections are let in."""
+
+    def __init__(self, connections_max: int, per_address_max: int, overrides: dict[str, int]) -> None:
+        self.connections_max = connections_max
+        self.per_address_max = per_address_max
+        self.overrides = overrides
+
+    def for_address(self, address: str) -> int:
+        """How many connections one address may have."""
+        return self.overrides.get(address, self.per_address_max)
+
+
+def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
+    """Where to bind for ``host``: all interfaces when it is empty. ConfigError when it names nothing."""
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as problem:
+        raise ConfigError(f"listeners: the host {host!r} cannot be resolved: {problem}") from None
+    return [(socket.AddressFamily(family), address) for family, _, _, _, address in found]
+
+
+def bind(name: str, host: str, port: int) -> list[socket.socket]:
+    """Listens on every address of ``host``; all on the same port when ``port`` is 0."""
+    sockets: list[socket.socket] = []
+    try:
+        for family, address in resolve(host, port):
+            if port == 0 and sockets:
+                address = (address[0], sockets[0].getsockname()[1], *address[2:])
+            made = _bind_one(name, family, address)
+            if made is not None:
+                sockets.append(made)
+    except BaseException:
+        for one in sockets:
+            one.close()
+        raise
+    if not sockets:
+        raise ConfigError(f"listener {name}: no address of {host!r} can be bound")
+    return sockets
+
+
+def _bind_one(name: str, family: socket.AddressFamily, address: tuple[object, ...]) -> socket.socket | None:
+    try:
+        made = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as problem:
+        if problem.errno == errno.EAFNOSUPPORT:
+            return None
+        raise
+    made.setblocking(False)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    try:
+        made.bind(address)
+        made.listen(BACKLOG)
+    except OSError as problem:
+        made.close()
+        where = f"{address[0]}:{address[1]}"
+        if problem.errno == errno.EADDRINUSE:
+            raise PortInUse(
+                f"listener {name}: {where} is in use by another process; stop it, or choose another port with"
+                f" --set listeners={name}://HOST:PORT"
+            ) from None
+        if problem.errno == errno.EADDRNOTAVAIL:
+            if family == socket.AF_INET6:
+                return None
+            raise ConfigError(f"listener {name}: this machine has no address {address[0]}") from None
+        if problem.errno == errno.EACCES:
+            raise ConfigError(
+                f"listener {name}: no right to listen on {where}; ports below 1024 need it"
+            ) from None
+        raise
+    return made
+
+
+class Acceptor:
+    """Takes connections of all listeners and lets them go again."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        handler: FrameHandler,
+        limits: Limits,
+        frame_bytes_max: int,
+        send_buffer: int,
+        receive_buffer: int,
+    ) -> None:
+        self.loop = loop
+        self.handler = handler
+        self.limits = limits
+        self.frame_bytes_max = frame_bytes_max
+        self.send_buffer = send_buffer
+        self.receive_buffer = receive_buffer
+        self.connections: set[Connection] = set()
+        self.by_address: Counter[str] = Counter()
+        self.accepted = 0
+        self.refused = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self._listening: list[socket.socket] = []
+
+    def listen(self, listener: Listener, sockets: list[socket.socket]) -> None:
+        """Begins to accept on ``sockets``."""
+        for one in sockets:
+            self._listening.append(one)
+            self.loop.add_reader(one.fileno(), self._accept, listener, one)
+
+    def _accept(self, listener: Listener, listening: socket.socket) -> None:
+        for _ in range(ACCEPTS_A_TURN):
+            try:
+                accepted, address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as problem:
+                if problem.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._pause(listener, listening, problem)
+                    return
+                raise
+            self._admit(listener, accepted, address)
+
+    def _pause(self, listener: Listener, listening: socket.socket, problem: OSError) -> None:
+        log.error(
+            "no connection can be accepted: %s; raise the limit of open files (ulimit -n) or lower"
+            " max.connections",
+            problem.strerror,
+        )
+        self.loop.remove_reader(listening.fileno())
+
+        def again() -> None:
+            if listening in self._listening:
+                self.loop.add_reader(listening.fileno(), self._accept, listener, listening)
+
+        self.loop.call_later(PAUSE_WITHOUT_DESCRIPTORS_S, again)
+
+    def _admit(self, listener: Listener, accepted: socket.socket, address: tuple[str, int]) -> None:
+        host = address[0]
+        if len(self.connections) >= self.limits.connections_max:
+            self._refuse(accepted, f"max.connections={self.limits.connections_max} are open", host)
+            return
+        allowed = self.limits.for_address(host)
+        if self.by_address[host] >= allowed:
+            self._refuse(accepted, f"{allowed} connections of this address are open", host)
+            return
+        accepted.setblocking(False)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self.send_buffer > 0:
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.send_buffer)
+        if self.receive_buffer > 0:
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.receive_buffer)
+        peer = Peer(listener, DEFAULT_TENANT, ANONYMOUS, host, address[1])
+        connection = Connection(self.loop, accepted, self.handler, self.frame_bytes_max, peer)
+        self.connections.add(connection)
+        self.by_address[host] += 1
+        self.accepted += 1
+        connection.start()
+
+    def _refuse(self, accepted: socket.socket, reason: str, host: str) -> None:
+        self.refused += 1
+        accepted.close()
+        log.warning("a connection from %s was refused: %s", host, reason)
+
+    def closed(self, connection: Connection, reason: str) -> None:
+        """A connection has ended."""
+        if connection not in self.connections:
+            return
+        self.connections.discard(connection)
+        self.bytes_in += connection.bytes_in
+        self.bytes_out += connection.bytes_out
+        host = connection.context.address
+        self.by_address[host] -= 1
+        if self.by_address[host] <= 0:
+            del self.by_address[host]
+        level = logging.DEBUG if reason == "closed by the peer" else logging.INFO
+        log.log(level, "the connection of %s ended: %s", connection.context, reason)
+
+    def sweep(self) -> int:
+        """Closes the connections that were silent since the last sweep and wait for nothing."""
+        idle = [one for one in self.connections if not one.active and not one.waiting]
+        for one in idle:
+            one.close("idle for connections.max.idle.ms")
+        for one in self.connections:
+            one.active = False
+        return len(idle)
+
+    def stop_listening(self) -> None:
+        """Accepts nobody any more."""
+        for one in self._listening:
+            self.loop.remove_reader(one.fileno())
+            one.close()
+        self._listening.clear()
+
+    def close(self) -> None:
+        """Ends all connections."""
+        self.stop_listening()
+        for one in list(self.connections):
+            one.close("the broker stops")

@@ -1,1 +1,22 @@
-"""The Spark data source and the jobs on top of it."""
+"""Spark data source and sink; jobs on top of them.
+
+``TidemillDataSource`` is the class behind ``spark.read.format("tidemill")``. It is imported on first use,
+so that the command line does not wait for PySpark.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tidemill.pipeline.source import TidemillDataSource
+
+__all__ = ["TidemillDataSource"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TidemillDataSource":
+        from tidemill.pipeline.source import TidemillDataSource
+
+        return TidemillDataSource
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,59 @@
+"""What the source needs from a cluster, as a small port, and the client behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from tidemill.model.types import TopicPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class TopicView(NamedTuple):
+    """A topic as the cluster has it now; ``topic_id`` is None where the broker knows no ids."""
+
+    topic_id: bytes | None
+    partitions: int
+
+
+class Cluster(Protocol):
+    """Metadata, offsets, records and group commits of a cluster. Calls block, and raise ClientError."""
+
+    def topic_names(self) -> list[str]:
+        """Names of all topics but the internal ones."""
+        ...
+
+    def describe(self, topics: Sequence[str]) -> dict[str, TopicView]:
+        """The topics that there are; those that are not there are left out. Creates none."""
+        ...
+
+    def list_offsets(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Offsets for EARLIEST, LATEST or milliseconds since 1970; -1 where no record is that late."""
+        ...
+
+    def read(
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        topic_id: bytes | None,
+        include_headers: bool,
+        rows_max: int,
+        bytes_max: int,
+    ) -> Iterator[pa.RecordBatch]:
+        """The records from ``start`` up to, and without, ``end``, as columns. Raises DataLoss."""
+        ...
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Notes offsets for a group that has no members."""
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Cluster: ...
+
+    def __exit__(self, *problem: object) -> None: ...

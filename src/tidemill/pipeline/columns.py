@@ -1,0 +1,119 @@
+"""The columns of the source: Spark's Kafka connector's, as Spark and as Arrow types.
+
+==============  ==========================================  ==================================
+column          Spark                                       Arrow
+==============  ==========================================  ==================================
+key             binary                                      binary
+value           binary                                      binary
+topic           string                                      string
+partition       int                                         int32
+offset          bigint                                      int64
+timestamp       timestamp                                   timestamp[us, tz=UTC]
+timestampType   int (0 create time, 1 append time)          int32
+headers         array<struct<key: string, value: binary>>   list<struct<key, value>>
+==============  ==========================================  ==================================
+
+``headers`` is there with ``includeHeaders=true``. A read with a schema of its own
+(``spark.read.schema("value binary, offset bigint")``) names fewer of them, in any order: Spark does not
+tell a Python source which columns a query uses, so this is how the others are not even built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tidemill.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+TYPES = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+    "headers": "array<struct<key:string,value:binary>>",
+}
+
+
+def schema_text(include_headers: bool) -> str:
+    """The schema that a read without one of its own gets, as DDL."""
+    names = [name for name in TYPES if include_headers or name != "headers"]
+    return ", ".join(f"{name} {TYPES[name]}" for name in names)
+
+
+def requested_columns(schema: StructType, include_headers: bool) -> tuple[tuple[str, bool], ...]:
+    """Names and nullability of the columns that Spark asks for.
+
+    Raises ConfigError for a column that this source does not have, or has with another type.
+    """
+    available = {name: kind for name, kind in TYPES.items() if include_headers or name != "headers"}
+    wanted = []
+    for field in schema.fields:
+        kind = field.dataType.simpleString()
+        if available.get(field.name) != kind:
+            hint = " (set includeHeaders=true)" if field.name == "headers" and not include_headers else ""
+            raise ConfigError(
+                f"the schema asks for {field.name} {kind}{hint}: this source has {schema_text(include_headers)}; "
+                "name some of these columns, and cast them afterwards"
+            )
+        wanted.append((field.name, bool(field.nullable)))
+    return tuple(wanted)
+
+
+def arrow_schema(columns: Sequence[tuple[str, bool]]) -> pa.Schema:
+    """The exact Arrow schema that Spark expects for these columns."""
+    import pyarrow as pa
+
+    header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+    types: dict[str, Any] = {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "timestampType": pa.int32(),
+        "headers": pa.list_(pa.field("element", header)),
+    }
+    return pa.schema([pa.field(name, types[name], nullable=nullable) for name, nullable in columns])
+
+
+class BatchBuilder:
+    """Puts a fetch's columns into the shape that Spark asked for; no copy of keys and values."""
+
+    def __init__(self, columns: Sequence[tuple[str, bool]], topic: str, partition: int, rows: int) -> None:
+        import pyarrow as pa
+
+        self.schema = arrow_schema(columns)
+        self.names = [name for name, _ in columns]
+        self._scalars = {"topic": pa.scalar(topic, pa.string()), "partition": pa.scalar(partition, pa.int32())}
+        self._repeated: dict[str, pa.Array] = {}
+        self._rows = rows
+
+    def build(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        arrays = [self._column(name, batch) for name in self.names]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _column(self, name: str, batch: pa.RecordBatch) -> pa.Array:
+        if name in self._scalars:
+            return self._constant(name, batch.num_rows)
+        array = batch.column("timestamp_type" if name == "timestampType" else name)
+        wanted = self.schema.field(name).type
+        return array if array.type == wanted else array.cast(wanted)
+
+    def _constant(self, name: str, rows: int) -> pa.Array:
+        """A column with one value: made once, and then a part of it."""
+        import pyarrow as pa
+
+        known = self._repeated.get(name)
+        if known is None or len(known) < rows:
+            known = self._repeated[name] = pa.repeat(self._scalars[name], max(rows, min(self._rows, 2 * rows)))
+        return known.slice(0, rows)

@@ -1,0 +1,416 @@
+"""Options of the Spark source and sink, by the names of Spark's own Kafka connector.
+
+Source of the names and their meaning: Spark's "Structured Streaming + Kafka Integration Guide". Names are
+case-insensitive, ``kafka.*`` goes to the client without its prefix. What cannot be used is a
+``ConfigError`` that says which option, which value, and what is allowed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from tidemill.model.errors import ConfigError
+from tidemill.model.types import TopicPartition
+
+EARLIEST = -2
+"""In offsets: the first record that is still there (Kafka's number for it in ListOffsets)."""
+
+LATEST = -1
+"""In offsets: after the last record."""
+
+BATCH_ROWS = 131_072
+BATCH_BYTES = 16 * 1024 * 1024
+"""Rows and bytes of one Arrow batch: large enough that the cost per batch vanishes, small beside 2 GiB."""
+
+BATCH_BYTES_MAX = 1024 * 1024 * 1024
+"""Spark's binary columns have 32-bit positions, so a batch stays well under 2 GiB."""
+
+Value = TypeVar("Value")
+
+SOURCE_OPTIONS = (
+    "assign",
+    "subscribe",
+    "subscribePattern",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "failOnDataLoss",
+    "includeHeaders",
+    "groupIdPrefix",
+    "commitOffsets",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "kafkaConsumer.pollTimeoutMs",
+    "batchRows",
+    "batchBytes",
+)
+
+SINK_OPTIONS = ("topic", "checkpointLocation")
+
+BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+
+STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitOffsets")
+
+REFUSED_CLIENT_KEYS = {
+    "auto.offset.reset": "the start is chosen with startingOffsets",
+    "enable.auto.commit": "the checkpoint holds the offsets; commitOffsets=true shows them to lag tools as well",
+    "interceptor.classes": "interceptors are classes of a JVM",
+    "key.deserializer": "keys come as binary; cast the column instead",
+    "value.deserializer": "values come as binary; cast the column instead",
+    "key.serializer": "keys are written as binary or string; cast the column instead",
+    "value.serializer": "values are written as binary or string; cast the column instead",
+}
+
+
+class Bound(NamedTuple):
+    """Where reading begins or ends.
+
+    ``everywhere`` holds for each partition that ``partitions`` does not name. Numbers are offsets
+    (``EARLIEST`` and ``LATEST`` included), or milliseconds since 1970 when ``by_time`` is set.
+    """
+
+    everywhere: int | None
+    partitions: Mapping[TopicPartition, int]
+    by_time: bool
+    option: str
+
+    @property
+    def text(self) -> str:
+        if self.everywhere is None:
+            return self.option
+        if not self.by_time and self.everywhere in (EARLIEST, LATEST):
+            return "earliest" if self.everywhere == EARLIEST else "latest"
+        return f"{self.option}={self.everywhere}"
+
+
+class SourceOptions(NamedTuple):
+    """What a reader works by; picklable, since executors get it with the reader."""
+
+    client: Mapping[str, str]
+    topics: tuple[str, ...]
+    pattern: str | None
+    assigned: tuple[TopicPartition, ...]
+    starting: Bound
+    ending: Bound
+    latest_without_match: bool
+    offsets_per_trigger_max: int | None
+    offsets_per_trigger_min: int | None
+    trigger_delay_max_s: float
+    partitions_min: int | None
+    records_per_partition_max: int | None
+    fail_on_data_loss: bool
+    include_headers: bool
+    commit_group: str | None
+    retries: int
+    retry_interval_s: float
+    poll_timeout_s: float
+    batch_rows: int
+    batch_bytes: int
+
+    @property
+    def bootstrap(self) -> str:
+        return self.client["bootstrap.servers"]
+
+
+class SinkOptions(NamedTuple):
+    """What a writer works by."""
+
+    client: Mapping[str, str]
+    topic: str | None
+
+    @property
+    def bootstrap(self) -> str:
+        return self.client["bootstrap.servers"]
+
+
+def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    """Checks and types the options of a read.
+
+    Raises ConfigError for an unknown option, a value out of bounds and options that contradict one another.
+    """
+    given = _Options(options, SOURCE_OPTIONS, "reading")
+    _refuse_out_of_place(given, streaming)
+    client = _client_options(given)
+    topics, pattern, assigned = _selection(given)
+    return SourceOptions(
+        client=client,
+        topics=topics,
+        pattern=pattern,
+        assigned=assigned,
+        starting=_bound(given, "starting", LATEST if streaming else EARLIEST),
+        ending=_bound(given, "ending", LATEST),
+        latest_without_match=given.choice("startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
+        offsets_per_trigger_max=given.whole("maxOffsetsPerTrigger", None, at_least=1),
+        offsets_per_trigger_min=_offsets_min(given),
+        trigger_delay_max_s=given.seconds("maxTriggerDelay", 15 * 60.0),
+        partitions_min=given.whole("minPartitions", None, at_least=1),
+        records_per_partition_max=given.whole("maxRecordsPerPartition", None, at_least=1),
+        fail_on_data_loss=given.truth("failOnDataLoss", True),
+        include_headers=given.truth("includeHeaders", False),
+        commit_group=_commit_group(given, client),
+        retries=given.number("fetchOffset.numRetries", 3, at_least=0),
+        retry_interval_s=given.number("fetchOffset.retryIntervalMs", 100, at_least=0) / 1000,
+        poll_timeout_s=given.number("kafkaConsumer.pollTimeoutMs", 120_000, at_least=1) / 1000,
+        batch_rows=given.number("batchRows", BATCH_ROWS, at_least=1),
+        batch_bytes=given.number("batchBytes", BATCH_BYTES, at_least=1, at_most=BATCH_BYTES_MAX),
+    )
+
+
+def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
+    """Checks and types the options of a write; raises ConfigError as :func:`parse_source_options` does."""
+    given = _Options(options, SINK_OPTIONS, "writing")
+    topic = given.text("topic")
+    if topic is not None and not topic.strip():
+        raise ConfigError("option topic is empty: give a topic's name, or a column named topic")
+    return SinkOptions(
+        client=_client_options(given),
+        topic=topic.strip() if topic else None,
+    )
+
+
+class _Options:
+    """The options as they were given, found by lower case."""
+
+    def __init__(self, options: Mapping[str, str], known: tuple[str, ...], doing: str) -> None:
+        self._values = {str(name).lower(): str(value) for name, value in options.items()}
+        names = {name.lower(): name for name in known}
+        for name, value in options.items():
+            if name.lower() in names or name.lower().startswith("kafka."):
+                continue
+            raise ConfigError(_unknown(name, value, known, doing))
+
+    def __contains__(self, name: str) -> bool:
+        return name.lower() in self._values
+
+    def text(self, name: str) -> str | None:
+        return self._values.get(name.lower())
+
+    def client(self) -> dict[str, str]:
+        return {
+            name.removeprefix("kafka."): value
+            for name, value in self._values.items()
+            if name.startswith("kafka.")
+        }
+
+    def number(self, name: str, default: int, *, at_least: int, at_most: int = 2**63 - 1) -> int:
+        value = self.whole(name, default, at_least=at_least, at_most=at_most)
+        return default if value is None else value
+
+    def whole(
+        self, name: str, default: int | None, *, at_least: int, at_most: int = 2**63 - 1
+    ) -> int | None:
+        text = self.text(name)
+        if text is None:
+            return default
+        allowed = f"a whole number, at least {at_least}"
+        if at_most < 2**63 - 1:
+            allowed += f", at most {at_most}"
+        return _converted(name, text, int, allowed, lambda number: at_least <= number <= at_most)
+
+    def truth(self, name: str, default: bool) -> bool:
+        text = self.text(name)
+        if text is None:
+            return default
+        if text.strip().lower() not in ("true", "false"):
+            raise ConfigError(f"option {name}={text!r}: true or false is allowed")
+        return text.strip().lower() == "true"
+
+    def choice(self, name: str, allowed: tuple[str, ...]) -> str:
+        """The value, or the first one that is allowed."""
+        text = self.text(name)
+        if text is None:
+            return allowed[0]
+        if text.strip().lower() not in allowed:
+            raise ConfigError(f"option {name}={text!r}: one of {', '.join(allowed)} is allowed")
+        return text.strip().lower()
+
+    def seconds(self, name: str, default: float) -> float:
+        text = self.text(name)
+        return default if text is None else parse_duration(name, text)
+
+
+DURATION_UNITS = {
+    "us": 1e-6,
+    "ms": 1e-3,
+    "": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86400.0,
+}
+
+
+def parse_duration(name: str, text: str) -> float:
+    """Seconds in Spark's notation of a time (``15m``, ``30s``, ``250ms``; a bare number is milliseconds)."""
+    match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", text.lower())
+    if match is None or match.group(2) not in DURATION_UNITS:
+        raise ConfigError(f"option {name}={text!r}: a number with one of us, ms, s, m, h, d is allowed (15m)")
+    return int(match.group(1)) * DURATION_UNITS[match.group(2)]
+
+
+def _unknown(name: str, value: str, known: tuple[str, ...], doing: str) -> str:
+    if name.lower() == "path":
+        wanted = "subscribe, subscribePattern or assign" if doing == "reading" else "topic"
+        return f"option path={value!r}: tidemill has topics, not paths; set the option {wanted}"
+    if name.lower() in {other.lower() for other in SOURCE_OPTIONS + SINK_OPTIONS}:
+        return f"option {name}={value!r} means nothing for {doing}; allowed are {', '.join(known)} and kafka.*"
+    import difflib
+
+    near = difflib.get_close_matches(name.lower(), [other.lower() for other in known], n=1, cutoff=0.7)
+    hint = next((f"; did you mean {other}?" for other in known if near and other.lower() == near[0]), "")
+    return f"option {name}={value!r} is unknown{hint} Allowed for {doing} are {', '.join(known)} and kafka.*"
+
+
+def _refuse_out_of_place(given: _Options, streaming: bool) -> None:
+    for name in BATCH_ONLY if streaming else STREAM_ONLY:
+        if name in given:
+            kind, other = ("a stream", "spark.read") if streaming else ("a batch", "spark.readStream")
+            raise ConfigError(f"option {name}={given.text(name)!r} means nothing for {kind}: it is for {other}")
+
+
+def _client_options(given: _Options) -> dict[str, str]:
+    client = given.client()
+    for name, why in REFUSED_CLIENT_KEYS.items():
+        if name in client:
+            raise ConfigError(f"option kafka.{name}={client[name]!r} is not allowed: {why}")
+    if not client.get("bootstrap.servers", "").strip():
+        raise ConfigError("option kafka.bootstrap.servers is missing: give host:port,host:port of some brokers")
+    return client
+
+
+def _selection(given: _Options) -> tuple[tuple[str, ...], str | None, tuple[TopicPartition, ...]]:
+    ways = [name for name in ("assign", "subscribe", "subscribePattern") if name in given]
+    if len(ways) != 1:
+        found = "none" if not ways else " and ".join(ways)
+        raise ConfigError(f"exactly one of assign, subscribe and subscribePattern is allowed, found {found}")
+    text = given.text(ways[0]) or ""
+    if ways[0] == "subscribe":
+        topics = tuple(sorted({name.strip() for name in text.split(",") if name.strip()}))
+        if not topics:
+            raise ConfigError(f"option subscribe={text!r}: topic names are wanted, separated by commas")
+        return topics, None, ()
+    if ways[0] == "subscribePattern":
+        return (), _pattern(text), ()
+    return (), None, _assignment(text)
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as problem:
+        raise ConfigError(f"option subscribePattern={text!r} is no regular expression: {problem}") from None
+    if not text:
+        raise ConfigError("option subscribePattern is empty: give a regular expression for whole topic names")
+    return text
+
+
+def _assignment(text: str) -> tuple[TopicPartition, ...]:
+    form = '{"topic": [0, 1]}'
+    table = _json_object("assign", text, form)
+    assigned: set[TopicPartition] = set()
+    for topic, numbers in table.items():
+        if not isinstance(numbers, list) or not all(_is_count(number) for number in numbers):
+            raise ConfigError(f"option assign={text!r}: {topic!r} needs a list of partition numbers, as {form}")
+        assigned.update(TopicPartition(topic, number) for number in numbers)
+    if not assigned:
+        raise ConfigError(f"option assign={text!r} names no partition: {form} is the form")
+    return tuple(sorted(assigned))
+
+
+def _bound(given: _Options, side: str, default: int) -> Bound:
+    """Timestamps win over offsets, a timestamp for all over one for each: as in Spark's connector."""
+    if f"{side}Timestamp" in given:
+        option = f"{side}Timestamp"
+        return Bound(given.number(option, 0, at_least=0), {}, True, option)
+    if f"{side}OffsetsByTimestamp" in given:
+        option = f"{side}OffsetsByTimestamp"
+        return Bound(None, _per_partition(option, given.text(option) or "", at_least=0), True, option)
+    option = f"{side}Offsets"
+    text = (given.text(option) or "").strip()
+    if option not in given:
+        return Bound(default, {}, False, option)
+    if text.lower() == "latest":
+        return Bound(LATEST, {}, False, option)
+    if text.lower() == "earliest" and side == "starting":
+        return Bound(EARLIEST, {}, False, option)
+    if not text.startswith("{"):
+        words = "earliest, latest" if side == "starting" else "latest"
+        raise ConfigError(f'option {option}={text!r}: {words} or JSON as {{"topic": {{"0": 23}}}} is allowed')
+    partitions = _per_partition(option, text, at_least=EARLIEST)
+    if side == "ending" and EARLIEST in partitions.values():
+        raise ConfigError(f"option endingOffsets={text!r}: an end of {EARLIEST} (earliest) would read nothing")
+    return Bound(None, partitions, False, option)
+
+
+def _per_partition(option: str, text: str, *, at_least: int) -> dict[TopicPartition, int]:
+    form = '{"topic": {"0": 23, "1": -1}}'
+    numbers: dict[TopicPartition, int] = {}
+    for topic, table in _json_object(option, text, form).items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"option {option}={text!r}: {topic!r} needs an object of partitions, as {form}")
+        for partition, number in table.items():
+            if not partition.isdecimal() or not _is_count(number, at_least):
+                raise ConfigError(
+                    f"option {option}={text!r}: {topic!r} has {partition!r}: {number!r}, where a partition's "
+                    f"number and a whole number of at least {at_least} are allowed, as {form}"
+                )
+            numbers[TopicPartition(topic, int(partition))] = number
+    if not numbers:
+        raise ConfigError(f"option {option}={text!r} names no partition: {form} is the form")
+    return numbers
+
+
+def _json_object(option: str, text: str, form: str) -> dict[str, Any]:
+    try:
+        table = json.loads(text)
+    except ValueError as problem:
+        raise ConfigError(f"option {option}={text!r} is no JSON ({problem}): {form} is the form") from None
+    if not isinstance(table, dict):
+        raise ConfigError(f"option {option}={text!r}: {form} is the form")
+    return table
+
+
+def _is_count(value: object, at_least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= at_least
+
+
+def _offsets_min(given: _Options) -> int | None:
+    least = given.whole("minOffsetsPerTrigger", None, at_least=1)
+    most = given.whole("maxOffsetsPerTrigger", None, at_least=1)
+    if least is not None and most is not None and least > most:
+        raise ConfigError(f"option minOffsetsPerTrigger={least} is above maxOffsetsPerTrigger={most}")
+    return least
+
+
+def _commit_group(given: _Options, client: Mapping[str, str]) -> str | None:
+    if not given.truth("commitOffsets", False):
+        return None
+    group = client.get("group.id", "").strip()
+    if not group:
+        raise ConfigError("option commitOffsets=true needs kafka.group.id, the group that shows the offsets")
+    return group
+
+
+def _converted(
+    name: str, text: str, convert: Callable[[str], Value], allowed: str, fits: Callable[[Value], bool]
+) -> Value:
+    try:
+        value = convert(text.strip())
+    except ValueError:
+        raise ConfigError(f"option {name}={text!r}: {allowed} is allowed") from None
+    if not fits(value):
+        raise ConfigError(f"option {name}={text!r}: {allowed} is allowed")
+    return value

@@ -1,0 +1,64 @@
+"""``spark.read.format("tidemill")``: the data source that PySpark finds and makes.
+
+PySpark looks this module up in every session that uses any Python source, so it imports only PySpark
+itself; readers and writers come when they are asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+
+class TidemillDataSource(DataSource):
+    """Topics of any Kafka cluster as tables and streams of Spark, read and written, without a jar.
+
+    Options and columns are those of Spark's own Kafka connector: :mod:`tidemill.pipeline.options`,
+    :mod:`tidemill.pipeline.columns`.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "tidemill"
+
+    def schema(self) -> str:
+        from tidemill.pipeline.columns import schema_text
+
+        # Streams and batches have the same columns; which of both this is, the reader learns later.
+        return schema_text(str(self.options.get("includeheaders", "false")).strip().lower() == "true")
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from tidemill.pipeline.options import parse_source_options
+        from tidemill.pipeline.reader import TidemillReader
+
+        return TidemillReader(parse_source_options(self.options, streaming=False), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        from tidemill.pipeline.options import parse_source_options
+        from tidemill.pipeline.stream import TidemillStreamReader
+
+        return TidemillStreamReader(parse_source_options(self.options, streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from tidemill.pipeline.options import parse_sink_options
+        from tidemill.pipeline.writer import batch_writer
+
+        return batch_writer(parse_sink_options(self.options), schema, overwrite)
+
+    def streamWriter(  # noqa: N802 - Spark's name
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        from tidemill.pipeline.options import parse_sink_options
+        from tidemill.pipeline.writer import stream_writer
+
+        return stream_writer(parse_sink_options(self.options), schema, overwrite)

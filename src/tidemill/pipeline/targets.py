@@ -1,0 +1,156 @@
+"""Which partitions are read, and from where to where: options resolved against the cluster."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Mapping, Sequence
+
+from tidemill.client.errors import DataLoss, TopicRecreated
+from tidemill.model.errors import ConfigError
+from tidemill.model.types import TopicPartition
+from tidemill.pipeline.cluster import Cluster, TopicView
+from tidemill.pipeline.options import EARLIEST, LATEST, Bound, SourceOptions
+from tidemill.pipeline.planning import ClusterView, Offsets
+from tidemill.pipeline.position import describe_partitions
+
+log = logging.getLogger("tidemill.pipeline")
+
+
+def select_topics(cluster: Cluster, options: SourceOptions, *, strict: bool) -> dict[str, TopicView]:
+    """The topics that the options name and the cluster has.
+
+    With ``strict`` a named topic or partition that is not there is a ConfigError; a pattern may match none.
+    """
+    if options.pattern is not None:
+        pattern = re.compile(options.pattern)
+        return cluster.describe([name for name in cluster.topic_names() if pattern.fullmatch(name)])
+    wanted = options.topics or tuple(sorted({partition.topic for partition in options.assigned}))
+    found = cluster.describe(wanted)
+    if strict:
+        _refuse_missing(cluster, options, wanted, found)
+    return found
+
+
+def partitions_of(options: SourceOptions, topics: Mapping[str, TopicView]) -> list[TopicPartition]:
+    """All partitions of the topics, or the assigned ones that are there; sorted."""
+    there = [
+        TopicPartition(topic, number)
+        for topic, view in sorted(topics.items())
+        for number in range(view.partitions)
+    ]
+    assigned = set(options.assigned)
+    return [partition for partition in there if not assigned or partition in assigned]
+
+
+def look(cluster: Cluster, options: SourceOptions, *, strict: bool = False) -> ClusterView:
+    """Ids, earliest and latest offsets of what the options select, as they are now."""
+    topics = select_topics(cluster, options, strict=strict)
+    partitions = partitions_of(options, topics)
+    return ClusterView(
+        {topic: view.topic_id for topic, view in topics.items()},
+        cluster.list_offsets(dict.fromkeys(partitions, EARLIEST)),
+        cluster.list_offsets(dict.fromkeys(partitions, LATEST)),
+    )
+
+
+def resolve_bound(
+    cluster: Cluster, bound: Bound, view: ClusterView, *, latest_without_match: bool
+) -> tuple[dict[TopicPartition, int], list[str]]:
+    """Offsets for a start or an end, and sentences about what of it is not there.
+
+    Raises ConfigError where the JSON does not name exactly the partitions that are read, and where no
+    record is as late as a starting time.
+    """
+    if bound.everywhere is not None and not bound.by_time:
+        return dict(view.earliest if bound.everywhere == EARLIEST else view.latest), []
+    if bound.everywhere is None:
+        _refuse_other_partitions(bound, view.latest)
+    numbers = {
+        partition: bound.everywhere if bound.everywhere is not None else bound.partitions[partition]
+        for partition in view.latest
+    }
+    if bound.by_time:
+        return _by_time(cluster, bound, numbers, view, latest_without_match), []
+    losses: list[str] = []
+    resolved = {
+        partition: _offset(bound, partition, number, view, losses) for partition, number in numbers.items()
+    }
+    return resolved, losses
+
+
+def report_losses(losses: Sequence[str], options: SourceOptions) -> None:
+    """Raises DataLoss, or warns where ``failOnDataLoss`` is false. Nothing lost, nothing done."""
+    if not losses:
+        return
+    text = "; ".join(losses)
+    if not options.fail_on_data_loss:
+        log.warning("failOnDataLoss=false, going on with what is there: %s", text)
+        return
+    error = TopicRecreated if any("made anew" in loss for loss in losses) else DataLoss
+    raise error(
+        f"{text}. The query stops here because failOnDataLoss is true: set failOnDataLoss=false to go on with "
+        "what is still there, or start again with a new checkpoint and a new output"
+    )
+
+
+def _offset(
+    bound: Bound, partition: TopicPartition, number: int, view: ClusterView, losses: list[str]
+) -> int:
+    earliest, latest = view.earliest[partition], view.latest[partition]
+    if number == EARLIEST:
+        return earliest
+    if number == LATEST:
+        return latest
+    if not earliest <= number <= latest:
+        losses.append(f"{bound.option} asks for offset {number} of {partition}, which has {earliest} to {latest}")
+    return min(max(number, earliest), latest)
+
+
+def _by_time(
+    cluster: Cluster,
+    bound: Bound,
+    times: Mapping[TopicPartition, int],
+    view: ClusterView,
+    latest_without_match: bool,
+) -> dict[TopicPartition, int]:
+    found = cluster.list_offsets(times)
+    missing = [partition for partition in times if found.get(partition, -1) < 0]
+    if missing and bound.option.startswith("starting") and not latest_without_match:
+        raise ConfigError(
+            f"option {bound.option}: {describe_partitions(missing)} has no record as late as "
+            f"{times[missing[0]]} ms; set startingOffsetsByTimestampStrategy=latest to begin at the end there"
+        )
+    return {partition: view.latest[partition] if partition in missing else found[partition] for partition in times}
+
+
+def _refuse_other_partitions(bound: Bound, partitions: Offsets) -> None:
+    missing = [partition for partition in partitions if partition not in bound.partitions]
+    extra = [partition for partition in bound.partitions if partition not in partitions]
+    if missing or extra:
+        parts = []
+        if missing:
+            parts.append(f"leaves out {describe_partitions(missing)}")
+        if extra:
+            parts.append(f"names {describe_partitions(extra)}, not read here")
+        raise ConfigError(
+            f"option {bound.option} {' and '.join(parts)}: it must name each partition once"
+            + ("" if bound.by_time else f" ({EARLIEST} means earliest, {LATEST} latest)")
+        )
+
+
+def _refuse_missing(
+    cluster: Cluster, options: SourceOptions, wanted: Sequence[str], found: Mapping[str, TopicView]
+) -> None:
+    for topic in wanted:
+        if topic not in found:
+            near = difflib.get_close_matches(topic, cluster.topic_names(), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"there is no topic {topic} at {options.bootstrap}{hint}")
+    for partition in options.assigned:
+        if partition.partition >= found[partition.topic].partitions:
+            raise ConfigError(
+                f"option assign names {partition}, but topic {partition.topic} has partitions "
+                f"0 to {found[partition.topic].partitions - 1}"
+            )

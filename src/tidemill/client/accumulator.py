@@ -1,0 +1,439 @@
+"""What waits to be sent: one queue a partition, batches in the order in which they were begun.
+
+This is the part of the producer that runs once a message, and it does no I/O. Threads that send append to the
+last batch of a partition; the sender thread takes batches from the front. All of it happens under one lock,
+which both hold only briefly.
+
+A batch goes ``open -> waiting -> in flight -> done``, and back to waiting when it is sent again. Sequence
+numbers are given when a batch is first sent. Order is kept on retry: a partition with a batch that was sent
+before sends nothing else until that one is settled.
+
+Source: KIP-98 (idempotence), KIP-91 (delivery timeout), KIP-360 (a producer bumps its own epoch), KIP-480
+(sticky partitions).
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from mypy_extensions import i64
+
+from tidemill.client.errors import BufferFull, ClientClosed, ClientError, RequestTimeout
+from tidemill.client.partitioners import crc32_partition, murmur2
+from tidemill.model.errors import ErrorCode
+from tidemill.records.builder import BatchBuilder
+
+RECORD_OVERHEAD_BYTES: Final = 24
+"""What a record takes besides key and value, roughly; a batch's header more or less does not matter here."""
+
+NUMBER_STEP: Final = 1 << 32
+"""Between the numbers of neighbouring batches: room for the parts that a batch may be split into."""
+
+SEQUENCE_MASK: Final = 0x7FFFFFFF
+EPOCH_MAX: Final = 32767
+
+MURMUR2: Final = 0
+CONSISTENT: Final = 1
+ROUND_ROBIN: Final = 2
+STICKY: Final = 3
+CUSTOM: Final = 4
+
+
+class PendingBatch:
+    """One batch under way, and what became of it."""
+
+    def __init__(
+        self, queue: PartitionQueue, number: int, created: float, codec: i64, level: int | None
+    ) -> None:
+        self.queue = queue
+        self.number = number
+        self.span = NUMBER_STEP
+        self.created = created
+        self.builder = BatchBuilder(codec, level)
+        self.bytes: i64 = 0
+        self.urgent = False
+        self.full = False
+        self.attempts = 0
+        self.retry_at = 0.0
+        self.producer_id: i64 = -1
+        self.producer_epoch: i64 = -1
+        self.sequence: i64 = -1
+        self.done = False
+        self.error: Exception | None = None
+        self.base_offset: i64 = -1
+        self.append_time_ms: i64 = -1
+        self.callbacks: list[tuple[int, int, Any]] | None = None
+        self.event: threading.Event | None = None
+        self.parts: list[PendingBatch] | None = None
+        self.part_starts: list[int] | None = None
+
+
+class RecordMetadata:
+    """Where a message is: ``offset`` is -1 with acks=0, and when the broker had the message already."""
+
+    def __init__(self, topic: str, partition: int, offset: int, timestamp_ms: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.timestamp_ms = timestamp_ms
+
+    def __repr__(self) -> str:
+        return (
+            f"RecordMetadata(topic={self.topic!r}, partition={self.partition}, offset={self.offset}, "
+            f"timestamp_ms={self.timestamp_ms})"
+        )
+
+
+class Delivery:
+    """The fate of one message, known once its batch is settled."""
+
+    def __init__(self, accumulator: Accumulator, batch: PendingBatch, index: i64, timestamp_ms: i64) -> None:
+        self._accumulator = accumulator
+        self._batch = batch
+        self._index: i64 = index
+        self._timestamp_ms: i64 = timestamp_ms
+
+    def done(self) -> bool:
+        """Whether the message was acknowledged, or given up."""
+        return self._settled()[0].done
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        """Waits (seconds) for the acknowledgement; raises the error that the message was given up with.
+
+        Waiting ends lingering: the batch is sent at once. RequestTimeout when there is no outcome yet.
+        """
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        return self._metadata()
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        """As :meth:`result`, but gives the error instead of raising it."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            batch = self._settled()[0]
+            if batch.done and batch.parts is None:
+                return batch.error
+            self._accumulator.await_batch(
+                batch, None if deadline is None else max(0.0, deadline - time.monotonic())
+            )
+
+    def _settled(self) -> tuple[PendingBatch, i64]:
+        """The batch that the message went with, and its index there: a batch too large is sent in parts."""
+        batch = self._batch
+        index: i64 = self._index
+        while batch.parts is not None and batch.part_starts is not None:
+            number = 0
+            for i in range(len(batch.part_starts)):
+                if i64(batch.part_starts[i]) <= index:
+                    number = i
+            index -= i64(batch.part_starts[number])
+            batch = batch.parts[number]
+        return batch, index
+
+    def _metadata(self) -> RecordMetadata:
+        batch, index = self._settled()
+        return metadata_of(batch, int(index), int(self._timestamp_ms))
+
+
+def metadata_of(batch: PendingBatch, index: int, timestamp_ms: int) -> RecordMetadata:
+    """Where the message at ``index`` of a settled batch is."""
+    offset = int(batch.base_offset)
+    time_ms = timestamp_ms if batch.append_time_ms < 0 else int(batch.append_time_ms)
+    return RecordMetadata(
+        batch.queue.topic, batch.queue.partition, offset + index if offset >= 0 else -1, time_ms
+    )
+
+
+class PartitionQueue:
+    """The batches of one partition: ``waiting`` in order (the last may be open), ``in_flight`` in order."""
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.waiting: deque[PendingBatch] = deque()
+        self.in_flight: list[PendingBatch] = []
+        self.open: PendingBatch | None = None
+        self.next_number = 0
+        self.producer_id: i64 = -1
+        self.producer_epoch: i64 = -1
+        self.next_sequence: i64 = 0
+        self.bump_due = False
+
+
+class TopicQueues:
+    """The queues of one topic, and where keyless messages go now."""
+
+    def __init__(self, name: str, partitions: int) -> None:
+        self.name = name
+        self.queues: list[PartitionQueue] = [PartitionQueue(name, p) for p in range(partitions)]
+        self.available: list[int] = list(range(partitions))
+        self.turn: i64 = 0
+        self.sticky: i64 = -1
+
+
+class Accumulator:
+    """All queues of a producer. ``wake`` is called (under the lock) when the sender has something to do."""
+
+    def __init__(
+        self,
+        batch_bytes: i64,
+        buffer_bytes: i64,
+        message_bytes_max: i64,
+        codec: i64,
+        level: int | None,
+        kind: i64,
+        custom: Callable[[str, bytes | None, int], int] | None,
+        wake: Callable[[], None],
+    ) -> None:
+        self.batch_bytes: i64 = batch_bytes
+        self.buffer_bytes: i64 = buffer_bytes
+        self.message_bytes_max: i64 = message_bytes_max
+        self.codec: i64 = codec
+        self.level = level
+        self.kind: i64 = kind
+        self.custom = custom
+        self.wake = wake
+        self.used_bytes: i64 = 0
+        self.waiters = 0
+        self.closed: ClientError | None = None
+        self.lock: Any = threading.Lock()
+        self.room: Any = threading.Condition(self.lock)
+        self.topics: dict[str, TopicQueues] = {}
+        self.active: dict[PartitionQueue, None] = {}
+        self.incomplete: dict[PendingBatch, None] = {}
+
+    # -- what threads that send do ------------------------------------------------------------------------
+
+    def append(
+        self,
+        topic: TopicQueues,
+        partition: i64,
+        timestamp_ms: i64,
+        key: bytes | None,
+        value: bytes | None,
+        headers: list[tuple[str, bytes | None]] | None,
+        on_delivery: Any,
+        block_seconds: float,
+    ) -> Delivery:
+        """Adds a message; ``partition`` -1 asks the partitioner. Waits while the buffer is full."""
+        size: i64 = RECORD_OVERHEAD_BYTES
+        if key is not None:
+            size += i64(len(key))
+        if value is not None:
+            size += i64(len(value))
+        if headers is not None:
+            for name, content in headers:
+                size += 10 + i64(len(name)) + (0 if content is None else i64(len(content)))
+        if size > self.message_bytes_max or size > self.buffer_bytes:
+            raise self._too_large(topic, size)
+        self.lock.acquire()
+        try:
+            if self.closed is not None:
+                raise self.closed
+            if self.used_bytes + size > self.buffer_bytes:
+                self._await_room(size, block_seconds)
+            if partition < 0:
+                partition = self._choose(topic, key)
+            batch = self._batch_for(topic, partition, size)
+            before: i64 = batch.builder.size_bytes
+            index: i64 = batch.builder.count
+            after: i64 = batch.builder.append(timestamp_ms, key, value, headers)
+            batch.bytes += after - before
+            self.used_bytes += after - before
+            if on_delivery is not None:
+                if batch.callbacks is None:
+                    batch.callbacks = []
+                batch.callbacks.append((int(index), int(timestamp_ms), on_delivery))
+            if after >= self.batch_bytes and not batch.full:
+                self._close_batch(batch)
+            return Delivery(self, batch, index, timestamp_ms)
+        finally:
+            self.lock.release()
+
+    def append_many(
+        self,
+        topic: TopicQueues,
+        partitions: Sequence[int] | None,
+        timestamps_ms: Sequence[int | None] | None,
+        now_ms: i64,
+        keys: Sequence[bytes | None] | None,
+        values: Sequence[bytes | None],
+        headers: Sequence[list[tuple[str, bytes | None]] | None] | None,
+        block_seconds: float,
+    ) -> list[Delivery]:
+        """Adds many messages of one topic: the last delivery of every batch that took some."""
+        last: dict[PendingBatch, Delivery] = {}
+        count = len(values)
+        for i in range(count):
+            stamp = now_ms
+            if timestamps_ms is not None:
+                given = timestamps_ms[i]
+                if given is not None:
+                    stamp = i64(given)
+            delivery = self.append(
+                topic,
+                -1 if partitions is None else i64(partitions[i]),
+                stamp,
+                None if keys is None else keys[i],
+                values[i],
+                None if headers is None else headers[i],
+                None,
+                block_seconds,
+            )
+            last[delivery._batch] = delivery
+        return list(last.values())
+
+    def _choose(self, topic: TopicQueues, key: bytes | None) -> i64:
+        count: i64 = len(topic.queues)
+        if self.kind == CUSTOM and self.custom is not None:
+            chosen: i64 = self.custom(topic.name, key, int(count))
+            if chosen < 0 or chosen >= count:
+                raise ValueError(f"the partitioner chose {chosen} of {count} partitions of {topic.name!r}")
+            return chosen
+        if key is not None:
+            if self.kind == MURMUR2:
+                return (murmur2(key) & 0x7FFFFFFF) % count
+            if self.kind == CONSISTENT:
+                return i64(crc32_partition(key, int(count)))
+        usable: i64 = len(topic.available)
+        if self.kind == ROUND_ROBIN:
+            topic.turn += 1
+            return topic.turn % count if usable == 0 else i64(topic.available[topic.turn % usable])
+        if topic.sticky < 0 or topic.queues[topic.sticky].open is None:
+            topic.sticky = self._next_sticky(topic, count, usable)
+        return topic.sticky
+
+    def _next_sticky(self, topic: TopicQueues, count: i64, usable: i64) -> i64:
+        """Another partition with a leader, by chance: over time all get the same."""
+        if usable == 0:
+            return i64(random.randrange(int(count)))
+        chosen: i64 = topic.available[random.randrange(int(usable))]
+        if chosen == topic.sticky and usable > 1:
+            chosen = topic.available[random.randrange(int(usable))]
+        return chosen
+
+    def _batch_for(self, topic: TopicQueues, partition: i64, size: i64) -> PendingBatch:
+        if partition >= i64(len(topic.queues)):
+            raise self._no_partition(topic, partition)
+        queue = topic.queues[partition]
+        batch = queue.open
+        if batch is not None:
+            if batch.builder.size_bytes + size <= self.batch_bytes:
+                return batch
+            self._close_batch(batch)
+            if self.kind != ROUND_ROBIN and topic.sticky == partition:
+                topic.sticky = -1
+        return self._new_batch(queue)
+
+    def _new_batch(self, queue: PartitionQueue) -> PendingBatch:
+        batch = PendingBatch(queue, queue.next_number, time.monotonic(), self.codec, self.level)
+        queue.next_number += NUMBER_STEP
+        queue.open = batch
+        queue.waiting.append(batch)
+        self.active[queue] = None
+        self.incomplete[batch] = None
+        self.wake()
+        return batch
+
+    def _close_batch(self, batch: PendingBatch) -> None:
+        batch.full = True
+        if batch.queue.open is batch:
+            batch.queue.open = None
+        self.wake()
+
+    def _await_room(self, size: i64, block_seconds: float) -> None:
+        deadline = time.monotonic() + block_seconds
+        self.waiters += 1
+        try:
+            while self.used_bytes + size > self.buffer_bytes:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise BufferFull(
+                        f"{self.used_bytes} bytes wait to be sent, and {size} more do not fit into "
+                        f"buffer.memory={self.buffer_bytes} within max.block.ms; slow down, raise "
+                        "buffer.memory, or look whether the brokers keep up"
+                    )
+                self.wake()
+                self.room.wait(left)
+                if self.closed is not None:
+                    raise self.closed
+        finally:
+            self.waiters -= 1
+
+    def _too_large(self, topic: TopicQueues, size: i64) -> ClientError:
+        return ClientError(
+            f"a message of about {size} bytes for topic {topic.name!r} is over "
+            f"max.request.size={self.message_bytes_max} or buffer.memory={self.buffer_bytes}; "
+            "send smaller ones, or raise these and max.message.bytes of the topic",
+            ErrorCode.MESSAGE_TOO_LARGE,
+            topic=topic.name,
+        )
+
+    def _no_partition(self, topic: TopicQueues, partition: i64) -> ClientError:
+        return ClientError(
+            f"topic {topic.name!r} has no partition {partition}, it has {len(topic.queues)}; "
+            "choose a smaller one, or add partitions",
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            topic=topic.name,
+            partition=int(partition),
+        )
+
+    # -- waiting for the outcome --------------------------------------------------------------------------
+
+    def await_batch(self, batch: PendingBatch, timeout: float | None) -> None:
+        """Returns once ``batch`` is settled; RequestTimeout after ``timeout`` seconds."""
+        if batch.done:
+            return
+        with self.lock:
+            if batch.done:
+                return
+            if batch.event is None:
+                batch.event = threading.Event()
+            if not batch.urgent:
+                batch.urgent = True
+                self.wake()
+        if not batch.event.wait(timeout):
+            raise RequestTimeout(
+                f"the batch for {batch.queue.topic}-{batch.queue.partition} is not settled after {timeout} s; "
+                "wait longer: it goes on until delivery.timeout.ms"
+            )
+
+    def mark_all_urgent(self) -> list[PendingBatch]:
+        """Ends the lingering of everything that waits now; the batches that are not settled yet."""
+        with self.lock:
+            batches = list(self.incomplete)
+            for batch in batches:
+                batch.urgent = True
+            self.wake()
+            return batches
+
+    # -- what the sender does -----------------------------------------------------------------------------
+
+    def settle(self, batch: PendingBatch, error: Exception | None) -> None:
+        """Ends a batch: frees its room, wakes who waits. The callbacks are the sender's to run, unlocked."""
+        with self.lock:
+            batch.error = error
+            batch.done = True
+            self.incomplete.pop(batch, None)
+            self.used_bytes -= batch.bytes
+            if batch.event is not None:
+                batch.event.set()
+            if self.waiters > 0:
+                self.room.notify_all()
+
+    def shut(self, error: ClientError) -> None:
+        """Refuses further messages with ``error``."""
+        with self.lock:
+            self.closed = error
+            self.room.notify_all()
+
+
+def closed_error() -> ClientClosed:
+    """What a closed producer refuses messages with."""
+    return ClientClosed("the producer is closed; make a new one", ErrorCode.NETWORK_EXCEPTION)

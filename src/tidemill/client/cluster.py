@@ -1,0 +1,435 @@
+"""What the client knows of the cluster: brokers, topics, leaders; and the connections to them.
+
+Connections are kept apart by purpose, because a broker answers one connection's requests in order: a commit
+must not wait behind a long poll.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tidemill.client.config import ClientConfig
+from tidemill.client.connection import Connection
+from tidemill.client.errors import (
+    BrokerUnreachable,
+    ClientClosed,
+    ClientError,
+    RequestTimeout,
+    code_of,
+    error_for,
+)
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import ZERO_ID
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.find_coordinator import FindCoordinatorRequest
+from tidemill.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+
+DATA, CONTROL, GROUP = "data", "control", "group"
+"""Purposes of connections: records, questions, the group's coordinator."""
+
+
+class Node:
+    """A broker, as the cluster advertises it."""
+
+    __slots__ = ("host", "node_id", "port", "rack")
+
+    def __init__(self, node_id: int, host: str, port: int, rack: str | None = None) -> None:
+        self.node_id = node_id
+        self.host = host
+        self.port = port
+        self.rack = rack
+
+    @property
+    def address(self) -> str:
+        """``host:port``."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __repr__(self) -> str:
+        return f"Node({self.node_id}, {self.address!r}, rack={self.rack!r})"
+
+
+class Partition:
+    """A partition's leader and replicas. ``leader`` is -1 while there is none."""
+
+    __slots__ = ("error_code", "isr", "leader", "leader_epoch", "offline", "partition", "replicas")
+
+    def __init__(
+        self,
+        partition: int,
+        leader: int,
+        leader_epoch: int,
+        replicas: list[int],
+        isr: list[int],
+        offline: list[int],
+        error_code: int,
+    ) -> None:
+        self.partition = partition
+        self.leader = leader
+        self.leader_epoch = leader_epoch
+        self.replicas = replicas
+        self.isr = isr
+        self.offline = offline
+        self.error_code = error_code
+
+
+class Topic:
+    """A topic: its id (zeros from brokers that have none) and its partitions by number."""
+
+    __slots__ = ("internal", "name", "partitions", "topic_id")
+
+    def __init__(self, name: str, topic_id: bytes, internal: bool, partitions: list[Partition]) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.internal = internal
+        self.partitions = partitions
+
+
+class Cluster:
+    """Metadata and connections, shared by the threads of one client."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self.config = config
+        self.nodes: dict[int, Node] = {}
+        self.topics: dict[str, Topic] = {}
+        self.names: dict[bytes, str] = {}
+        self.errors: dict[str, int] = {}
+        self.controller_id = -1
+        self.cluster_id: str | None = None
+        self.version = 0
+        self.closed = False
+        self._wanted: set[str] = set()
+        self._refreshed = 0.0
+        self._stale = True
+        self._lock = threading.RLock()
+        self._refresh_lock = threading.Lock()
+        self._connections: dict[tuple[int, str], Connection] = {}
+        self._bootstrap: Connection | None = None
+        self._opening: set[tuple[int, str]] = set()
+        self._failures: dict[int, tuple[int, float]] = {}
+        self._random = random.Random()
+
+    # -- connections --------------------------------------------------------------------------------------
+
+    def connection(self, node_id: int, purpose: str, deadline: float) -> Connection:
+        """An open connection to a broker, opened if need be; waits out the pause after a failure.
+
+        BrokerUnreachable when it cannot be opened, or the pause ends after ``deadline`` (monotonic).
+        """
+        while True:
+            found = self.opened(node_id, purpose)
+            if found is not None:
+                return found
+            pause = self.pause(node_id)
+            if pause <= 0:
+                return self._open(node_id, purpose)
+            if time.monotonic() + pause > deadline:
+                node = self.nodes.get(node_id)
+                raise BrokerUnreachable(
+                    f"broker {node.address if node else node_id} failed a moment ago, and is not tried again "
+                    "within the time given; is it running?",
+                    broker=node.address if node else None,
+                )
+            time.sleep(pause)
+
+    def opened(self, node_id: int, purpose: str) -> Connection | None:
+        """The open connection to a broker, if there is one."""
+        found = self._connections.get((node_id, purpose))
+        return found if found is not None and not found.closed else None
+
+    def open_soon(self, node_id: int, purpose: str, done: Callable[[], None]) -> None:
+        """Opens a connection in a thread of its own and calls ``done`` then; a no-op while one is opening.
+
+        For threads that serve several brokers and must not wait for one.
+        """
+        key = (node_id, purpose)
+        with self._lock:
+            if key in self._opening or self.pause(node_id) > 0 or self.closed:
+                return
+            self._opening.add(key)
+
+        def run() -> None:
+            try:
+                self._open(node_id, purpose)
+            except ClientError:
+                self.request_refresh()
+            finally:
+                with self._lock:
+                    self._opening.discard(key)
+                done()
+
+        threading.Thread(target=run, name=f"tidemill-connect-{node_id}", daemon=True).start()
+
+    def pause(self, node_id: int) -> float:
+        """Seconds until a broker that failed may be tried again; 0 when now."""
+        failed = self._failures.get(node_id)
+        return max(0.0, failed[1] - time.monotonic()) if failed else 0.0
+
+    def _open(self, node_id: int, purpose: str) -> Connection:
+        if self.closed:
+            raise ClientClosed("the client is closed", ErrorCode.NETWORK_EXCEPTION)
+        node = self.nodes.get(node_id)
+        if node is None:
+            raise BrokerUnreachable(f"broker {node_id} is not in the metadata; it may be down")
+        made = Connection(node.host, node.port, self.config, node_id)
+        try:
+            made.open()
+        except ClientError:
+            self.failed(node_id)
+            raise
+        with self._lock:
+            self._failures.pop(node_id, None)
+            other = self.opened(node_id, purpose)
+            if other is not None:
+                made.close()
+                return other
+            self._connections[node_id, purpose] = made
+            if self.closed:
+                made.close()
+        return made
+
+    def failed(self, node_id: int) -> None:
+        """Notes a failure: the broker is left alone for a growing pause, with a fifth of jitter."""
+        count = self._failures.get(node_id, (0, 0.0))[0]
+        base = self.config.seconds("reconnect.backoff.ms") * 2 ** min(count, 20)
+        pause = min(base, self.config.seconds("reconnect.backoff.max.ms")) * self._random.uniform(0.8, 1.2)
+        self._failures[node_id] = (count + 1, time.monotonic() + pause)
+
+    def any_connection(self, deadline: float) -> Connection:
+        """A connection to some broker: one that is open, a known one, or one of ``bootstrap.servers``."""
+        for (_, purpose), found in list(self._connections.items()):
+            if purpose == CONTROL and not found.closed:
+                return found
+        if self._bootstrap is not None and not self._bootstrap.closed:
+            return self._bootstrap
+        failures: list[str] = []
+        known = list(self.nodes)
+        self._random.shuffle(known)
+        for node_id in known:
+            if self.pause(node_id) <= 0:
+                try:
+                    return self._open(node_id, CONTROL)
+                except ClientError as problem:
+                    failures.append(str(problem))
+        return self._open_bootstrap(deadline, failures)
+
+    def _open_bootstrap(self, deadline: float, failures: list[str]) -> Connection:
+        servers = list(self.config["bootstrap.servers"])
+        self._random.shuffle(servers)
+        attempt = 0
+        while True:
+            reasons = list(failures)
+            for host, port in servers:
+                made = Connection(host, port, self.config)
+                try:
+                    made.open()
+                except ClientError as problem:
+                    reasons.append(str(problem))
+                    continue
+                self._bootstrap = made
+                return made
+            attempt += 1
+            pause = min(self.config.seconds("reconnect.backoff.ms") * 2**attempt, 1.0)
+            if time.monotonic() + pause >= deadline or self.closed:
+                raise BrokerUnreachable("no broker can be reached: " + "; ".join(reasons))
+            time.sleep(pause)
+
+    # -- metadata -----------------------------------------------------------------------------------------
+
+    def request_refresh(self) -> None:
+        """Has the metadata read again before it is next relied on."""
+        self._stale = True
+
+    def needs_refresh(self) -> bool:
+        """Whether the metadata is stale or too old."""
+        return self._stale or time.monotonic() - self._refreshed > self.config.seconds("metadata.max.age.ms")
+
+    def refresh(
+        self,
+        deadline: float,
+        topics: Iterable[str] | None = None,
+        *,
+        every: bool = False,
+        create: bool = False,
+    ) -> None:
+        """Reads the metadata: of ``topics`` besides those known to be wanted, or of ``every`` topic.
+
+        Errors of topics are kept in ``errors``; errors of the request are raised.
+        """
+        with self._refresh_lock:
+            self._stale = False
+            try:
+                self._refresh(deadline, topics, every, create)
+            except BaseException:
+                self._stale = True
+                raise
+
+    def _refresh(self, deadline: float, topics: Iterable[str] | None, every: bool, create: bool) -> None:
+        if topics is not None:
+            self._wanted.update(topics)
+        failure: ClientError | None = None
+        while True:
+            try:
+                connection = self.any_connection(deadline)
+                version = connection.version(ApiKey.METADATA)
+                asked = None if every else [MetadataRequestTopic(name=name) for name in sorted(self._wanted)]
+                if not every and version == 0 and not asked:
+                    asked = [MetadataRequestTopic(name="")]  # an empty list means every topic in version 0
+                if every and version == 0:
+                    asked = []
+                request = MetadataRequest(topics=asked, allow_auto_topic_creation=create or version < 4)
+                answer = connection.call(ApiKey.METADATA, request, version=version)
+                if answer.error_code:
+                    raise error_for(answer.error_code, "read metadata", broker=connection.address)
+                self._take(answer, every)
+                return
+            except (BrokerUnreachable, RequestTimeout) as problem:
+                failure = problem
+            if time.monotonic() >= deadline or self.closed:
+                raise failure
+            time.sleep(self.config.seconds("retry.backoff.ms"))
+
+    def _take(self, answer: Any, every: bool) -> None:
+        with self._lock:
+            self.nodes = {b.node_id: Node(b.node_id, b.host, b.port, b.rack) for b in answer.brokers}
+            self.controller_id = answer.controller_id
+            self.cluster_id = answer.cluster_id
+            found: dict[str, Topic] = {}
+            for item in answer.topics:
+                if item.name is None:
+                    continue
+                if item.error_code:
+                    self.errors[item.name] = item.error_code
+                    if code_of(item.error_code) != ErrorCode.LEADER_NOT_AVAILABLE:
+                        self.topics.pop(item.name, None)
+                    continue
+                self.errors.pop(item.name, None)
+                found[item.name] = self._topic(item)
+            if every:
+                self.topics = found
+            else:
+                self.topics.update(found)
+            self.names = {t.topic_id: t.name for t in self.topics.values() if t.topic_id != ZERO_ID}
+            self._refreshed = time.monotonic()
+            self.version += 1
+
+    def _topic(self, item: Any) -> Topic:
+        """The new image of a topic; a partition whose leader epoch went back is an old broker's view."""
+        old = self.topics.get(item.name)
+        before = {p.partition: p for p in old.partitions} if old and old.topic_id == item.topic_id else {}
+        partitions: list[Partition] = []
+        for p in sorted(item.partitions, key=lambda p: p.partition_index):
+            known = before.get(p.partition_index)
+            if known is not None and 0 <= p.leader_epoch < known.leader_epoch:
+                partitions.append(known)
+                continue
+            partitions.append(
+                Partition(
+                    p.partition_index,
+                    p.leader_id,
+                    p.leader_epoch,
+                    p.replica_nodes,
+                    p.isr_nodes,
+                    p.offline_replicas,
+                    p.error_code,
+                )
+            )
+        return Topic(item.name, item.topic_id, item.is_internal, partitions)
+
+    def forget(self, topic: str) -> None:
+        """No longer reads the metadata of ``topic``."""
+        self._wanted.discard(topic)
+        self.topics.pop(topic, None)
+
+    def topic(self, name: str, deadline: float, *, create: bool = False) -> Topic:
+        """A topic's metadata, read if it is not known yet; waits for a topic that is being created."""
+        failure: ClientError | None = None
+        while True:
+            found = self.topics.get(name)
+            if found is not None and found.partitions:
+                return found
+            self.refresh(deadline, [name], create=create)
+            found = self.topics.get(name)
+            if found is not None and found.partitions:
+                return found
+            code = self.errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            failure = error_for(code, f"use topic {name!r}", topic=name)
+            if not failure.retriable or (code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not create):
+                self._wanted.discard(name)
+                raise failure
+            pause = self.config.seconds("retry.backoff.ms")
+            if time.monotonic() + pause >= deadline:
+                raise failure
+            time.sleep(pause)
+
+    def leader(self, topic: str, partition: int) -> int:
+        """The node id of a partition's leader; -1 when none is known."""
+        found = self.topics.get(topic)
+        if found is None or partition >= len(found.partitions):
+            return -1
+        return found.partitions[partition].leader
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    def call(self, node_id: int, key: ApiKey, message: Any, deadline: float, **options: Any) -> Any:
+        """Asks one broker, once, over its connection for questions."""
+        return self.connection(node_id, CONTROL, deadline).call(key, message, **options)
+
+    def call_any(self, key: ApiKey, message: Any, deadline: float, **options: Any) -> Any:
+        """Asks some broker; others are tried while brokers fail and there is time."""
+        while True:
+            try:
+                return self.any_connection(deadline).call(key, message, **options)
+            except (BrokerUnreachable, RequestTimeout):
+                if time.monotonic() + self.config.seconds("retry.backoff.ms") >= deadline:
+                    raise
+                time.sleep(self.config.seconds("retry.backoff.ms"))
+
+    def coordinator(self, key: str, deadline: float, key_type: int = 0) -> int:
+        """The node id of a group's coordinator (``key_type`` 1: of a transactional id's)."""
+        what = "group" if key_type == 0 else "transactional id"
+        while True:
+            connection = self.any_connection(deadline)
+            version = connection.version(ApiKey.FIND_COORDINATOR)
+            request = FindCoordinatorRequest(key_type=key_type if version >= 1 else 0)
+            if version >= 4:
+                request.coordinator_keys = [key]
+            else:
+                request.key = key
+            try:
+                answer = connection.call(ApiKey.FIND_COORDINATOR, request, version=version)
+                found = answer.coordinators[0] if version >= 4 else answer
+                if not found.error_code:
+                    with self._lock:
+                        known = self.nodes.get(found.node_id)
+                        if known is None or (known.host, known.port) != (found.host, found.port):
+                            self.nodes = {
+                                **self.nodes,
+                                found.node_id: Node(found.node_id, found.host, found.port),
+                            }
+                    return int(found.node_id)
+                failure: ClientError = error_for(
+                    found.error_code,
+                    f"find the coordinator of {what} {key!r}",
+                    detail=found.error_message,
+                    broker=connection.address,
+                )
+            except (BrokerUnreachable, RequestTimeout) as problem:
+                failure = problem
+            if not failure.retriable or time.monotonic() + 0.1 >= deadline:
+                raise failure
+            time.sleep(self.config.seconds("retry.backoff.ms"))
+
+    def close(self) -> None:
+        """Closes every connection."""
+        self.closed = True
+        with self._lock:
+            found = list(self._connections.values())
+            self._connections.clear()
+            if self._bootstrap is not None:
+                found.append(self._bootstrap)
+        for connection in found:
+            connection.close()

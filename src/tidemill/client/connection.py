@@ -1,0 +1,433 @@
+"""One connection to one broker: requests go out one after the other, answers come back in that order.
+
+Requests may be sent by several threads, and any thread may wait for its answer: whoever waits reads for
+all. An answer is received straight into one ``bytes`` of its announced size (``MSG_WAITALL``), which the
+decoders then read by positions. The announced size is bounded, and memory that no byte has arrived for is
+never touched, so that a length that lies costs a closed connection and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import tidemill
+from tidemill.client.config import ClientConfig
+from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError, RequestTimeout, error_for
+from tidemill.model.errors import ErrorCode, ProtocolError
+from tidemill.wire.apis import API, ApiKey
+from tidemill.wire.header import decode_response, encode_request
+from tidemill.wire.messages.api_versions import ApiVersionsRequest
+
+TICK_SECONDS = 1
+"""The kernel gives a blocked call back after this long, so that deadlines are looked at."""
+
+RECEIVE_SLICE = 64 * 1024 * 1024
+"""Most bytes asked for in one call; a longer answer comes in several pieces."""
+
+
+class Request:
+    """A request under way. ``frame`` holds the answer without its size once ``done``."""
+
+    __slots__ = (
+        "api_key",
+        "connection",
+        "correlation_id",
+        "done",
+        "error",
+        "expires",
+        "frame",
+        "tag",
+        "version",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        api_key: ApiKey,
+        version: int,
+        correlation_id: int,
+        expires: float,
+        tag: Any,
+    ) -> None:
+        self.connection = connection
+        self.api_key = api_key
+        self.version = version
+        self.correlation_id = correlation_id
+        self.expires = expires
+        self.tag = tag
+        self.done = False
+        self.error: ClientError | None = None
+        self.frame: bytes = b""
+
+    def response(self) -> Any:
+        """The decoded answer; raises what made the connection fail."""
+        if self.error is not None:
+            raise self.error
+        return decode_response(self.api_key, self.version, self.frame)[1]
+
+
+class Connection:
+    """A connection with its negotiated versions. Opened by :meth:`open`; never opened again after a failure."""
+
+    def __init__(self, host: str, port: int, config: ClientConfig, node_id: int = -1) -> None:
+        self.host = host
+        self.port = port
+        self.node_id = node_id
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.closed = False
+        self.used = time.monotonic()
+        self._config = config
+        self._client_id = config.str("client.id")
+        self._timeout = config.seconds("request.timeout.ms")
+        self._bytes_max = config.int("response.bytes.max")
+        self._versions: dict[int, tuple[int, int]] = {}
+        self._chosen: dict[int, int] = {}
+        self._socket: socket.socket | None = None
+        self._poll = select.poll()
+        self._send_lock = threading.Lock()
+        self._read_lock = threading.Lock()
+        self._pending: deque[Request] = deque()
+        self._correlation = 0
+        self._tls = config["security.protocol"] == "ssl"
+
+    # -- opening ------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Connects, and learns which versions the broker speaks. BrokerUnreachable with the reason."""
+        self._socket = self._connect()
+        self._poll.register(self._socket, select.POLLIN)
+        try:
+            self._negotiate()
+        except ProtocolError as problem:
+            self.close()
+            raise BrokerUnreachable(
+                f"{self.address} does not answer as a Kafka broker: {problem}; check host and port",
+                broker=self.address,
+            ) from problem
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self) -> socket.socket:
+        deadline = time.monotonic() + self._config.seconds("socket.connection.setup.timeout.ms")
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except OSError as problem:
+            raise BrokerUnreachable(
+                f"the name of broker {self.address} cannot be resolved: {problem}; check bootstrap.servers "
+                "and the broker's advertised.listeners",
+                broker=self.address,
+            ) from problem
+        reason: OSError | None = None
+        for family, kind, protocol, _, address in found:
+            made = socket.socket(family, kind, protocol)
+            try:
+                self._prepare(made)
+                made.settimeout(max(0.001, deadline - time.monotonic()))
+                made.connect(address)
+                return self._ready(made)
+            except OSError as problem:
+                made.close()
+                reason = problem
+        raise BrokerUnreachable(
+            f"no connection to broker {self.address}: {reason}; is it running, and reachable from here?",
+            broker=self.address,
+        ) from reason
+
+    def _prepare(self, made: socket.socket) -> None:
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, key in (
+            (socket.SO_SNDBUF, "send.buffer.bytes"),
+            (socket.SO_RCVBUF, "receive.buffer.bytes"),
+        ):
+            if self._config.int(key) > 0:
+                made.setsockopt(socket.SOL_SOCKET, option, self._config.int(key))
+
+    def _ready(self, made: socket.socket) -> socket.socket:
+        """TLS where it is asked for; then blocking, with a tick, so that one call takes a whole answer."""
+        if self._tls:
+            from tidemill.client.tls import wrap
+
+            made = wrap(made, self.host, self._config)
+            made.settimeout(TICK_SECONDS)
+            return made
+        made.settimeout(None)
+        tick = struct.pack("ll", TICK_SECONDS, 0)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, tick)
+        return made
+
+    def _negotiate(self) -> None:
+        version = API[ApiKey.API_VERSIONS].version_max
+        while True:
+            question = ApiVersionsRequest(
+                client_software_name="tidemill", client_software_version=tidemill.__version__
+            )
+            request = self.send(ApiKey.API_VERSIONS, question, version=version)
+            self.wait(request, self._timeout)
+            if request.error is not None:
+                raise request.error
+            # A broker that does not know the version answers in version 0, and says what it knows.
+            code = struct.unpack_from(">h", request.frame, 4)[0] if len(request.frame) >= 6 else 0
+            if code == ErrorCode.UNSUPPORTED_VERSION and version > 0:
+                request.version = 0
+                known = [
+                    k.max_version for k in request.response().api_keys if k.api_key == ApiKey.API_VERSIONS
+                ]
+                version = min(version - 1, known[0]) if known else 0
+                continue
+            answer = request.response()
+            if answer.error_code:
+                raise error_for(answer.error_code, "negotiate versions", broker=self.address)
+            self._versions = {k.api_key: (k.min_version, k.max_version) for k in answer.api_keys}
+            return
+
+    # -- versions -----------------------------------------------------------------------------------------
+
+    def supports(self, key: ApiKey, version: int = 0) -> bool:
+        """Whether both ends speak ``key`` in ``version`` or a later one."""
+        theirs = self._versions.get(key)
+        spec = API[key]
+        return theirs is not None and max(version, spec.version_min, theirs[0]) <= min(
+            spec.version_max, theirs[1]
+        )
+
+    def version(self, key: ApiKey, at_most: int = 32767) -> int:
+        """The highest version of ``key`` that both ends speak; ClientError where there is none."""
+        chosen = self._chosen.get(key)
+        if chosen is not None:
+            return min(chosen, at_most)
+        theirs = self._versions.get(key)
+        if not self.supports(key) or theirs is None:
+            has = f"versions {theirs[0]} to {theirs[1]}" if theirs else "none"
+            spec = API[key]
+            raise ClientError(
+                f"broker {self.address} has no common version of {spec.name}: it offers {has}, this client "
+                f"speaks {spec.version_min} to {spec.version_max}; use a newer broker, or do without",
+                ErrorCode.UNSUPPORTED_VERSION,
+                broker=self.address,
+            )
+        chosen = min(API[key].version_max, theirs[1])
+        self._chosen[key] = chosen
+        return min(chosen, at_most)
+
+    # -- requests -----------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        key: ApiKey,
+        message: Any,
+        *,
+        version: int | None = None,
+        timeout: float | None = None,
+        tag: Any = None,
+        answered: bool = True,
+    ) -> Request:
+        """Sends a request and returns at once. ``answered`` is False for Produce with acks=0.
+
+        ``timeout`` is in seconds, ``request.timeout.ms`` unless told; an answer that has not come by then
+        closes the connection.
+        """
+        if version is None:
+            version = self.version(key)
+        self.used = now = time.monotonic()
+        request = Request(self, key, version, 0, now + (timeout or self._timeout), tag)
+        with self._send_lock:
+            if self.closed:
+                raise BrokerUnreachable(
+                    f"the connection to broker {self.address} is closed", broker=self.address
+                )
+            self._correlation = (self._correlation + 1) & 0x7FFFFFFF
+            request.correlation_id = self._correlation
+            frame = encode_request(key, version, request.correlation_id, self._client_id, message)
+            if answered:
+                self._pending.append(request)
+            else:
+                request.done = True
+            try:
+                self._write(frame, request.expires)
+            except OSError as problem:
+                self._fail(self._broken(problem))
+        if request.error is not None:
+            raise request.error
+        return request
+
+    def _write(self, frame: bytes, deadline: float) -> None:
+        view = memoryview(frame)
+        opened = self._socket
+        if opened is None:
+            raise OSError(errno.ENOTCONN, "not connected")
+        while view:
+            try:
+                view = view[opened.send(view) :]
+            except (BlockingIOError, TimeoutError):
+                if time.monotonic() > deadline:
+                    raise OSError(errno.ETIMEDOUT, "the broker takes no more bytes") from None
+
+    def wait(self, request: Request, timeout: float) -> bool:
+        """Waits up to ``timeout`` seconds for the answer; True once there is one, or an error."""
+        deadline = time.monotonic() + timeout
+        while not request.done:
+            now = time.monotonic()
+            if not self._read_lock.acquire(timeout=max(0.0, deadline - now)):
+                return request.done
+            try:
+                if not request.done:
+                    self._step(min(deadline, request.expires), request)
+                    if not request.done and time.monotonic() >= deadline:
+                        return False
+            finally:
+                self._read_lock.release()
+        return True
+
+    def _step(self, deadline: float, request: Request) -> None:
+        """Reads one answer if one begins by ``deadline``; closes when the request has expired."""
+        if self._readable(max(0.0, deadline - time.monotonic())):
+            self._receive()
+        elif time.monotonic() >= request.expires:
+            self._fail(self._late(request))
+
+    def _late(self, request: Request) -> RequestTimeout:
+        return RequestTimeout(
+            f"broker {self.address} has not answered {API[request.api_key].name} in time; is it overloaded? "
+            "raise request.timeout.ms if it only needs longer",
+            broker=self.address,
+        )
+
+    def call(
+        self, key: ApiKey, message: Any, *, version: int | None = None, timeout: float | None = None
+    ) -> Any:
+        """Sends a request and waits for its decoded answer."""
+        request = self.send(key, message, version=version, timeout=timeout)
+        self.wait(request, (timeout or self._timeout) + 1)
+        if not request.done:
+            self._fail(self._late(request))
+        return request.response()
+
+    def receive(self) -> None:
+        """For a thread that polls :meth:`fileno` itself: takes the answers that have begun to arrive."""
+        with self._read_lock:
+            while self._readable(0.0):
+                self._receive()
+
+    def expire(self, now: float) -> bool:
+        """Closes the connection when its oldest request is overdue."""
+        oldest = self._pending[0] if self._pending else None
+        if oldest is not None and now >= oldest.expires:
+            self._fail(self._late(oldest))
+            return True
+        return False
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests wait for their answer."""
+        return len(self._pending)
+
+    def fileno(self) -> int:
+        """The socket's descriptor, to poll for reading."""
+        return self._socket.fileno() if self._socket is not None else -1
+
+    # -- receiving ----------------------------------------------------------------------------------------
+
+    def _readable(self, timeout: float) -> bool:
+        if self.closed:
+            return False
+        if self._tls and self._socket is not None and self._socket.pending():  # type: ignore[attr-defined]
+            return True
+        return bool(self._poll.poll(max(0, int(timeout * 1000 + 0.999))))
+
+    def _receive(self) -> None:
+        """Reads one whole answer and hands it to its request. The caller holds the read lock."""
+        try:
+            if not self._pending:
+                raise ProtocolError("an answer to no request")
+            request = self._pending[0]
+            deadline = max(request.expires, time.monotonic() + TICK_SECONDS)
+            size = int.from_bytes(self._take(4, deadline), "big", signed=True)
+            if not 4 <= size <= self._bytes_max:
+                raise ProtocolError(f"an answer of {size} bytes; allowed are 4 to {self._bytes_max}")
+            frame = self._take(size, deadline)
+            correlation = int.from_bytes(frame[:4], "big", signed=True)
+            if correlation != request.correlation_id:
+                raise ProtocolError(f"correlation id {correlation} where {request.correlation_id} was due")
+        except ProtocolError as problem:
+            self._fail(
+                BrokerUnreachable(
+                    f"broker {self.address} sent what is no answer ({problem}); check host, port and "
+                    "security.protocol",
+                    broker=self.address,
+                )
+            )
+            return
+        except OSError as problem:
+            self._fail(self._broken(problem))
+            return
+        self._pending.popleft()
+        self.used = time.monotonic()
+        request.frame = frame
+        request.done = True
+
+    def _take(self, count: int, deadline: float) -> bytes:
+        """Exactly ``count`` bytes. The usual case is one system call and no copy."""
+        pieces: list[bytes] = []
+        opened = self._socket
+        if opened is None:
+            raise OSError(errno.ENOTCONN, "not connected")
+        flags = 0 if self._tls else socket.MSG_WAITALL
+        while True:
+            try:
+                piece = opened.recv(min(count, RECEIVE_SLICE), flags)
+            except (BlockingIOError, TimeoutError):
+                piece = b""
+            else:
+                if not piece:
+                    raise OSError(errno.ECONNRESET, "the broker closed the connection")
+                count -= len(piece)
+                if count == 0:
+                    return piece if not pieces else b"".join([*pieces, piece])
+                pieces.append(piece)
+            if not piece and time.monotonic() > deadline:
+                raise OSError(errno.ETIMEDOUT, "the answer does not go on")
+
+    # -- closing ------------------------------------------------------------------------------------------
+
+    def _broken(self, problem: OSError) -> BrokerUnreachable:
+        return BrokerUnreachable(
+            f"the connection to broker {self.address} broke: {problem}; it is opened again when needed",
+            broker=self.address,
+        )
+
+    def _fail(self, error: ClientError) -> None:
+        """Ends every request under way with ``error``, and closes."""
+        self.closed = True
+        while self._pending:
+            try:
+                request = self._pending.popleft()
+            except IndexError:
+                break
+            request.error = error
+            request.done = True
+        found = self._socket
+        if found is not None:
+            with contextlib.suppress(OSError):
+                found.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError, KeyError, ValueError):
+                self._poll.unregister(found)
+            found.close()
+            self._socket = None
+
+    def close(self) -> None:
+        """Closes; requests under way end with :class:`ClientClosed`."""
+        if not self.closed:
+            self._fail(
+                ClientClosed(f"the connection to {self.address} was closed", ErrorCode.NETWORK_EXCEPTION)
+            )

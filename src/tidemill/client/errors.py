@@ -1,0 +1,159 @@
+"""What the client raises: each error names the broker, the subject, Kafka's code and the next step."""
+
+from __future__ import annotations
+
+from tidemill.model.errors import ErrorCode, KafkaError
+
+NEXT_STEP: dict[ErrorCode, str] = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "create the topic, or check its name and the number of its partitions",
+    ErrorCode.UNKNOWN_TOPIC_ID: "the topic was deleted or made anew; refresh the metadata and start again",
+    ErrorCode.LEADER_NOT_AVAILABLE: "wait for an election; if it stays, look at the brokers that hold its replicas",
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: "the leader moved; the request is sent again after a metadata refresh",
+    ErrorCode.OFFSET_OUT_OF_RANGE: "set auto.offset.reset, or seek to an offset between start and end of the log",
+    ErrorCode.MESSAGE_TOO_LARGE: "send smaller messages, or raise max.message.bytes of the topic "
+    "(message.max.bytes of the broker) and max.request.size of the producer",
+    ErrorCode.RECORD_LIST_TOO_LARGE: "lower batch.size, or raise segment.bytes of the topic",
+    ErrorCode.NOT_ENOUGH_REPLICAS: "bring replicas back, or lower min.insync.replicas",
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: "bring replicas back, or lower min.insync.replicas",
+    ErrorCode.INVALID_REQUIRED_ACKS: "use acks=0, 1 or all",
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "ask for rights on the topic",
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "ask for rights on the group",
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "ask for rights on the cluster",
+    ErrorCode.UNSUPPORTED_VERSION: "use a newer broker, or leave the newer option out",
+    ErrorCode.TOPIC_ALREADY_EXISTS: "use the topic that is there, or another name",
+    ErrorCode.INVALID_TOPIC_EXCEPTION: "names have 1 to 249 characters of a-z A-Z 0-9 . _ -, and are not . or ..",
+    ErrorCode.INVALID_PARTITIONS: "the number of partitions is at least 1 and can only grow",
+    ErrorCode.INVALID_REPLICATION_FACTOR: "use at most as many replicas as there are live brokers",
+    ErrorCode.INVALID_CONFIG: "correct the key or its value",
+    ErrorCode.POLICY_VIOLATION: "a policy of the cluster refuses it; ask its operator",
+    ErrorCode.NON_EMPTY_GROUP: "stop the members of the group first",
+    ErrorCode.GROUP_ID_NOT_FOUND: "check the group id; list groups to see what is there",
+    ErrorCode.INVALID_GROUP_ID: "set group.id to a text that is not empty",
+    ErrorCode.GROUP_MAX_SIZE_REACHED: "stop members, or raise group.max.size of the broker",
+    ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC: "stop the members that subscribe to the topic first",
+    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: "give every member of the group a common partition.assignment.strategy",
+    ErrorCode.INVALID_SESSION_TIMEOUT: "keep session.timeout.ms within group.min.session.timeout.ms and "
+    "group.max.session.timeout.ms of the broker",
+    ErrorCode.FENCED_INSTANCE_ID: "another member runs with the same group.instance.id; stop one of them",
+    ErrorCode.UNKNOWN_MEMBER_ID: "the group has dropped this member; poll() joins again",
+    ErrorCode.ILLEGAL_GENERATION: "the group has moved on; poll() joins again",
+    ErrorCode.REBALANCE_IN_PROGRESS: "call poll() to take part in the rebalance, then commit again",
+    ErrorCode.OFFSET_METADATA_TOO_LARGE: "shorten the metadata, or raise offset.metadata.max.bytes of the broker",
+    ErrorCode.UNSTABLE_OFFSET_COMMIT: "a transaction over these offsets is open; try again later",
+    ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "use another compression.type, or a newer broker",
+    ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT: "the topic keeps an older message format; convert it, or leave the option out",
+    ErrorCode.INVALID_TIMESTAMP: "correct the timestamp, or change message.timestamp.{before,after}.max.ms of the topic",
+    ErrorCode.INVALID_RECORD: "a compacted topic needs a key in every message",
+    ErrorCode.KAFKA_STORAGE_ERROR: "look at the broker's disk and log",
+    ErrorCode.THROTTLING_QUOTA_EXCEEDED: "slow down; a quota of the cluster is used up",
+    ErrorCode.TOPIC_DELETION_DISABLED: "set delete.topic.enable=true on the brokers",
+    ErrorCode.SASL_AUTHENTICATION_FAILED: "check user and password",
+    ErrorCode.NOT_CONTROLLER: "the controller moved; the request is sent again after a metadata refresh",
+    ErrorCode.UNKNOWN_SERVER_ERROR: "the broker's log has the reason",
+}
+
+
+class ClientError(KafkaError):
+    """A failed call of the client.
+
+    ``broker`` is ``host:port`` where one answered; ``topic`` and ``partition`` where it concerns one.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        code: ErrorCode | None = None,
+        *,
+        broker: str | None = None,
+        topic: str | None = None,
+        partition: int | None = None,
+    ) -> None:
+        super().__init__(message, code)
+        self.broker = broker
+        self.topic = topic
+        self.partition = partition
+
+
+class BrokerUnreachable(ClientError):
+    """No connection, or one that broke: sending again later may help."""
+
+    code = ErrorCode.NETWORK_EXCEPTION
+
+
+class RequestTimeout(ClientError):
+    """No answer within the time given."""
+
+    code = ErrorCode.REQUEST_TIMED_OUT
+
+
+class DeliveryTimeout(RequestTimeout):
+    """A message was not acknowledged within ``delivery.timeout.ms``."""
+
+
+class BufferFull(RequestTimeout):
+    """``buffer.memory`` stayed full for ``max.block.ms``."""
+
+
+class ClientClosed(ClientError):
+    """The producer, consumer or admin was closed, or is used in a forked child."""
+
+
+class CommitFailed(ClientError):
+    """The group went on without this member: its partitions may belong to another one now."""
+
+    code = ErrorCode.REBALANCE_IN_PROGRESS
+
+
+class NoOffset(ClientError):
+    """No committed offset, and ``auto.offset.reset=none``."""
+
+    code = ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+class DataLoss(ClientError):
+    """Records that were asked for are gone (retention, deletion), or the log ends before them."""
+
+    code = ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+class TopicRecreated(DataLoss):
+    """The topic was deleted and made anew: its offsets mean other records."""
+
+    code = ErrorCode.INCONSISTENT_TOPIC_ID
+
+
+def code_of(number: int) -> ErrorCode:
+    """The code by its number; a number from a newer broker becomes UNKNOWN_SERVER_ERROR."""
+    try:
+        return ErrorCode(number)
+    except ValueError:
+        return ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def error_for(
+    number: int,
+    what: str,
+    *,
+    detail: str | None = None,
+    broker: str | None = None,
+    topic: str | None = None,
+    partition: int | None = None,
+) -> ClientError:
+    """The exception for an error code in a reply; ``what`` says what was tried ("create topic x")."""
+    code = code_of(number)
+    name = code.name if code == number else f"{code.name} (code {number})"
+    parts = [f"cannot {what}: {name}"]
+    if detail:
+        parts.append(f" ({detail.rstrip('.')})")
+    if broker:
+        parts.append(f", broker {broker}")
+    step = NEXT_STEP.get(code)
+    if step:
+        parts.append(f"; {step}")
+    return ClientError("".join(parts), code, broker=broker, topic=topic, partition=partition)
+
+
+def check(number: int, what: str, **about: object) -> None:
+    """Raises what :func:`error_for` makes, unless the code is 0."""
+    if number:
+        raise error_for(number, what, **about)  # type: ignore[arg-type]

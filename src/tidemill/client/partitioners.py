@@ -1,0 +1,78 @@
+"""Which partition a message goes to.
+
+The keyed ones hash as the clients do that write to the same topics: murmur2 as the Java client (so that a
+key meets the messages that other programs wrote under it), CRC-32 as librdkafka's ``consistent``.
+"""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+from mypy_extensions import i64
+
+from tidemill.model.errors import ConfigError
+
+MASK: i64 = 0xFFFFFFFF
+MULTIPLIER: i64 = 0x5BD1E995
+SEED: i64 = 0x9747B28C
+
+
+def murmur2(data: bytes) -> int:
+    """The 32-bit murmur2 hash of the Java client, unsigned; Java prints the same bits signed."""
+    length: i64 = len(data)
+    multiplier: i64 = 0x5BD1E995
+    mask: i64 = 0xFFFFFFFF
+    seed: i64 = 0x9747B28C
+    h: i64 = seed ^ length
+    i: i64 = 0
+    k: i64
+    last: i64 = length - 3
+    while i < last:
+        k = data[i] | (data[i + 1] << 8) | (data[i + 2] << 16) | (data[i + 3] << 24)
+        k = (k * multiplier) & mask
+        k = ((k ^ (k >> 24)) * multiplier) & mask
+        h = ((h * multiplier) & mask) ^ k
+        i += 4
+    rest: i64 = length - i
+    if rest == 3:
+        h ^= data[i + 2] << 16
+    if rest >= 2:
+        h ^= data[i + 1] << 8
+    if rest >= 1:
+        h = ((h ^ data[i]) * multiplier) & mask
+    h = ((h ^ (h >> 13)) * multiplier) & mask
+    return h ^ (h >> 15)
+
+
+def murmur2_partition(key: bytes, partitions: int) -> int:
+    """The partition of ``key`` as Java clients choose it."""
+    return (murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def crc32_partition(key: bytes, partitions: int) -> int:
+    """The partition of ``key`` as librdkafka's ``consistent`` partitioner chooses it."""
+    return crc32(key) % partitions
+
+
+KINDS = ("murmur2", "consistent", "roundrobin", "sticky")
+"""Values of ``partitioner``: murmur2 and consistent hash the key and are sticky where there is none."""
+
+ALIASES = {
+    "default": "murmur2",
+    "murmur2_random": "murmur2",
+    "consistent_random": "consistent",
+    "crc32": "consistent",
+    "org.apache.kafka.clients.producer.internals.DefaultPartitioner": "murmur2",
+    "kafka.producer.DefaultPartitioner": "murmur2",
+    "org.apache.kafka.clients.producer.RoundRobinPartitioner": "roundrobin",
+    "org.apache.kafka.clients.producer.UniformStickyPartitioner": "sticky",
+}
+
+
+def kind_of(name: str) -> str:
+    """The kind for a configured name; ConfigError when there is none such."""
+    kind = ALIASES.get(name, name)
+    if kind not in KINDS:
+        allowed = ", ".join(KINDS)
+        raise ConfigError(f"partitioner={name!r} is not known; use one of {allowed}, or a callable")
+    return kind

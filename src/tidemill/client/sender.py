@@ -1,0 +1,585 @@
+"""The producer's sender thread: takes ready batches, sends them to their leaders, settles what comes back.
+
+One thread serves all brokers. Connections are opened by helper threads, so that a dead broker holds up only
+its own partitions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from tidemill.client.accumulator import (
+    EPOCH_MAX,
+    SEQUENCE_MASK,
+    Accumulator,
+    PartitionQueue,
+    PendingBatch,
+    metadata_of,
+)
+from tidemill.client.cluster import DATA, Cluster
+from tidemill.client.connection import Connection, Request
+from tidemill.client.errors import (
+    BrokerUnreachable,
+    ClientClosed,
+    ClientError,
+    DeliveryTimeout,
+    RequestTimeout,
+    code_of,
+    error_for,
+)
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import ZERO_ID
+from tidemill.records.builder import BatchBuilder
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.init_producer_id import InitProducerIdRequest
+from tidemill.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+
+LOG = logging.getLogger(__name__)
+
+TOPIC_ID_FROM = 13
+REQUEST_OVERHEAD_BYTES = 1024
+
+LEADER_MOVED = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+    }
+)
+"""After these the metadata is read again before the next try."""
+
+STATE_LOST = frozenset(
+    {
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    }
+)
+"""The broker's idea of this producer's sequence is another: it begins again under the next epoch."""
+
+IDLE_SECONDS = 1.0
+
+
+class Sender:
+    """The thread, and what it keeps: sockets to poll, requests under way, the producer id."""
+
+    def __init__(self, cluster: Cluster, accumulator: Accumulator) -> None:
+        config = cluster.config
+        self._cluster = cluster
+        self._accumulator = accumulator
+        self._acks = config.int("acks")
+        self._linger = config.seconds("linger.ms")
+        self._timeout_ms = min(config.int("request.timeout.ms"), 2**31 - 1)
+        self._delivery_timeout = config.seconds("delivery.timeout.ms")
+        self._retries = config.int("retries")
+        self._in_flight_max = config.int("max.in.flight.requests.per.connection")
+        self._request_bytes = config.int("max.request.size")
+        self._backoff = config.seconds("retry.backoff.ms")
+        self._backoff_max = config.seconds("retry.backoff.max.ms")
+        self._idempotent = config.bool("enable.idempotence")
+        self._producer_id = -1
+        self._producer_epoch = -1
+        self._poll = select.poll()
+        self._registered: dict[int, Connection] = {}
+        self._outstanding: dict[Connection, deque[Request]] = {}
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._poll.register(self._wake_read, select.POLLIN)
+        self._awake = False
+        self._finished: deque[tuple[Any, PendingBatch, int, int]] = deque()
+        self._refreshing = False
+        self.stopping = False
+        self.thread = threading.Thread(target=self._run, name="tidemill-producer", daemon=True)
+
+    def wake(self) -> None:
+        """Has the thread look again. Safe from any thread."""
+        if not self._awake:
+            self._awake = True
+            with contextlib.suppress(BlockingIOError, OSError):
+                os.write(self._wake_write, b"\0")
+
+    # -- the loop -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not (self.stopping and not self._accumulator.incomplete):
+                self._turn()
+        except BaseException as problem:
+            LOG.exception("the producer's sender thread ends")
+            error = ClientError(f"the producer's sender thread failed: {problem!r}; make a new producer")
+            self._accumulator.shut(error)
+            for batch in list(self._accumulator.incomplete):
+                self._settle(batch, error)
+            self._run_callbacks()
+            if not isinstance(problem, Exception):
+                raise
+        finally:
+            os.close(self._wake_read)
+            self._awake = True
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        self._prepare(now)
+        wait = self._send_ready(now)
+        self._run_callbacks()
+        self._await(wait)
+        self._run_callbacks()
+
+    def _await(self, wait: float) -> None:
+        """Sleeps until an answer, a wake-up or the time; takes the answers."""
+        for descriptor, _ in self._poll.poll(int(wait * 1000 + 0.999)):
+            if descriptor == self._wake_read:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_read, 4096)
+                self._awake = False
+                continue
+            connection = self._registered.get(descriptor)
+            if connection is not None:
+                connection.receive()
+        now = time.monotonic()
+        for connection, requests in list(self._outstanding.items()):
+            connection.expire(now)
+            while requests and requests[0].done:
+                self._answered(requests.popleft())
+        for descriptor, connection in list(self._registered.items()):
+            if connection.closed:
+                self._unregister(descriptor, connection)
+
+    def _unregister(self, descriptor: int, connection: Connection) -> None:
+        del self._registered[descriptor]
+        self._outstanding.pop(connection, None)
+        with contextlib.suppress(KeyError, OSError, ValueError):
+            self._poll.unregister(descriptor)
+        if not self._cluster.closed:
+            self._cluster.failed(connection.node_id)
+            self._cluster.request_refresh()
+
+    # -- what must be there before anything is sent -------------------------------------------------------
+
+    def _prepare(self, now: float) -> None:
+        """Gives up what is too old; has metadata and producer id brought by a helper thread."""
+        accumulator = self._accumulator
+        self._expire(now)
+        missing_id = self._idempotent and self._producer_id < 0 and bool(accumulator.active)
+        if (self._cluster.needs_refresh() or missing_id) and not self._refreshing:
+            self._refreshing = True
+            threading.Thread(
+                target=self._ask_cluster, args=(missing_id,), name="tidemill-producer-metadata", daemon=True
+            ).start()
+
+    def _ask_cluster(self, missing_id: bool) -> None:
+        deadline = time.monotonic() + 5
+        try:
+            if self._cluster.needs_refresh():
+                self._cluster.refresh(deadline)
+                self.take_metadata()
+            if missing_id:
+                self._init_producer_id(deadline)
+        except KafkaError as problem:
+            if not problem.retriable and not isinstance(problem, ClientClosed):
+                self._fatal(problem)
+            else:
+                LOG.debug("metadata or producer id: %s", problem)
+                time.sleep(self._backoff)
+        finally:
+            self._refreshing = False
+            self.wake()
+
+    def take_metadata(self) -> None:
+        """Brings the queues up to the metadata: new partitions, and which ones have a leader."""
+        with self._accumulator.lock:
+            for name, topic in self._accumulator.topics.items():
+                known = self._cluster.topics.get(name)
+                if known is None:
+                    continue
+                for p in range(len(topic.queues), len(known.partitions)):
+                    topic.queues.append(PartitionQueue(name, p))
+                topic.available = [p.partition for p in known.partitions if p.leader >= 0]
+
+    def _init_producer_id(self, deadline: float) -> None:
+        request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=2**31 - 1)
+        answer = self._cluster.call_any(ApiKey.INIT_PRODUCER_ID, request, deadline)
+        if answer.error_code:
+            raise error_for(answer.error_code, "get a producer id (enable.idempotence=false does without)")
+        self._producer_epoch = answer.producer_epoch
+        self._producer_id = answer.producer_id
+
+    def _fatal(self, problem: KafkaError) -> None:
+        for batch in list(self._accumulator.incomplete):
+            with self._accumulator.lock:
+                known = batch in batch.queue.waiting
+                if known:
+                    self._remove_waiting(batch)
+            if known:
+                self._settle(batch, problem)
+
+    # -- sending ------------------------------------------------------------------------------------------
+
+    def _send_ready(self, now: float) -> float:
+        """Sends what is ready; seconds until the next batch may be, or a large number."""
+        wait = IDLE_SECONDS
+        if self._idempotent and self._producer_id < 0:
+            return wait
+        by_node: dict[int, list[PartitionQueue]] = {}
+        accumulator = self._accumulator
+        with accumulator.lock:
+            flushing = accumulator.waiters > 0 or self.stopping
+            for queue in list(accumulator.active):
+                due = self._due(queue, now, flushing)
+                if due > 0:
+                    wait = min(wait, due)
+                    continue
+                by_node.setdefault(self._cluster.leader(queue.topic, queue.partition), []).append(queue)
+        for node_id, queues in by_node.items():
+            if node_id < 0:
+                self._cluster.request_refresh()
+                wait = min(wait, self._backoff)
+                continue
+            connection = self._cluster.opened(node_id, DATA)
+            if connection is None:
+                pause = self._cluster.pause(node_id)
+                self._cluster.open_soon(node_id, DATA, self.wake)
+                wait = min(wait, pause or IDLE_SECONDS)
+                continue
+            if self._send_to(connection, queues, now):
+                wait = 0.0
+        return wait
+
+    def _due(self, queue: PartitionQueue, now: float, flushing: bool) -> float:
+        """Seconds until the queue's first batch may be sent; 0 for now, IDLE_SECONDS when an answer decides."""
+        waiting = queue.waiting
+        if not waiting:
+            self._accumulator.active.pop(queue, None)
+            return IDLE_SECONDS
+        head = waiting[0]
+        if queue.bump_due and not queue.in_flight:
+            self._bump(queue)
+            if queue.producer_id < 0:
+                return IDLE_SECONDS
+        if queue.in_flight and (
+            queue.bump_due or head.attempts > 0 or any(batch.attempts > 1 for batch in queue.in_flight)
+        ):
+            return IDLE_SECONDS
+        if head.attempts > 0:
+            return max(0.0, head.retry_at - now)
+        if flushing or head.full or head.urgent or len(waiting) > 1:
+            return 0.0
+        return max(0.0, head.created + self._linger - now)
+
+    def _send_to(self, connection: Connection, queues: list[PartitionQueue], now: float) -> bool:
+        """Sends one request with a batch of each queue, as far as they fit; True when more may be ready."""
+        under_way = self._outstanding.setdefault(connection, deque())
+        if len(under_way) >= self._in_flight_max:
+            return False
+        batches: list[PendingBatch] = []
+        more = False
+        size = REQUEST_OVERHEAD_BYTES
+        with self._accumulator.lock:
+            for queue in queues:
+                batch = queue.waiting[0]
+                if batches and size + batch.builder.size_bytes > self._request_bytes:
+                    more = True
+                    continue
+                self._take(queue, batch)
+                size += batch.builder.size_bytes
+                batches.append(batch)
+                more = more or len(queue.waiting) > 0
+        self._request(connection, batches)
+        return more and len(under_way) < self._in_flight_max
+
+    def _take(self, queue: PartitionQueue, batch: PendingBatch) -> None:
+        """From waiting to in flight. The caller holds the lock."""
+        queue.waiting.popleft()
+        if queue.open is batch:
+            queue.open = None
+        batch.full = True
+        if self._idempotent and batch.sequence < 0:
+            if queue.producer_id < 0:
+                queue.producer_id, queue.producer_epoch = self._producer_id, self._producer_epoch
+                queue.next_sequence = 0
+            batch.producer_id, batch.producer_epoch = queue.producer_id, queue.producer_epoch
+            batch.sequence = queue.next_sequence
+            queue.next_sequence = (queue.next_sequence + batch.builder.count) & SEQUENCE_MASK
+        batch.attempts += 1
+        queue.in_flight.append(batch)
+
+    def _bump(self, queue: PartitionQueue) -> None:
+        """Begins the partition's sequence again under the next epoch; brokers keep it per partition."""
+        queue.bump_due = False
+        queue.next_sequence = 0
+        if queue.producer_epoch >= EPOCH_MAX:
+            self._producer_id = -1
+            queue.producer_id = -1
+        else:
+            queue.producer_epoch += 1
+        for batch in queue.waiting:
+            batch.sequence = -1
+        LOG.info(
+            "the sequence of %s-%s begins again under producer epoch %s",
+            queue.topic,
+            queue.partition,
+            queue.producer_epoch,
+        )
+
+    def _request(self, connection: Connection, batches: list[PendingBatch]) -> None:
+        topics: dict[str, TopicProduceData] = {}
+        version = connection.version(ApiKey.PRODUCE)
+        try:
+            for batch in batches:
+                queue = batch.queue
+                data = topics.get(queue.topic)
+                if data is None:
+                    known = self._cluster.topics.get(queue.topic)
+                    topic_id = known.topic_id if known else ZERO_ID
+                    if topic_id == ZERO_ID:
+                        version = min(version, TOPIC_ID_FROM - 1)
+                    data = TopicProduceData(name=queue.topic, topic_id=topic_id, partition_data=[])
+                    topics[queue.topic] = data
+                records = batch.builder.build(batch.producer_id, batch.producer_epoch, batch.sequence)
+                data.partition_data.append(PartitionProduceData(index=queue.partition, records=records))
+            message = ProduceRequest(
+                transactional_id=None,
+                acks=self._acks,
+                timeout_ms=self._timeout_ms,
+                topic_data=list(topics.values()),
+            )
+            self._register(connection)
+            request = connection.send(
+                ApiKey.PRODUCE, message, version=version, tag=batches, answered=self._acks != 0
+            )
+        except KafkaError as problem:
+            for batch in batches:
+                self._failed(batch, problem.code, problem)
+            return
+        if self._acks != 0:
+            self._outstanding[connection].append(request)
+            return
+        for batch in batches:
+            self._succeeded(batch, -1, -1)
+
+    def _register(self, connection: Connection) -> None:
+        descriptor = connection.fileno()
+        if descriptor >= 0 and self._registered.get(descriptor) is not connection:
+            self._poll.register(descriptor, select.POLLIN)
+            self._registered[descriptor] = connection
+
+    # -- answers ------------------------------------------------------------------------------------------
+
+    def _answered(self, request: Request) -> None:
+        batches: list[PendingBatch] = request.tag
+        try:
+            answer = request.response()
+        except KafkaError as problem:
+            self._cluster.request_refresh()
+            for batch in batches:
+                self._failed(batch, ErrorCode.NETWORK_EXCEPTION, problem)
+            return
+        found: dict[tuple[Any, int], Any] = {}
+        by_id = request.version >= TOPIC_ID_FROM
+        for topic in answer.responses:
+            name = self._cluster.names.get(topic.topic_id) if by_id else topic.name
+            for entry in topic.partition_responses:
+                found[name, entry.index] = entry
+        for batch in batches:
+            entry = found.get((batch.queue.topic, batch.queue.partition))
+            if entry is None:
+                missing = BrokerUnreachable(
+                    f"broker {request.connection.address} left {batch.queue.topic}-{batch.queue.partition} "
+                    "out of its answer",
+                    broker=request.connection.address,
+                )
+                self._failed(batch, ErrorCode.UNKNOWN_TOPIC_ID, missing)
+            elif entry.error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+                base = entry.base_offset if entry.error_code == ErrorCode.NONE else -1
+                self._succeeded(batch, base, entry.log_append_time_ms)
+            else:
+                detail = entry.error_message
+                if entry.record_errors:
+                    first = entry.record_errors[0]
+                    detail = f"{detail or ''} record {first.batch_index}: {first.batch_index_error_message}".strip()
+                problem = error_for(
+                    entry.error_code,
+                    f"produce to {batch.queue.topic}-{batch.queue.partition}",
+                    detail=detail,
+                    broker=request.connection.address,
+                    topic=batch.queue.topic,
+                    partition=batch.queue.partition,
+                )
+                self._failed(batch, code_of(entry.error_code), problem)
+
+    def _succeeded(self, batch: PendingBatch, base_offset: int, append_time_ms: int) -> None:
+        with self._accumulator.lock:
+            batch.queue.in_flight.remove(batch)
+        batch.base_offset = base_offset
+        batch.append_time_ms = append_time_ms
+        self._settle(batch, None)
+
+    def _failed(self, batch: PendingBatch, code: ErrorCode, problem: Exception) -> None:
+        """Sends a batch again, in parts or as it is, or gives it up."""
+        queue = batch.queue
+        if code in LEADER_MOVED:
+            self._cluster.request_refresh()
+        now = time.monotonic()
+        retriable = isinstance(problem, KafkaError) and problem.retriable
+        with self._accumulator.lock:
+            first = queue.in_flight[0] is batch
+            queue.in_flight.remove(batch)
+            if code in STATE_LOST and self._idempotent:
+                retriable = True
+                if first:
+                    queue.bump_due = True
+            if (
+                code in (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
+                and batch.builder.count > 1
+            ):
+                self._split(batch)
+                return
+            late = now >= batch.created + self._delivery_timeout
+            if retriable and not late and batch.attempts <= self._retries:
+                self._requeue(batch, now)
+                return
+            if self._idempotent and batch.sequence >= 0:
+                queue.bump_due = True
+        if retriable and late:
+            problem = DeliveryTimeout(
+                f"{batch.builder.count} messages for {queue.topic}-{queue.partition} were not acknowledged within "
+                f"delivery.timeout.ms, after {batch.attempts} tries; the last: {problem}",
+                topic=queue.topic,
+                partition=queue.partition,
+            )
+        self._settle(batch, problem)
+
+    def _requeue(self, batch: PendingBatch, now: float) -> None:
+        """Back among the waiting ones, in the old order, after a pause that grows. Under the lock."""
+        pause = min(self._backoff * 2 ** min(batch.attempts - 1, 20), self._backoff_max)
+        batch.retry_at = now + pause
+        self._insert(batch)
+
+    def _insert(self, batch: PendingBatch) -> None:
+        queue = batch.queue
+        at = 0
+        for other in queue.waiting:
+            if other.number > batch.number:
+                break
+            at += 1
+        queue.waiting.insert(at, batch)
+        self._accumulator.active[queue] = None
+
+    def _split(self, batch: PendingBatch) -> None:
+        """Replaces a batch that is too large for the broker by two halves with the same sequences."""
+        from tidemill.records.reader import iter_records
+
+        queue, count = batch.queue, int(batch.builder.count)
+        data = batch.builder.build()
+        half = (count + 1) // 2
+        parts: list[PendingBatch] = []
+        for _ in range(2):
+            part = PendingBatch(
+                queue, batch.number, batch.created, self._accumulator.codec, batch.builder.level
+            )
+            part.span = batch.span // 2
+            part.full = part.urgent = True
+            part.attempts = batch.attempts
+            parts.append(part)
+        for i, record in enumerate(iter_records(data)):
+            builder: BatchBuilder = parts[0 if i < half else 1].builder
+            builder.append(record.timestamp, record.key, record.value, record.headers or None)
+        for index, on_index, callback in batch.callbacks or ():
+            part = parts[0 if index < half else 1]
+            part.callbacks = part.callbacks or []
+            part.callbacks.append((index if index < half else index - half, on_index, callback))
+        batch.callbacks = None
+        if batch.sequence >= 0:
+            for part, ahead in zip(parts, (0, half), strict=True):
+                part.producer_id, part.producer_epoch = batch.producer_id, batch.producer_epoch
+                part.sequence = (batch.sequence + ahead) & SEQUENCE_MASK
+        parts[1].number += parts[1].span
+        share = batch.bytes // 2
+        parts[0].bytes, parts[1].bytes = share, batch.bytes - share
+        for part in parts:
+            self._accumulator.incomplete[part] = None
+            self._insert(part)
+        # Who waits for the whole goes on to wait for the part that holds his message.
+        batch.parts, batch.part_starts = parts, [0, half]
+        batch.done = True
+        self._accumulator.incomplete.pop(batch, None)
+        if batch.event is not None:
+            batch.event.set()
+
+    def _remove_waiting(self, batch: PendingBatch) -> None:
+        batch.queue.waiting.remove(batch)
+        if batch.queue.open is batch:
+            batch.queue.open = None
+
+    def _expire(self, now: float) -> bool:
+        """Gives up batches that waited longer than ``delivery.timeout.ms``."""
+        expired: list[PendingBatch] = []
+        with self._accumulator.lock:
+            for queue in list(self._accumulator.active):
+                while queue.waiting and now >= queue.waiting[0].created + self._delivery_timeout:
+                    batch = queue.waiting[0]
+                    self._remove_waiting(batch)
+                    if batch.sequence >= 0:
+                        queue.bump_due = True
+                    expired.append(batch)
+        for batch in expired:
+            reason = self._cluster.errors.get(batch.queue.topic)
+            more = f" (the topic: {code_of(reason).name})" if reason else ""
+            self._settle(
+                batch,
+                DeliveryTimeout(
+                    f"{batch.builder.count} messages for {batch.queue.topic}-{batch.queue.partition} waited longer "
+                    f"than delivery.timeout.ms{more}; is its leader running, and reachable from here?",
+                    topic=batch.queue.topic,
+                    partition=batch.queue.partition,
+                ),
+            )
+        return bool(expired)
+
+    def _settle(self, batch: PendingBatch, error: Exception | None) -> None:
+        callbacks = batch.callbacks
+        self._accumulator.settle(batch, error)
+        if callbacks:
+            self._finished.extend((callback, batch, index, stamp) for index, stamp, callback in callbacks)
+
+    def _run_callbacks(self) -> None:
+        while self._finished:
+            callback, batch, index, stamp = self._finished.popleft()
+            try:
+                if batch.error is None:
+                    callback(metadata_of(batch, index, stamp), None)
+                else:
+                    callback(None, batch.error)
+            except Exception:
+                LOG.exception("a delivery callback failed")
+
+    def fail_all(self, error: ClientError) -> None:
+        """Ends everything that is not settled, for close() that ran out of time."""
+        for batch in list(self._accumulator.incomplete):
+            with self._accumulator.lock:
+                queue = batch.queue
+                if batch in queue.waiting:
+                    self._remove_waiting(batch)
+                elif batch in queue.in_flight:
+                    queue.in_flight.remove(batch)
+                else:
+                    continue
+            self._settle(batch, error)
+
+
+__all__ = ["RequestTimeout", "Sender"]

@@ -1,0 +1,108 @@
+"""What a broker says once it listens: to people, to its log, to programs that wait for it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tidemill import __version__, _mode
+from tidemill.model.configs import BrokerConfig, Listener
+from tidemill.model.configs.listeners import ANY_HOST, join_address
+
+log = logging.getLogger("tidemill.server")
+
+DEFAULT_PORT = 9092
+
+
+def announce(
+    config: BrokerConfig,
+    bound: Sequence[tuple[str, str, int]],
+    metrics_port: int | None,
+    *,
+    quiet: bool = False,
+) -> None:
+    """Says where the broker listens and how to try it. ``bound`` holds (name, host, port) of listeners."""
+    mode = "compiled" if _mode.compiled else f"plain Python: {_mode.reason}"
+    listening = ", ".join(f"{name}://{join_address(host or '0.0.0.0', port)}" for name, host, port in bound)
+    directories = ", ".join(str(Path(directory).resolve()) for directory in config.log_dirs())
+    log.info("Tidemill %s (%s) listens on %s; data in %s", __version__, mode, listening, directories)
+    if metrics_port is not None:
+        address = join_address(config.str("tidemill.metrics.host"), metrics_port)
+        log.info("http://%s/metrics and http://%s/healthz answer", address, address)
+    if not quiet and log.isEnabledFor(logging.INFO):
+        for line in hints(bound, config.advertised_listeners()):
+            print(line, file=sys.stderr)  # noqa: T201
+
+
+def hints(bound: Sequence[tuple[str, str, int]], advertised: Sequence[Listener]) -> list[str]:
+    """Commands to paste, and what clients on other machines would need."""
+    _, host, port = bound[0]
+    address = join_address("localhost" if host in ANY_HOST else host, port)
+    where = "" if address in (f"localhost:{DEFAULT_PORT}", f"127.0.0.1:{DEFAULT_PORT}") else f" -b {address}"
+    lines = [
+        "",
+        "  Try it from another terminal:",
+        f"    tidemill topic create hello{where}",
+        f"    echo 'good morning' | tidemill produce hello{where}",
+        f"    tidemill consume hello --from-beginning{where}",
+    ]
+    ports = {name: (listening_host, listening_port) for name, listening_host, listening_port in bound}
+    for listener in advertised:
+        listening_host, listening_port = ports.get(listener.name, ("", 0))
+        if listening_host in ANY_HOST and is_loopback(listener.host):
+            lines += [
+                "  Clients on other machines would be sent to their own localhost. To serve them:",
+                f"    tidemill serve --set advertised.listeners={listener.name}://"
+                f"{join_address(socket.gethostname(), listening_port)}",
+            ]
+            break
+    return [*lines, "  Stop it with ctrl-C.", ""]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` means the machine itself, whoever asks."""
+    return host == "localhost" or host.startswith("127.") or host in ("::1", "::ffff:127.0.0.1")
+
+
+def loopback_warning(listener: str, advertised: Listener, client: str) -> str | None:
+    """What to say when ``client`` is told an address that leads it to itself; None when it is not."""
+    if not is_loopback(advertised.host) or is_loopback(client):
+        return None
+    return (
+        f"a client at {client} came in on {listener} and is told to connect to {advertised.address}, which "
+        "on another machine leads nowhere; set advertised.listeners to an address that it can reach, as in "
+        f"advertised.listeners={listener}://{join_address(socket.gethostname(), advertised.port)}"
+    )
+
+
+def tell_ready(
+    bound: Sequence[tuple[str, str, int]],
+    metrics_port: int | None,
+    descriptor: int | None = None,
+    file: str | None = None,
+) -> None:
+    """Tells programs that wait: one line of JSON to a descriptor or a file, ``READY=1`` to systemd."""
+    if descriptor is not None or file is not None:
+        listeners = [{"name": name, "host": host, "port": port} for name, host, port in bound]
+        line = json.dumps(
+            {"pid": os.getpid(), "version": __version__, "listeners": listeners, "metrics_port": metrics_port}
+        )
+        if descriptor is not None:
+            with contextlib.suppress(OSError), os.fdopen(descriptor, "w") as pipe:
+                pipe.write(line + "\n")
+        if file is not None:
+            path = Path(file)
+            temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+            temporary.write_text(line + "\n")
+            temporary.replace(path)
+    notify = os.environ.get("NOTIFY_SOCKET")
+    if notify:
+        address = "\0" + notify[1:] if notify.startswith("@") else notify
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unix:
+            unix.sendto(b"READY=1", address)

@@ -1,0 +1,135 @@
+"""A small HTTP/1.1 server for /metrics and /healthz, on the broker's own event loop.
+
+Requests without a body, one a connection. Bounds: the head in bytes and seconds, the connections at once;
+rendering happens in a thread. Whoever exceeds a bound is answered and closed, the broker never notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tidemill.server.metrics import Family, render
+
+HEAD_BYTES_MAX = 8 * 1024
+HEAD_SECONDS_MAX = 5.0
+SEND_SECONDS_MAX = 15.0
+CONNECTIONS_MAX = 32
+
+REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+PLAIN = "text/plain; charset=utf-8"
+
+
+class BadRequest(Exception):
+    """What a client sent is no request; ``status`` is the answer."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(REASONS[status])
+        self.status = status
+
+
+class MetricsEndpoint:
+    """Serves ``/metrics`` from ``gather`` and ``/healthz`` from ``health``.
+
+    ``health`` answers (well?, details): 200 or 503, with the details as JSON. Both are called on the loop.
+    """
+
+    def __init__(
+        self,
+        gather: Callable[[], Iterable[Family]],
+        health: Callable[[], tuple[bool, dict[str, Any]]],
+    ) -> None:
+        self._gather = gather
+        self._health = health
+        self._server: asyncio.Server | None = None
+        self._open = 0
+        self.port = -1
+
+    async def start(self, host: str, port: int) -> None:
+        """Listens; OSError when the port is taken. ``port`` 0 takes a free one, see :attr:`port`."""
+        self._server = await asyncio.start_server(self._serve, host, port, limit=HEAD_BYTES_MAX, backlog=64)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Stops listening; answers under way may end."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open += 1
+        try:
+            status, content_type, body, with_body = await self._answer(reader)
+            head = (
+                f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: {content_type}\r\n"
+                f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            )
+            writer.write(head.encode("ascii") + (body if with_body else b""))
+            async with asyncio.timeout(SEND_SECONDS_MAX):
+                await writer.drain()
+        except (OSError, TimeoutError):
+            pass
+        finally:
+            self._open -= 1
+            writer.close()
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(SEND_SECONDS_MAX):
+                    await writer.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> tuple[int, str, bytes, bool]:
+        """Status, content type, body, and whether the body is sent."""
+        if self._open > CONNECTIONS_MAX:
+            return 503, PLAIN, b"too many connections\n", True
+        try:
+            method, target, accept = await read_head(reader)
+        except BadRequest as problem:
+            return problem.status, PLAIN, f"{problem}\n".encode(), True
+        with_body = method != "HEAD"
+        if method not in ("GET", "HEAD"):
+            return 405, PLAIN, b"only GET and HEAD\n", True
+        path = target.partition("?")[0]
+        if path == "/metrics":
+            families = list(self._gather())
+            loop = asyncio.get_running_loop()
+            content_type, body = await loop.run_in_executor(None, render, families, accept)
+            return 200, content_type, body, with_body
+        if path == "/healthz":
+            well, details = self._health()
+            body = json.dumps({"status": "ok" if well else "unwell", **details}).encode() + b"\n"
+            return (200 if well else 503), "application/json", body, with_body
+        return 404, PLAIN, b"there are /metrics and /healthz here\n", with_body
+
+
+async def read_head(reader: asyncio.StreamReader) -> tuple[str, str, str]:
+    """Method, target and ``Accept`` header of one request; BadRequest when it is none."""
+    try:
+        async with asyncio.timeout(HEAD_SECONDS_MAX):
+            head = await reader.readuntil(b"\r\n\r\n")
+    except TimeoutError:
+        raise BadRequest(408) from None
+    except asyncio.LimitOverrunError:
+        raise BadRequest(431) from None
+    except asyncio.IncompleteReadError:
+        raise BadRequest(400) from None
+    lines = head.decode("iso-8859-1").split("\r\n")
+    words = lines[0].split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1.") or not words[1].startswith("/"):
+        raise BadRequest(400)
+    accept = ""
+    for line in lines[1:]:
+        name, _, value = line.partition(":")
+        if name.strip().lower() == "accept":
+            accept = value.strip()
+    return words[0], words[1], accept

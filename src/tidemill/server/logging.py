@@ -1,0 +1,143 @@
+"""Log lines for people: one event a line, on stderr.
+
+    2026-03-01 12:00:00.123 WARNING server: a connection from 10.0.0.7 was refused: ...
+
+Levels are set for all loggers and for single ones: ``info``, or ``info,tidemill.net=debug``. Text that
+comes from outside (client ids, topic names) cannot forge a line or paint the terminal: control characters
+are shown as escapes. One place that reports the same thing over and over is cut short, and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterable
+from typing import TextIO
+
+from tidemill.model.errors import ConfigError
+
+TRACE = 5
+LEVELS = {
+    "trace": TRACE,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+REPEATS_MAX = 20
+"""Lines that one message (by its template) may write in one window."""
+WINDOW_S = 10.0
+TEMPLATES_MAX = 1000
+ROOT = "tidemill"
+
+_COLOURS = {"TRACE": "2", "DEBUG": "2", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+
+
+def parse_levels(parts: Iterable[str]) -> tuple[int, dict[str, int]]:
+    """The level of all loggers, and those of single ones, from ``["info", "tidemill.net=debug"]``."""
+    everywhere = logging.INFO
+    single = {}
+    for part in parts:
+        name, equals, level = part.strip().rpartition("=")
+        number = LEVELS.get(level.strip().lower())
+        if number is None or (equals and not name):
+            raise ConfigError(
+                f"tidemill.log.level={part.strip()}: allowed is one of {', '.join(LEVELS)}, "
+                "and LOGGER=LEVEL for single loggers"
+            )
+        if equals:
+            short = name.strip()
+            single[short if short.split(".")[0] == ROOT else f"{ROOT}.{short}"] = number
+        else:
+            everywhere = number
+    return everywhere, single
+
+
+def set_up(levels: Iterable[str] = ("info",), stream: TextIO | None = None) -> None:
+    """Sends what the package logs to ``stream`` (stderr), from the given levels on."""
+    everywhere, single = parse_levels(levels)
+    logging.addLevelName(TRACE, "TRACE")
+    # A full disk or a closed pipe behind stderr must not end up in the broker's own errors.
+    logging.raiseExceptions = False
+    target = sys.stderr if stream is None else stream
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(LineFormatter(colours=wants_colours(target)))
+    handler.addFilter(RepeatFilter())
+    root = logging.getLogger(ROOT)
+    root.handlers[:] = [handler]
+    root.propagate = False
+    for name in [ROOT, *logging.Logger.manager.loggerDict]:
+        if name == ROOT or name.startswith(f"{ROOT}."):
+            logging.getLogger(name).setLevel(logging.NOTSET)
+    root.setLevel(everywhere)
+    for name, level in single.items():
+        logging.getLogger(name).setLevel(level)
+    loud = logging.getLogger("asyncio")
+    loud.handlers[:] = [handler]
+    loud.propagate = False
+
+
+def wants_colours(stream: TextIO) -> bool:
+    """Whether a person reads ``stream`` on a terminal that shows colours."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    try:
+        return stream.isatty()
+    except ValueError:
+        return False
+
+
+class LineFormatter(logging.Formatter):
+    """Time, level, part, text; a traceback below where there is one."""
+
+    def __init__(self, colours: bool = False) -> None:
+        super().__init__()
+        self._colours = colours
+        self._second = -1
+        self._clock = ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        second = int(record.created)
+        if second != self._second:
+            self._second = second
+            self._clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
+        part = record.name.removeprefix(f"{ROOT}.")
+        level = f"{record.levelname:<7}"
+        if self._colours and record.levelname in _COLOURS:
+            level = f"\x1b[{_COLOURS[record.levelname]}m{level}\x1b[0m"
+        text = record.getMessage().translate(_ESCAPES)
+        line = f"{self._clock}.{int(record.msecs):03d} {level} {part}: {text}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class RepeatFilter(logging.Filter):
+    """Lets each message (by its template) through a bounded number of times a window.
+
+    The first line after a window in which some were held back says how many.
+    """
+
+    def __init__(self, repeats_max: int = REPEATS_MAX, window_s: float = WINDOW_S) -> None:
+        super().__init__()
+        self._repeats_max = repeats_max
+        self._window_s = window_s
+        self._seen: dict[tuple[str, int, str], list[float]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        key = (record.name, record.levelno, str(record.msg))
+        seen = self._seen.get(key)
+        if seen is None or record.created - seen[0] >= self._window_s:
+            if len(self._seen) >= TEMPLATES_MAX:
+                self._seen.clear()
+            self._seen[key] = [record.created, 1]
+            if seen is not None and seen[1] > self._repeats_max:
+                held_back = int(seen[1]) - self._repeats_max
+                record.msg = f"{record.getMessage()} ({held_back} more like it were not shown)"
+                record.args = None
+            return True
+        seen[1] += 1
+        return seen[1] <= self._repeats_max

@@ -1,0 +1,175 @@
+"""What a broker tells about itself, in Prometheus' exposition format.
+
+The broker keeps plain counters; a :class:`Family` is made of them when somebody asks. ``prometheus_client``
+renders the families, and is imported by the first scrape only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from tidemill import __version__, _mode
+
+COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+
+# fmt: off
+TIME_BOUNDS_S = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)
+# fmt: on
+"""Upper bounds of the buckets of times, in seconds."""
+
+
+class TimeHistogram:
+    """Times in buckets: cheap to note (one bisection), exact in count and sum."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float] = TIME_BOUNDS_S) -> None:
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sum = 0.0
+
+    def note(self, seconds: float) -> None:
+        """Counts one time."""
+        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.sum += seconds
+
+    @property
+    def count(self) -> int:
+        """How many times were noted."""
+        return sum(self.counts)
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound, times at or below it) for every bucket, ``+Inf`` last."""
+        total = 0
+        found: list[tuple[str, float]] = []
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            total += count
+            found.append((bound, float(total)))
+        return found
+
+
+class Family:
+    """One metric: its name, kind and help, and a value for each set of labels.
+
+    Counters are named without ``_total``; the exposition adds it.
+    """
+
+    __slots__ = ("help", "kind", "name", "samples")
+
+    def __init__(self, name: str, kind: str, help: str) -> None:
+        self.name = name
+        self.kind = kind
+        self.help = help
+        self.samples: list[tuple[dict[str, str], float | TimeHistogram]] = []
+
+    def add(self, value: float | TimeHistogram, **labels: str) -> Family:
+        """One value, by its labels."""
+        self.samples.append((labels, value))
+        return self
+
+
+def counter(name: str, help: str, value: float | None = None, **labels: str) -> Family:
+    """A count that only grows."""
+    family = Family(name, COUNTER, help)
+    return family if value is None else family.add(value, **labels)
+
+
+def gauge(name: str, help: str, value: float | None = None, **labels: str) -> Family:
+    """A value that goes up and down."""
+    family = Family(name, GAUGE, help)
+    return family if value is None else family.add(value, **labels)
+
+
+def labelled(family: Family, label: str, values: Mapping[str, float]) -> Family:
+    """``family`` with a value for each key of ``values``, under one label."""
+    for key, value in values.items():
+        family.add(value, **{label: key})
+    return family
+
+
+class ProcessMetrics:
+    """What the process knows of itself."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._started = clock()
+
+    def families(self) -> Iterable[Family]:
+        """Version, mode, uptime, memory, processor time, open files."""
+        mode = "compiled" if _mode.compiled else "plain"
+        python = ".".join(map(str, sys.version_info[:3]))
+        about = gauge("tidemill_info", "Always 1; its labels name version, data path and Python.")
+        yield about.add(1, version=__version__, mode=mode, python=python)
+        compiled = float(_mode.compiled)
+        yield gauge("tidemill_compiled", "1 when the data path runs compiled, 0 as plain Python.", compiled)
+        uptime = self._clock() - self._started
+        yield gauge("tidemill_uptime_seconds", "Seconds since the broker started.", uptime)
+        yield gauge("process_start_time_seconds", "The start, in seconds since 1970.", self._started)
+        yield gauge("process_resident_memory_bytes", "Memory of the process in RAM.", resident_bytes())
+        times = os.times()
+        yield counter("process_cpu_seconds", "Processor time of the process.", times.user + times.system)
+        opened = open_files()
+        if opened is not None:
+            yield gauge("process_open_fds", "Open files and sockets.", opened)
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is in RAM; its highest so far where the system tells no more."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        import resource
+
+        highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return highest if sys.platform == "darwin" else highest * 1024
+
+
+def open_files() -> int | None:
+    """How many descriptors are open; None where the system does not tell."""
+    for directory in ("/proc/self/fd", "/dev/fd"):
+        try:
+            return len(os.listdir(directory))
+        except OSError:
+            continue
+    return None
+
+
+def render(families: Iterable[Family], accept: str = "") -> tuple[str, bytes]:
+    """Content type and body for a scrape whose ``Accept`` header is ``accept``."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+    from prometheus_client.exposition import choose_encoder
+    from prometheus_client.registry import Collector, CollectorRegistry
+
+    def translated(family: Family) -> Metric:
+        names = list(dict.fromkeys(name for labels, _ in family.samples for name in labels))
+        made: Metric
+        if family.kind == HISTOGRAM:
+            made = HistogramMetricFamily(family.name, family.help, labels=names)
+            for labels, value in family.samples:
+                if isinstance(value, TimeHistogram):
+                    made.add_metric([labels.get(n, "") for n in names], value.cumulative(), value.sum)
+            return made
+        kind = CounterMetricFamily if family.kind == COUNTER else GaugeMetricFamily
+        made = kind(family.name, family.help, labels=names)
+        for labels, value in family.samples:
+            if not isinstance(value, TimeHistogram):
+                made.add_metric([labels.get(n, "") for n in names], value)
+        return made
+
+    gathered = [translated(family) for family in families]
+
+    class Gathered(Collector):
+        def collect(self) -> Iterable[Metric]:
+            return gathered
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Gathered())
+    encode, content_type = choose_encoder(accept)
+    return content_type, encode(registry)

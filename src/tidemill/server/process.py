@@ -1,0 +1,223 @@
+"""The process around a broker: configuration, limits of the system, signals, start and stop.
+
+What an operator can put right ends in one clear line on stderr and exit code 1, without a traceback.
+SIGTERM, SIGINT and SIGHUP stop the broker in order (flush, marker of a clean shutdown, exit code 0); a
+second one does not wait any longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from tidemill.model.configs import BrokerConfig
+from tidemill.model.configs.listeners import join_address
+from tidemill.model.errors import ConfigError, TidemillError
+from tidemill.server import logging as log_lines
+from tidemill.server.announce import announce, tell_ready
+
+log = logging.getLogger("tidemill.server")
+
+FILES_WANTED = 65_536
+"""Descriptors that the soft limit is raised to, where the hard one allows it."""
+FILES_FEW = 4_096
+"""Below this the operator is told: every partition holds a file open, every client a socket."""
+FORCED = 130
+
+
+class Server(Protocol):
+    """What this module needs of a broker's server."""
+
+    @property
+    def listeners(self) -> Sequence[tuple[str, str, int]]:
+        """(name, host, port) of every listener, once it is bound."""
+
+    async def start(self) -> None:
+        """Opens the data directories and listens."""
+
+    async def stop(self) -> None:
+        """Flushes, marks the shutdown as clean, lets go of the directories."""
+
+    def metrics(self) -> Iterable[Any]:
+        """The broker's metric families."""
+
+
+class Start:
+    """What ``tidemill serve`` was asked for."""
+
+    __slots__ = ("config_file", "environment", "log_level", "quiet", "ready_descriptor", "ready_file", "sets")
+
+    def __init__(
+        self,
+        *,
+        config_file: str | None = None,
+        sets: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        log_level: str | None = None,
+        ready_file: str | None = None,
+        ready_descriptor: int | None = None,
+        quiet: bool = False,
+    ) -> None:
+        self.config_file = config_file
+        self.sets = tuple(sets)
+        self.environment = dict(environment or {})
+        self.log_level = log_level
+        self.ready_file = ready_file
+        self.ready_descriptor = ready_descriptor
+        self.quiet = quiet
+
+
+def serve(start: Start) -> int:
+    """Runs a broker until it is told to stop; the exit code of the process."""
+    # Nothing that start-up makes is garbage; looking for some would cost it a tenth of its time.
+    gc.disable()
+    try:
+        config = read_config(start)
+        files = raise_file_limit()
+        _report(config, files)
+        return asyncio.run(_run(config, start))
+    except (TidemillError, OSError) as problem:
+        print(f"tidemill: {describe(problem)}", file=sys.stderr)  # noqa: T201
+        return 1
+    finally:
+        gc.enable()
+
+
+def read_config(start: Start) -> BrokerConfig:
+    """The checked configuration, with logging set up as it says."""
+    config = BrokerConfig.from_sources(start.config_file, start.sets, start.environment)
+    levels = start.log_level.split(",") if start.log_level else config.list("tidemill.log.level")
+    log_lines.set_up(levels)
+    if config.store() == "zookeeper":
+        where = config.provenance("zookeeper.connect")
+        raise ConfigError(
+            f"zookeeper.connect={config.str('zookeeper.connect')} ({where}): clusters on ZooKeeper come with "
+            "a later version. To run one broker by itself, leave the key out, or add "
+            "--set tidemill.store=embedded"
+        )
+    return config
+
+
+def describe(problem: BaseException) -> str:
+    """One line for the operator."""
+    if isinstance(problem, OSError) and problem.strerror:
+        where = f"{problem.filename}: " if problem.filename else ""
+        return f"{where}{problem.strerror}"
+    return " ".join(str(problem).split("\n"))
+
+
+def _report(config: BrokerConfig, files: int) -> None:
+    for warning in config.warnings:
+        log.warning("%s", warning)
+    for note in config.notes:
+        log.info("%s", note)
+    if files < FILES_FEW:
+        log.warning(
+            "this process may open only %d files: every partition holds at least one, every client one "
+            "more; raise the limit with ulimit -n %d (systemd: LimitNOFILE=, Docker: --ulimit nofile=)",
+            files,
+            FILES_WANTED,
+        )
+
+
+def raise_file_limit() -> int:
+    """Raises the soft limit of open files as far as the hard one allows; the limit that holds now."""
+    try:
+        import resource
+    except ImportError:
+        return FILES_WANTED
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return FILES_WANTED
+    best = FILES_WANTED if hard == resource.RLIM_INFINITY else hard
+    if best > soft:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (best, hard))
+            soft = best
+    return soft
+
+
+async def _run(config: BrokerConfig, start: Start) -> int:
+    from tidemill.server.app import BrokerServer
+
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    signals = Signals(stopping)
+    signals.install(loop)
+    server: Server = BrokerServer(config)
+    endpoint = None
+    try:
+        await server.start()
+        endpoint = await _start_metrics(config, server, stopping)
+        metrics_port = endpoint.port if endpoint is not None else None
+        announce(config, server.listeners, metrics_port, quiet=start.quiet)
+        tell_ready(server.listeners, metrics_port, start.ready_descriptor, start.ready_file)
+        # What lives now lives as long as the broker: the collector need not look at it again.
+        gc.freeze()
+        gc.enable()
+        await stopping.wait()
+        log.info("%s: stopping", signals.name)
+    finally:
+        if endpoint is not None:
+            await endpoint.stop()
+        await server.stop()
+    log.info("stopped; what was acknowledged is on the disk")
+    return 0
+
+
+async def _start_metrics(config: BrokerConfig, server: Server, stopping: asyncio.Event) -> Any:
+    port = config.int("tidemill.metrics.port")
+    if port < 0:
+        return None
+    from tidemill.server.http import MetricsEndpoint
+    from tidemill.server.metrics import ProcessMetrics
+
+    process = ProcessMetrics()
+
+    def health() -> tuple[bool, dict[str, Any]]:
+        tell = getattr(server, "health", None)
+        well, details = tell() if tell is not None else (True, {})
+        if stopping.is_set():
+            return False, {"reason": "stopping"}
+        return well, details
+
+    endpoint = MetricsEndpoint(lambda: [*process.families(), *server.metrics()], health)
+    host = config.str("tidemill.metrics.host")
+    try:
+        await endpoint.start(host, port)
+    except OSError as problem:
+        raise ConfigError(
+            f"tidemill.metrics.port={port}: {join_address(host, port)} cannot be bound: "
+            f"{problem.strerror or problem}; choose another with --set tidemill.metrics.port=PORT"
+        ) from None
+    return endpoint
+
+
+class Signals:
+    """The first signal asks the broker to stop, the second ends the process at once."""
+
+    def __init__(self, stopping: asyncio.Event) -> None:
+        self._stopping = stopping
+        self.name = "asked to stop"
+
+    def install(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Listens for SIGTERM, SIGINT and SIGHUP (also as process 1, which has no default actions)."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            # A SIGHUP that the starter chose to ignore (nohup) stays ignored.
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stopping.is_set():
+            log.warning("%s again: ending without waiting; the next start will check the logs", number.name)
+            os._exit(FORCED)
+        self.name = number.name
+        self._stopping.set()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tidemill.wire.schema import BOOL, FLOAT64, INT16, INT32, STRING, Struct, field
 
 
-class AlterClientQuotasRequestEntityData(Struct):
-    """Alter Client Quotas Request Entity Data."""
+class EntityData(Struct):
+    """Entity Data."""
 
     entity_type: str = field(STRING)
     entity_name: str | None = field(STRING, nullable="0+")
@@ -23,7 +23,7 @@ class OpData(Struct):
 class AlterClientQuotasRequestEntryData(Struct):
     """Alter Client Quotas Request Entry Data."""
 
-    entity: list[AlterClientQuotasRequestEntityData] = field([AlterClientQuotasRequestEntityData])
+    entity: list[EntityData] = field([EntityData])
     ops: list[OpData] = field([OpData])
 
 
@@ -34,19 +34,12 @@ class AlterClientQuotasRequest(Struct, versions="0-1", flexible="1+"):
     validate_only: bool = field(BOOL)
 
 
-class AlterClientQuotasResponseEntityData(Struct):
-    """Alter Client Quotas Response Entity Data."""
-
-    entity_type: str = field(STRING)
-    entity_name: str | None = field(STRING, nullable="0+")
-
-
 class AlterClientQuotasResponseEntryData(Struct):
     """Alter Client Quotas Response Entry Data."""
 
     error_code: int = field(INT16)
     error_message: str | None = field(STRING, nullable="0+")
-    entity: list[AlterClientQuotasResponseEntityData] = field([AlterClientQuotasResponseEntityData])
+    entity: list[EntityData] = field([EntityData])
 
 
 class AlterClientQuotasResponse(Struct, versions="0-1", flexible="1+"):

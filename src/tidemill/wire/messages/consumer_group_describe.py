@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.wire.schema import BOOL, INT8, INT16, INT32, STRING, UUID, Struct, field
+from tidemill.wire.schema import BOOL, INT16, INT32, INT8, STRING, UUID, Struct, field
 
 
 class ConsumerGroupDescribeRequest(Struct, versions="0-1", flexible="0+"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tidemill.wire.schema import INT16, INT32, STRING, UUID, Struct, field
 
 
-class ConsumerGroupHeartbeatRequestTopicPartitions(Struct):
-    """Consumer Group Heartbeat Request Topic Partitions."""
+class TopicPartitions(Struct):
+    """Topic Partitions."""
 
     topic_id: bytes = field(UUID)
     partitions: list[int] = field([INT32])
@@ -24,24 +24,13 @@ class ConsumerGroupHeartbeatRequest(Struct, versions="0-1", flexible="0+"):
     subscribed_topic_names: list[str] | None = field([STRING], nullable="0+", default=None)
     subscribed_topic_regex: str | None = field(STRING, "1+", nullable="1+", default=None)
     server_assignor: str | None = field(STRING, nullable="0+", default=None)
-    topic_partitions: list[ConsumerGroupHeartbeatRequestTopicPartitions] | None = field(
-        [ConsumerGroupHeartbeatRequestTopicPartitions], nullable="0+", default=None
-    )
-
-
-class ConsumerGroupHeartbeatResponseTopicPartitions(Struct):
-    """Consumer Group Heartbeat Response Topic Partitions."""
-
-    topic_id: bytes = field(UUID)
-    partitions: list[int] = field([INT32])
+    topic_partitions: list[TopicPartitions] | None = field([TopicPartitions], nullable="0+", default=None)
 
 
 class Assignment(Struct):
     """Assignment."""
 
-    topic_partitions: list[ConsumerGroupHeartbeatResponseTopicPartitions] = field(
-        [ConsumerGroupHeartbeatResponseTopicPartitions]
-    )
+    topic_partitions: list[TopicPartitions] = field([TopicPartitions])
 
 
 class ConsumerGroupHeartbeatResponse(Struct, versions="0-1", flexible="0+"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.wire.schema import BOOL, INT8, INT16, INT32, STRING, UUID, Struct, field
+from tidemill.wire.schema import BOOL, INT16, INT32, INT8, STRING, UUID, Struct, field
 
 
 class CreatableReplicaAssignment(Struct):
@@ -53,7 +53,7 @@ class CreatableTopicResult(Struct):
     name: str = field(STRING)
     topic_id: bytes = field(UUID, "7+", ignorable=True)
     error_code: int = field(INT16)
-    error_message: str | None = field(STRING, "1+", nullable="0+", ignorable=True)
+    error_message: str | None = field(STRING, "1+", nullable="1+", ignorable=True)
     topic_config_error_code: int = field(INT16, "5+", tag=0, ignorable=True)
     num_partitions: int = field(INT32, "5+", default=-1, ignorable=True)
     replication_factor: int = field(INT16, "5+", default=-1, ignorable=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.wire.schema import BOOL, INT8, INT16, INT32, STRING, Struct, field
+from tidemill.wire.schema import BOOL, INT16, INT32, INT8, STRING, Struct, field
 
 
 class DescribeConfigsResource(Struct):
@@ -25,7 +25,7 @@ class DescribeConfigsSynonym(Struct):
     """Describe Configs Synonym."""
 
     name: str = field(STRING, "1+")
-    value: str | None = field(STRING, "1+", nullable="0+")
+    value: str | None = field(STRING, "1+", nullable="1+")
     source: int = field(INT8, "1+")
 
 
@@ -40,7 +40,7 @@ class DescribeConfigsResourceResult(Struct):
     is_sensitive: bool = field(BOOL)
     synonyms: list[DescribeConfigsSynonym] = field([DescribeConfigsSynonym], "1+", ignorable=True)
     config_type: int = field(INT8, "3+", ignorable=True)
-    documentation: str | None = field(STRING, "3+", nullable="0+", ignorable=True)
+    documentation: str | None = field(STRING, "3+", nullable="3+", ignorable=True)
 
 
 class DescribeConfigsResult(Struct):

@@ -11,8 +11,8 @@ class TopicRequest(Struct):
     name: str = field(STRING)
 
 
-class DescribeTopicPartitionsRequestCursor(Struct):
-    """Describe Topic Partitions Request Cursor."""
+class Cursor(Struct):
+    """Cursor."""
 
     topic_name: str = field(STRING)
     partition_index: int = field(INT32)
@@ -23,9 +23,7 @@ class DescribeTopicPartitionsRequest(Struct, versions="0", flexible="0+"):
 
     topics: list[TopicRequest] = field([TopicRequest])
     response_partition_limit: int = field(INT32, default=2000)
-    cursor: DescribeTopicPartitionsRequestCursor | None = field(
-        DescribeTopicPartitionsRequestCursor, nullable="0+", default=None
-    )
+    cursor: Cursor | None = field(Cursor, nullable="0+", default=None)
 
 
 class DescribeTopicPartitionsResponsePartition(Struct):
@@ -55,18 +53,9 @@ class DescribeTopicPartitionsResponseTopic(Struct):
     topic_authorized_operations: int = field(INT32, default=-(2**31))
 
 
-class DescribeTopicPartitionsResponseCursor(Struct):
-    """Describe Topic Partitions Response Cursor."""
-
-    topic_name: str = field(STRING)
-    partition_index: int = field(INT32)
-
-
 class DescribeTopicPartitionsResponse(Struct, versions="0", flexible="0+"):
     """Describe Topic Partitions Response."""
 
     throttle_time_ms: int = field(INT32, ignorable=True)
     topics: list[DescribeTopicPartitionsResponseTopic] = field([DescribeTopicPartitionsResponseTopic])
-    next_cursor: DescribeTopicPartitionsResponseCursor | None = field(
-        DescribeTopicPartitionsResponseCursor, nullable="0+", default=None
-    )
+    next_cursor: Cursor | None = field(Cursor, nullable="0+", default=None)

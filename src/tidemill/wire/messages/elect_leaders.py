@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.wire.schema import INT8, INT16, INT32, STRING, Struct, field
+from tidemill.wire.schema import INT16, INT32, INT8, STRING, Struct, field
 
 
 class TopicPartitions(Struct):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.wire.schema import INT8, INT16, INT32, INT64, RECORDS, STRING, UUID, Struct, field
+from tidemill.wire.schema import INT16, INT32, INT64, INT8, RECORDS, STRING, UUID, Struct, field
 
 
 class ReplicaState(Struct):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.wire.schema import BOOL, BYTES, INT8, INT16, INT32, UUID, Struct, field
+from tidemill.wire.schema import BOOL, BYTES, INT16, INT32, INT8, UUID, Struct, field
 
 
 class PushTelemetryRequest(Struct, versions="0", flexible="0+"):

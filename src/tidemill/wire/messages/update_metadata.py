@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.wire.schema import BOOL, INT8, INT16, INT32, INT64, STRING, UUID, Struct, field
+from tidemill.wire.schema import BOOL, INT16, INT32, INT64, INT8, STRING, UUID, Struct, field
 
 
 class UpdateMetadataPartitionState(Struct):
@@ -43,7 +43,7 @@ class UpdateMetadataBroker(Struct):
     v0_host: str = field(STRING, "0", ignorable=True)
     v0_port: int = field(INT32, "0", ignorable=True)
     endpoints: list[UpdateMetadataEndpoint] = field([UpdateMetadataEndpoint], "1+", ignorable=True)
-    rack: str | None = field(STRING, "2+", nullable="0+", ignorable=True)
+    rack: str | None = field(STRING, "2+", nullable="2+", ignorable=True)
 
 
 class UpdateMetadataRequest(Struct, versions="0-8", flexible="6+"):

@@ -73,7 +73,9 @@ class MetadataCache:
                     await outcome
             except Exception as error:
                 logger.exception("A change of the cluster's metadata could not be carried out here.")
-                failure = error if isinstance(error, KafkaError) else KafkaError(f"{type(error).__name__}: {error}")
+                failure = (
+                    error if isinstance(error, KafkaError) else KafkaError(f"{type(error).__name__}: {error}")
+                )
                 for topic in (*delta.created, *delta.deleted):
                     delta.fail(topic.name, failure)
                 for _, topic in (*delta.changed, *delta.reconfigured):

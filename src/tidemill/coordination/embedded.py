@@ -150,7 +150,9 @@ def explain(path: str, error: Exception) -> StoreError:
             f"{path} is in use by another process. Stop that broker, or name another directory in log.dirs."
         )
     if code == sqlite3.SQLITE_CANTOPEN:
-        return StoreError(f"{path} cannot be opened. Make its directory, and give this user the right to write.")
+        return StoreError(
+            f"{path} cannot be opened. Make its directory, and give this user the right to write."
+        )
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH):
         return StoreError(f"{path} cannot be written. Give this user the right to write to it.")
     if code == sqlite3.SQLITE_FULL:

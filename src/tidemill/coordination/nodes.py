@@ -77,7 +77,9 @@ class NodeFormatError(StoreError):
 
     def __init__(self, path: str, data: bytes, reason: object) -> None:
         shown = data[:200].decode("utf-8", "replace")
-        super().__init__(f"{path} holds {shown!r}, which cannot be read: {reason}. Correct or remove the node.")
+        super().__init__(
+            f"{path} holds {shown!r}, which cannot be read: {reason}. Correct or remove the node."
+        )
 
 
 def write_json(value: Mapping[str, Any]) -> bytes:

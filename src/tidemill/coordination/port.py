@@ -268,3 +268,16 @@ async def ensure_paths(store: Store, paths: Iterable[str]) -> None:
         except NodeExists:
             continue  # Another broker made one of them meanwhile.
         return
+
+
+async def subtree(store: Store, path: str) -> list[str]:
+    """The paths of a node and of everything below it, parents first; empty when there is no such node."""
+    if not await store.exists(path):
+        return []
+    found = [path]
+    for above in found:  # Grows while it is walked.
+        try:
+            found += [f"{above}/{name}" for name in await store.children(above)]
+        except NoNode:
+            continue  # Deleted meanwhile.
+    return found

@@ -1,0 +1,88 @@
+"""What the handlers of cluster and topic APIs share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from tidemill.broker.context import RequestContext
+from tidemill.broker.metadata import BrokerImage, ClusterImage, PartitionImage
+from tidemill.controller.names import name_problem
+from tidemill.model.errors import ErrorCode, KafkaError
+
+Result = TypeVar("Result")
+
+# Operations of access lists, as bits of "authorized operations" (bit n for operation code n, KIP-430).
+_READ, _WRITE, _CREATE, _DELETE, _ALTER, _DESCRIBE = (1 << code for code in (3, 4, 5, 6, 7, 8))
+_CLUSTER_ACTION, _DESCRIBE_CONFIGS, _ALTER_CONFIGS, _IDEMPOTENT_WRITE = (1 << code for code in (9, 10, 11, 12))
+
+TOPIC_OPERATIONS = (
+    _READ | _WRITE | _CREATE | _DELETE | _ALTER | _DESCRIBE | _DESCRIBE_CONFIGS | _ALTER_CONFIGS
+)
+"""All that can be done with a topic: without access lists everybody may."""
+
+CLUSTER_OPERATIONS = (
+    _CREATE
+    | _CLUSTER_ACTION
+    | _DESCRIBE_CONFIGS
+    | _ALTER_CONFIGS
+    | _IDEMPOTENT_WRITE
+    | _ALTER
+    | _DESCRIBE
+)
+"""All that can be done with the cluster."""
+
+
+def reachable(image: ClusterImage, context: RequestContext) -> list[tuple[BrokerImage, str, int]]:
+    """The living brokers with host and port of the listener by which the client came."""
+    name = context.listener.name
+    found = []
+    for broker in image.brokers.values():
+        endpoint = broker.endpoints.get(name)
+        if endpoint is not None:
+            found.append((broker, endpoint.host, endpoint.port))
+    return found
+
+
+def offline_replicas(image: ClusterImage, replicas: Sequence[int]) -> list[int]:
+    """The replicas whose brokers do not live."""
+    brokers = image.brokers
+    return [broker for broker in replicas if broker not in brokers]
+
+
+def leader_error(image: ClusterImage, partition: PartitionImage, listener: str) -> ErrorCode:
+    """Why a client of that listener cannot reach the partition's leader, or NONE."""
+    leader = image.brokers.get(partition.leader)
+    if leader is None:
+        return ErrorCode.LEADER_NOT_AVAILABLE
+    if listener not in leader.endpoints:
+        return ErrorCode.LISTENER_NOT_FOUND
+    return ErrorCode.NONE
+
+
+def missing_topic_error(name: str) -> ErrorCode:
+    """The error for a topic that is not there, and is not made."""
+    return ErrorCode.INVALID_TOPIC_EXCEPTION if name_problem(name) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def external_text(error: KafkaError) -> str:
+    """What the client reads of an error."""
+    return str(error)
+
+
+async def within(timeout_ms: int, work: Coroutine[Any, Any, Result]) -> Result:
+    """What ``work`` returns; REQUEST_TIMED_OUT after ``timeout_ms``, while it goes on and takes effect."""
+    task = asyncio.ensure_future(work)
+    done, _ = await asyncio.wait((task,), timeout=max(timeout_ms, 0) / 1000)
+    if not done:
+        task.add_done_callback(_ignore)
+        raise KafkaError(
+            f"not done within {timeout_ms} ms; it goes on, look again later", ErrorCode.REQUEST_TIMED_OUT
+        )
+    return task.result()
+
+
+def _ignore(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled():
+        task.exception()

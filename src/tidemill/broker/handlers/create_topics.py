@@ -1,0 +1,96 @@
+"""CreateTopics: answered once this broker's partitions of the new topics can be written to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from tidemill.broker.context import RequestContext
+from tidemill.broker.handlers.common import external_text, within
+from tidemill.controller.shell import Outcome
+from tidemill.controller.topics import NewTopic
+from tidemill.model.configs import TOPIC_KEYS
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import ZERO_ID
+from tidemill.wire.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+
+if TYPE_CHECKING:
+    from tidemill.broker.broker import Broker
+
+
+async def handle(
+    broker: Broker, context: RequestContext, request: CreateTopicsRequest
+) -> CreateTopicsResponse:
+    """One result a topic; a name that comes twice is refused each time."""
+    counts = Counter(topic.name for topic in request.topics)
+    outcomes: dict[str, Outcome] = {}
+    wanted = []
+    for topic in request.topics:
+        try:
+            if counts[topic.name] > 1:
+                raise KafkaError(f"{topic.name!r} comes twice in this request", ErrorCode.INVALID_REQUEST)
+            wanted.append(_wanted(context, topic))
+        except KafkaError as error:
+            outcomes[topic.name] = Outcome(topic.name, error=error)
+    if wanted:
+        work = broker.controller.create_topics(wanted, validate_only=request.validate_only)
+        try:
+            made = await within(request.timeout_ms, work)
+        except KafkaError as error:
+            made = [Outcome(topic.name, error=error) for topic in wanted]
+        for outcome in made:
+            outcomes[context.external_name(outcome.name)] = outcome
+    return CreateTopicsResponse(
+        topics=[_result(broker, name, outcomes[name], request.validate_only) for name in counts]
+    )
+
+
+def _wanted(context: RequestContext, topic: CreatableTopic) -> NewTopic:
+    assignments: dict[int, list[int]] = {}
+    for assignment in topic.assignments:
+        if assignment.partition_index in assignments:
+            raise KafkaError(
+                f"partition {assignment.partition_index} is assigned twice", ErrorCode.INVALID_REPLICA_ASSIGNMENT
+            )
+        assignments[assignment.partition_index] = assignment.broker_ids
+    return NewTopic(
+        context.internal_name(topic.name),
+        topic.num_partitions,
+        topic.replication_factor,
+        assignments,
+        {config.name: config.value for config in topic.configs},
+    )
+
+
+def _result(broker: Broker, name: str, outcome: Outcome, validate_only: bool) -> CreatableTopicResult:
+    topic = outcome.topic
+    if outcome.error is not None or topic is None:
+        error = outcome.error or KafkaError()
+        return CreatableTopicResult(
+            name=name, error_code=error.code, error_message=external_text(error), configs=None
+        )
+    config = broker.config.topic_config(topic.config)
+    return CreatableTopicResult(
+        name=name,
+        topic_id=ZERO_ID if validate_only else topic.topic_id,
+        error_code=ErrorCode.NONE,
+        error_message=None,
+        num_partitions=len(topic.partitions),
+        replication_factor=len(topic.partitions[0].replicas),
+        configs=[
+            CreatableTopicConfigs(
+                name=key.name,
+                value=config.rendered(key.name),
+                read_only=False,
+                config_source=config.source(key.name),
+                is_sensitive=key.sensitive,
+            )
+            for key in TOPIC_KEYS.values()
+        ],
+    )

@@ -1,0 +1,184 @@
+"""Metadata: brokers, controller, and the leaders of the topics that a client asks for.
+
+Topics that are missing are made on the way when both sides want it; the answer then has their leaders, where
+Apache Kafka sends its clients away to ask again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tidemill.broker.context import RequestContext
+from tidemill.broker.handlers.common import (
+    CLUSTER_OPERATIONS,
+    TOPIC_OPERATIONS,
+    leader_error,
+    missing_topic_error,
+    offline_replicas,
+    reachable,
+)
+from tidemill.broker.metadata import ClusterImage, TopicImage
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import ZERO_ID
+from tidemill.wire.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+
+if TYPE_CHECKING:
+    from tidemill.broker.broker import Broker
+
+TOPIC_IDS_FROM = 12
+"""Version 10 brought the fields; they mean something from 12 on."""
+
+NO_LEADER = -1
+
+
+def handle(
+    broker: Broker, context: RequestContext, request: MetadataRequest
+) -> MetadataResponse | Coroutine[Any, Any, MetadataResponse]:
+    """Answers at once, unless topics have to be made first."""
+    missing = _to_create(broker, context, request)
+    if missing:
+        return _create_and_answer(broker, context, request, missing)
+    return _answer(broker, context, request, {})
+
+
+def wants_all(request: MetadataRequest, version: int) -> bool:
+    """Whether the request is for all topics: null, or in version 0 an empty list."""
+    return request.topics is None or (version == 0 and not request.topics)
+
+
+def _to_create(broker: Broker, context: RequestContext, request: MetadataRequest) -> list[str]:
+    if not request.topics or not request.allow_auto_topic_creation:
+        return []
+    topics = broker.metadata.image.topics
+    missing = []
+    for wanted in request.topics:
+        if wanted.name is not None and wanted.topic_id == ZERO_ID:
+            name = context.internal_name(wanted.name)
+            if name not in topics and missing_topic_error(name) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                missing.append(name)
+    if missing and not broker.config.bool("auto.create.topics.enable"):
+        return []
+    return list(dict.fromkeys(missing))
+
+
+async def _create_and_answer(
+    broker: Broker, context: RequestContext, request: MetadataRequest, missing: Sequence[str]
+) -> MetadataResponse:
+    controller = broker.controller
+    outcomes = await controller.create_topics([controller.automatic_topic(name) for name in missing])
+    errors = {
+        outcome.name: outcome.error.code
+        for outcome in outcomes
+        if outcome.error is not None and outcome.error.code != ErrorCode.TOPIC_ALREADY_EXISTS
+    }
+    return _answer(broker, context, request, errors)
+
+
+def _answer(
+    broker: Broker, context: RequestContext, request: MetadataRequest, errors: dict[str, ErrorCode]
+) -> MetadataResponse:
+    image: ClusterImage = broker.metadata.image
+    version = context.api_version
+    operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else -(2**31)
+    if wants_all(request, version):
+        topics = [_topic(image, context, topic, operations) for topic in image.topics.values()]
+    else:
+        topics = [
+            _wanted(image, context, wanted, operations, errors) for wanted in request.topics or ()
+        ]
+    return MetadataResponse(
+        brokers=[
+            MetadataResponseBroker(node_id=found.broker_id, host=host, port=port, rack=found.rack)
+            for found, host, port in reachable(image, context)
+        ],
+        cluster_id=image.cluster_id,
+        controller_id=image.controller_id,
+        topics=topics,
+        cluster_authorized_operations=(
+            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else -(2**31)
+        ),
+    )
+
+
+def _wanted(
+    image: ClusterImage,
+    context: RequestContext,
+    wanted: MetadataRequestTopic,
+    operations: int,
+    errors: dict[str, ErrorCode],
+) -> MetadataResponseTopic:
+    by_id = wanted.topic_id != ZERO_ID
+    if context.api_version < TOPIC_IDS_FROM and (by_id or wanted.name is None):
+        return MetadataResponseTopic(
+            error_code=ErrorCode.INVALID_REQUEST, name=wanted.name or "", topic_id=wanted.topic_id
+        )
+    if by_id:
+        topic = image.topics_by_id.get(wanted.topic_id)
+        if topic is None:
+            return MetadataResponseTopic(
+                error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=wanted.topic_id
+            )
+        return _topic(image, context, topic, operations)
+    if wanted.name is None:
+        return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=ZERO_ID)
+    name = context.internal_name(wanted.name)
+    topic = image.topics.get(name)
+    if topic is None or name in errors:
+        code = errors.get(name) or missing_topic_error(name)
+        return MetadataResponseTopic(error_code=code, name=wanted.name, is_internal=False)
+    return _topic(image, context, topic, operations)
+
+
+def _topic(
+    image: ClusterImage, context: RequestContext, topic: TopicImage, operations: int
+) -> MetadataResponseTopic:
+    return MetadataResponseTopic(
+        error_code=ErrorCode.NONE,
+        name=context.external_name(topic.name),
+        topic_id=topic.topic_id,
+        is_internal=topic.internal,
+        partitions=_partitions(image, context, topic),
+        topic_authorized_operations=operations,
+    )
+
+
+def _partitions(
+    image: ClusterImage, context: RequestContext, topic: TopicImage
+) -> list[MetadataResponsePartition]:
+    version = context.api_version
+    listener = context.listener.name
+    brokers = image.brokers
+    answered = []
+    for partition in topic.partitions:
+        error = leader_error(image, partition, listener)
+        if error == ErrorCode.LISTENER_NOT_FOUND and version < 6:
+            error = ErrorCode.LEADER_NOT_AVAILABLE
+        replicas, isr = partition.replicas, partition.isr
+        if version == 0:  # The oldest clients look every replica up among the brokers of the answer.
+            replicas = [broker for broker in replicas if broker in brokers]
+            isr = [broker for broker in isr if broker in brokers]
+            if error == ErrorCode.NONE and len(replicas) < len(partition.replicas):
+                error = ErrorCode.REPLICA_NOT_AVAILABLE
+        answered.append(
+            MetadataResponsePartition(
+                error_code=error,
+                partition_index=partition.partition,
+                leader_id=partition.leader if error in _HAS_LEADER else NO_LEADER,
+                leader_epoch=partition.leader_epoch,
+                replica_nodes=replicas,
+                isr_nodes=isr,
+                offline_replicas=offline_replicas(image, partition.replicas),
+            )
+        )
+    return answered
+
+
+_HAS_LEADER = frozenset({ErrorCode.NONE, ErrorCode.REPLICA_NOT_AVAILABLE})

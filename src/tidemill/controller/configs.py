@@ -1,0 +1,202 @@
+"""Decisions about settings: what a change makes of them, and whether they may be so.
+
+No input or output here; see :mod:`tidemill.controller.topics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from tidemill.controller.topics import unknown_topic, write_config
+from tidemill.coordination.image import ClusterImage, TopicImage
+from tidemill.coordination.nodes import DEFAULT_ENTITY
+from tidemill.coordination.port import Operation
+from tidemill.model.configs import (
+    BROKER_KEYS,
+    TOPIC_KEYS,
+    BrokerConfig,
+    Config,
+    Key,
+    check_broker_settings,
+    check_topic_settings,
+)
+from tidemill.model.configs.keys import LIST
+from tidemill.model.errors import ConfigError, ErrorCode, KafkaError
+
+
+class ResourceType(IntEnum):
+    """What a configuration belongs to, as the protocol numbers it."""
+
+    UNKNOWN = 0
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+class AlterOperation(IntEnum):
+    """What IncrementalAlterConfigs does with one key."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+class Alteration(NamedTuple):
+    """One key's change."""
+
+    name: str
+    operation: int
+    value: str | None
+
+
+class ConfigPlan(NamedTuple):
+    """What to write for one resource: ``topic`` is the new image of a topic, ``broker`` a broker's node name."""
+
+    operations: list[Operation]
+    settings: Mapping[str, str]
+    topic: TopicImage | None = None
+    broker: str | None = None
+
+
+def replacement(settings: Sequence[tuple[str, str | None]]) -> dict[str, str]:
+    """The settings of an AlterConfigs request, which are all that a resource then has."""
+    replaced: dict[str, str] = {}
+    for name, value in settings:
+        if value is None:
+            raise KafkaError(f"{name} has no value. To reset a key, leave it out.", ErrorCode.INVALID_REQUEST)
+        if name in replaced:
+            raise KafkaError(f"{name} comes twice", ErrorCode.INVALID_REQUEST)
+        replaced[name] = value
+    return replaced
+
+
+def altered(
+    current: Mapping[str, str], effective: Config, keys: Mapping[str, Key], alterations: Sequence[Alteration]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """What ``alterations`` make of the settings ``current``: all of them, and those that were set anew.
+
+    Append and subtract start from the value that holds (``effective``), be it set or inherited.
+    """
+    result = dict(current)
+    touched: dict[str, str] = {}
+    seen: set[str] = set()
+    for name, operation, value in alterations:
+        if name in seen:
+            raise KafkaError(f"{name} comes twice", ErrorCode.INVALID_REQUEST)
+        seen.add(name)
+        if operation == AlterOperation.DELETE:
+            result.pop(name, None)
+            continue
+        if operation not in (AlterOperation.SET, AlterOperation.APPEND, AlterOperation.SUBTRACT):
+            raise KafkaError(f"{name}: there is no operation {operation}", ErrorCode.INVALID_REQUEST)
+        if value is None:
+            raise KafkaError(f"{name} has no value. To reset a key, delete it.", ErrorCode.INVALID_REQUEST)
+        if operation != AlterOperation.SET:
+            value = _edited_list(name, AlterOperation(operation), value, effective, keys)
+        result[name] = touched[name] = value
+    return result, touched
+
+
+def _edited_list(
+    name: str, operation: AlterOperation, value: str, effective: Config, keys: Mapping[str, Key]
+) -> str:
+    key = keys.get(name)
+    if key is None or key.type != LIST:
+        raise KafkaError(
+            f"{name} is no list: {operation.name} is for lists only, SET replaces a value",
+            ErrorCode.INVALID_CONFIG,
+        )
+    members = list(effective.list(name))
+    for member in (part.strip() for part in value.split(",")):
+        if operation == AlterOperation.SUBTRACT:
+            members = [kept for kept in members if kept != member]
+        elif member and member not in members:
+            members.append(member)
+    return ",".join(members)
+
+
+def plan_topic_config(
+    image: ClusterImage,
+    name: str,
+    config: BrokerConfig,
+    alterations: Sequence[Alteration] | None,
+    settings: Sequence[tuple[str, str | None]] = (),
+) -> ConfigPlan:
+    """Changes a topic's settings by ``alterations``, or, when they are None, replaces them by ``settings``."""
+    topic = image.topics.get(name)
+    if topic is None:
+        raise unknown_topic(name)
+    if alterations is None:
+        result = touched = replacement(settings)
+    else:
+        result, touched = altered(topic.config, config.topic_config(topic.config), TOPIC_KEYS, alterations)
+        _refuse_unknown(alterations, TOPIC_KEYS, topic.config, "topic", ErrorCode.INVALID_CONFIG)
+    try:
+        check_topic_settings(touched)
+    except ConfigError as error:
+        raise KafkaError(str(error), ErrorCode.INVALID_CONFIG) from None
+    changed = TopicImage(topic.name, topic.topic_id, topic.partitions, result, topic.node_version, True)
+    return ConfigPlan([write_config("topics", name, result, topic.has_config_node)], result, topic=changed)
+
+
+def plan_broker_config(
+    image: ClusterImage,
+    name: str,
+    broker_id: int,
+    config: BrokerConfig,
+    alterations: Sequence[Alteration] | None,
+    settings: Sequence[tuple[str, str | None]] = (),
+) -> ConfigPlan:
+    """Changes the run-time settings of this broker, or (``name`` empty) of all brokers.
+
+    ``config`` is what holds at present on this broker.
+    """
+    entity = DEFAULT_ENTITY
+    if name:
+        check_own_broker(name, broker_id)
+        entity = str(broker_id)
+    current = image.broker_configs.get(entity, {})
+    if alterations is None:
+        result = touched = replacement(settings)
+    else:
+        result, touched = altered(current, config, BROKER_KEYS, alterations)
+        _refuse_unknown(alterations, BROKER_KEYS, current, "broker", ErrorCode.INVALID_REQUEST)
+    try:
+        check_broker_settings(touched, all_brokers=not name)
+        if name:
+            config.with_overrides(broker=result)
+        else:
+            config.with_overrides(cluster=result)
+    except ConfigError as error:
+        raise KafkaError(str(error), ErrorCode.INVALID_REQUEST) from None
+    operation = write_config("brokers", entity, result, entity in image.broker_configs)
+    return ConfigPlan([operation], result, broker=entity)
+
+
+def check_own_broker(name: str, broker_id: int) -> None:
+    """Raises INVALID_REQUEST unless ``name`` is this broker's id: clients ask each broker for its own."""
+    if not (name.isascii() and name.isdigit()):
+        raise KafkaError(f"{name!r} is no broker id", ErrorCode.INVALID_REQUEST)
+    if int(name) != broker_id:
+        raise KafkaError(
+            f"this is broker {broker_id}, not {name}: ask that broker for its configuration",
+            ErrorCode.INVALID_REQUEST,
+        )
+
+
+def _refuse_unknown(
+    alterations: Sequence[Alteration],
+    keys: Mapping[str, Key],
+    current: Mapping[str, str],
+    scope: str,
+    code: ErrorCode,
+) -> None:
+    """A key that is deleted has to exist, too: a slip of the pen should not look like success."""
+    for alteration in alterations:
+        if alteration.name not in keys and alteration.name not in current:
+            raise KafkaError(f"Unknown {scope} config name: {alteration.name}", code)

@@ -1,0 +1,104 @@
+"""Which brokers get the replicas of which partition.
+
+Brokers are taken in order. The first replica of partition p is on broker ``(start + p) mod n``; its other
+replicas follow at a distance, the shift, that grows by one each time the brokers have been gone round once, so
+that the partitions of a broker that dies are taken over by all others. Start and shift are drawn at random.
+
+With racks, the brokers are ordered so that neighbours are in different racks; a replica passes over brokers in
+a rack that has one already as long as another rack has none. Source: KIP-36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from random import Random
+
+from tidemill.model.errors import ErrorCode, KafkaError
+
+
+def place_replicas(
+    racks: Mapping[int, str | None],
+    partition_count: int,
+    replication_factor: int,
+    random: Random,
+    first_partition: int = 0,
+    start: int | None = None,
+) -> list[list[int]]:
+    """The replicas of ``partition_count`` partitions from ``first_partition`` on; the first of each leads.
+
+    ``racks`` are the living brokers with their racks; racks count only when every broker has one. ``start``
+    fixes what is otherwise drawn. Raises INVALID_REPLICATION_FACTOR when there are too few brokers.
+    """
+    count = len(racks)
+    if replication_factor > count:
+        raise KafkaError(
+            f"{replication_factor} replicas need as many brokers, and {count} of them live. Start more brokers, or "
+            f"ask for {count} replica(s) or fewer.",
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+        )
+    by_rack: dict[str, list[int]] = {}
+    for broker, rack in sorted(racks.items()):
+        if rack is not None:
+            by_rack.setdefault(rack, []).append(broker)
+    aware = all(rack is not None for rack in racks.values())
+    rack_of = {broker: rack for rack, brokers in by_rack.items() for broker in brokers}
+    order = alternate_racks(by_rack) if aware else sorted(racks)
+    if start is None:
+        start = random.randrange(count)
+        shift = random.randrange(count)
+    else:
+        shift = start
+    placed = []
+    for partition in range(first_partition, first_partition + partition_count):
+        if partition > 0 and partition % count == 0:
+            shift += 1
+        first = (start + partition) % count
+        if aware:
+            placed.append(_across_racks(order, rack_of, len(by_rack), first, shift, replication_factor))
+        else:
+            placed.append(_at_distances(order, first, shift, replication_factor))
+    return placed
+
+
+def alternate_racks(brokers_by_rack: Mapping[str, Iterable[int]]) -> list[int]:
+    """All brokers so that neighbours are in different racks while racks last: one of each rack, then again."""
+    queues = [sorted(brokers) for _, brokers in sorted(brokers_by_rack.items())]
+    order = []
+    for place in range(max((len(queue) for queue in queues), default=0)):
+        order += [queue[place] for queue in queues if place < len(queue)]
+    return order
+
+
+def _distance(shift: int, place: int, count: int) -> int:
+    """How far replica number ``place`` (from 0, the first one not counted) is from the first one; never 0."""
+    return 1 + (shift + place) % (count - 1)
+
+
+def _at_distances(order: list[int], first: int, shift: int, replication_factor: int) -> list[int]:
+    count = len(order)
+    others = (
+        order[(first + _distance(shift, place, count)) % count] for place in range(replication_factor - 1)
+    )
+    return [order[first], *others]
+
+
+def _across_racks(
+    order: list[int],
+    racks: Mapping[int, str],
+    rack_count: int,
+    first: int,
+    shift: int,
+    replication_factor: int,
+) -> list[int]:
+    count = len(order)
+    replicas = [order[first]]
+    racks_used = {racks[order[first]]}
+    place = 0
+    while len(replicas) < replication_factor:
+        broker = order[(first + _distance(shift * rack_count, place, count)) % count]
+        place += 1
+        if broker in replicas or (racks[broker] in racks_used and len(racks_used) < rack_count):
+            continue
+        replicas.append(broker)
+        racks_used.add(racks[broker])
+    return replicas

@@ -1,0 +1,285 @@
+"""Decisions about topics: whether one may be made, grown or deleted, and what that writes to the store.
+
+No input or output here: what is known (an image of the cluster, the configuration, a source of randomness)
+goes in, and a plan comes out, or a :class:`KafkaError` with the code for the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import NamedTuple
+
+from tidemill.controller.names import METADATA_TOPIC, TakenNames, check_name
+from tidemill.controller.placement import place_replicas
+from tidemill.coordination.image import ClusterImage, PartitionImage, TopicImage, partition_state
+from tidemill.coordination.nodes import (
+    CONTROLLER_EPOCH,
+    ConfigNode,
+    DeleteTopicNode,
+    PartitionStateNode,
+    TopicNode,
+)
+from tidemill.coordination.port import Check, Create, Operation, SetData
+from tidemill.model.configs import BrokerConfig, check_topic_settings
+from tidemill.model.errors import ConfigError, ErrorCode, KafkaError
+
+PARTITIONS_PER_REQUEST_MAX = 10_000
+"""As in Kafka: one request cannot tie the controller up, nor fill its memory by one large number."""
+
+CHOOSE = -1
+"""As a count: take the broker's default."""
+
+
+class NewTopic(NamedTuple):
+    """A topic that a client wants. Counts of -1 stand for the broker's defaults."""
+
+    name: str
+    partition_count: int = CHOOSE
+    replication_factor: int = CHOOSE
+    assignments: Mapping[int, Sequence[int]] = {}
+    """Replicas by partition, when the client chose them itself."""
+    config: Mapping[str, str | None] = {}
+
+
+class Growth(NamedTuple):
+    """A topic that is to have ``partition_count`` partitions in all."""
+
+    name: str
+    partition_count: int
+    assignments: Sequence[Sequence[int]] | None = None
+    """Replicas of each new partition, when the client chose them itself."""
+
+
+class Plan(NamedTuple):
+    """What to write for one topic, and what it is afterwards."""
+
+    topic: TopicImage
+    operations: list[Operation]
+
+
+class PartitionBudget:
+    """How many partitions one request may still make."""
+
+    def __init__(self, partitions_max: int = PARTITIONS_PER_REQUEST_MAX) -> None:
+        self._left = partitions_max
+
+    def take(self, count: int) -> None:
+        """Raises POLICY_VIOLATION when ``count`` are too many."""
+        if count > self._left:
+            raise KafkaError(
+                f"{count} partitions are too many: one request makes at most {PARTITIONS_PER_REQUEST_MAX}. Ask for "
+                "fewer, or in several requests.",
+                ErrorCode.POLICY_VIOLATION,
+            )
+        self._left -= count
+
+
+def plan_creation(
+    image: ClusterImage,
+    wanted: NewTopic,
+    config: BrokerConfig,
+    topic_id: bytes,
+    random: Random,
+    taken: TakenNames,
+    budget: PartitionBudget,
+    stale_config: bool = False,
+) -> Plan:
+    """Makes a topic. ``taken`` and ``budget`` are those of the whole request.
+
+    ``stale_config`` says that the store holds settings under this name, left from before: they are replaced.
+    """
+    check_name(wanted.name)
+    if wanted.name == METADATA_TOPIC:
+        raise KafkaError(f"the topic {METADATA_TOPIC} cannot be created", ErrorCode.INVALID_REQUEST)
+    if wanted.name in image.topics:
+        raise KafkaError(f"the topic {wanted.name!r} exists already", ErrorCode.TOPIC_ALREADY_EXISTS)
+    if wanted.name in image.deleting:
+        raise KafkaError(
+            f"the topic {wanted.name!r} is still being deleted. Try again.", ErrorCode.TOPIC_ALREADY_EXISTS
+        )
+    taken.check(wanted.name)
+    settings = check_settings(wanted.config)
+    replicas = _replicas_of(image, wanted, config, random, budget)
+    taken.add(wanted.name)
+    partitions = tuple(
+        PartitionImage(number, placed[0], 0, placed, _in_sync(image, placed))
+        for number, placed in enumerate(replicas)
+    )
+    topic = TopicImage(wanted.name, topic_id, partitions, settings)
+    operations: list[Operation] = [
+        write_config("topics", topic.name, settings, stale_config),
+        Create(TopicNode.path(topic.name), TopicNode.encode(topic.assignment())),
+        Create(PartitionStateNode.parents(topic.name)),
+    ]
+    operations += state_creations(topic, 0, image.controller_epoch)
+    return Plan(topic, operations)
+
+
+def write_config(kind: str, name: str, settings: Mapping[str, str], exists: bool) -> Operation:
+    """Writes the settings of a topic or broker, over those that are there if there are any."""
+    path = ConfigNode.path(kind, name)
+    data = ConfigNode.encode(settings)
+    return SetData(path, data) if exists else Create(path, data)
+
+
+def check_settings(settings: Mapping[str, str | None]) -> dict[str, str]:
+    """The settings of a topic, checked; INVALID_CONFIG for one that it cannot have."""
+    try:
+        check_topic_settings(settings)
+    except ConfigError as error:
+        raise KafkaError(str(error), ErrorCode.INVALID_CONFIG) from None
+    return {name: text for name, text in settings.items() if text is not None}
+
+
+def state_creations(topic: TopicImage, first: int, controller_epoch: int) -> list[Operation]:
+    """Makes the state nodes of the partitions from number ``first`` on."""
+    operations: list[Operation] = []
+    for partition in topic.partitions[first:]:
+        state = PartitionStateNode.encode(partition_state(partition, controller_epoch))
+        operations.append(Create(PartitionStateNode.parent(topic.name, partition.partition)))
+        operations.append(Create(PartitionStateNode.path(topic.name, partition.partition), state))
+    return operations
+
+
+def _in_sync(image: ClusterImage, replicas: list[int]) -> list[int]:
+    """A new partition's in-sync set: the replicas that live."""
+    return [broker for broker in replicas if broker in image.brokers]
+
+
+def _replicas_of(
+    image: ClusterImage, wanted: NewTopic, config: BrokerConfig, random: Random, budget: PartitionBudget
+) -> list[list[int]]:
+    if wanted.assignments:
+        if wanted.replication_factor != CHOOSE or wanted.partition_count != CHOOSE:
+            raise KafkaError(
+                "partitions and replication factor must be -1 when the replicas are assigned by hand",
+                ErrorCode.INVALID_REQUEST,
+            )
+        budget.take(len(wanted.assignments))
+        return _assigned_by_hand(image, wanted.assignments)
+    factor = wanted.replication_factor
+    if factor == CHOOSE:
+        factor = config.int("default.replication.factor")
+    elif factor < 1:
+        raise KafkaError(
+            f"a replication factor of {factor} is not possible: 1 or more, or -1 for the default",
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+        )
+    count = wanted.partition_count
+    if count == CHOOSE:
+        count = config.int("num.partitions")
+    elif count < 1:
+        raise KafkaError(
+            f"{count} partitions are not possible: 1 or more, or -1 for the default",
+            ErrorCode.INVALID_PARTITIONS,
+        )
+    budget.take(count)
+    racks = {broker.broker_id: broker.rack for broker in image.brokers.values()}
+    return place_replicas(racks, count, factor, random)
+
+
+def _assigned_by_hand(image: ClusterImage, assignments: Mapping[int, Sequence[int]]) -> list[list[int]]:
+    if sorted(assignments) != list(range(len(assignments))):
+        raise KafkaError(
+            f"partitions are numbered from 0 without gaps; assigned were {shown(sorted(assignments))}",
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        )
+    factor = len(assignments[0])
+    for number in range(len(assignments)):
+        check_replicas(image, number, assignments[number], factor)
+    return [list(assignments[number]) for number in range(len(assignments))]
+
+
+def check_replicas(image: ClusterImage, number: int, replicas: Sequence[int], factor: int) -> None:
+    """Raises INVALID_REPLICA_ASSIGNMENT unless these brokers can hold partition ``number``."""
+    problem = ""
+    if not replicas:
+        problem = "has no replica"
+    elif len(set(replicas)) < len(replicas):
+        problem = f"has two replicas on one broker: {shown(replicas)}"
+    elif len(replicas) != factor:
+        problem = f"has {len(replicas)} replicas where others have {factor}"
+    else:
+        unknown = [broker for broker in replicas if broker not in image.brokers]
+        if unknown:
+            problem = (
+                f"is assigned to brokers that do not live: {shown(unknown)} (living: {shown(image.brokers)})"
+            )
+    if problem:
+        raise KafkaError(f"partition {number} {problem}", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
+
+
+def shown(numbers: Sequence[int] | Mapping[int, object]) -> str:
+    """The first ten of ``numbers``, for an error text."""
+    listed = list(numbers)
+    return ", ".join(map(str, listed[:10])) + (", ..." if len(listed) > 10 else "")
+
+
+def plan_growth(image: ClusterImage, growth: Growth, random: Random, budget: PartitionBudget) -> Plan:
+    """Adds partitions to a topic; placed so that they continue the round of those that are there."""
+    topic = image.topics.get(growth.name)
+    if topic is None:
+        raise unknown_topic(growth.name)
+    existing = len(topic.partitions)
+    if growth.partition_count == existing:
+        raise KafkaError(f"the topic has {existing} partition(s) already", ErrorCode.INVALID_PARTITIONS)
+    if growth.partition_count < existing:
+        raise KafkaError(
+            f"the topic has {existing} partition(s), more than {growth.partition_count}: partitions cannot be taken away",
+            ErrorCode.INVALID_PARTITIONS,
+        )
+    budget.take(growth.partition_count - existing)
+    factor = len(topic.partitions[0].replicas) if topic.partitions else 1
+    if growth.assignments is None:
+        placed = _placed_after(image, topic, growth.partition_count - existing, factor, random)
+    elif len(growth.assignments) != growth.partition_count - existing:
+        raise KafkaError(
+            f"{growth.partition_count - existing} partition(s) are to be added, and {len(growth.assignments)} are assigned",
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        )
+    else:
+        for number, replicas in enumerate(growth.assignments, existing):
+            check_replicas(image, number, replicas, factor)
+        placed = [list(replicas) for replicas in growth.assignments]
+    added = tuple(
+        PartitionImage(number, replicas[0], 0, replicas, _in_sync(image, replicas))
+        for number, replicas in enumerate(placed, existing)
+    )
+    grown = TopicImage(
+        topic.name,
+        topic.topic_id,
+        topic.partitions + added,
+        topic.config,
+        topic.node_version + 1,
+        topic.has_config_node,
+    )
+    data = TopicNode.encode(grown.assignment())
+    operations: list[Operation] = [SetData(TopicNode.path(topic.name), data, topic.node_version)]
+    operations += state_creations(grown, existing, image.controller_epoch)
+    return Plan(grown, operations)
+
+
+def _placed_after(
+    image: ClusterImage, topic: TopicImage, count: int, factor: int, random: Random
+) -> list[list[int]]:
+    racks = {broker.broker_id: broker.rack for broker in image.brokers.values()}
+    start: int | None = None
+    if topic.partitions and topic.partitions[0].replicas[0] in racks:
+        start = sorted(racks).index(topic.partitions[0].replicas[0])
+    return place_replicas(racks, count, factor, random, len(topic.partitions), start)
+
+
+def unknown_topic(name: str) -> KafkaError:
+    """The error for a topic that is not there."""
+    return KafkaError(f"there is no topic {name!r}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+def deletion_mark(topic: TopicImage) -> list[Operation]:
+    """Begins a deletion: from now on it happens, whoever stops meanwhile."""
+    return [Check(TopicNode.path(topic.name)), Create(DeleteTopicNode.path(topic.name))]
+
+
+def fence(controller_epoch_version: int) -> Check:
+    """Fails a transaction when another broker became the controller since."""
+    return Check(CONTROLLER_EPOCH, controller_epoch_version)

@@ -1,0 +1,349 @@
+"""The cluster as the coordination store tells it: brokers, topics, partitions, settings; and how it changed.
+
+Images are never changed: a change makes a new one, and shares with the old one what stayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tidemill.coordination.nodes import (
+    BROKER_IDS,
+    CLUSTER_ID,
+    CONTROLLER,
+    CONTROLLER_EPOCH,
+    DEFAULT_ENTITY,
+    DELETE_TOPICS,
+    TOPICS,
+    BrokerNode,
+    BrokerRegistration,
+    ClusterIdNode,
+    ConfigNode,
+    ControllerEpochNode,
+    ControllerNode,
+    Endpoint,
+    PartitionState,
+    PartitionStateNode,
+    TopicAssignment,
+    TopicNode,
+)
+from tidemill.coordination.port import Node, NoNode, Store, StoreError
+from tidemill.model.errors import KafkaError
+from tidemill.model.types import ZERO_ID
+
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+"""Topics that the brokers keep for themselves."""
+
+NO_BROKER = -1
+
+
+class PartitionImage:
+    """Where a partition's replicas are, and who leads it (-1: nobody can)."""
+
+    __slots__ = ("isr", "leader", "leader_epoch", "partition", "partition_epoch", "replicas")
+
+    def __init__(
+        self,
+        partition: int,
+        leader: int,
+        leader_epoch: int,
+        replicas: list[int],
+        isr: list[int],
+        partition_epoch: int = 0,
+    ) -> None:
+        self.partition = partition
+        self.leader = leader
+        self.leader_epoch = leader_epoch
+        self.replicas = replicas
+        self.isr = isr
+        self.partition_epoch = partition_epoch
+        """The version of the partition's state in the store."""
+
+    def __repr__(self) -> str:
+        return (
+            f"PartitionImage({self.partition}, leader={self.leader}, leader_epoch={self.leader_epoch}, "
+            f"replicas={self.replicas}, isr={self.isr})"
+        )
+
+
+class TopicImage:
+    """A topic: its id, its partitions (the one numbered n at place n), and the settings of its own."""
+
+    __slots__ = ("config", "has_config_node", "internal", "name", "node_version", "partitions", "topic_id")
+
+    def __init__(
+        self,
+        name: str,
+        topic_id: bytes,
+        partitions: tuple[PartitionImage, ...],
+        config: Mapping[str, str],
+        node_version: int = 0,
+        has_config_node: bool = True,
+    ) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.partitions = partitions
+        self.config = config
+        self.internal = name in INTERNAL_TOPICS
+        self.node_version = node_version
+        """The version of the topic's node in the store."""
+        self.has_config_node = has_config_node
+
+    def __repr__(self) -> str:
+        return f"TopicImage({self.name!r}, {len(self.partitions)} partitions)"
+
+    def partition(self, number: int) -> PartitionImage | None:
+        """The partition of that number, or None."""
+        return self.partitions[number] if 0 <= number < len(self.partitions) else None
+
+    def assignment(self) -> TopicAssignment:
+        """What the topic's node holds."""
+        return TopicAssignment(self.topic_id, {p.partition: p.replicas for p in self.partitions})
+
+
+class BrokerImage:
+    """A living broker: its endpoints by listener name, its rack, and its epoch."""
+
+    __slots__ = ("broker_id", "endpoints", "epoch", "rack")
+
+    def __init__(self, registration: BrokerRegistration, epoch: int) -> None:
+        self.broker_id = registration.broker_id
+        self.endpoints: dict[str, Endpoint] = {e.listener: e for e in registration.endpoints}
+        self.rack = registration.rack
+        self.epoch = epoch
+
+    def __repr__(self) -> str:
+        return f"BrokerImage({self.broker_id}, {list(self.endpoints)})"
+
+
+class ClusterImage:
+    """Everything that a broker knows of its cluster, at one moment."""
+
+    __slots__ = (
+        "broker_configs",
+        "brokers",
+        "cluster_id",
+        "controller_epoch",
+        "controller_id",
+        "deleting",
+        "topics",
+        "topics_by_id",
+    )
+
+    def __init__(
+        self,
+        cluster_id: str = "",
+        controller_id: int = NO_BROKER,
+        controller_epoch: int = 0,
+        brokers: Mapping[int, BrokerImage] | None = None,
+        topics: Mapping[str, TopicImage] | None = None,
+        broker_configs: Mapping[str, Mapping[str, str]] | None = None,
+        deleting: Mapping[str, TopicImage] | None = None,
+    ) -> None:
+        self.cluster_id = cluster_id
+        self.controller_id = controller_id
+        self.controller_epoch = controller_epoch
+        self.brokers: Mapping[int, BrokerImage] = brokers if brokers is not None else {}
+        """Living brokers by id, lowest first."""
+        self.topics: Mapping[str, TopicImage] = topics if topics is not None else {}
+        self.topics_by_id: Mapping[bytes, TopicImage] = {
+            topic.topic_id: topic for topic in self.topics.values() if topic.topic_id != ZERO_ID
+        }
+        self.broker_configs: Mapping[str, Mapping[str, str]] = broker_configs or {}
+        """What was set at run time: by broker id (as text), and for all under ``<default>``."""
+        self.deleting: Mapping[str, TopicImage] = deleting or {}
+        """Topics whose deletion has begun; nobody sees them any more."""
+
+    def broker_config(self, broker_id: int) -> Mapping[str, str]:
+        """What was set at run time for this broker alone."""
+        return self.broker_configs.get(str(broker_id), {})
+
+    def default_broker_config(self) -> Mapping[str, str]:
+        """What was set at run time for all brokers."""
+        return self.broker_configs.get(DEFAULT_ENTITY, {})
+
+    def with_cluster(
+        self, cluster_id: str, controller_id: int, controller_epoch: int, brokers: Mapping[int, BrokerImage]
+    ) -> ClusterImage:
+        """The same topics and settings with another controller or other brokers."""
+        return self._changed(cluster_id, controller_id, controller_epoch, brokers)
+
+    def with_topics(
+        self,
+        changed: Iterable[TopicImage] = (),
+        removed: Iterable[str] = (),
+        deleting: Mapping[str, TopicImage] | None = None,
+    ) -> ClusterImage:
+        """The same with topics added or replaced, and others gone."""
+        topics = dict(self.topics)
+        for topic in changed:
+            topics[topic.name] = topic
+        for name in removed:
+            topics.pop(name, None)
+        return self._changed(
+            self.cluster_id, self.controller_id, self.controller_epoch, self.brokers, topics, deleting
+        )
+
+    def with_broker_config(self, name: str, config: Mapping[str, str]) -> ClusterImage:
+        """The same with other run-time settings of one broker, or of all."""
+        configs = {**self.broker_configs, name: config}
+        return self._changed(
+            self.cluster_id, self.controller_id, self.controller_epoch, self.brokers, configs=configs
+        )
+
+    def _changed(
+        self,
+        cluster_id: str,
+        controller_id: int,
+        controller_epoch: int,
+        brokers: Mapping[int, BrokerImage],
+        topics: Mapping[str, TopicImage] | None = None,
+        deleting: Mapping[str, TopicImage] | None = None,
+        configs: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> ClusterImage:
+        return ClusterImage(
+            cluster_id,
+            controller_id,
+            controller_epoch,
+            dict(sorted(brokers.items())),
+            self.topics if topics is None else topics,
+            self.broker_configs if configs is None else configs,
+            self.deleting if deleting is None else deleting,
+        )
+
+
+class Delta:
+    """How one image differs from the one before it.
+
+    Whoever acts on it (making logs, say) and cannot, tells so with :meth:`fail`; the client that asked for
+    the change gets that error.
+    """
+
+    __slots__ = (
+        "before",
+        "broker_configs_changed",
+        "changed",
+        "created",
+        "deleted",
+        "failures",
+        "image",
+        "reconfigured",
+    )
+
+    def __init__(
+        self,
+        before: ClusterImage,
+        image: ClusterImage,
+        *,
+        created: Iterable[TopicImage] = (),
+        changed: Iterable[tuple[TopicImage, TopicImage]] = (),
+        reconfigured: Iterable[tuple[TopicImage, TopicImage]] = (),
+        deleted: Iterable[TopicImage] = (),
+        broker_configs_changed: bool = False,
+    ) -> None:
+        self.before = before
+        self.image = image
+        self.created = tuple(created)
+        self.changed = tuple(changed)
+        """Topics with other partitions than before (more of them, or another state): old, new."""
+        self.reconfigured = tuple(reconfigured)
+        """Topics with other settings of their own: old, new."""
+        self.deleted = tuple(deleted)
+        self.broker_configs_changed = broker_configs_changed
+        self.failures: dict[str, KafkaError] = {}
+
+    def fail(self, topic: str, error: KafkaError) -> None:
+        """Notes that what the change asks for ``topic`` could not be done here."""
+        self.failures.setdefault(topic, error)
+
+
+async def load_image(store: Store) -> ClusterImage:
+    """Reads the whole cluster from the store; NodeFormatError or StoreError for what cannot be understood."""
+    cluster, controller, epoch = await store.get_many([CLUSTER_ID, CONTROLLER, CONTROLLER_EPOCH])
+    topics = await load_topics(store, await _children(store, TOPICS))
+    deleting = {}
+    for name in await _children(store, DELETE_TOPICS):
+        topic = topics.pop(name, None)
+        deleting[name] = topic if topic is not None else TopicImage(name, ZERO_ID, (), {})
+    return ClusterImage(
+        ClusterIdNode.decode(cluster.data) if cluster is not None else "",
+        ControllerNode.decode(controller.data) if controller is not None else NO_BROKER,
+        ControllerEpochNode.decode(epoch.data) if epoch is not None else 0,
+        await load_brokers(store),
+        topics,
+        await _load_broker_configs(store),
+        deleting,
+    )
+
+
+async def load_brokers(store: Store) -> dict[int, BrokerImage]:
+    """The living brokers by id, lowest first."""
+    ids = sorted(int(name) for name in await _children(store, BROKER_IDS))
+    nodes = await store.get_many([BrokerNode.path(broker_id) for broker_id in ids])
+    return {
+        broker_id: BrokerImage(BrokerNode.decode(broker_id, node.data), node.creation_id)
+        for broker_id, node in zip(ids, nodes, strict=True)
+        if node is not None
+    }
+
+
+async def _load_broker_configs(store: Store) -> dict[str, dict[str, str]]:
+    names = await _children(store, "/config/brokers")
+    paths = [ConfigNode.path("brokers", name) for name in names]
+    nodes = await store.get_many(paths)
+    return {
+        name: ConfigNode.decode(path, node.data)
+        for name, path, node in zip(names, paths, nodes, strict=True)
+        if node is not None
+    }
+
+
+async def load_topics(store: Store, names: list[str]) -> dict[str, TopicImage]:
+    """The topics of these names, by name; those that are gone meanwhile are left out."""
+    topic_nodes = await store.get_many([TopicNode.path(name) for name in names])
+    config_paths = [ConfigNode.path("topics", name) for name in names]
+    config_nodes = await store.get_many(config_paths)
+    assignments: list[tuple[str, Node, TopicAssignment, dict[str, str], bool]] = []
+    state_paths: list[str] = []
+    for name, node, path, config in zip(names, topic_nodes, config_paths, config_nodes, strict=True):
+        if node is None:
+            continue
+        assignment = TopicNode.decode(name, node.data)
+        settings = ConfigNode.decode(path, config.data) if config is not None else {}
+        assignments.append((name, node, assignment, settings, config is not None))
+        state_paths += [PartitionStateNode.path(name, number) for number in range(len(assignment.replicas))]
+    states = iter(await store.get_many(state_paths))
+    topics = {}
+    for name, node, assignment, settings, has_config_node in assignments:
+        partitions = tuple(
+            _partition(name, number, assignment, next(states)) for number in range(len(assignment.replicas))
+        )
+        topic_id = assignment.topic_id if assignment.topic_id is not None else ZERO_ID
+        topics[name] = TopicImage(name, topic_id, partitions, settings, node.version, has_config_node)
+    return topics
+
+
+def _partition(topic: str, number: int, assignment: TopicAssignment, node: Node | None) -> PartitionImage:
+    replicas = assignment.replicas.get(number)
+    if replicas is None:
+        known = sorted(assignment.replicas)
+        raise StoreError(
+            f"{TopicNode.path(topic)} has no partition {number} although it has {known[-1]}: partitions are numbered "
+            "without gaps. Correct the node."
+        )
+    if node is None:
+        return PartitionImage(number, NO_BROKER, 0, replicas, [], -1)
+    state = PartitionStateNode.decode(topic, number, node.data)
+    return PartitionImage(number, state.leader, state.leader_epoch, replicas, state.isr, node.version)
+
+
+def partition_state(partition: PartitionImage, controller_epoch: int) -> PartitionState:
+    """What the partition's state node holds when a controller of that epoch writes it."""
+    return PartitionState(partition.leader, partition.leader_epoch, partition.isr, controller_epoch)
+
+
+async def _children(store: Store, path: str) -> list[str]:
+    try:
+        return await store.children(path)
+    except NoNode:
+        return []

@@ -1,9 +1,9 @@
 """The coordinator of the groups of one ``__consumer_offsets`` partition: events in, effects out.
 
-It knows no clock, no log and no socket. A method takes an event and its time; what is to be done for it waits
-in :meth:`Coordinator.take_effects`, to be performed in order. Committed offsets and deleted groups change when
-their records are replayed, never before; members live in memory, as the classic protocol has it, and are
-written with each assignment.
+It knows no clock, no log and no socket. A method takes an event and its time; what is to be done for it
+waits in :meth:`Coordinator.take_effects`, to be performed in order. Committed offsets and deleted groups
+change when their records are replayed, never before; members live in memory, as the classic protocol has it,
+and are written with each assignment.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from tidemill.groups.effects import (
     MEMBER_TIMER,
     SYNC_TIMER,
     AssignmentStored,
-    CancelTimer,
     CommitRequest,
     CommitResult,
     Continuation,
@@ -35,6 +34,7 @@ from tidemill.groups.effects import (
     Now,
     OffsetsRemoved,
     OffsetsStored,
+    Protocol,
     StaticMemberStored,
     SyncRequest,
     SyncResult,
@@ -45,6 +45,7 @@ from tidemill.groups.offsets import CommittedOffset, GroupRecord, OffsetRecord, 
 from tidemill.groups.rebalance import (
     GroupConfig,
     Turn,
+    drop_member,
     join_timer_fired,
     member_timer_fired,
     prepare_rebalance,
@@ -81,7 +82,7 @@ class Coordinator:
     def join(self, request: JoinRequest, waiter: Waiter, now: Now) -> None:
         """A member joins; ``waiter`` gets a :class:`JoinResult` when the generation is complete."""
         turn = self._turn(now)
-        unique = {}
+        unique: dict[str, Protocol] = {}
         for protocol in request.protocols:
             unique.setdefault(protocol.name, protocol)
         if len(unique) != len(request.protocols):
@@ -195,12 +196,8 @@ class Coordinator:
             gone = commits.expired(group, self.config.offsets_retention_ms, now.wall_ms)
             records.extend(gone)
             left = sum(len(of_topic) for of_topic in group.offsets.values()) - len(gone)
-            if (
-                left == 0
-                and group.state is GroupState.EMPTY
-                and not group.pending_joins
-                and not group.in_flight
-            ):
+            awaited = group.pending_joins or group.in_flight
+            if left == 0 and group.state is GroupState.EMPTY and not awaited:
                 group.deleting = True
                 removed.append(group_id)
                 records.append(GroupRecord(group_id, None))
@@ -284,10 +281,13 @@ class Coordinator:
     def _remove(self, group: Group, now: Now) -> None:
         """The group's tombstone: offsets that were committed behind its back stay a simple consumer's."""
         del self.groups[group.group_id]
-        for member_id in [*group.members, *group.pending_joins]:
-            self._effects.append(CancelTimer(TimerKey(MEMBER_TIMER, group.group_id, member_id)))
-        for kind in (JOIN_TIMER, SYNC_TIMER):
-            self._effects.append(CancelTimer(TimerKey(kind, group.group_id)))
+        turn = self._turn(now)
+        for member in list(group.members.values()):
+            drop_member(group, member, turn)
+        for member_id in group.pending_joins:
+            turn.cancel_timer(MEMBER_TIMER, group, member_id)
+        turn.cancel_timer(JOIN_TIMER, group)
+        turn.cancel_timer(SYNC_TIMER, group)
         if group.offsets or group.in_flight:
             rest = self._create(group.group_id, now)
             rest.offsets, rest.in_flight = group.offsets, group.in_flight

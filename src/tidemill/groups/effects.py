@@ -257,7 +257,7 @@ class Append(NamedTuple):
     """Records for the log, in one piece where they fit.
 
     Once they are committed they are replayed, if ``replay`` says so (a group's members are in memory
-    already), and then the core is told ``then``; when they are not written it is told ``then`` with the error.
+    already), and then the core is told ``then``; when they are not written, it is told the error with it.
     """
 
     records: tuple[OffsetsRecord, ...]

@@ -152,9 +152,10 @@ def _add_member(group: Group, request: JoinRequest, member_id: str, waiter: Wait
 def _join_again(group: Group, member: Member, request: JoinRequest, waiter: Waiter, turn: Turn) -> None:
     same = member.protocols == request.protocols
     is_leader = group.leader == member.member_id
-    if group.state is GroupState.COMPLETING_REBALANCE and same:
-        turn.reply(waiter, joined(group, member))
-    elif group.state is GroupState.STABLE and same and not is_leader:
+    is_answered = group.state is GroupState.COMPLETING_REBALANCE or (
+        group.state is GroupState.STABLE and not is_leader
+    )
+    if same and is_answered:
         turn.reply(waiter, joined(group, member))
     elif group.state is GroupState.EMPTY:
         raise GroupInvariantError(f"group {group.group_id} is Empty with member {member.member_id}")

@@ -1,7 +1,7 @@
 """The records of ``__consumer_offsets``, byte for byte as Apache Kafka writes and reads them.
 
-A key and a value each begin with their version (INT16); the fields follow in the protocol's types, big-endian.
-The key's version says what the record is.
+A key and a value each begin with their version (INT16); the fields follow in the protocol's types,
+big-endian. The key's version says what the record is.
 
 ========================  ====================================================================================
 key                       after the version
@@ -39,8 +39,8 @@ where none was known. A value of null is a tombstone: the offset, or the group, 
 What it does not promise: that a group's record shows members who joined after the last assignment was handed
 in, or that a tombstone's offset was ever there.
 
-Source: ``OffsetCommitKey``, ``OffsetCommitValue``, ``GroupMetadataKey``, ``GroupMetadataValue`` (Apache Kafka's
-message definitions), KIP-915, KIP-211.
+Source: ``OffsetCommitKey``, ``OffsetCommitValue``, ``GroupMetadataKey``, ``GroupMetadataValue`` among Apache
+Kafka's message definitions; KIP-915, KIP-211.
 """
 
 from __future__ import annotations

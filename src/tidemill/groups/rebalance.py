@@ -1,8 +1,9 @@
 """How a group gets from one generation to the next.
 
-Every function here takes the group and the :class:`Turn` of the event under way, and leaves its effects there.
-Source of the rules: the classic rebalance protocol as Apache Kafka's group coordinator has it (KIP-62 rebalance
-timeouts, KIP-134 initial delay, KIP-345 static members, KIP-394 member ids, KIP-559 protocol checks).
+Every function here takes the group and the :class:`Turn` of the event under way, and leaves its effects
+there. Source of the rules: the classic rebalance protocol as Apache Kafka's group coordinator has it (KIP-62
+rebalance timeouts, KIP-134 initial delay, KIP-345 static members, KIP-394 member ids, KIP-559 protocol
+checks).
 """
 
 from __future__ import annotations

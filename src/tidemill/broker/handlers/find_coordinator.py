@@ -1,0 +1,70 @@
+"""FindCoordinator: which broker coordinates a group; from v4 on several in one request.
+
+Transactions are not served yet: their coordinator is never available, as in Kafka without its topic.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tidemill.groups.ports import CoordinatorEndpoint
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.wire.messages.find_coordinator import (
+    Coordinator,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
+
+if TYPE_CHECKING:
+    from tidemill.broker.broker import Broker
+    from tidemill.broker.context import RequestContext
+
+GROUP: Final = 0
+TRANSACTION: Final = 1
+NOWHERE: Final = CoordinatorEndpoint(-1, "", -1)
+BATCHED_FROM: Final = 4
+
+
+async def handle(
+    broker: Broker, context: RequestContext, request: FindCoordinatorRequest
+) -> FindCoordinatorResponse:
+    """Answers each key by itself."""
+    if context.api_version >= BATCHED_FROM:
+        found = []
+        for key in request.coordinator_keys:
+            error, message, endpoint = await _find(broker, context, request.key_type, key)
+            found.append(
+                Coordinator(
+                    key=key,
+                    node_id=endpoint.node_id,
+                    host=endpoint.host,
+                    port=endpoint.port,
+                    error_code=error,
+                    error_message=message,
+                )
+            )
+        return FindCoordinatorResponse(coordinators=found)
+    error, message, endpoint = await _find(broker, context, request.key_type, request.key)
+    return FindCoordinatorResponse(
+        error_code=error,
+        error_message=message,
+        node_id=endpoint.node_id,
+        host=endpoint.host,
+        port=endpoint.port,
+    )
+
+
+async def _find(
+    broker: Broker, context: RequestContext, key_type: int, key: str
+) -> tuple[ErrorCode, str | None, CoordinatorEndpoint]:
+    if key_type == TRANSACTION:
+        text = f"no coordinator for transactional id {key!r}: this broker does not serve transactions yet"
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE, text, NOWHERE
+    if key_type != GROUP:
+        text = f"there is no coordinator of type {key_type} here: 0 is a group's, 1 a transaction's"
+        return ErrorCode.INVALID_REQUEST, text, NOWHERE
+    try:
+        endpoint = await broker.groups.find_coordinator(context.internal_name(key), context.listener.name)
+    except KafkaError as problem:
+        return problem.code, str(problem), NOWHERE
+    return ErrorCode.NONE, None, endpoint

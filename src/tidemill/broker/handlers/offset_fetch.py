@@ -1,0 +1,159 @@
+"""OffsetFetch: what groups have committed; from v8 on of several groups, all topics when none is named.
+
+A partition without a commit has offset -1 and no error; only in v0, whose offsets are ZooKeeper's where there
+is one, it is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from tidemill.groups.offsets import CommittedOffset
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import ZERO_ID
+from tidemill.wire.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic,
+    OffsetFetchResponseTopics,
+)
+
+if TYPE_CHECKING:
+    from tidemill.broker.broker import Broker
+    from tidemill.broker.context import RequestContext
+
+GROUP_ERROR_FROM: Final = 2
+BATCHED_FROM: Final = 8
+TOPIC_IDS_FROM: Final = 10
+NO_COMMIT: Final = CommittedOffset(-1)
+
+Offsets = dict[str, dict[int, CommittedOffset]]
+
+
+async def handle(broker: Broker, context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
+    """Answers from memory; a group that this broker does not coordinate gets an error of its own."""
+    if context.api_version >= BATCHED_FROM:
+        groups = [await _group(broker, context, group, request.require_stable) for group in request.groups]
+        return OffsetFetchResponse(groups=groups)
+    group_id = context.internal_name(request.group_id)
+    if context.api_version == 0 and broker.groups.zookeeper_offsets is not None:
+        return OffsetFetchResponse(topics=await _from_zookeeper(broker, context, group_id, request.topics))
+    error, offsets = await broker.groups.fetch(group_id, request.require_stable)
+    if error is not ErrorCode.NONE and context.api_version >= GROUP_ERROR_FROM:
+        return OffsetFetchResponse(error_code=error)
+    topics = []
+    for name, partitions in _asked(context, request.topics, offsets):
+        committed = offsets.get(context.internal_name(name), {})
+        answers = [_partition(context, index, committed.get(index, NO_COMMIT), error) for index in partitions]
+        topics.append(OffsetFetchResponseTopic(name=name, partitions=answers))
+    return OffsetFetchResponse(topics=topics)
+
+
+def _asked(
+    context: RequestContext, topics: list[OffsetFetchRequestTopic] | None, offsets: Offsets
+) -> Iterator[tuple[str, list[int]]]:
+    """The topics asked for, by the client's names, with their partitions; null asks for all."""
+    if topics is not None:
+        for topic in topics:
+            yield topic.name, topic.partition_indexes
+    else:
+        for name, committed in offsets.items():
+            yield context.external_name(name), list(committed)
+
+
+def _partition(
+    context: RequestContext, index: int, offset: CommittedOffset, error: ErrorCode
+) -> OffsetFetchResponsePartition:
+    if context.api_version == 0 and error is ErrorCode.NONE and offset is NO_COMMIT:
+        error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return OffsetFetchResponsePartition(
+        partition_index=index,
+        committed_offset=offset.offset,
+        committed_leader_epoch=offset.leader_epoch,
+        metadata=offset.metadata,
+        error_code=error,
+    )
+
+
+async def _from_zookeeper(
+    broker: Broker, context: RequestContext, group_id: str, topics: list[OffsetFetchRequestTopic] | None
+) -> list[OffsetFetchResponseTopic]:
+    kept = broker.groups.zookeeper_offsets
+    answers = []
+    for topic in topics or []:
+        partitions = []
+        for index in topic.partition_indexes:
+            offset, error = NO_COMMIT, ErrorCode.NONE
+            try:
+                if kept is not None:
+                    name = context.internal_name(topic.name)
+                    offset = await kept.fetch(group_id, name, index) or NO_COMMIT
+            except KafkaError as problem:
+                error = problem.code
+            partitions.append(_partition(context, index, offset, error))
+        answers.append(OffsetFetchResponseTopic(name=topic.name, partitions=partitions))
+    return answers
+
+
+async def _group(
+    broker: Broker, context: RequestContext, group: OffsetFetchRequestGroup, require_stable: bool
+) -> OffsetFetchResponseGroup:
+    error, offsets = await broker.groups.fetch(context.internal_name(group.group_id), require_stable)
+    if error is not ErrorCode.NONE:
+        return OffsetFetchResponseGroup(group_id=group.group_id, error_code=error)
+    if group.topics is None:
+        topics = _all_topics(broker, context, offsets)
+    else:
+        topics = []
+        for topic in group.topics:
+            answer = OffsetFetchResponseTopics(name=topic.name, topic_id=topic.topic_id)
+            name, error = _topic_name(broker, context, topic.name, topic.topic_id)
+            committed = offsets.get(name, {})
+            for index in topic.partition_indexes:
+                offset = committed.get(index, NO_COMMIT)
+                if topic.topic_id not in (ZERO_ID, offset.topic_id) and offset.topic_id != ZERO_ID:
+                    offset = NO_COMMIT  # Of a topic of that name that was deleted since.
+                answer.partitions.append(_partitions(index, offset, error))
+            topics.append(answer)
+    return OffsetFetchResponseGroup(group_id=group.group_id, topics=topics)
+
+
+def _topic_name(broker: Broker, context: RequestContext, name: str, topic_id: bytes) -> tuple[str, ErrorCode]:
+    if context.api_version < TOPIC_IDS_FROM:
+        return context.internal_name(name), ErrorCode.NONE
+    image = None if topic_id == ZERO_ID else broker.metadata.topic_by_id(topic_id)
+    return ("", ErrorCode.UNKNOWN_TOPIC_ID) if image is None else (image.name, ErrorCode.NONE)
+
+
+def _all_topics(broker: Broker, context: RequestContext, offsets: Offsets) -> list[OffsetFetchResponseTopics]:
+    """Everything committed; topics that are gone have no id to be named by."""
+    topics = []
+    for name, committed in offsets.items():
+        image = broker.metadata.topic(name)
+        if context.api_version >= TOPIC_IDS_FROM and image is None:
+            continue
+        partitions = [_partitions(index, offset, ErrorCode.NONE) for index, offset in committed.items()]
+        topics.append(
+            OffsetFetchResponseTopics(
+                name=context.external_name(name),
+                topic_id=ZERO_ID if image is None else image.topic_id,
+                partitions=partitions,
+            )
+        )
+    return topics
+
+
+def _partitions(index: int, offset: CommittedOffset, error: ErrorCode) -> OffsetFetchResponsePartitions:
+    return OffsetFetchResponsePartitions(
+        partition_index=index,
+        committed_offset=offset.offset,
+        committed_leader_epoch=offset.leader_epoch,
+        metadata=offset.metadata,
+        error_code=error,
+    )

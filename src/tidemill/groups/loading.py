@@ -1,0 +1,77 @@
+"""Reads ``__consumer_offsets`` back, batch by batch, into a coordinator.
+
+Offsets that were committed in a transaction count once its marker says so, and not at all when it was
+aborted; those of a transaction that is still open wait in :attr:`Loader.open_transactions`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from tidemill.groups.coordinator import Coordinator
+from tidemill.groups.effects import Now
+from tidemill.groups.offsets import OffsetRecord, OffsetsRecord, decode_record
+from tidemill.model.errors import CorruptMessage
+from tidemill.records.batch import Batch, parse_batches
+from tidemill.records.builder import COMMIT_MARKER
+from tidemill.records.reader import Record, iter_records
+
+log = logging.getLogger("tidemill.groups")
+
+MARKER_KEY_BYTES = 4
+"""Of a control record's key: version INT16, type INT16."""
+
+
+class Loader:
+    """Replays one partition's log, from its start."""
+
+    def __init__(self, coordinator: Coordinator, partition: int) -> None:
+        self.coordinator = coordinator
+        self.partition = partition
+        self.open_transactions: dict[int, list[OffsetRecord]] = {}
+        self.records = 0
+        self.skipped = 0
+
+    def replay(self, data: bytes, now: Now) -> Iterator[None]:
+        """Replays the batches in ``data``; pauses after each record, for the caller to share the loop."""
+        for batch in parse_batches(data, 0, len(data)):
+            whole = data[batch.position : batch.position + batch.size]
+            for record in iter_records(whole):
+                self.records += 1
+                if batch.is_control:
+                    self._end_transaction(batch, record, now)
+                else:
+                    self._replay_record(batch, record, now)
+                yield
+
+    def _replay_record(self, batch: Batch, record: Record, now: Now) -> None:
+        try:
+            change = decode_record(record.key, record.value)
+        except CorruptMessage as problem:
+            # One unreadable record costs one offset or group; refusing to load would cost all of them.
+            self.skipped += 1
+            log.error(
+                "__consumer_offsets-%d: the record at offset %d is skipped: %s",
+                self.partition,
+                record.offset,
+                problem,
+            )
+            return
+        if change is None:
+            self.skipped += 1
+        elif batch.is_transactional and isinstance(change, OffsetRecord):
+            self.open_transactions.setdefault(batch.producer_id, []).append(change)
+        else:
+            self._replay(change, now)
+
+    def _replay(self, change: OffsetsRecord, now: Now) -> None:
+        self.coordinator.replay(change, now)
+
+    def _end_transaction(self, batch: Batch, record: Record, now: Now) -> None:
+        changes = self.open_transactions.pop(batch.producer_id, [])
+        key = record.key or b""
+        if len(key) < MARKER_KEY_BYTES or int.from_bytes(key[2:4], "big") != COMMIT_MARKER:
+            return
+        for change in changes:
+            self._replay(change, now)

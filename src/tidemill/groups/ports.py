@@ -1,0 +1,102 @@
+"""What the group service needs of the rest of the broker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, NamedTuple, Protocol
+
+from tidemill.groups.offsets import CommittedOffset
+
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+
+
+class OffsetsLog(Protocol):
+    """The partitions of ``__consumer_offsets`` that this broker has."""
+
+    def append(self, partition: int, batch: bytes) -> Awaitable[None]:
+        """Appends a v2 batch with ``acks=all``; done once it is committed.
+
+        Batches are appended in the order of the calls, and the awaitables of one partition end in that
+        order. Raises :class:`~tidemill.model.errors.KafkaError` with the error of the append.
+        """
+        ...
+
+    def read(self, partition: int) -> AsyncIterator[bytes]:
+        """All committed batches from the start of the log, a bounded slice of whole batches at a time."""
+        ...
+
+
+class CoordinatorEndpoint(NamedTuple):
+    """Where a client finds a coordinator."""
+
+    node_id: int
+    host: str
+    port: int
+
+
+class OffsetsTopic(Protocol):
+    """``__consumer_offsets`` as the cluster's metadata has it."""
+
+    def partition_count(self) -> int:
+        """Its partitions; while it does not exist, those that it will have."""
+        ...
+
+    def leader(self, partition: int, listener: str) -> CoordinatorEndpoint | None:
+        """The leader's address on that listener; None while there is no leader (or no topic)."""
+        ...
+
+    async def ensure(self) -> None:
+        """Creates the topic where it is missing; returns once it is known to this broker.
+
+        Replicas: :func:`offsets_topic_replicas`; configuration: :func:`offsets_topic_config`.
+        """
+        ...
+
+
+class ZooKeeperOffsets(Protocol):
+    """Offsets of OffsetCommit and OffsetFetch v0, in ``/consumers/[group]/offsets/[topic]/[partition]``.
+
+    Only a cluster on ZooKeeper has them; without, version 0 is kept like every other.
+    """
+
+    async def commit(self, group: str, topic: str, partition: int, offset: CommittedOffset) -> None:
+        """Writes one offset. Raises KafkaError."""
+        ...
+
+    async def fetch(self, group: str, topic: str, partition: int) -> CommittedOffset | None:
+        """Reads one offset; None where there is none. Raises KafkaError."""
+        ...
+
+
+class TimerHandle(Protocol):
+    """A timer that was set."""
+
+    def cancel(self) -> None:
+        """Keeps it from firing."""
+        ...
+
+
+class Scheduler(Protocol):
+    """Steady time and timers: an asyncio loop, or a test's."""
+
+    def time(self) -> float:
+        """Seconds from an arbitrary start."""
+        ...
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> TimerHandle:
+        """Calls back once :meth:`time` has reached ``when``."""
+        ...
+
+
+def offsets_topic_replicas(live_brokers: int, replication_factor: int) -> int:
+    """Replicas of the topic: as many as brokers live, at most ``offsets.topic.replication.factor``."""
+    return max(1, min(live_brokers, replication_factor))
+
+
+def offsets_topic_config(segment_bytes: int) -> dict[str, str]:
+    """The topic's own configuration, as Kafka sets it."""
+    return {
+        "cleanup.policy": "compact",
+        "compression.type": "producer",
+        "segment.bytes": str(segment_bytes),
+    }

@@ -289,12 +289,7 @@ def _write_little(writer: BytesWriter, value: i64) -> None:
 def _little(codec: i64, data: bytes, position: i64, end: i64) -> i64:
     if end - position < 4:
         raise _cut_frame(codec, position)
-    return (
-        data[position]
-        | data[position + 1] << 8
-        | data[position + 2] << 16
-        | data[position + 3] << 24
-    )
+    return data[position] | data[position + 1] << 8 | data[position + 2] << 16 | data[position + 3] << 24
 
 
 def _lz4_bound(data: bytes, position: i64, end: i64) -> i64:

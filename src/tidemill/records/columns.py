@@ -1,0 +1,427 @@
+"""Decodes what a fetch brought into columns, without a Python object for each record.
+
+The records' own bytes are the value column, seen through *edges*: positions in the buffer, two for each
+record, where its value begins and where it ends. Arrow takes a binary array with the offsets
+``e0 e1 e2 e3 ...`` over the buffer as it is, whose elements are in turn a value and the bytes between it and
+the next one; keeping every second element copies each value once, in C++
+(:mod:`tidemill.records.arrow`). Keys and headers go the same way.
+
+=================  =========  =====================================================================
+column             held as    notes
+=================  =========  =====================================================================
+key                edges i32  nothing when no record has a key; validity, a byte each, when some have
+value              edges i32  likewise
+offset             i64
+timestamp          i64        microseconds since 1970 UTC; -1000 for a record without a time
+timestamp type     runs       (records, type): 0 create time, 1 append time
+headers            i32        where each record's headers begin; then edges of their keys and values
+=================  =========  =====================================================================
+
+Edges are int32, as the offsets of Arrow's ``binary`` are: so decoding stops at a batch once it has
+``bytes_max`` bytes, and says where to go on.
+
+What it does not promise: that offsets are without gaps (compaction, transactions and control batches leave
+some), or that times are in order.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from librt.strings import read_i16_be
+from librt.vecs import append, vec
+from mypy_extensions import i32, i64, u8
+
+from tidemill.model.errors import CorruptMessage
+from tidemill.records.batch import (
+    CODEC_MASK,
+    NONE,
+    RECORD_BYTES_MIN,
+    RECORDS,
+    Batch,
+    check_crc,
+    parse_batch,
+    whole_batch_size,
+)
+from tidemill.records.builder import ABORT_MARKER
+from tidemill.records.compression import decompress_range
+from tidemill.records.validate import HEADER_BYTES_MIN, RECORD_LENGTH_MIN, add_timestamp
+from tidemill.records.varint import read_varint, read_varlong
+
+BYTES_MAX: Final = 64 * 1024 * 1024
+"""Unpacked bytes of one decode, by default."""
+
+UNPACKED_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""Unpacked bytes of one batch: more is taken for a bomb."""
+
+EDGE_MAX: Final = 0x7FFFFFFF
+
+MILLISECONDS_MAX: Final = 9223372036854775
+"""Beyond that microseconds are no int64; such times are held at this bound."""
+
+OFFSET_MAX: Final = 0x7FFFFFFFFFFFFFFF
+
+
+class Field:
+    """A column of byte strings: edges into a buffer, and which are null."""
+
+    def __init__(self, capacity: i64) -> None:
+        self.null_count: i64 = 0
+        self.edges: vec[i32] = vec[i32]([0] * int(2 * capacity))
+        """Begin and end of each."""
+        self.nulls: vec[u8] = vec[u8]([0] * int(capacity))
+        """1 for each that is null, else 0."""
+
+    def add_null(self, row: i64, length: i64) -> None:
+        """Notes that ``row`` is null, as the length -1 says."""
+        if length != -1:
+            raise CorruptMessage(f"a key or value has length {length}: only -1 says that there is none")
+        self.nulls[row] = 1
+        self.null_count += 1
+
+
+class HeaderFields:
+    """All headers of all records, one after the other."""
+
+    def __init__(self) -> None:
+        self.count: i64 = 0
+        self.value_null_count: i64 = 0
+        self.begins: vec[i32] = vec[i32]()
+        """For each record the number of headers before it; at the end the number of all."""
+        self.key_edges: vec[i32] = vec[i32]()
+        self.value_edges: vec[i32] = vec[i32]()
+        self.value_nulls: vec[u8] = vec[u8]()
+
+
+class Columns:
+    """The records of a fetch within an offset range, by column (see the module's table).
+
+    The vectors may be longer than :attr:`count` says; what is behind it means nothing.
+    """
+
+    def __init__(self, buffer: bytes, capacity: i64, want_headers: bool) -> None:
+        self.buffer = buffer
+        """What all edges point into."""
+        self.count: i64 = 0
+        self.keys = Field(capacity)
+        self.values = Field(capacity)
+        self.offsets: vec[i64] = vec[i64]([0] * int(capacity))
+        self.timestamps: vec[i64] = vec[i64]([0] * int(capacity))
+        self.timestamp_types: list[tuple[int, int]] = []
+        """(records, 0 create time or 1 append time), in order."""
+        self.headers: HeaderFields | None = HeaderFields() if want_headers else None
+        self.next_offset: i64 = -1
+        """From here the next decode or fetch goes on; -1 when no whole batch was there."""
+        self.next_position: i64 = 0
+        """The byte in the fetched data that belongs to :attr:`next_offset`."""
+        self.unfinished = False
+        """Whether decoding stopped at ``bytes_max``, before the last whole batch."""
+
+
+def decode_columns(
+    data: bytes,
+    start_offset: i64 = 0,
+    end_offset: i64 = OFFSET_MAX,
+    position: i64 = 0,
+    want_headers: bool = False,
+    check_crcs: bool = True,
+    bytes_max: i64 = BYTES_MAX,
+    aborted: list[tuple[int, int]] | None = None,
+) -> Columns:
+    """The records with ``start_offset <= offset < end_offset`` in ``data``, from byte ``position`` on.
+
+    ``data`` is what a fetch answered: whole batches, and perhaps a last one that is cut off, which is left
+    out. Control batches are left out too, and the batches of ``aborted`` transactions: (producer id, first
+    offset) each, as a fetch with read_committed lists them.
+
+    Stops once the records have ``bytes_max`` bytes unpacked, but takes one batch at least. Raises
+    CorruptMessage and InvalidRecord for bytes that no broker may send.
+    """
+    plan = _Plan(data, start_offset, end_offset, check_crcs, aborted)
+    plan.skip_to(position)
+    plan.collect(bytes_max if bytes_max < EDGE_MAX else EDGE_MAX)
+    columns = Columns(plan.buffer(), plan.records, want_headers)
+    for run in plan.runs:
+        first: i64 = columns.count
+        _walk(columns, run, start_offset, end_offset)
+        if columns.count > first:
+            _add_type(columns, columns.count - first, 1 if run.batch.append_time else 0)
+    headers = columns.headers
+    if headers is not None:
+        headers.begins = append(headers.begins, i32(headers.count))
+    columns.next_offset = plan.next_offset
+    columns.next_position = plan.position
+    columns.unfinished = plan.unfinished
+    return columns
+
+
+class _Run:
+    """The records of one batch: where they are in the buffer, or their bytes until there is one."""
+
+    def __init__(self, batch: Batch, position: i64, end: i64, unpacked: bytes | None) -> None:
+        self.batch = batch
+        self.position: i64 = position
+        self.end: i64 = end
+        self.unpacked = unpacked
+
+
+class _Plan:
+    """Which batches are decoded, and the buffer that holds their records."""
+
+    def __init__(
+        self,
+        data: bytes,
+        start_offset: i64,
+        end_offset: i64,
+        check_crcs: bool,
+        aborted: list[tuple[int, int]] | None,
+    ) -> None:
+        if len(data) > EDGE_MAX:
+            raise ValueError(f"{len(data)} bytes are more than the {EDGE_MAX} that one decode takes")
+        self.data = data
+        self.start_offset: i64 = start_offset
+        self.end_offset: i64 = end_offset
+        self.check_crcs = check_crcs
+        self.aborted = sorted(aborted or [], key=_first_offset)
+        self.aborted_index: i64 = 0
+        self.aborting: set[int] = set()
+        self.runs: list[_Run] = []
+        self.records: i64 = 0
+        self.bytes: i64 = 0
+        self.position: i64 = 0
+        self.next_offset: i64 = -1
+        self.unfinished = False
+
+    def skip_to(self, position: i64) -> None:
+        """Goes to the batch at ``position``, and looks at those before it for ends of transactions only."""
+        if not self.aborted:
+            self.position = position
+            return
+        while self.position < position:
+            batch = parse_batch(self.data, self.position, len(self.data))
+            self._is_wanted(batch)
+            self.position += batch.size
+
+    def collect(self, bytes_max: i64) -> None:
+        """Chooses batches until their records have ``bytes_max`` bytes, and unpacks those that need it."""
+        data = self.data
+        end: i64 = len(data)
+        while whole_batch_size(data, self.position, end) > 0:
+            batch = parse_batch(data, self.position, end)
+            if batch.base_offset < self.next_offset:
+                raise _out_of_order(batch, self.next_offset)
+            if batch.base_offset >= self.end_offset:
+                self.next_offset = self.end_offset
+                return
+            if batch.last_offset >= self.start_offset:
+                if self.bytes >= bytes_max:
+                    self.unfinished = True
+                    return
+                if self.check_crcs:
+                    check_crc(batch)
+            if self._is_wanted(batch) and batch.last_offset >= self.start_offset:
+                self._add(batch)
+            self.position += batch.size
+            self.next_offset = batch.next_offset
+        if self.next_offset > self.end_offset:
+            self.next_offset = self.end_offset
+
+    def buffer(self) -> bytes:
+        """The fetched bytes as they are; when a batch is compressed, the records of all batches in a row."""
+        pieces: list[bytes] = []
+        compressed = False
+        for run in self.runs:
+            if run.unpacked is not None:
+                compressed = True
+        if not compressed:
+            return self.data
+        position: i64 = 0
+        for run in self.runs:
+            piece = run.unpacked
+            if piece is None:
+                piece = self.data[run.position : run.end]
+            run.unpacked = None
+            run.position = position
+            position += len(piece)
+            run.end = position
+            pieces.append(piece)
+        if position > EDGE_MAX:
+            raise ValueError(f"{position} bytes unpacked are more than {EDGE_MAX}: lower bytes_max")
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _add(self, batch: Batch) -> None:
+        position: i64 = batch.position + RECORDS
+        end: i64 = batch.position + batch.size
+        unpacked: bytes | None = None
+        size: i64 = end - position
+        if batch.attributes & CODEC_MASK != NONE:
+            unpacked = decompress_range(batch.codec, self.data, position, end, UNPACKED_BYTES_MAX)
+            size = len(unpacked)
+        if batch.record_count > size // RECORD_BYTES_MIN:
+            raise CorruptMessage(
+                f"the batch with base offset {batch.base_offset} says that {batch.record_count} records are in "
+                f"{size} bytes: each takes at least {RECORD_BYTES_MIN}"
+            )
+        self.runs.append(_Run(batch, position, end, unpacked))
+        self.records += batch.record_count
+        self.bytes += size
+
+    def _is_wanted(self, batch: Batch) -> bool:
+        """Whether applications see the batch; follows transactions by their first offsets and markers."""
+        while self.aborted_index < len(self.aborted):
+            producer_id, first_offset = self.aborted[self.aborted_index]
+            if first_offset > batch.last_offset:
+                break
+            self.aborting.add(producer_id)
+            self.aborted_index += 1
+        if batch.is_control:
+            if batch.producer_id in self.aborting and end_marker(batch) == ABORT_MARKER:
+                self.aborting.discard(batch.producer_id)
+            return False
+        return not (batch.is_transactional and batch.producer_id in self.aborting)
+
+
+def end_marker(batch: Batch) -> i64:
+    """0 when the control batch aborts a transaction, 1 when it commits one, else its record's type."""
+    data = batch.data
+    end: i64 = batch.position + batch.size
+    _, position = read_varint(data, batch.position + RECORDS, end)
+    _, position = read_varlong(data, position + 1, end)
+    _, position = read_varint(data, position, end)
+    length, position = read_varint(data, position, end)
+    if length < 4 or length > end - position:
+        raise CorruptMessage(
+            f"the control batch with base offset {batch.base_offset} has a key of {length} bytes"
+        )
+    return i64(read_i16_be(data, position + 2))
+
+
+def _walk(columns: Columns, run: _Run, start_offset: i64, end_offset: i64) -> None:
+    """Adds the records of one batch that are in the range."""
+    batch = run.batch
+    data = columns.buffer
+    position: i64 = run.position
+    end: i64 = run.end
+    append_time = batch.append_time
+    timestamp: i64 = to_microseconds(batch.max_timestamp)
+    keys = columns.keys
+    key_edges = keys.edges
+    values = columns.values
+    value_edges = values.edges
+    headers = columns.headers
+    offsets = columns.offsets
+    timestamps = columns.timestamps
+    row: i64 = columns.count
+    last_delta: i64 = -1
+    left: i64 = batch.record_count
+    while left > 0:
+        left -= 1
+        length, position = read_varint(data, position, end)
+        record_end: i64 = position + length
+        if length < RECORD_LENGTH_MIN or record_end > end:
+            raise _wrong_record(batch, "length", length)
+        delta, position = read_varlong(data, position + 1, record_end)
+        offset_delta, position = read_varint(data, position, record_end)
+        if offset_delta <= last_delta or offset_delta > batch.last_offset_delta:
+            raise _wrong_record(batch, "offset delta", offset_delta)
+        last_delta = offset_delta
+        offset: i64 = batch.base_offset + offset_delta
+        if offset < start_offset or offset >= end_offset:
+            position = record_end
+            continue
+        length, position = read_varint(data, position, record_end)
+        key_edges[2 * row] = i32(position)
+        if length < 0:
+            keys.add_null(row, length)
+        elif length > record_end - position:
+            raise _wrong_record(batch, "key length", length)
+        else:
+            position += length
+        key_edges[2 * row + 1] = i32(position)
+        length, position = read_varint(data, position, record_end)
+        value_edges[2 * row] = i32(position)
+        if length < 0:
+            values.add_null(row, length)
+        elif length > record_end - position:
+            raise _wrong_record(batch, "value length", length)
+        else:
+            position += length
+        value_edges[2 * row + 1] = i32(position)
+        position = _walk_headers(headers, data, position, record_end)
+        if not append_time:
+            timestamp = to_microseconds(add_timestamp(batch.base_timestamp, delta))
+        offsets[row] = offset
+        timestamps[row] = timestamp
+        row += 1
+    if position != end:
+        raise _wrong_record(batch, "rest", end - position)
+    columns.count = row
+
+
+def _walk_headers(headers: HeaderFields | None, data: bytes, position: i64, end: i64) -> i64:
+    """Walks over, and adds when they are wanted, the headers at the end of a record; where it ends."""
+    count, position = read_varint(data, position, end)
+    if count < 0 or count > (end - position) // HEADER_BYTES_MIN:
+        raise _wrong_header("count", count, position)
+    if headers is not None:
+        headers.begins = append(headers.begins, i32(headers.count))
+        headers.count += count
+    while count > 0:
+        length, begin = read_varint(data, position, end)
+        if length < 0 or length > end - begin:
+            raise _wrong_header("key length", length, position)
+        value_length, value_begin = read_varint(data, begin + length, end)
+        if value_length < -1 or value_length > end - value_begin:
+            raise _wrong_header("value length", value_length, value_begin)
+        position = value_begin + (value_length if value_length > 0 else 0)
+        if headers is not None:
+            headers.key_edges = append(headers.key_edges, i32(begin))
+            headers.key_edges = append(headers.key_edges, i32(begin + length))
+            headers.value_edges = append(headers.value_edges, i32(value_begin))
+            headers.value_edges = append(headers.value_edges, i32(position))
+            headers.value_nulls = append(headers.value_nulls, 1 if value_length < 0 else 0)
+            if value_length < 0:
+                headers.value_null_count += 1
+        count -= 1
+    if position != end:
+        raise _wrong_header("end", end, position)
+    return position
+
+
+def to_microseconds(timestamp_ms: i64) -> i64:
+    """Microseconds; what is too far away for them is held at the last full millisecond that they reach."""
+    if timestamp_ms > MILLISECONDS_MAX:
+        return MILLISECONDS_MAX * 1000
+    if timestamp_ms < -MILLISECONDS_MAX:
+        return -MILLISECONDS_MAX * 1000
+    return timestamp_ms * 1000
+
+
+def _add_type(columns: Columns, count: i64, timestamp_type: i64) -> None:
+    types = columns.timestamp_types
+    if types and types[-1][1] == timestamp_type:
+        types[-1] = (types[-1][0] + count, timestamp_type)
+    else:
+        types.append((count, timestamp_type))
+
+
+def _first_offset(transaction: tuple[int, int]) -> int:
+    return transaction[1]
+
+
+def _out_of_order(batch: Batch, next_offset: i64) -> CorruptMessage:
+    return CorruptMessage(
+        f"the batch at byte {batch.position} has base offset {batch.base_offset}, "
+        f"the one before it ended at {next_offset - 1}"
+    )
+
+
+def _wrong_record(batch: Batch, what: str, value: i64) -> CorruptMessage:
+    return CorruptMessage(
+        f"a record in the batch with base offset {batch.base_offset} ({batch.record_count} records) "
+        f"has {what} {value}"
+    )
+
+
+def _wrong_header(what: str, value: i64, position: i64) -> CorruptMessage:
+    return CorruptMessage(f"a record's header has {what} {value} at byte {position}")

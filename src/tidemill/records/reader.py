@@ -1,0 +1,159 @@
+"""Records one by one, for tools and for state that is rebuilt from a log: a Python object each.
+
+Whoever wants millions takes :mod:`tidemill.records.columns`. The layout of a record is in
+:mod:`tidemill.records.validate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from mypy_extensions import i64
+
+from tidemill.model.errors import CorruptMessage
+from tidemill.records.batch import (
+    NONE,
+    RECORD_BYTES_MIN,
+    RECORDS,
+    Batch,
+    check_crc,
+    parse_batch,
+    whole_batch_size,
+)
+from tidemill.records.compression import decompress_range
+from tidemill.records.validate import HEADER_BYTES_MIN, RECORD_LENGTH_MIN, add_timestamp
+from tidemill.records.varint import read_varint, read_varlong
+
+CREATE_TIME: Final = 0
+APPEND_TIME: Final = 1
+
+UNPACKED_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""Unpacked bytes of one batch: more is taken for a bomb."""
+
+
+class Record:
+    """One record of a log, as a consumer sees it."""
+
+    def __init__(
+        self,
+        offset: int,
+        timestamp: int,
+        timestamp_type: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: list[tuple[str, bytes | None]],
+    ) -> None:
+        self.offset = offset
+        self.timestamp = timestamp
+        """ms since 1970 UTC, -1 where there is none."""
+        self.timestamp_type = timestamp_type
+        """0 create time, 1 append time."""
+        self.key = key
+        self.value = value
+        self.headers = headers
+
+    def __repr__(self) -> str:
+        return (
+            f"Record(offset={self.offset}, timestamp={self.timestamp}, key={self.key!r}, "
+            f"value={self.value!r}, headers={self.headers!r})"
+        )
+
+
+def iter_batches(data: bytes, position: i64 = 0) -> Iterator[Batch]:
+    """The whole batches in ``data``; a last one that is cut off is left out. Raises CorruptMessage."""
+    while whole_batch_size(data, position, len(data)) > 0:
+        batch = parse_batch(data, position, len(data))
+        yield batch
+        position += batch.size
+
+
+def iter_records(data: bytes, start_offset: i64 = 0, check_crcs: bool = True) -> Iterator[Record]:
+    """The records in ``data`` from ``start_offset`` on, without those of control batches.
+
+    Raises CorruptMessage for a wrong checksum, CorruptMessage or InvalidRecord for records out of shape.
+    """
+    for batch in iter_batches(data):
+        if batch.is_control or batch.last_offset < start_offset:
+            continue
+        if check_crcs:
+            check_crc(batch)
+        for record in read_records(batch):
+            if record.offset >= start_offset:
+                yield record
+
+
+def read_records(batch: Batch, unpacked_bytes_max: i64 = UNPACKED_BYTES_MAX) -> list[Record]:
+    """All records of one batch, unpacked; the checksum is not looked at."""
+    data = batch.data
+    position: i64 = batch.position + RECORDS
+    end: i64 = batch.position + batch.size
+    if batch.codec != NONE:
+        data = decompress_range(batch.codec, data, position, end, unpacked_bytes_max)
+        position = 0
+        end = len(data)
+    if batch.record_count > (end - position) // RECORD_BYTES_MIN:
+        raise _wrong(batch, "count", batch.record_count)
+    records: list[Record] = []
+    last_delta: i64 = -1
+    left: i64 = batch.record_count
+    while left > 0:
+        length, position = read_varint(data, position, end)
+        if length < RECORD_LENGTH_MIN or length > end - position:
+            raise _wrong(batch, "length", length)
+        record = _read_record(batch, data, position, position + length)
+        delta: i64 = record.offset - batch.base_offset
+        if delta <= last_delta or delta > batch.last_offset_delta:
+            raise _wrong(batch, "offset delta", delta)
+        last_delta = delta
+        records.append(record)
+        position += length
+        left -= 1
+    if position != end:
+        raise _wrong(batch, "rest", end - position)
+    return records
+
+
+def _read_record(batch: Batch, data: bytes, position: i64, end: i64) -> Record:
+    delta, position = read_varlong(data, position + 1, end)
+    offset_delta, position = read_varint(data, position, end)
+    length, position = read_varint(data, position, end)
+    key = _field(batch, data, position, length, end)
+    position += length if length > 0 else 0
+    length, position = read_varint(data, position, end)
+    value = _field(batch, data, position, length, end)
+    position += length if length > 0 else 0
+    count, position = read_varint(data, position, end)
+    if count < 0 or count > (end - position) // HEADER_BYTES_MIN:
+        raise _wrong(batch, "header count", count)
+    headers: list[tuple[str, bytes | None]] = []
+    while count > 0:
+        length, position = read_varint(data, position, end)
+        if length < 0 or length > end - position:
+            raise _wrong(batch, "header key length", length)
+        name = data[position : position + length].decode("utf-8", "replace")
+        length, position = read_varint(data, position + length, end)
+        headers.append((name, _field(batch, data, position, length, end)))
+        position += length if length > 0 else 0
+        count -= 1
+    if position != end:
+        raise _wrong(batch, "rest", end - position)
+    if batch.append_time:
+        return Record(batch.base_offset + offset_delta, batch.max_timestamp, APPEND_TIME, key, value, headers)
+    timestamp = add_timestamp(batch.base_timestamp, delta)
+    return Record(batch.base_offset + offset_delta, timestamp, CREATE_TIME, key, value, headers)
+
+
+def _field(batch: Batch, data: bytes, position: i64, length: i64, end: i64) -> bytes | None:
+    if length == -1:
+        return None
+    if length < 0 or length > end - position:
+        raise _wrong(batch, "field length", length)
+    return data[position : position + length]
+
+
+def _wrong(batch: Batch, what: str, value: i64) -> CorruptMessage:
+    return CorruptMessage(
+        f"a record in the batch with base offset {batch.base_offset} ({batch.record_count} records, "
+        f"{batch.size} bytes) has {what} {value}"
+    )

@@ -27,6 +27,7 @@ from librt.strings import (
 from mypy_extensions import i16, i32, i64
 
 from tidemill.broker.fetch_sessions import FetchPart, FetchSession, FetchSessions
+from tidemill.log.segment import Slice
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.net.connection import Connection, FileRange, Reply
 from tidemill.net.deadlines import Deadlines, Waiting
@@ -44,8 +45,6 @@ LAST_VERSION: Final = 18
 FLEXIBLE: Final = 12
 BY_ID: Final = 13
 REPLICA_STATE_TAG: Final = 1
-HOT_BYTES: Final = 32 * 1024 * 1024
-"""What was appended last is in the page cache; further back the cache is asked before sending."""
 
 
 class FetchRequest(FetchWaiter, Waiting):
@@ -310,12 +309,12 @@ def decode_topic(parts: list[FetchPart], data: bytes, position: i64, end: i64, v
         part = FetchPart(key, read_i32_be(data, position))
         position += 4
         if version >= 9:
-            part.leader_epoch = read_i32_be(data, position)
+            part.leader_epoch = i64(read_i32_be(data, position))
             position += 4
         part.offset = read_i64_be(data, position)
         position += 8
         if version >= 12:
-            part.last_fetched_epoch = read_i32_be(data, position)
+            part.last_fetched_epoch = i64(read_i32_be(data, position))
             position += 4
         if version >= 5:
             position += 8
@@ -420,7 +419,7 @@ def encode(request: FetchRequest, parts: list[FetchPart]) -> list[Any]:
                 pieces.append(out.getvalue())
                 written += len(out)
                 out = BytesWriter()
-                pieces.append(file_range(part, slice_.file, slice_.position, slice_.size))
+                pieces.append(file_range(part, slice_))
                 ranges += slice_.size
             if flexible:
                 out.append(0)
@@ -444,14 +443,12 @@ def with_size(pieces: list[Any], size: i64) -> list[Any]:
     return pieces
 
 
-def file_range(part: FetchPart, file: Any, position: i64, size: i64) -> FileRange:
-    """The range to send; marked when it may have to come from the disk."""
+def file_range(part: FetchPart, found: Slice) -> FileRange:
+    """The range to send; what was not appended just now may have to come from the disk."""
     partition = part.partition
-    cold = True
     if partition is not None:
-        partition.bytes_out += size
-        cold = not partition.log.is_recent(file, position, HOT_BYTES)
-    return FileRange(file, position, size, cold)
+        partition.bytes_out += found.size
+    return FileRange(found.file, found.position, found.size, not found.recent)
 
 
 def encode_part(out: BytesWriter, part: FetchPart, request: FetchRequest) -> None:

@@ -12,7 +12,7 @@ from typing import Final
 
 from mypy_extensions import i16, i32, i64
 
-from tidemill.log.log import Slice
+from tidemill.log.segment import Slice
 from tidemill.model.errors import ErrorCode
 from tidemill.model.ports import Clock
 from tidemill.replication.partition import Partition
@@ -32,9 +32,9 @@ class FetchPart:
         self.key = key
         """The topic's name, or its id from version 13 on."""
         self.index: i32 = index
-        self.leader_epoch: i32 = -1
+        self.leader_epoch: i64 = -1
         self.offset: i64 = 0
-        self.last_fetched_epoch: i32 = -1
+        self.last_fetched_epoch: i64 = -1
         self.bytes_max: i64 = 0
         self.partition: Partition | None = None
         self.topic_known = False

@@ -16,7 +16,8 @@ from typing import Final
 
 from mypy_extensions import i32, i64, mypyc_attr, trait
 
-from tidemill.log.log import AppendResult, Log, Slice
+from tidemill.log.log import AppendResult, Log
+from tidemill.log.segment import Slice
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.records.batch import Batch
 from tidemill.records.validate import Limits
@@ -91,7 +92,7 @@ class Partition:
         self.node_id: i32 = node_id
         self.events = events
         self.leader: i32 = -1
-        self.leader_epoch: i32 = -1
+        self.leader_epoch: i64 = -1
         self.replicas: tuple[int, ...] = ()
         self.isr: tuple[int, ...] = ()
         self.min_insync_replicas: i32 = 1
@@ -145,7 +146,7 @@ class Partition:
         elif self._alone:
             self._advance(self.log.end_offset, 0)
 
-    def check_leader(self, current_epoch: i32) -> None:
+    def check_leader(self, current_epoch: i64) -> None:
         """Raises unless this broker leads, in the epoch that the client knows (-1: it knows none)."""
         if self.failed:
             raise KafkaError(self.failed, ErrorCode.KAFKA_STORAGE_ERROR)

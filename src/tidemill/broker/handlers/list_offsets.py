@@ -61,9 +61,9 @@ def look_up(
     if found is None:
         return ListOffsetsPartitionResponse(timestamp=-1, offset=-1, leader_epoch=-1)
     timestamp, offset = found
-    epoch = partition.log.epoch_of(offset) if timestamp >= 0 else partition.leader_epoch
+    epoch = partition.log.leader_epochs.epoch_of(offset) if timestamp >= 0 else partition.leader_epoch
     if wanted.timestamp in (EARLIEST, EARLIEST_LOCAL):
-        epoch = partition.log.epoch_of(offset)
+        epoch = partition.log.leader_epochs.epoch_of(offset)
     return ListOffsetsPartitionResponse(timestamp=timestamp, offset=offset, leader_epoch=epoch)
 
 

@@ -42,5 +42,6 @@ def look_up(broker: Broker, topic: str, wanted: OffsetForLeaderPartition) -> Epo
         partition.check_leader(wanted.current_leader_epoch)
     except KafkaError as error:
         return EpochEndOffset(partition=wanted.partition, error_code=error.code)
-    epoch, end_offset = partition.log.epoch_end(wanted.leader_epoch)
+    log = partition.log
+    epoch, end_offset = log.leader_epochs.end_offset(wanted.leader_epoch, log.end_offset)
     return EpochEndOffset(partition=wanted.partition, leader_epoch=epoch, end_offset=end_offset)

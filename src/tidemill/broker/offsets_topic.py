@@ -1,0 +1,108 @@
+"""``__consumer_offsets`` as the group coordinator sees it: partitions to append to and read, and its leaders."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from typing import TYPE_CHECKING
+
+from tidemill.groups.ports import (
+    OFFSETS_TOPIC,
+    CoordinatorEndpoint,
+)
+from tidemill.model.errors import KafkaError
+from tidemill.records.batch import parse_batch, parse_batches, whole_batch_size
+from tidemill.replication.partition import CommitCallback
+
+if TYPE_CHECKING:
+    from tidemill.broker.broker import Broker
+
+READ_BYTES = 256 * 1024
+"""One slice while a partition is loaded."""
+ACKS_ALL = -1
+
+
+class PartitionOffsetsLog:
+    """The partitions of ``__consumer_offsets`` that this broker leads."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def append(self, partition: int, batch: bytes) -> Awaitable[None]:
+        """Appends a batch of our own; done once it is committed. Raises the error of the append."""
+        broker = self._broker
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        try:
+            found = broker.partition(OFFSETS_TOPIC, partition)
+            batches = parse_batches(batch, 0, len(batch))
+            result = found.append(batches, ACKS_ALL, broker.clock.wall_ms())
+        except KafkaError as error:
+            future.set_exception(error)
+            return future
+        end_offset = int(result.last_offset) + 1
+        if found.is_committed(end_offset):
+            future.set_result(None)
+        else:
+            found.wait_committed(end_offset, CommitCallback(lambda error: _settle(future, error)))
+        return future
+
+    async def read(self, partition: int) -> AsyncIterator[bytes]:
+        """All committed batches from the start of the log, a slice of whole batches at a time."""
+        found = self._broker.partition(OFFSETS_TOPIC, partition)
+        offset = int(found.log.start_offset)
+        end = int(found.high_watermark)
+        loop = asyncio.get_running_loop()
+        while offset < end:
+            piece = found.read(offset, READ_BYTES, end, True)
+            if piece is None:
+                return
+            data = await loop.run_in_executor(None, piece.read)
+            whole, offset = _whole_batches(data, offset)
+            if not whole:
+                return
+            yield whole
+
+
+def _settle(future: asyncio.Future[None], error: KafkaError | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
+def _whole_batches(data: bytes, offset: int) -> tuple[bytes, int]:
+    """The batches of ``data`` that are whole, and the offset after them."""
+    position = 0
+    while size := whole_batch_size(data, position, len(data)):
+        offset = int(parse_batch(data, position, position + size).next_offset)
+        position += size
+    return data[:position], offset
+
+
+class ClusterOffsetsTopic:
+    """The topic as the cluster's metadata has it."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def partition_count(self) -> int:
+        """Its partitions, or those that it will have."""
+        topic = self._broker.metadata.topic(OFFSETS_TOPIC)
+        return len(topic.partitions) if topic else self._broker.config.int("offsets.topic.num.partitions")
+
+    def leader(self, partition: int, listener: str) -> CoordinatorEndpoint | None:
+        """The leader's address on ``listener``."""
+        metadata = self._broker.metadata
+        topic = metadata.topic(OFFSETS_TOPIC)
+        image = topic.partition(partition) if topic else None
+        broker = metadata.brokers.get(image.leader) if image else None
+        endpoint = broker.endpoints.get(listener) if broker else None
+        if broker is None or endpoint is None:
+            return None
+        return CoordinatorEndpoint(broker.broker_id, endpoint.host, endpoint.port)
+
+    async def ensure(self) -> None:
+        """Creates the topic where it is missing."""
+        await self._broker.controller.create_internal_topic(OFFSETS_TOPIC)

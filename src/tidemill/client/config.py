@@ -364,9 +364,9 @@ class ClientConfig:
         return dict(self._given)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (ClientConfig, (self.role, self._plain_given()))
+        return (ClientConfig, (self.role, self.plain_given()))
 
-    def _plain_given(self) -> dict[str, Any]:
+    def plain_given(self) -> dict[str, Any]:
         plain = dict(self._given)
         servers = plain.get("bootstrap.servers")
         if servers:

@@ -81,6 +81,10 @@ class Answer:
         self.start = 0
         self.end = 0
 
+    def records(self) -> bytes:
+        """The batches by themselves."""
+        return self.data[self.start : self.end]
+
 
 def fetch_request(
     items: Iterable[Asked],

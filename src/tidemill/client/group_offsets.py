@@ -1,0 +1,195 @@
+"""Offsets of groups: OffsetCommit and OffsetFetch, asked of the group's coordinator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from tidemill.client.cluster import GROUP, Cluster
+from tidemill.client.connection import Connection
+from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout, error_for
+from tidemill.client.group_protocol import by_topic
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import TopicPartition
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from tidemill.wire.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+    OffsetFetchRequestTopics,
+)
+
+NAMED_MAX = 9
+"""The last version of both APIs that names topics; the next one has topic ids, which commits outlive."""
+
+COORDINATOR_MOVED = frozenset(
+    {
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.REQUEST_TIMED_OUT,
+    }
+)
+"""After these the coordinator is looked up again."""
+
+Offsets = Mapping[TopicPartition, tuple[int, int, str]]
+"""Offset, leader epoch (-1 unknown), metadata by partition."""
+
+
+class Committed(NamedTuple):
+    """A committed offset: the next record to read, the leader epoch of the one before (-1), a text."""
+
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+def with_coordinator(cluster: Cluster, group: str, deadline: float, ask: Callable[[Connection], Any]) -> Any:
+    """Calls ``ask`` with a connection to the group's coordinator, again while that moves and there is time."""
+    while True:
+        try:
+            node_id = cluster.coordinator(group, deadline)
+            return ask(cluster.connection(node_id, GROUP, deadline))
+        except ClientError as problem:
+            pause = cluster.config.seconds("retry.backoff.ms")
+            if problem.code not in COORDINATOR_MOVED or time.monotonic() + pause >= deadline:
+                raise
+            time.sleep(pause)
+            cluster.request_refresh()
+
+
+def commit_request(
+    group: str, offsets: Offsets, member_id: str, generation: int, instance_id: str | None, version: int
+) -> OffsetCommitRequest:
+    """The request; a group without members is generation -1 and no member id."""
+    return OffsetCommitRequest(
+        group_id=group,
+        generation_id_or_member_epoch=generation,
+        member_id=member_id,
+        group_instance_id=instance_id if version >= 7 else None,
+        topics=[
+            OffsetCommitRequestTopic(
+                name=topic,
+                partitions=[
+                    OffsetCommitRequestPartition(
+                        partition_index=p,
+                        committed_offset=offsets[TopicPartition(topic, p)][0],
+                        committed_leader_epoch=offsets[TopicPartition(topic, p)][1],
+                        committed_metadata=offsets[TopicPartition(topic, p)][2],
+                    )
+                    for p in partitions
+                ],
+            )
+            for topic, partitions in by_topic(offsets).items()
+        ],
+    )
+
+
+def check_commit(answer: Any, group: str, broker: str) -> None:
+    """Raises the first error in an answer to OffsetCommit."""
+    for topic in answer.topics:
+        for entry in topic.partitions:
+            if entry.error_code:
+                raise error_for(
+                    entry.error_code,
+                    f"commit {topic.name}-{entry.partition_index} for group {group!r}",
+                    broker=broker,
+                    topic=topic.name,
+                    partition=entry.partition_index,
+                )
+
+
+def commit_offsets(
+    cluster: Cluster,
+    group: str,
+    offsets: Offsets,
+    deadline: float,
+    *,
+    member_id: str = "",
+    generation: int = -1,
+    instance_id: str | None = None,
+) -> None:
+    """Commits, and waits for the acknowledgement."""
+    if not offsets:
+        return
+
+    def ask(connection: Connection) -> None:
+        version = connection.version(ApiKey.OFFSET_COMMIT, NAMED_MAX)
+        request = commit_request(group, offsets, member_id, generation, instance_id, version)
+        check_commit(
+            connection.call(ApiKey.OFFSET_COMMIT, request, version=version), group, connection.address
+        )
+
+    with_coordinator(cluster, group, deadline, ask)
+
+
+def fetch_offsets(
+    cluster: Cluster,
+    group: str,
+    partitions: Iterable[TopicPartition] | None,
+    deadline: float,
+    *,
+    stable: bool = False,
+) -> dict[TopicPartition, Committed]:
+    """The committed offsets of ``partitions``, or all of the group; those without one are left out."""
+    wanted = None if partitions is None else by_topic(partitions)
+
+    def ask(connection: Connection) -> dict[TopicPartition, Committed]:
+        version = connection.version(ApiKey.OFFSET_FETCH, NAMED_MAX)
+        request = OffsetFetchRequest(require_stable=stable and version >= 7)
+        if version >= 8:
+            topics = (
+                None
+                if wanted is None
+                else [OffsetFetchRequestTopics(name=t, partition_indexes=p) for t, p in wanted.items()]
+            )
+            request.groups = [OffsetFetchRequestGroup(group_id=group, topics=topics)]
+        else:
+            request.group_id = group
+            request.topics = (
+                None
+                if wanted is None
+                else [OffsetFetchRequestTopic(name=t, partition_indexes=p) for t, p in wanted.items()]
+            )
+        answer = connection.call(ApiKey.OFFSET_FETCH, request, version=version)
+        found = answer.groups[0] if version >= 8 else answer
+        return _take(found, group, connection.address)
+
+    while True:
+        try:
+            result: dict[TopicPartition, Committed] = with_coordinator(cluster, group, deadline, ask)
+            return result
+        except (BrokerUnreachable, RequestTimeout):
+            raise
+        except ClientError as problem:
+            if problem.code != ErrorCode.UNSTABLE_OFFSET_COMMIT or time.monotonic() + 0.1 >= deadline:
+                raise
+            time.sleep(cluster.config.seconds("retry.backoff.ms"))
+
+
+def _take(found: Any, group: str, broker: str) -> dict[TopicPartition, Committed]:
+    if found.error_code:
+        raise error_for(found.error_code, f"read the offsets of group {group!r}", broker=broker)
+    result: dict[TopicPartition, Committed] = {}
+    for topic in found.topics:
+        for entry in topic.partitions:
+            if entry.error_code:
+                raise error_for(
+                    entry.error_code,
+                    f"read the offset of {topic.name}-{entry.partition_index} for group {group!r}",
+                    broker=broker,
+                    topic=topic.name,
+                    partition=entry.partition_index,
+                )
+            if entry.committed_offset >= 0:
+                result[TopicPartition(topic.name, entry.partition_index)] = Committed(
+                    entry.committed_offset, entry.committed_leader_epoch, entry.metadata or ""
+                )
+    return result

@@ -1,0 +1,408 @@
+"""Reads ranges of offsets as Arrow record batches: what a Spark task does.
+
+While one answer is decoded, the next one is under way: the position after an answer is known from the headers
+of its batches, before any record is looked at.
+
+A range may have holes (compaction, transactions, control batches): progress is by the last offset of batches,
+not by records. What is not there any more is an error, not a hole: records that retention deleted, a log
+that ends before the range does, a topic that was made anew under the same name.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tidemill.client import fetching
+from tidemill.client.cluster import DATA, Cluster
+from tidemill.client.config import CONSUMER, ClientConfig
+from tidemill.client.connection import Request
+from tidemill.client.errors import (
+    BrokerUnreachable,
+    ClientError,
+    DataLoss,
+    RequestTimeout,
+    TopicRecreated,
+    code_of,
+    error_for,
+)
+from tidemill.client.group_offsets import commit_offsets
+from tidemill.client.offsets import EARLIEST, LATEST, list_offsets
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import ZERO_ID, TopicPartition
+from tidemill.records.batch import LAST_OFFSET_DELTA, RECORDS
+from tidemill.wire.apis import ApiKey
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LOG = logging.getLogger(__name__)
+
+ROWS_MAX = 131_072
+BYTES_MAX = 16 * 1024 * 1024
+FETCH_BYTES = 8 * 1024 * 1024
+"""Of one answer: big enough that its round trip costs nothing, small enough to stay in the cache."""
+
+_I64 = struct.Struct(">q")
+_I32 = struct.Struct(">i")
+_LOG_OVERHEAD = 12
+
+
+class TopicView(NamedTuple):
+    """A topic as the cluster has it now; ``topic_id`` is None where the broker knows no ids."""
+
+    topic_id: bytes | None
+    partitions: int
+
+
+class RangeReader:
+    """Metadata, offsets and ranges of records of one cluster, without any group.
+
+    ``RangeReader("host:port", isolation_level="read_committed")`` or with a mapping of Kafka's keys. It can be
+    pickled: the configuration travels, the connections do not. For one thread.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str] | None = None,
+        config: Mapping[str, Any] | None = None,
+        /,
+        **keywords: Any,
+    ) -> None:
+        given = {"client.id": "tidemill-ranges", "allow.auto.create.topics": False, **(config or {})}
+        if bootstrap_servers is not None:
+            given["bootstrap.servers"] = bootstrap_servers
+        self.config = ClientConfig(CONSUMER, given, **keywords)
+        self._timeout = self.config.seconds("default.api.timeout.ms")
+        self._committed_only = self.config["isolation.level"] == "read_committed"
+        self._check_crcs = self.config.bool("check.crcs")
+        self._opened: Cluster | None = None
+
+    def __getstate__(self) -> ClientConfig:
+        return self.config
+
+    def __setstate__(self, config: ClientConfig) -> None:
+        self.__init__(None, config.plain_given())  # type: ignore[misc]
+
+    @property
+    def _cluster(self) -> Cluster:
+        if self._opened is None:
+            self._opened = Cluster(self.config)
+        return self._opened
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._timeout
+
+    # -- metadata and offsets -----------------------------------------------------------------------------
+
+    def topic_names(self, pattern: str | None = None) -> list[str]:
+        """Names of all topics but the internal ones, or of those that ``pattern`` matches as a whole."""
+        self._cluster.refresh(self._deadline(), every=True)
+        names = sorted(topic.name for topic in self._cluster.topics.values() if not topic.internal)
+        if pattern is None:
+            return names
+        match = re.compile(pattern).fullmatch
+        return [name for name in names if match(name)]
+
+    def describe(self, topics: Sequence[str]) -> dict[str, TopicView]:
+        """The topics that there are; those that are not there are left out. Creates none."""
+        cluster, deadline = self._cluster, self._deadline()
+        while True:
+            cluster.refresh(deadline, topics)
+            codes = {name: code_of(cluster.errors[name]) for name in topics if name in cluster.errors}
+            gone = {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION}
+            waiting = {name: code for name, code in codes.items() if code not in gone}
+            for name in codes:
+                cluster.forget(name)
+            if not waiting:
+                break
+            name, code = next(iter(waiting.items()))
+            problem = error_for(code, f"read the metadata of topic {name!r}", topic=name)
+            if not problem.retriable or time.monotonic() >= deadline:
+                raise problem
+            time.sleep(self.config.seconds("retry.backoff.ms"))
+        return {
+            name: TopicView(None if found.topic_id == ZERO_ID else found.topic_id, len(found.partitions))
+            for name in topics
+            if (found := cluster.topics.get(name)) is not None
+        }
+
+    def list_offsets(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Offsets for EARLIEST (-2), LATEST (-1) or milliseconds since 1970; -1 where no record is that late.
+
+        LATEST is the high watermark, or the last stable offset with read_committed.
+        """
+        found = list_offsets(self._cluster, wanted, self._deadline(), committed_only=self._committed_only)
+        return {item: place.offset for item, place in found.items()}
+
+    def offsets(self, topics: Sequence[str] | str, at: str | int) -> dict[TopicPartition, int]:
+        """Offsets of every partition of ``topics`` (names, or a pattern): earliest, latest, or a time in ms."""
+        names = self.topic_names(topics) if isinstance(topics, str) else topics
+        place = {"earliest": EARLIEST, "latest": LATEST}.get(at) if isinstance(at, str) else at
+        if place is None:
+            raise ValueError(f"offsets at {at!r}: use earliest, latest or milliseconds since 1970")
+        views = self.describe(names)
+        return self.list_offsets(
+            {TopicPartition(n, p): place for n, v in views.items() for p in range(v.partitions)}
+        )
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Notes offsets for a group that has no members, so that lag tools see how far the stream is."""
+        commit_offsets(
+            self._cluster,
+            group,
+            {item: (offset, -1, "") for item, offset in offsets.items()},
+            self._deadline(),
+        )
+
+    # -- records ------------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        topic_id: bytes | None = None,
+        include_headers: bool = False,
+        rows_max: int = ROWS_MAX,
+        bytes_max: int = BYTES_MAX,
+    ) -> Iterator[pa.RecordBatch]:
+        """The records with ``start <= offset < end``, as :mod:`tidemill.records.arrow` lays columns out.
+
+        Raises DataLoss when ``start`` is before the log's start or the log ends before ``end``, TopicRecreated
+        when the topic's id is not ``topic_id``; CorruptMessage for damaged records; ClientError when there was
+        no progress for ``default.api.timeout.ms``.
+        """
+        from tidemill.client.arrow import record_batch
+        from tidemill.records.columns import decode_columns
+
+        run = _Run(self, topic, partition, start, end, topic_id, min(bytes_max, FETCH_BYTES))
+        for answer, first in run.answers():
+            at, position = first, 0
+            data = answer.records()
+            aborted = answer.aborted if self._committed_only else None
+            while True:
+                columns = decode_columns(
+                    data, at, end, position, include_headers, self._check_crcs, bytes_max, aborted
+                )
+                if columns.count:
+                    batch = record_batch(columns)
+                    for row in range(0, batch.num_rows, rows_max):
+                        yield batch.slice(row, rows_max)
+                if not columns.unfinished:
+                    break
+                at, position = columns.next_offset, columns.next_position
+
+    read_arrow = read
+
+    def close(self) -> None:
+        """Closes the connections."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    def __enter__(self) -> RangeReader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        self.close()
+
+
+class _Run:
+    """The fetches of one range: one under way while the one before is decoded."""
+
+    def __init__(
+        self,
+        reader: RangeReader,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        topic_id: bytes | None,
+        bytes_max: int,
+    ) -> None:
+        self.reader = reader
+        self.cluster = reader._cluster
+        self.config = reader.config
+        self.topic = topic
+        self.partition = partition
+        self.position = start
+        self.end = end
+        self.topic_id = topic_id
+        self.bytes_max = bytes_max
+        self.empty = 0
+        self.deadline = reader._deadline()
+
+    def answers(self) -> Iterator[tuple[fetching.Answer, int]]:
+        """The answers with records, each with the offset that it was asked from."""
+        request: Request | None = None
+        failure: ClientError | None = None
+        while self.position < self.end:
+            if time.monotonic() >= self.deadline:
+                raise failure or self._stuck()
+            try:
+                if request is None:
+                    request = self._send()
+                answer = self._await(request)
+            except (BrokerUnreachable, RequestTimeout) as problem:
+                failure, request = problem, None
+                self._again()
+                continue
+            request = None
+            if answer.error_code:
+                failure = self._refused(answer)
+                continue
+            first = self.position
+            after = next_offset(answer.data, answer.start, answer.end, first)
+            if after == first:
+                self._nothing(answer)
+                continue
+            self.position, self.empty, self.deadline = after, 0, self.reader._deadline()
+            if after < self.end:
+                try:
+                    request = self._send()
+                except (BrokerUnreachable, RequestTimeout) as problem:
+                    failure = problem
+            yield answer, first
+
+    def _send(self) -> Request:
+        found = self.cluster.topic(self.topic, self.deadline)
+        self._check_id(found.topic_id)
+        if self.partition >= len(found.partitions):
+            raise DataLoss(
+                f"topic {self.topic!r} has {len(found.partitions)} partitions, {self.partition} is not one: it "
+                "was made anew with fewer; start again from its earliest offsets",
+                topic=self.topic,
+                partition=self.partition,
+            )
+        leader = found.partitions[self.partition].leader
+        if leader < 0:
+            self.cluster.request_refresh()
+            raise BrokerUnreachable(
+                f"{self.topic}-{self.partition} has no leader; wait, or look at the brokers of its replicas",
+                ErrorCode.LEADER_NOT_AVAILABLE,
+            )
+        connection = self.cluster.connection(leader, DATA, self.deadline)
+        asked = fetching.Asked(self.topic, found.topic_id, self.partition, self.position, -1, self.bytes_max)
+        version = fetching.version_for(connection.version(ApiKey.FETCH), [found.topic_id])
+        message = fetching.fetch_request(
+            [asked],
+            wait_ms=self.config.int("fetch.max.wait.ms"),
+            bytes_min=1,
+            bytes_max=self.bytes_max,
+            committed_only=self.reader._committed_only,
+            rack=self.config.str("client.rack"),
+        )
+        return connection.send(ApiKey.FETCH, message, version=version)
+
+    def _await(self, request: Request) -> fetching.Answer:
+        request.connection.wait(request, max(0.0, request.expires - time.monotonic()) + 1)
+        if request.error is not None:
+            raise request.error
+        if not request.done:
+            request.connection.close()
+            raise RequestTimeout(f"broker {request.connection.address} has not answered Fetch in time")
+        error, _, answers = fetching.parse_answer(request.frame, request.version)
+        if error or not answers:
+            raise BrokerUnreachable(f"Fetch was refused: {code_of(error).name}", code_of(error))
+        return answers[0]
+
+    def _check_id(self, current: bytes) -> None:
+        if self.topic_id is not None and current not in (self.topic_id, ZERO_ID):
+            raise TopicRecreated(
+                f"topic {self.topic!r} was deleted and made anew: its id was {self.topic_id.hex()}, it is "
+                f"{current.hex()}; the offsets asked for mean other records now, start again from its earliest",
+                topic=self.topic,
+                partition=self.partition,
+            )
+
+    def _refused(self, answer: fetching.Answer) -> ClientError:
+        """What to do about an error: raises it, or gives it back after a pause and a refresh."""
+        code = code_of(answer.error_code)
+        if code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            raise self._out_of_range()
+        problem = error_for(
+            answer.error_code,
+            f"read {self.topic}-{self.partition}",
+            topic=self.topic,
+            partition=self.partition,
+        )
+        if not problem.retriable and code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise problem
+        self._again()
+        views = self.reader.describe([self.topic])
+        if self.topic not in views:
+            raise DataLoss(
+                f"topic {self.topic!r} was deleted: records {self.position} to {self.end} of its partition "
+                f"{self.partition} are gone",
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                topic=self.topic,
+                partition=self.partition,
+            )
+        self._check_id(views[self.topic].topic_id or ZERO_ID)
+        return problem
+
+    def _out_of_range(self) -> DataLoss:
+        item = TopicPartition(self.topic, self.partition)
+        start = self.reader.list_offsets({item: EARLIEST})[item]
+        latest = self.reader.list_offsets({item: LATEST})[item]
+        if self.position < start:
+            text = f"records {self.position} to {min(start, self.end) - 1} of {item} were deleted: it begins at {start}"
+        else:
+            text = f"{item} ends at {latest}, before the records {self.position} to {self.end - 1} that were asked for"
+        return DataLoss(
+            f"{text}; raise retention.ms or retention.bytes of the topic, or start again from its earliest",
+            topic=self.topic,
+            partition=self.partition,
+        )
+
+    def _nothing(self, answer: fetching.Answer) -> None:
+        """An answer without a whole batch: the log ends here, a batch is larger than asked for, or nothing came."""
+        if answer.end > answer.start:
+            self.bytes_max = min(self.bytes_max * 2, 2**31 - 1)
+            return
+        limit = answer.last_stable_offset if self.reader._committed_only else answer.high_watermark
+        if 0 <= limit <= self.position:
+            self.empty += 1
+            if self.empty > 1:  # a follower that leads now may know its high watermark a moment later
+                raise self._out_of_range()
+
+    def _again(self) -> None:
+        time.sleep(min(self.config.seconds("retry.backoff.ms"), max(0.0, self.deadline - time.monotonic())))
+        try:
+            self.cluster.refresh(self.deadline)
+        except KafkaError as problem:
+            LOG.debug("metadata: %s", problem)
+
+    def _stuck(self) -> RequestTimeout:
+        return RequestTimeout(
+            f"no record of {self.topic}-{self.partition} at {self.position} came within "
+            f"default.api.timeout.ms={self.config.int('default.api.timeout.ms')}; is its leader overloaded?",
+            topic=self.topic,
+            partition=self.partition,
+        )
+
+
+def next_offset(data: bytes, start: int, end: int, default: int) -> int:
+    """The offset after the last whole batch in ``data[start:end]``; ``default`` when there is none."""
+    after = default
+    while end - start >= RECORDS:
+        size = _I32.unpack_from(data, start + 8)[0] + _LOG_OVERHEAD
+        if size < RECORDS or size > end - start:
+            break
+        base = _I64.unpack_from(data, start)[0]
+        after = max(after, base + _I32.unpack_from(data, start + LAST_OFFSET_DELTA)[0] + 1)
+        start += size
+    return after

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from tidemill.client.config import CONSUMER, PRODUCER, ClientConfig
 from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
 
@@ -115,7 +116,6 @@ class SourceOptions(NamedTuple):
     commit_group: str | None
     retries: int
     retry_interval_s: float
-    poll_timeout_s: float
     batch_rows: int
     batch_bytes: int
 
@@ -142,7 +142,10 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
     """
     given = _Options(options, SOURCE_OPTIONS, "reading")
     _refuse_out_of_place(given, streaming)
-    client = _client_options(given)
+    client = _client_options(given, CONSUMER)
+    if "kafkaConsumer.pollTimeoutMs" in given:
+        timeout_ms = given.number("kafkaConsumer.pollTimeoutMs", 0, at_least=1, at_most=2**31 - 1)
+        client.setdefault("default.api.timeout.ms", str(timeout_ms))
     topics, pattern, assigned = _selection(given)
     return SourceOptions(
         client=client,
@@ -162,7 +165,6 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
         commit_group=_commit_group(given, client),
         retries=given.number("fetchOffset.numRetries", 3, at_least=0),
         retry_interval_s=given.number("fetchOffset.retryIntervalMs", 100, at_least=0) / 1000,
-        poll_timeout_s=given.number("kafkaConsumer.pollTimeoutMs", 120_000, at_least=1) / 1000,
         batch_rows=given.number("batchRows", BATCH_ROWS, at_least=1),
         batch_bytes=given.number("batchBytes", BATCH_BYTES, at_least=1, at_most=BATCH_BYTES_MAX),
     )
@@ -175,7 +177,7 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     if topic is not None and not topic.strip():
         raise ConfigError("option topic is empty: give a topic's name, or a column named topic")
     return SinkOptions(
-        client=_client_options(given),
+        client=_client_options(given, PRODUCER),
         topic=topic.strip() if topic else None,
     )
 
@@ -281,13 +283,17 @@ def _refuse_out_of_place(given: _Options, streaming: bool) -> None:
             raise ConfigError(f"option {name}={given.text(name)!r} means nothing for {kind}: it is for {other}")
 
 
-def _client_options(given: _Options) -> dict[str, str]:
+def _client_options(given: _Options, role: str) -> dict[str, str]:
     client = given.client()
     for name, why in REFUSED_CLIENT_KEYS.items():
         if name in client:
             raise ConfigError(f"option kafka.{name}={client[name]!r} is not allowed: {why}")
     if not client.get("bootstrap.servers", "").strip():
         raise ConfigError("option kafka.bootstrap.servers is missing: give host:port,host:port of some brokers")
+    try:
+        ClientConfig(role, client)
+    except ConfigError as problem:
+        raise ConfigError(f"option kafka.{problem}") from None
     return client
 
 

@@ -1,0 +1,212 @@
+"""``tidemill pipeline``: jobs of Spark on topics."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import click
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _client_options(function: Function) -> Function:
+    """Options that every job has."""
+    for decorate in (
+        click.option(
+            "-b",
+            "--bootstrap-server",
+            "bootstrap",
+            default="localhost:9092",
+            show_default=True,
+            help="Brokers to ask first, host:port, several apart by commas.",
+        ),
+        click.option(
+            "--option",
+            "extra",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Another option of the format tidemill, as kafka.client.id=me. May be repeated.",
+        ),
+        click.option("--master", default="local[*]", show_default=True, help="Where Spark runs."),
+        click.option(
+            "--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark. May be repeated."
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, for machines."),
+    ):
+        function = decorate(function)
+    return function
+
+
+@click.group()
+def pipeline() -> None:
+    """Spark jobs: load topics into Parquet, publish tables to topics.
+
+    Needs the extra tidemill[pipeline] and a Java runtime of version 17 or later.
+    """
+
+
+@pipeline.command()
+@_client_options
+@click.option("-t", "--topic", "topics", multiple=True, help="Topic to load. May be repeated.")
+@click.option("--pattern", help="Regular expression for whole topic names, instead of --topic.")
+@click.option("-o", "--output", required=True, help="Folder (or URL) for the Parquet files.")
+@click.option("--checkpoint", help="Folder for Spark's checkpoint.  [default: OUTPUT.checkpoint]")
+@click.option("--schema", help='JSON fields of the values as DDL: "carrier string, delay double".')
+@click.option(
+    "--event-time",
+    default="kafka_timestamp",
+    show_default=True,
+    help="Column whose local date is the event date; the folders are named by it.",
+)
+@click.option("--time-zone", help="Zone of the event date, as America/New_York.  [default: the machine's]")
+@click.option(
+    "--trigger",
+    default="available-now",
+    show_default=True,
+    help='available-now loads what is there and ends; an interval ("10 seconds") goes on until ctrl-C.',
+)
+@click.option("--max-offsets", type=click.IntRange(1), help="Messages of one micro-batch, at most.")
+@click.option("--group", help="Consumer group that shows the progress to lag tools.")
+@click.option("--tasks", type=click.IntRange(1), help="Tasks that write files.  [default: one a core]")
+def load(**given: Any) -> None:
+    """Loads topics into Parquet, each message exactly once, in folders by event date.
+
+    Run again with the same output and checkpoint it goes on where it was, also after a crash.
+
+    \b
+    tidemill pipeline load -t flights -o flights.parquet --time-zone America/New_York \\
+        --schema "carrier string, dep_delay double"
+    """
+    from tidemill.pipeline.jobs.load import LoadJob
+    from tidemill.pipeline.jobs.load import load as run
+
+    source = {"kafka.bootstrap.servers": given["bootstrap"], **_pairs(given["extra"], "--option")}
+    source.update(_selection(given["topics"], given["pattern"]))
+    if given["max_offsets"] is not None:
+        source["maxOffsetsPerTrigger"] = str(given["max_offsets"])
+    if given["group"] is not None:
+        source.update({"kafka.group.id": given["group"], "commitOffsets": "true"})
+    job = LoadJob(
+        source=source,
+        output=given["output"],
+        checkpoint=given["checkpoint"] or given["output"].rstrip("/") + ".checkpoint",
+        schema=given["schema"],
+        event_time=given["event_time"],
+        time_zone=given["time_zone"],
+        trigger=given["trigger"],
+        tasks=given["tasks"],
+    )
+    result = _with_spark(given, lambda spark: _shown(given["as_json"], lambda tell: run(spark, job, tell)))
+    _print(
+        given["as_json"],
+        {"rows": result.rows, "batches": len(result.batches), "seconds": round(result.seconds, 3)},
+        f"loaded {result.rows:,} messages in {len(result.batches)} micro-batches, {result.seconds:.1f} s",
+    )
+
+
+@pipeline.command()
+@_client_options
+@click.argument("paths", nargs=-1, required=True)
+@click.option("-t", "--topic", required=True, help="Topic to write to; it has to be there.")
+@click.option(
+    "--format",
+    "form",
+    default="csv",
+    show_default=True,
+    type=click.Choice(["csv", "json", "parquet", "orc"]),
+    help="What the files are.",
+)
+@click.option("--key", help="Column that becomes the key; without one messages are spread.")
+@click.option("--timestamp", help="Column that becomes the record's time.  [default: now]")
+@click.option("--field", "fields", multiple=True, help="Column of the JSON value. May be repeated.  [default: all]")
+@click.option("--read-option", multiple=True, metavar="NAME=VALUE", help="An option of Spark's reader.")
+def publish(**given: Any) -> None:
+    """Publishes CSV, JSON or Parquet files to a topic: each row becomes one JSON message.
+
+    \b
+    tidemill pipeline publish flights.csv -t flights --key carrier --timestamp time_hour
+    """
+    from tidemill.pipeline.jobs.publish import PublishJob, read_files
+    from tidemill.pipeline.jobs.publish import publish as run
+
+    reader = _pairs(given["read_option"], "--read-option")
+    job = PublishJob(
+        sink={"kafka.bootstrap.servers": given["bootstrap"], **_pairs(given["extra"], "--option")},
+        topic=given["topic"],
+        key=given["key"],
+        timestamp=given["timestamp"],
+        fields=given["fields"],
+    )
+    result = _with_spark(
+        given, lambda spark: run(read_files(spark, list(given["paths"]), given["form"], reader), job)
+    )
+    _print(
+        given["as_json"],
+        {"rows": result.rows, "seconds": round(result.seconds, 3)},
+        f"published {result.rows:,} messages to {given['topic']}, {result.seconds:.1f} s",
+    )
+
+
+def _selection(topics: tuple[str, ...], pattern: str | None) -> dict[str, str]:
+    if bool(topics) == bool(pattern):
+        raise click.UsageError("give either --topic or --pattern")
+    return {"subscribe": ",".join(topics)} if topics else {"subscribePattern": str(pattern)}
+
+
+def _pairs(texts: Iterable[str], option: str) -> dict[str, str]:
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"{option} {text!r} has no form NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+def _with_spark(given: dict[str, Any], work: Callable[[Any], Any]) -> Any:
+    """Runs ``work`` with a session; what a person can mend becomes one line and exit code 1."""
+    from tidemill.model.errors import TidemillError
+
+    try:
+        from tidemill.pipeline.java import require_java
+        from tidemill.pipeline.jobs.session import local_session
+
+        require_java()
+        settings = _pairs(given["conf"], "--conf")
+        spark = local_session("tidemill pipeline", master=given["master"], settings=settings)
+    except ImportError as problem:
+        raise click.ClickException(f"{problem}; install it with: pip install 'tidemill[pipeline]'") from None
+    except TidemillError as problem:
+        raise click.ClickException(str(problem)) from None
+    try:
+        return work(spark)
+    except TidemillError as problem:
+        raise click.ClickException(str(problem)) from None
+    except Exception as problem:
+        if type(problem).__module__.startswith("pyspark."):
+            from tidemill.pipeline.failures import explained
+
+            raise click.ClickException(explained(problem)) from None
+        raise
+    finally:
+        spark.stop()
+
+
+def _shown(as_json: bool, work: Callable[[Any], Any]) -> Any:
+    """Runs ``work`` with a line of progress on a terminal."""
+    if as_json or not sys.stderr.isatty():
+        return work(None)
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+        return work(
+            lambda seen: status.update(f"{seen.rows:,} messages, {seen.batches} micro-batches: {seen.state}")
+        )
+
+
+def _print(as_json: bool, table: dict[str, Any], text: str) -> None:
+    click.echo(json.dumps(table) if as_json else text)

@@ -1,0 +1,107 @@
+"""Java for Spark: found, or installed where that is possible, or a clear word on what to do.
+
+``python -m tidemill.pipeline.java`` does it for ``make run``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tidemill.model.errors import ConfigError
+
+VERSION_MIN = 17
+"""PySpark 4 runs on Java 17 and later."""
+
+DEBIAN_PACKAGES = ("openjdk-17-jre-headless", "openjdk-21-jre-headless", "default-jre-headless")
+BREW_PACKAGE = "openjdk@17"
+
+
+def java_command() -> str | None:
+    """The ``java`` that Spark will start: of JAVA_HOME where that is set, of the PATH otherwise."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        command = Path(home) / "bin" / "java"
+        return str(command) if command.exists() else None
+    return shutil.which("java")
+
+
+def java_version(command: str) -> int | None:
+    """The major version of a ``java``; None when it does not run (macOS has a stub that does not)."""
+    try:
+        done = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    return int(found.group(1)) if done.returncode == 0 and found else None
+
+
+def problem_with_java() -> str | None:
+    """None when Java is fit for Spark, otherwise what is wrong."""
+    command = java_command()
+    if command is None:
+        home = os.environ.get("JAVA_HOME")
+        return f"JAVA_HOME={home} has no bin/java" if home else "there is no java on the PATH"
+    version = java_version(command)
+    if version is None:
+        return f"{command} does not run"
+    if version < VERSION_MIN:
+        return f"{command} is Java {version}"
+    return None
+
+
+def require_java() -> None:
+    """Raises ConfigError, with what to do, where Spark could not start."""
+    problem = problem_with_java()
+    if problem is not None:
+        raise ConfigError(f"Spark needs a Java runtime of version {VERSION_MIN} or later, and {problem}. {advice()}")
+
+
+def advice() -> str:
+    """How Java is installed on this system."""
+    if sys.platform == "darwin":
+        return f"Install it with: brew install {BREW_PACKAGE} (then set JAVA_HOME as brew tells)"
+    if shutil.which("apt-get"):
+        return f"Install it with: sudo apt-get install {DEBIAN_PACKAGES[0]}"
+    if shutil.which("dnf"):
+        return "Install it with: sudo dnf install java-17-openjdk-headless"
+    return "Install it from https://adoptium.net, and set JAVA_HOME to its folder"
+
+
+def install() -> bool:
+    """Installs Java with apt-get (as root) or brew; whether one of them did."""
+    if shutil.which("apt-get") and os.geteuid() == 0:
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        subprocess.run(["apt-get", "update", "-qq"], env=environment, check=False)
+        return any(
+            subprocess.run(["apt-get", "install", "-y", "-qq", package], env=environment, check=False).returncode == 0
+            for package in DEBIAN_PACKAGES
+        )
+    if shutil.which("brew"):
+        return subprocess.run(["brew", "install", BREW_PACKAGE], check=False).returncode == 0
+    return False
+
+
+def main() -> int:
+    """Makes sure of Java; exit code 1 with one clear line where it cannot."""
+    problem = problem_with_java()
+    if problem is None:
+        return 0
+    if "JAVA_HOME" not in os.environ:
+        print(f"Spark needs Java {VERSION_MIN} or later, and {problem}: installing it", file=sys.stderr)  # noqa: T201
+        if install() and problem_with_java() is None:
+            return 0
+    try:
+        require_java()
+    except ConfigError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

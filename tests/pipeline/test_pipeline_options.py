@@ -1,0 +1,146 @@
+"""Options: names as Spark's connector has them, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tidemill.model.errors import ConfigError
+from tidemill.model.types import TopicPartition
+from tidemill.pipeline.options import EARLIEST, LATEST, parse_sink_options, parse_source_options
+
+BASE = {"kafka.bootstrap.servers": "h:1", "subscribe": "a"}
+
+
+def batch(**more: str) -> dict[str, str]:
+    return {**BASE, **more}
+
+
+def test_names_are_case_insensitive_and_client_options_lose_their_prefix() -> None:
+    options = parse_source_options(
+        {"KAFKA.Bootstrap.Servers": "h:1", "SUBSCRIBE": "b, a,,a", "minpartitions": "7", "kafka.client.id": "me"},
+        streaming=False,
+    )
+    assert options.topics == ("a", "b")
+    assert options.partitions_min == 7
+    assert options.client == {"bootstrap.servers": "h:1", "client.id": "me"}
+
+
+def test_a_batch_begins_at_the_earliest_offset_and_a_stream_at_the_latest() -> None:
+    assert parse_source_options(BASE, streaming=False).starting.everywhere == EARLIEST
+    assert parse_source_options(BASE, streaming=True).starting.everywhere == LATEST
+    assert parse_source_options(BASE, streaming=False).ending.everywhere == LATEST
+
+
+def test_offsets_of_partitions_are_read_from_json() -> None:
+    text = json.dumps({"a": {"0": 23, "1": -1, "2": -2}})
+    starting = parse_source_options(batch(startingOffsets=text), streaming=False).starting
+    assert starting.everywhere is None
+    assert starting.partitions == {
+        TopicPartition("a", 0): 23,
+        TopicPartition("a", 1): LATEST,
+        TopicPartition("a", 2): EARLIEST,
+    }
+
+
+def test_a_timestamp_wins_over_offsets_and_one_for_all_over_one_for_each() -> None:
+    each = json.dumps({"a": {"0": 5}})
+    options = parse_source_options(
+        batch(startingOffsets="latest", startingOffsetsByTimestamp=each, startingTimestamp="9"), streaming=False
+    )
+    assert options.starting.by_time
+    assert options.starting.everywhere == 9
+    options = parse_source_options(
+        batch(endingOffsets="latest", endingOffsetsByTimestamp=each), streaming=False
+    )
+    assert options.ending.partitions == {TopicPartition("a", 0): 5}
+
+
+def test_assigned_partitions_are_read_from_json() -> None:
+    options = parse_source_options(
+        {"kafka.bootstrap.servers": "h:1", "assign": '{"b": [1], "a": [2, 0]}'}, streaming=False
+    )
+    assert options.assigned == (TopicPartition("a", 0), TopicPartition("a", 2), TopicPartition("b", 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"subscribe": "a"}, ["kafka.bootstrap.servers", "host:port"]),
+        ({"kafka.bootstrap.servers": "h:1"}, ["exactly one of", "found none"]),
+        (batch(subscribePattern="a.*"), ["subscribe and subscribePattern"]),
+        (batch(startingOffset="earliest"), ["startingOffset='earliest'", "did you mean startingOffsets?"]),
+        (batch(path="/x"), ["path='/x'", "subscribe"]),
+        (batch(topic="t"), ["topic='t'", "reading"]),
+        (batch(startingOffsets="now"), ["startingOffsets='now'", "earliest, latest"]),
+        (batch(endingOffsets="earliest"), ["endingOffsets='earliest'", "latest"]),
+        (batch(endingOffsets='{"a": {"0": -2}}'), ["endingOffsets", "read nothing"]),
+        (batch(startingOffsets='{"a": {"0": -3}}'), ["'0': -3", "at least -2"]),
+        (batch(startingOffsets='{"a": {"x": 1}}'), ["'x': 1"]),
+        (batch(startingOffsets="{"), ["startingOffsets='{'", "no JSON"]),
+        (batch(startingOffsets="{}"), ["names no partition"]),
+        (batch(startingOffsetsByTimestamp='{"a": {"0": -1}}'), ["at least 0"]),
+        (batch(minPartitions="0"), ["minPartitions='0'", "at least 1"]),
+        (batch(minPartitions="many"), ["minPartitions='many'", "whole number"]),
+        (batch(failOnDataLoss="perhaps"), ["failOnDataLoss='perhaps'", "true or false"]),
+        (batch(batchBytes=str(2**31)), ["batchBytes", "at most 1073741824"]),
+        (batch(maxOffsetsPerTrigger="5"), ["maxOffsetsPerTrigger='5'", "spark.readStream"]),
+        (batch(startingOffsetsByTimestampStrategy="guess"), ["'guess'", "error, latest"]),
+        ({**BASE, "kafka.auto.offset.reset": "latest"}, ["kafka.auto.offset.reset='latest'", "startingOffsets"]),
+        ({**BASE, "kafka.key.deserializer": "X"}, ["cast the column"]),
+        ({"kafka.bootstrap.servers": "h:1", "subscribePattern": "("}, ["subscribePattern='('", "regular expression"]),
+        ({"kafka.bootstrap.servers": "h:1", "assign": '{"a": 0}'}, ["assign", "list of partition numbers"]),
+        ({"kafka.bootstrap.servers": "h:1", "subscribe": " , "}, ["subscribe=' , '", "topic names"]),
+        ({**BASE, "kafka.bootstrap.server": "x"}, ["bootstrap.server", "bootstrap.servers"]),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_name_value_and_what_is_allowed(
+    options: dict[str, str], words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_source_options(options, streaming=False)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"endingOffsets": "latest"}, ["endingOffsets", "spark.read"]),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "5"}, ["minOffsetsPerTrigger=9", "=5"]),
+        ({"maxTriggerDelay": "soon"}, ["maxTriggerDelay='soon'", "15m"]),
+        ({"commitOffsets": "true"}, ["kafka.group.id"]),
+    ],
+)
+def test_streams_have_contradictions_of_their_own(more: dict[str, str], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_source_options({**BASE, **more}, streaming=True)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_limits_of_a_stream_are_typed() -> None:
+    options = parse_source_options(
+        batch(
+            maxOffsetsPerTrigger="500",
+            minOffsetsPerTrigger="5",
+            maxTriggerDelay="2m",
+            commitOffsets="TRUE",
+            **{"kafka.group.id": "g"},
+        ),
+        streaming=True,
+    )
+    assert (options.offsets_per_trigger_max, options.offsets_per_trigger_min) == (500, 5)
+    assert options.trigger_delay_max_s == 120.0
+    assert options.commit_group == "g"
+
+
+def test_a_sink_takes_a_topic_and_client_options_only() -> None:
+    options = parse_sink_options({"Topic": " t ", "kafka.bootstrap.servers": "h:1", "kafka.acks": "1"})
+    assert options.topic == "t"
+    assert options.client["acks"] == "1"
+    with pytest.raises(ConfigError, match="subscribe='a' means nothing for writing"):
+        parse_sink_options(BASE)
+    with pytest.raises(ConfigError, match="topic is empty"):
+        parse_sink_options({"topic": "", "kafka.bootstrap.servers": "h:1"})

@@ -72,10 +72,8 @@ class Field:
         self.nulls: vec[u8] = vec[u8]([0] * int(capacity))
         """1 for each that is null, else 0."""
 
-    def add_null(self, row: i64, length: i64) -> None:
-        """Notes that ``row`` is null, as the length -1 says."""
-        if length != -1:
-            raise CorruptMessage(f"a key or value has length {length}: only -1 says that there is none")
+    def add_null(self, row: i64) -> None:
+        """Notes that ``row`` is null."""
         self.nulls[row] = 1
         self.null_count += 1
 
@@ -259,8 +257,8 @@ class _Plan:
             size = len(unpacked)
         if batch.record_count > size // RECORD_BYTES_MIN:
             raise CorruptMessage(
-                f"the batch with base offset {batch.base_offset} says that {batch.record_count} records are in "
-                f"{size} bytes: each takes at least {RECORD_BYTES_MIN}"
+                f"the batch with base offset {batch.base_offset} says that {batch.record_count} records are "
+                f"in {size} bytes: each takes at least {RECORD_BYTES_MIN}"
             )
         self.runs.append(_Run(batch, position, end, unpacked))
         self.records += batch.record_count
@@ -331,18 +329,18 @@ def _walk(columns: Columns, run: _Run, start_offset: i64, end_offset: i64) -> No
             continue
         length, position = read_varint(data, position, record_end)
         key_edges[2 * row] = i32(position)
-        if length < 0:
-            keys.add_null(row, length)
-        elif length > record_end - position:
+        if length == -1:
+            keys.add_null(row)
+        elif length < 0 or length > record_end - position:
             raise _wrong_record(batch, "key length", length)
         else:
             position += length
         key_edges[2 * row + 1] = i32(position)
         length, position = read_varint(data, position, record_end)
         value_edges[2 * row] = i32(position)
-        if length < 0:
-            values.add_null(row, length)
-        elif length > record_end - position:
+        if length == -1:
+            values.add_null(row)
+        elif length < 0 or length > record_end - position:
             raise _wrong_record(batch, "value length", length)
         else:
             position += length

@@ -48,6 +48,8 @@ from tidemill.records.varint import read_varint, read_varlong
 
 INT64_MAX: Final = 0x7FFFFFFFFFFFFFFF
 INT64_MIN: Final = -INT64_MAX - 1
+INT61_MAX: Final = 0x0FFFFFFFFFFFFFFF
+"""Below the size from which the compiler keeps a constant as an object."""
 
 RECORD_LENGTH_MIN: Final = 6
 HEADER_BYTES_MIN: Final = 2
@@ -372,6 +374,8 @@ def is_costly(batch: Batch) -> bool:
 
 def add_timestamp(base: i64, delta: i64) -> i64:
     """``base + delta`` where that is an int64, else InvalidRecord."""
+    if -INT61_MAX < base < INT61_MAX and -INT61_MAX < delta < INT61_MAX:
+        return base + delta
     if (delta > 0 and base > INT64_MAX - delta) or (delta < 0 and base < INT64_MIN - delta):
         raise InvalidRecord(f"timestamp delta {delta} leads beyond int64 from base timestamp {base}")
     return base + delta

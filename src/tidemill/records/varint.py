@@ -59,7 +59,9 @@ def read_varlong(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 128:
-            if shift == 63 and byte > 1:
+            if shift < 63:
+                return (value >> 1) ^ -(value & 1), position
+            if byte > 1:
                 raise _beyond(position, VARLONG_BYTES_MAX)
             return ((value >> 1) & 0x7FFFFFFFFFFFFFFF) ^ -(value & 1), position
         shift += 7

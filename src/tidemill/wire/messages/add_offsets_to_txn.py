@@ -1,4 +1,4 @@
-"""AddOffsetsToTxn (key 25)."""
+"""AddOffsetsToTxn (key 25): make a group's offsets part of a transaction."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tidemill.wire.schema import INT16, INT32, INT64, STRING, Struct, field
 
 
 class AddOffsetsToTxnRequest(Struct, versions="0-4", flexible="3+"):
-    """Add Offsets To Txn Request."""
+    """Names the group whose offsets the transaction will commit."""
 
     transactional_id: str = field(STRING)
     producer_id: int = field(INT64)
@@ -15,7 +15,7 @@ class AddOffsetsToTxnRequest(Struct, versions="0-4", flexible="3+"):
 
 
 class AddOffsetsToTxnResponse(Struct, versions="0-4", flexible="3+"):
-    """Add Offsets To Txn Response."""
+    """Whether the group's offsets are part of the transaction."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

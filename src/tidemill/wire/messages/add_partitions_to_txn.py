@@ -1,4 +1,4 @@
-"""AddPartitionsToTxn (key 24)."""
+"""AddPartitionsToTxn (key 24): make partitions part of a transaction."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from tidemill.wire.schema import BOOL, INT16, INT32, INT64, STRING, Struct, fiel
 
 
 class AddPartitionsToTxnTopic(Struct):
-    """Add Partitions To Txn Topic."""
+    """One topic's partitions."""
 
     name: str = field(STRING)
     partitions: list[int] = field([INT32])
 
 
 class AddPartitionsToTxnTransaction(Struct):
-    """Add Partitions To Txn Transaction."""
+    """A transaction and what is to be part of it."""
 
     transactional_id: str = field(STRING, "4+")
     producer_id: int = field(INT64, "4+")
     producer_epoch: int = field(INT16, "4+")
-    verify_only: bool = field(BOOL, "4+")
+    verify_only: bool = field(BOOL, "4+")  # ask, but add nothing
     topics: list[AddPartitionsToTxnTopic] = field([AddPartitionsToTxnTopic], "4+")
 
 
 class AddPartitionsToTxnRequest(Struct, versions="0-5", flexible="3+"):
-    """Add Partitions To Txn Request."""
+    """One transaction from a client up to version 3, many from a broker after it."""
 
     transactions: list[AddPartitionsToTxnTransaction] = field([AddPartitionsToTxnTransaction], "4+")
     v3_and_below_transactional_id: str = field(STRING, "0-3")
@@ -33,28 +33,28 @@ class AddPartitionsToTxnRequest(Struct, versions="0-5", flexible="3+"):
 
 
 class AddPartitionsToTxnPartitionResult(Struct):
-    """Add Partitions To Txn Partition Result."""
+    """Whether one partition is part of the transaction."""
 
     partition_index: int = field(INT32)
     partition_error_code: int = field(INT16)
 
 
 class AddPartitionsToTxnTopicResult(Struct):
-    """Add Partitions To Txn Topic Result."""
+    """One topic's results."""
 
     name: str = field(STRING)
     results_by_partition: list[AddPartitionsToTxnPartitionResult] = field([AddPartitionsToTxnPartitionResult])
 
 
 class AddPartitionsToTxnResult(Struct):
-    """Add Partitions To Txn Result."""
+    """One transaction's results."""
 
     transactional_id: str = field(STRING, "4+")
     topic_results: list[AddPartitionsToTxnTopicResult] = field([AddPartitionsToTxnTopicResult], "4+")
 
 
 class AddPartitionsToTxnResponse(Struct, versions="0-5", flexible="3+"):
-    """Add Partitions To Txn Response."""
+    """What became of each partition."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16, "4+", ignorable=True)

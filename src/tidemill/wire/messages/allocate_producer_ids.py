@@ -1,4 +1,4 @@
-"""AllocateProducerIds (key 67)."""
+"""AllocateProducerIds (key 67): a broker asks for a block of producer ids."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from tidemill.wire.schema import INT16, INT32, INT64, Struct, field
 
 
 class AllocateProducerIdsRequest(Struct, versions="0", flexible="0+"):
-    """Allocate Producer Ids Request."""
+    """Asks for a block, fenced by the broker's epoch."""
 
     broker_id: int = field(INT32)
-    broker_epoch: int = field(INT64, default=-1)
+    broker_epoch: int = field(INT64, default=-1)  # of the broker's registration
 
 
 class AllocateProducerIdsResponse(Struct, versions="0", flexible="0+"):
-    """Allocate Producer Ids Response."""
+    """The block."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

@@ -1,4 +1,4 @@
-"""AlterClientQuotas (key 49)."""
+"""AlterClientQuotas (key 49): set and remove quotas."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from tidemill.wire.schema import BOOL, FLOAT64, INT16, INT32, STRING, Struct, fi
 
 
 class EntityData(Struct):
-    """Entity Data."""
+    """One part of an entity: a user, a client id or an address."""
 
     entity_type: str = field(STRING)
-    entity_name: str | None = field(STRING, nullable="0+")
+    entity_name: str | None = field(STRING, nullable="0+")  # null for the default
 
 
 class OpData(Struct):
-    """Op Data."""
+    """A quota to set or to remove."""
 
     key: str = field(STRING)
     value: float = field(FLOAT64)
@@ -21,21 +21,21 @@ class OpData(Struct):
 
 
 class AlterClientQuotasRequestEntryData(Struct):
-    """Alter Client Quotas Request Entry Data."""
+    """An entity and the changes to its quotas."""
 
     entity: list[EntityData] = field([EntityData])
     ops: list[OpData] = field([OpData])
 
 
 class AlterClientQuotasRequest(Struct, versions="0-1", flexible="1+"):
-    """Alter Client Quotas Request."""
+    """The entities to change."""
 
     entries: list[AlterClientQuotasRequestEntryData] = field([AlterClientQuotasRequestEntryData])
-    validate_only: bool = field(BOOL)
+    validate_only: bool = field(BOOL)  # check, but change nothing
 
 
 class AlterClientQuotasResponseEntryData(Struct):
-    """Alter Client Quotas Response Entry Data."""
+    """Whether one entity was changed."""
 
     error_code: int = field(INT16)
     error_message: str | None = field(STRING, nullable="0+")
@@ -43,7 +43,7 @@ class AlterClientQuotasResponseEntryData(Struct):
 
 
 class AlterClientQuotasResponse(Struct, versions="0-1", flexible="1+"):
-    """Alter Client Quotas Response."""
+    """What became of each entity."""
 
     throttle_time_ms: int = field(INT32)
     entries: list[AlterClientQuotasResponseEntryData] = field([AlterClientQuotasResponseEntryData])

@@ -1,30 +1,30 @@
-"""AlterPartition (key 56)."""
+"""AlterPartition (key 56): a leader asks for another ISR."""
 
 from __future__ import annotations
 
-from tidemill.wire.schema import INT16, INT32, INT64, INT8, STRING, UUID, Struct, field
+from tidemill.wire.schema import INT8, INT16, INT32, INT64, STRING, UUID, Struct, field
 
 
 class BrokerState(Struct):
-    """Broker State."""
+    """A member of the new ISR, with the epoch of its registration."""
 
     broker_id: int = field(INT32, "3+")
-    broker_epoch: int = field(INT64, "3+", default=-1)
+    broker_epoch: int = field(INT64, "3+", default=-1)  # of the broker's registration
 
 
 class AlterPartitionRequestPartitionData(Struct):
-    """Alter Partition Request Partition Data."""
+    """The ISR that one partition shall have."""
 
     partition_index: int = field(INT32)
     leader_epoch: int = field(INT32)
     new_isr: list[int] = field([INT32], "0-2")
     new_isr_with_epochs: list[BrokerState] = field([BrokerState], "3+")
-    leader_recovery_state: int = field(INT8, "1+")
-    partition_epoch: int = field(INT32)
+    leader_recovery_state: int = field(INT8, "1+")  # 0: recovered, 1: recovering after an unclean election
+    partition_epoch: int = field(INT32)  # counts the changes of the partition's state
 
 
 class AlterPartitionRequestTopicData(Struct):
-    """Alter Partition Request Topic Data."""
+    """One topic's partitions."""
 
     topic_name: str = field(STRING, "0-1", ignorable=True)
     topic_id: bytes = field(UUID, "2+", ignorable=True)
@@ -32,27 +32,28 @@ class AlterPartitionRequestTopicData(Struct):
 
 
 class AlterPartitionRequest(Struct, versions="0-3", flexible="0+"):
-    """Alter Partition Request."""
+    """The changes that one leader asks for."""
 
     broker_id: int = field(INT32)
-    broker_epoch: int = field(INT64, default=-1)
+    broker_epoch: int = field(INT64, default=-1)  # of the broker's registration
     topics: list[AlterPartitionRequestTopicData] = field([AlterPartitionRequestTopicData])
 
 
 class AlterPartitionResponsePartitionData(Struct):
-    """Alter Partition Response Partition Data."""
+    """The state that one partition has now."""
 
     partition_index: int = field(INT32)
     error_code: int = field(INT16)
     leader_id: int = field(INT32)
     leader_epoch: int = field(INT32)
     isr: list[int] = field([INT32])
+    # 0: recovered, 1: recovering after an unclean election
     leader_recovery_state: int = field(INT8, "1+", ignorable=True)
-    partition_epoch: int = field(INT32)
+    partition_epoch: int = field(INT32)  # counts the changes of the partition's state
 
 
 class AlterPartitionResponseTopicData(Struct):
-    """Alter Partition Response Topic Data."""
+    """One topic's partitions."""
 
     topic_name: str = field(STRING, "0-1", ignorable=True)
     topic_id: bytes = field(UUID, "2+", ignorable=True)
@@ -60,7 +61,7 @@ class AlterPartitionResponseTopicData(Struct):
 
 
 class AlterPartitionResponse(Struct, versions="0-3", flexible="0+"):
-    """Alter Partition Response."""
+    """What became of each change."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

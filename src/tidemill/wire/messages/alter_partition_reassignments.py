@@ -1,4 +1,4 @@
-"""AlterPartitionReassignments (key 45)."""
+"""AlterPartitionReassignments (key 45): move partitions between brokers, or stop doing so."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from tidemill.wire.schema import BOOL, INT16, INT32, STRING, Struct, field
 
 
 class ReassignablePartition(Struct):
-    """Reassignable Partition."""
+    """The brokers that one partition shall have."""
 
     partition_index: int = field(INT32)
-    replicas: list[int] | None = field([INT32], nullable="0+", default=None)
+    replicas: list[int] | None = field([INT32], nullable="0+", default=None)  # null stops the move
 
 
 class ReassignableTopic(Struct):
-    """Reassignable Topic."""
+    """One topic's partitions."""
 
     name: str = field(STRING)
     partitions: list[ReassignablePartition] = field([ReassignablePartition])
 
 
 class AlterPartitionReassignmentsRequest(Struct, versions="0-1", flexible="0+"):
-    """Alter Partition Reassignments Request."""
+    """The moves to begin or to stop."""
 
     timeout_ms: int = field(INT32, default=60000)
     allow_replication_factor_change: bool = field(BOOL, "1+", default=True)
@@ -28,7 +28,7 @@ class AlterPartitionReassignmentsRequest(Struct, versions="0-1", flexible="0+"):
 
 
 class ReassignablePartitionResponse(Struct):
-    """Reassignable Partition Response."""
+    """Whether one move was begun or stopped."""
 
     partition_index: int = field(INT32)
     error_code: int = field(INT16)
@@ -36,14 +36,14 @@ class ReassignablePartitionResponse(Struct):
 
 
 class ReassignableTopicResponse(Struct):
-    """Reassignable Topic Response."""
+    """One topic's results."""
 
     name: str = field(STRING)
     partitions: list[ReassignablePartitionResponse] = field([ReassignablePartitionResponse])
 
 
 class AlterPartitionReassignmentsResponse(Struct, versions="0-1", flexible="0+"):
-    """Alter Partition Reassignments Response."""
+    """What became of each move."""
 
     throttle_time_ms: int = field(INT32)
     allow_replication_factor_change: bool = field(BOOL, "1+", default=True, ignorable=True)

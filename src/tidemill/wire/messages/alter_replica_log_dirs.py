@@ -1,4 +1,4 @@
-"""AlterReplicaLogDirs (key 34)."""
+"""AlterReplicaLogDirs (key 34): move replicas between a broker's data directories."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ from tidemill.wire.schema import INT16, INT32, STRING, Struct, field
 
 
 class AlterReplicaLogDirTopic(Struct):
-    """Alter Replica Log Dir Topic."""
+    """One topic's partitions."""
 
     name: str = field(STRING)
     partitions: list[int] = field([INT32])
 
 
 class AlterReplicaLogDir(Struct):
-    """Alter Replica Log Dir."""
+    """A directory, and what shall lie in it."""
 
     path: str = field(STRING)
     topics: list[AlterReplicaLogDirTopic] = field([AlterReplicaLogDirTopic])
 
 
 class AlterReplicaLogDirsRequest(Struct, versions="0-2", flexible="2+"):
-    """Alter Replica Log Dirs Request."""
+    """Where replicas shall lie."""
 
     dirs: list[AlterReplicaLogDir] = field([AlterReplicaLogDir])
 
 
 class AlterReplicaLogDirPartitionResult(Struct):
-    """Alter Replica Log Dir Partition Result."""
+    """Whether one replica will be moved."""
 
     partition_index: int = field(INT32)
     error_code: int = field(INT16)
 
 
 class AlterReplicaLogDirTopicResult(Struct):
-    """Alter Replica Log Dir Topic Result."""
+    """One topic's results."""
 
     topic_name: str = field(STRING)
     partitions: list[AlterReplicaLogDirPartitionResult] = field([AlterReplicaLogDirPartitionResult])
 
 
 class AlterReplicaLogDirsResponse(Struct, versions="0-2", flexible="2+"):
-    """Alter Replica Log Dirs Response."""
+    """What became of each replica."""
 
     throttle_time_ms: int = field(INT32)
     results: list[AlterReplicaLogDirTopicResult] = field([AlterReplicaLogDirTopicResult])

@@ -1,36 +1,36 @@
-"""AlterUserScramCredentials (key 51)."""
+"""AlterUserScramCredentials (key 51): set and remove SCRAM credentials."""
 
 from __future__ import annotations
 
-from tidemill.wire.schema import BYTES, INT16, INT32, INT8, STRING, Struct, field
+from tidemill.wire.schema import BYTES, INT8, INT16, INT32, STRING, Struct, field
 
 
 class ScramCredentialDeletion(Struct):
-    """Scram Credential Deletion."""
+    """A credential to remove."""
 
     name: str = field(STRING)
-    mechanism: int = field(INT8)
+    mechanism: int = field(INT8)  # 1: SCRAM-SHA-256, 2: SCRAM-SHA-512
 
 
 class ScramCredentialUpsertion(Struct):
-    """Scram Credential Upsertion."""
+    """A credential to set; its password came salted from the client."""
 
     name: str = field(STRING)
-    mechanism: int = field(INT8)
+    mechanism: int = field(INT8)  # 1: SCRAM-SHA-256, 2: SCRAM-SHA-512
     iterations: int = field(INT32)
     salt: bytes = field(BYTES, secret=True)
     salted_password: bytes = field(BYTES, secret=True)
 
 
 class AlterUserScramCredentialsRequest(Struct, versions="0", flexible="0+"):
-    """Alter User Scram Credentials Request."""
+    """The credentials to change."""
 
     deletions: list[ScramCredentialDeletion] = field([ScramCredentialDeletion])
     upsertions: list[ScramCredentialUpsertion] = field([ScramCredentialUpsertion])
 
 
 class AlterUserScramCredentialsResult(Struct):
-    """Alter User Scram Credentials Result."""
+    """Whether one user was changed."""
 
     user: str = field(STRING)
     error_code: int = field(INT16)
@@ -38,7 +38,7 @@ class AlterUserScramCredentialsResult(Struct):
 
 
 class AlterUserScramCredentialsResponse(Struct, versions="0", flexible="0+"):
-    """Alter User Scram Credentials Response."""
+    """What became of each user."""
 
     throttle_time_ms: int = field(INT32)
     results: list[AlterUserScramCredentialsResult] = field([AlterUserScramCredentialsResult])

@@ -1,4 +1,4 @@
-"""ApiVersions (key 18)."""
+"""ApiVersions (key 18): which APIs, versions and features a broker has."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from tidemill.wire.schema import BOOL, INT16, INT32, INT64, STRING, Struct, fiel
 
 
 class ApiVersionsRequest(Struct, versions="0-4", flexible="3+"):
-    """Api Versions Request."""
+    """A client's first words on a connection."""
 
     client_software_name: str = field(STRING, "3+", ignorable=True)
     client_software_version: str = field(STRING, "3+", ignorable=True)
 
 
 class ApiVersion(Struct):
-    """Api Version."""
+    """The versions of one API that the broker takes."""
 
     api_key: int = field(INT16)
     min_version: int = field(INT16)
@@ -21,7 +21,7 @@ class ApiVersion(Struct):
 
 
 class SupportedFeatureKey(Struct):
-    """Supported Feature Key."""
+    """Levels of a feature that the broker could run."""
 
     name: str = field(STRING, "3+")
     min_version: int = field(INT16, "3+")
@@ -29,7 +29,7 @@ class SupportedFeatureKey(Struct):
 
 
 class FinalizedFeatureKey(Struct):
-    """Finalized Feature Key."""
+    """Levels of a feature that the cluster runs."""
 
     name: str = field(STRING, "3+")
     max_version_level: int = field(INT16, "3+")
@@ -37,12 +37,14 @@ class FinalizedFeatureKey(Struct):
 
 
 class ApiVersionsResponse(Struct, versions="0-4", flexible="3+"):
-    """Api Versions Response."""
+    """What the broker takes; its error UNSUPPORTED_VERSION always comes in version 0."""
 
     error_code: int = field(INT16)
     api_keys: list[ApiVersion] = field([ApiVersion])
     throttle_time_ms: int = field(INT32, "1+", ignorable=True)
     supported_features: list[SupportedFeatureKey] = field([SupportedFeatureKey], "3+", tag=0, ignorable=True)
+    # -1 where it is unknown
     finalized_features_epoch: int = field(INT64, "3+", default=-1, tag=1, ignorable=True)
+    # only meant where the epoch is known
     finalized_features: list[FinalizedFeatureKey] = field([FinalizedFeatureKey], "3+", tag=2, ignorable=True)
-    zk_migration_ready: bool = field(BOOL, "3+", tag=3, ignorable=True)
+    zk_migration_ready: bool = field(BOOL, "3+", tag=3, ignorable=True)  # of Raft controllers

@@ -1,19 +1,19 @@
-"""ConsumerGroupDescribe (key 69)."""
+"""ConsumerGroupDescribe (key 69): groups of the consumer protocol of KIP-848."""
 
 from __future__ import annotations
 
-from tidemill.wire.schema import BOOL, INT16, INT32, INT8, STRING, UUID, Struct, field
+from tidemill.wire.schema import BOOL, INT8, INT16, INT32, STRING, UUID, Struct, field
 
 
 class ConsumerGroupDescribeRequest(Struct, versions="0-1", flexible="0+"):
-    """Consumer Group Describe Request."""
+    """Names the groups."""
 
     group_ids: list[str] = field([STRING])
     include_authorized_operations: bool = field(BOOL)
 
 
 class TopicPartitions(Struct):
-    """Topic Partitions."""
+    """One topic's partitions."""
 
     topic_id: bytes = field(UUID)
     topic_name: str = field(STRING)
@@ -21,13 +21,13 @@ class TopicPartitions(Struct):
 
 
 class Assignment(Struct):
-    """Assignment."""
+    """A set of partitions."""
 
     topic_partitions: list[TopicPartitions] = field([TopicPartitions])
 
 
 class Member(Struct):
-    """Member."""
+    """A member."""
 
     member_id: str = field(STRING)
     instance_id: str | None = field(STRING, nullable="0+", default=None)
@@ -39,25 +39,26 @@ class Member(Struct):
     subscribed_topic_regex: str | None = field(STRING, nullable="0+", default=None)
     assignment: Assignment = field(Assignment)
     target_assignment: Assignment = field(Assignment)
-    member_type: int = field(INT8, "1+", default=-1, ignorable=True)
+    member_type: int = field(INT8, "1+", default=-1, ignorable=True)  # 0: classic, 1: consumer, -1: unknown
 
 
 class DescribedGroup(Struct):
-    """Described Group."""
+    """A group, or why it cannot be described."""
 
     error_code: int = field(INT16)
     error_message: str | None = field(STRING, nullable="0+", default=None)
     group_id: str = field(STRING)
-    group_state: str = field(STRING)
+    group_state: str = field(STRING)  # as Kafka spells it: "Stable", "PreparingRebalance" ..
     group_epoch: int = field(INT32)
     assignment_epoch: int = field(INT32)
     assignor_name: str = field(STRING)
     members: list[Member] = field([Member])
+    # bit set by operation code; the default says that it was not asked for
     authorized_operations: int = field(INT32, default=-(2**31))
 
 
 class ConsumerGroupDescribeResponse(Struct, versions="0-1", flexible="0+"):
-    """Consumer Group Describe Response."""
+    """The groups."""
 
     throttle_time_ms: int = field(INT32)
     groups: list[DescribedGroup] = field([DescribedGroup])

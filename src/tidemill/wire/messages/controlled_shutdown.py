@@ -1,4 +1,4 @@
-"""ControlledShutdown (key 7)."""
+"""ControlledShutdown (key 7): a broker asks to be relieved of its leaderships."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from tidemill.wire.schema import INT16, INT32, INT64, STRING, Struct, field
 
 
 class ControlledShutdownRequest(Struct, versions="0-3", flexible="3+"):
-    """Controlled Shutdown Request."""
+    """Asks the controller to move leaderships away."""
 
     broker_id: int = field(INT32)
-    broker_epoch: int = field(INT64, "2+", default=-1, ignorable=True)
+    broker_epoch: int = field(INT64, "2+", default=-1, ignorable=True)  # of the broker's registration
 
 
 class RemainingPartition(Struct):
-    """Remaining Partition."""
+    """A partition that the broker still leads."""
 
     topic_name: str = field(STRING)
     partition_index: int = field(INT32)
 
 
 class ControlledShutdownResponse(Struct, versions="0-3", flexible="3+"):
-    """Controlled Shutdown Response."""
+    """What the controller could not move."""
 
     error_code: int = field(INT16)
     remaining_partitions: list[RemainingPartition] = field([RemainingPartition])

@@ -1,4 +1,4 @@
-"""CreateDelegationToken (key 38)."""
+"""CreateDelegationToken (key 38): a token that stands for a principal."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from tidemill.wire.schema import BYTES, INT16, INT32, INT64, STRING, Struct, fie
 
 
 class CreatableRenewers(Struct):
-    """Creatable Renewers."""
+    """A principal that may renew the token."""
 
-    principal_type: str = field(STRING)
+    principal_type: str = field(STRING)  # "User"
     principal_name: str = field(STRING)
 
 
 class CreateDelegationTokenRequest(Struct, versions="0-3", flexible="2+"):
-    """Create Delegation Token Request."""
+    """Asks for a token."""
 
     owner_principal_type: str | None = field(STRING, "3+", nullable="3+")
     owner_principal_name: str | None = field(STRING, "3+", nullable="3+")
@@ -22,10 +22,10 @@ class CreateDelegationTokenRequest(Struct, versions="0-3", flexible="2+"):
 
 
 class CreateDelegationTokenResponse(Struct, versions="0-3", flexible="2+"):
-    """Create Delegation Token Response."""
+    """The token."""
 
     error_code: int = field(INT16)
-    principal_type: str = field(STRING)
+    principal_type: str = field(STRING)  # "User"
     principal_name: str = field(STRING)
     token_requester_principal_type: str = field(STRING, "3+")
     token_requester_principal_name: str = field(STRING, "3+")
@@ -33,5 +33,5 @@ class CreateDelegationTokenResponse(Struct, versions="0-3", flexible="2+"):
     expiry_timestamp_ms: int = field(INT64)
     max_timestamp_ms: int = field(INT64)
     token_id: str = field(STRING)
-    hmac: bytes = field(BYTES)
+    hmac: bytes = field(BYTES, secret=True)
     throttle_time_ms: int = field(INT32)

@@ -1,4 +1,4 @@
-"""CreatePartitions (key 37)."""
+"""CreatePartitions (key 37): grow topics."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ from tidemill.wire.schema import BOOL, INT16, INT32, STRING, Struct, field
 
 
 class CreatePartitionsAssignment(Struct):
-    """Create Partitions Assignment."""
+    """The brokers of one new partition, when the client places it itself."""
 
     broker_ids: list[int] = field([INT32])
 
 
 class CreatePartitionsTopic(Struct):
-    """Create Partitions Topic."""
+    """A topic to grow."""
 
     name: str = field(STRING)
-    count: int = field(INT32)
+    count: int = field(INT32)  # in all, with those that there are
+    # null to let the broker place them
     assignments: list[CreatePartitionsAssignment] | None = field([CreatePartitionsAssignment], nullable="0+")
 
 
 class CreatePartitionsRequest(Struct, versions="0-3", flexible="2+"):
-    """Create Partitions Request."""
+    """The topics to grow."""
 
     topics: list[CreatePartitionsTopic] = field([CreatePartitionsTopic])
     timeout_ms: int = field(INT32)
-    validate_only: bool = field(BOOL)
+    validate_only: bool = field(BOOL)  # check, but change nothing
 
 
 class CreatePartitionsTopicResult(Struct):
-    """Create Partitions Topic Result."""
+    """Whether one topic was grown."""
 
     name: str = field(STRING)
     error_code: int = field(INT16)
@@ -36,7 +37,7 @@ class CreatePartitionsTopicResult(Struct):
 
 
 class CreatePartitionsResponse(Struct, versions="0-3", flexible="2+"):
-    """Create Partitions Response."""
+    """What became of each topic."""
 
     throttle_time_ms: int = field(INT32)
     results: list[CreatePartitionsTopicResult] = field([CreatePartitionsTopicResult])

@@ -1,4 +1,4 @@
-"""DeleteRecords (key 21)."""
+"""DeleteRecords (key 21): move the start of partitions forward."""
 
 from __future__ import annotations
 
@@ -6,43 +6,43 @@ from tidemill.wire.schema import INT16, INT32, INT64, STRING, Struct, field
 
 
 class DeleteRecordsPartition(Struct):
-    """Delete Records Partition."""
+    """The new start of one partition."""
 
     partition_index: int = field(INT32)
-    offset: int = field(INT64)
+    offset: int = field(INT64)  # the first to keep; -1 for the high watermark
 
 
 class DeleteRecordsTopic(Struct):
-    """Delete Records Topic."""
+    """One topic's partitions."""
 
     name: str = field(STRING)
     partitions: list[DeleteRecordsPartition] = field([DeleteRecordsPartition])
 
 
 class DeleteRecordsRequest(Struct, versions="0-2", flexible="2+"):
-    """Delete Records Request."""
+    """Asks leaders to drop what lies before an offset."""
 
     topics: list[DeleteRecordsTopic] = field([DeleteRecordsTopic])
     timeout_ms: int = field(INT32)
 
 
 class DeleteRecordsPartitionResult(Struct):
-    """Delete Records Partition Result."""
+    """The start that one partition has now."""
 
     partition_index: int = field(INT32)
-    low_watermark: int = field(INT64)
+    low_watermark: int = field(INT64)  # the lowest start of all replicas; -1 after an error
     error_code: int = field(INT16)
 
 
 class DeleteRecordsTopicResult(Struct):
-    """Delete Records Topic Result."""
+    """One topic's results."""
 
     name: str = field(STRING)
     partitions: list[DeleteRecordsPartitionResult] = field([DeleteRecordsPartitionResult])
 
 
 class DeleteRecordsResponse(Struct, versions="0-2", flexible="2+"):
-    """Delete Records Response."""
+    """What became of each partition."""
 
     throttle_time_ms: int = field(INT32)
     topics: list[DeleteRecordsTopicResult] = field([DeleteRecordsTopicResult])

@@ -1,4 +1,4 @@
-"""DeleteTopics (key 20)."""
+"""DeleteTopics (key 20): remove topics."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from tidemill.wire.schema import INT16, INT32, STRING, UUID, Struct, field
 
 
 class DeleteTopicState(Struct):
-    """Delete Topic State."""
+    """A topic to remove, by name or by id."""
 
-    name: str | None = field(STRING, "6+", nullable="6+", default=None)
+    name: str | None = field(STRING, "6+", nullable="6+", default=None)  # null where the id is given
     topic_id: bytes = field(UUID, "6+")
 
 
 class DeleteTopicsRequest(Struct, versions="0-6", flexible="4+"):
-    """Delete Topics Request."""
+    """The topics to remove: names up to version 5, names or ids after it."""
 
     topics: list[DeleteTopicState] = field([DeleteTopicState], "6+")
     topic_names: list[str] = field([STRING], "0-5", ignorable=True)
@@ -21,16 +21,16 @@ class DeleteTopicsRequest(Struct, versions="0-6", flexible="4+"):
 
 
 class DeletableTopicResult(Struct):
-    """Deletable Topic Result."""
+    """A topic that was removed, or why not."""
 
-    name: str | None = field(STRING, nullable="6+")
+    name: str | None = field(STRING, nullable="6+")  # null where the id asked for is unknown
     topic_id: bytes = field(UUID, "6+", ignorable=True)
     error_code: int = field(INT16)
     error_message: str | None = field(STRING, "5+", nullable="5+", default=None, ignorable=True)
 
 
 class DeleteTopicsResponse(Struct, versions="0-6", flexible="4+"):
-    """Delete Topics Response."""
+    """What became of each topic."""
 
     throttle_time_ms: int = field(INT32, "1+", ignorable=True)
     responses: list[DeletableTopicResult] = field([DeletableTopicResult])

@@ -1,20 +1,20 @@
-"""DescribeConfigs (key 32)."""
+"""DescribeConfigs (key 32): configuration values, and where they come from."""
 
 from __future__ import annotations
 
-from tidemill.wire.schema import BOOL, INT16, INT32, INT8, STRING, Struct, field
+from tidemill.wire.schema import BOOL, INT8, INT16, INT32, STRING, Struct, field
 
 
 class DescribeConfigsResource(Struct):
-    """Describe Configs Resource."""
+    """A resource, and the keys to tell of it."""
 
-    resource_type: int = field(INT8)
+    resource_type: int = field(INT8)  # 2: topic, 4: broker, 8: broker logger, 16: client metrics, 32: group
     resource_name: str = field(STRING)
-    configuration_keys: list[str] | None = field([STRING], nullable="0+")
+    configuration_keys: list[str] | None = field([STRING], nullable="0+")  # null for all
 
 
 class DescribeConfigsRequest(Struct, versions="0-4", flexible="4+"):
-    """Describe Configs Request."""
+    """The resources to describe."""
 
     resources: list[DescribeConfigsResource] = field([DescribeConfigsResource])
     include_synonyms: bool = field(BOOL, "1+")
@@ -22,7 +22,7 @@ class DescribeConfigsRequest(Struct, versions="0-4", flexible="4+"):
 
 
 class DescribeConfigsSynonym(Struct):
-    """Describe Configs Synonym."""
+    """A value that would apply if the ones before it were removed."""
 
     name: str = field(STRING, "1+")
     value: str | None = field(STRING, "1+", nullable="1+")
@@ -30,31 +30,33 @@ class DescribeConfigsSynonym(Struct):
 
 
 class DescribeConfigsResourceResult(Struct):
-    """Describe Configs Resource Result."""
+    """One configuration value."""
 
     name: str = field(STRING)
     value: str | None = field(STRING, nullable="0+")
     read_only: bool = field(BOOL)
     is_default: bool = field(BOOL, "0")
+    # the code of Kafka's ConfigSource; -1 in old versions
     config_source: int = field(INT8, "1+", default=-1, ignorable=True)
-    is_sensitive: bool = field(BOOL)
+    is_sensitive: bool = field(BOOL)  # then the value is null
+    # the one that applies first
     synonyms: list[DescribeConfigsSynonym] = field([DescribeConfigsSynonym], "1+", ignorable=True)
-    config_type: int = field(INT8, "3+", ignorable=True)
+    config_type: int = field(INT8, "3+", ignorable=True)  # the code of Kafka's ConfigType; 0 where unknown
     documentation: str | None = field(STRING, "3+", nullable="3+", ignorable=True)
 
 
 class DescribeConfigsResult(Struct):
-    """Describe Configs Result."""
+    """One resource's values, or why they cannot be told."""
 
     error_code: int = field(INT16)
     error_message: str | None = field(STRING, nullable="0+")
-    resource_type: int = field(INT8)
+    resource_type: int = field(INT8)  # 2: topic, 4: broker, 8: broker logger, 16: client metrics, 32: group
     resource_name: str = field(STRING)
     configs: list[DescribeConfigsResourceResult] = field([DescribeConfigsResourceResult])
 
 
 class DescribeConfigsResponse(Struct, versions="0-4", flexible="4+"):
-    """Describe Configs Response."""
+    """The values of each resource."""
 
     throttle_time_ms: int = field(INT32)
     results: list[DescribeConfigsResult] = field([DescribeConfigsResult])

@@ -1,4 +1,4 @@
-"""DescribeDelegationToken (key 41)."""
+"""DescribeDelegationToken (key 41): list tokens."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from tidemill.wire.schema import BYTES, INT16, INT32, INT64, STRING, Struct, fie
 
 
 class DescribeDelegationTokenOwner(Struct):
-    """Describe Delegation Token Owner."""
+    """An owner whose tokens are asked for."""
 
-    principal_type: str = field(STRING)
+    principal_type: str = field(STRING)  # "User"
     principal_name: str = field(STRING)
 
 
 class DescribeDelegationTokenRequest(Struct, versions="0-3", flexible="2+"):
-    """Describe Delegation Token Request."""
+    """Whose tokens to list."""
 
     owners: list[DescribeDelegationTokenOwner] | None = field([DescribeDelegationTokenOwner], nullable="0+")
 
 
 class DescribedDelegationTokenRenewer(Struct):
-    """Described Delegation Token Renewer."""
+    """A principal that may renew the token."""
 
-    principal_type: str = field(STRING)
+    principal_type: str = field(STRING)  # "User"
     principal_name: str = field(STRING)
 
 
 class DescribedDelegationToken(Struct):
-    """Described Delegation Token."""
+    """A token."""
 
-    principal_type: str = field(STRING)
+    principal_type: str = field(STRING)  # "User"
     principal_name: str = field(STRING)
     token_requester_principal_type: str = field(STRING, "3+")
     token_requester_principal_name: str = field(STRING, "3+")
@@ -36,12 +36,12 @@ class DescribedDelegationToken(Struct):
     expiry_timestamp: int = field(INT64)
     max_timestamp: int = field(INT64)
     token_id: str = field(STRING)
-    hmac: bytes = field(BYTES)
+    hmac: bytes = field(BYTES, secret=True)
     renewers: list[DescribedDelegationTokenRenewer] = field([DescribedDelegationTokenRenewer])
 
 
 class DescribeDelegationTokenResponse(Struct, versions="0-3", flexible="2+"):
-    """Describe Delegation Token Response."""
+    """The tokens that the asker may see."""
 
     error_code: int = field(INT16)
     tokens: list[DescribedDelegationToken] = field([DescribedDelegationToken])

@@ -1,4 +1,4 @@
-"""DescribeGroups (key 15)."""
+"""DescribeGroups (key 15): state and members of groups of the classic protocol."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from tidemill.wire.schema import BOOL, BYTES, INT16, INT32, STRING, Struct, fiel
 
 
 class DescribeGroupsRequest(Struct, versions="0-6", flexible="5+"):
-    """Describe Groups Request."""
+    """Names the groups."""
 
     groups: list[str] = field([STRING])
     include_authorized_operations: bool = field(BOOL, "3+")
 
 
 class DescribedGroupMember(Struct):
-    """Described Group Member."""
+    """A member, with the bytes that its client sent."""
 
     member_id: str = field(STRING)
+    # names a static member across restarts
     group_instance_id: str | None = field(STRING, "4+", nullable="4+", default=None, ignorable=True)
     client_id: str = field(STRING)
     client_host: str = field(STRING)
@@ -24,20 +25,21 @@ class DescribedGroupMember(Struct):
 
 
 class DescribedGroup(Struct):
-    """Described Group."""
+    """A group, or why it cannot be described."""
 
     error_code: int = field(INT16)
     error_message: str | None = field(STRING, "6+", nullable="6+", default=None)
     group_id: str = field(STRING)
-    group_state: str = field(STRING)
+    group_state: str = field(STRING)  # as Kafka spells it: "Stable", "PreparingRebalance" ..
     protocol_type: str = field(STRING)
-    protocol_data: str = field(STRING)
+    protocol_data: str = field(STRING)  # the assignor chosen
     members: list[DescribedGroupMember] = field([DescribedGroupMember])
+    # bit set by operation code; the default says that it was not asked for
     authorized_operations: int = field(INT32, "3+", default=-(2**31))
 
 
 class DescribeGroupsResponse(Struct, versions="0-6", flexible="5+"):
-    """Describe Groups Response."""
+    """The groups."""
 
     throttle_time_ms: int = field(INT32, "1+", ignorable=True)
     groups: list[DescribedGroup] = field([DescribedGroup])

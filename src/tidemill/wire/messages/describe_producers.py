@@ -1,4 +1,4 @@
-"""DescribeProducers (key 61)."""
+"""DescribeProducers (key 61): producers that lately wrote to partitions."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from tidemill.wire.schema import INT16, INT32, INT64, STRING, Struct, field
 
 
 class TopicRequest(Struct):
-    """Topic Request."""
+    """One topic's partitions."""
 
     name: str = field(STRING)
     partition_indexes: list[int] = field([INT32])
 
 
 class DescribeProducersRequest(Struct, versions="0", flexible="0+"):
-    """Describe Producers Request."""
+    """Which partitions to tell of."""
 
     topics: list[TopicRequest] = field([TopicRequest])
 
 
 class ProducerState(Struct):
-    """Producer State."""
+    """What a partition remembers of one producer."""
 
     producer_id: int = field(INT64)
     producer_epoch: int = field(INT32)
     last_sequence: int = field(INT32, default=-1)
     last_timestamp: int = field(INT64, default=-1)
     coordinator_epoch: int = field(INT32)
-    current_txn_start_offset: int = field(INT64, default=-1)
+    current_txn_start_offset: int = field(INT64, default=-1)  # -1 for none
 
 
 class PartitionResponse(Struct):
-    """Partition Response."""
+    """One partition's producers."""
 
     partition_index: int = field(INT32)
     error_code: int = field(INT16)
@@ -39,14 +39,14 @@ class PartitionResponse(Struct):
 
 
 class TopicResponse(Struct):
-    """Topic Response."""
+    """One topic's partitions."""
 
     name: str = field(STRING)
     partitions: list[PartitionResponse] = field([PartitionResponse])
 
 
 class DescribeProducersResponse(Struct, versions="0", flexible="0+"):
-    """Describe Producers Response."""
+    """The producers of each partition."""
 
     throttle_time_ms: int = field(INT32)
     topics: list[TopicResponse] = field([TopicResponse])

@@ -1,4 +1,4 @@
-"""DescribeQuorum (key 55)."""
+"""DescribeQuorum (key 55): the voters of the metadata log."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from tidemill.wire.schema import INT16, INT32, INT64, STRING, UINT16, UUID, Stru
 
 
 class DescribeQuorumRequestPartitionData(Struct):
-    """Describe Quorum Request Partition Data."""
+    """A partition of the metadata log."""
 
     partition_index: int = field(INT32)
 
 
 class DescribeQuorumRequestTopicData(Struct):
-    """Describe Quorum Request Topic Data."""
+    """The topic of the metadata log."""
 
     topic_name: str = field(STRING)
     partitions: list[DescribeQuorumRequestPartitionData] = field([DescribeQuorumRequestPartitionData])
 
 
 class DescribeQuorumRequest(Struct, versions="0-2", flexible="0+"):
-    """Describe Quorum Request."""
+    """Which logs to tell of."""
 
     topics: list[DescribeQuorumRequestTopicData] = field([DescribeQuorumRequestTopicData])
 
 
 class ReplicaState(Struct):
-    """Replica State."""
+    """How far one replica is."""
 
     replica_id: int = field(INT32)
     replica_directory_id: bytes = field(UUID, "2+")
@@ -35,7 +35,7 @@ class ReplicaState(Struct):
 
 
 class DescribeQuorumResponsePartitionData(Struct):
-    """Describe Quorum Response Partition Data."""
+    """Leader, voters and observers of one log."""
 
     partition_index: int = field(INT32)
     error_code: int = field(INT16)
@@ -48,14 +48,14 @@ class DescribeQuorumResponsePartitionData(Struct):
 
 
 class DescribeQuorumResponseTopicData(Struct):
-    """Describe Quorum Response Topic Data."""
+    """One topic's logs."""
 
     topic_name: str = field(STRING)
     partitions: list[DescribeQuorumResponsePartitionData] = field([DescribeQuorumResponsePartitionData])
 
 
 class Listener(Struct):
-    """Listener."""
+    """Where a voter is reached."""
 
     name: str = field(STRING, "2+")
     host: str = field(STRING, "2+")
@@ -63,14 +63,14 @@ class Listener(Struct):
 
 
 class Node(Struct):
-    """Node."""
+    """A voter."""
 
     node_id: int = field(INT32, "2+")
     listeners: list[Listener] = field([Listener], "2+")
 
 
 class DescribeQuorumResponse(Struct, versions="0-2", flexible="0+"):
-    """Describe Quorum Response."""
+    """The quorum of each log."""
 
     error_code: int = field(INT16)
     error_message: str | None = field(STRING, "2+", nullable="2+", ignorable=True)

@@ -1,4 +1,4 @@
-"""DescribeTopicPartitions (key 75)."""
+"""DescribeTopicPartitions (key 75): topics and partitions, page by page."""
 
 from __future__ import annotations
 
@@ -6,56 +6,58 @@ from tidemill.wire.schema import BOOL, INT16, INT32, STRING, UUID, Struct, field
 
 
 class TopicRequest(Struct):
-    """Topic Request."""
+    """A topic to describe."""
 
     name: str = field(STRING)
 
 
 class Cursor(Struct):
-    """Cursor."""
+    """Where a page begins, or the next one shall."""
 
     topic_name: str = field(STRING)
     partition_index: int = field(INT32)
 
 
 class DescribeTopicPartitionsRequest(Struct, versions="0", flexible="0+"):
-    """Describe Topic Partitions Request."""
+    """Asks for a page of topics and partitions."""
 
-    topics: list[TopicRequest] = field([TopicRequest])
-    response_partition_limit: int = field(INT32, default=2000)
-    cursor: Cursor | None = field(Cursor, nullable="0+", default=None)
+    topics: list[TopicRequest] = field([TopicRequest])  # empty for all
+    response_partition_limit: int = field(INT32, default=2000)  # a page's most partitions
+    cursor: Cursor | None = field(Cursor, nullable="0+", default=None)  # null for the first page
 
 
 class DescribeTopicPartitionsResponsePartition(Struct):
-    """Describe Topic Partitions Response Partition."""
+    """Leader and replicas of one partition."""
 
     error_code: int = field(INT16)
     partition_index: int = field(INT32)
     leader_id: int = field(INT32)
     leader_epoch: int = field(INT32, default=-1, ignorable=True)
     replica_nodes: list[int] = field([INT32])
-    isr_nodes: list[int] = field([INT32])
+    isr_nodes: list[int] = field([INT32])  # replicas that are in sync
     eligible_leader_replicas: list[int] | None = field([INT32], nullable="0+", default=None)
     last_known_elr: list[int] | None = field([INT32], nullable="0+", default=None)
+    # replicas whose broker or directory is away
     offline_replicas: list[int] = field([INT32], ignorable=True)
 
 
 class DescribeTopicPartitionsResponseTopic(Struct):
-    """Describe Topic Partitions Response Topic."""
+    """A topic, or why it cannot be described."""
 
     error_code: int = field(INT16)
     name: str | None = field(STRING, nullable="0+")
     topic_id: bytes = field(UUID, ignorable=True)
-    is_internal: bool = field(BOOL, ignorable=True)
+    is_internal: bool = field(BOOL, ignorable=True)  # such as __consumer_offsets
     partitions: list[DescribeTopicPartitionsResponsePartition] = field(
         [DescribeTopicPartitionsResponsePartition]
     )
+    # bit set by operation code; the default says that it was not asked for
     topic_authorized_operations: int = field(INT32, default=-(2**31))
 
 
 class DescribeTopicPartitionsResponse(Struct, versions="0", flexible="0+"):
-    """Describe Topic Partitions Response."""
+    """A page, in the order of names and partition numbers."""
 
     throttle_time_ms: int = field(INT32, ignorable=True)
     topics: list[DescribeTopicPartitionsResponseTopic] = field([DescribeTopicPartitionsResponseTopic])
-    next_cursor: Cursor | None = field(Cursor, nullable="0+", default=None)
+    next_cursor: Cursor | None = field(Cursor, nullable="0+", default=None)  # null on the last page

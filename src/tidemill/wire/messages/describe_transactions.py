@@ -1,4 +1,4 @@
-"""DescribeTransactions (key 65)."""
+"""DescribeTransactions (key 65): the state of transactions."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from tidemill.wire.schema import INT16, INT32, INT64, STRING, Struct, field
 
 
 class DescribeTransactionsRequest(Struct, versions="0", flexible="0+"):
-    """Describe Transactions Request."""
+    """Names the transactions."""
 
     transactional_ids: list[str] = field([STRING])
 
 
 class TopicData(Struct):
-    """Topic Data."""
+    """One topic's partitions in the transaction."""
 
     topic: str = field(STRING)
     partitions: list[int] = field([INT32])
 
 
 class TransactionState(Struct):
-    """Transaction State."""
+    """A transaction."""
 
     error_code: int = field(INT16)
     transactional_id: str = field(STRING)
@@ -32,7 +32,7 @@ class TransactionState(Struct):
 
 
 class DescribeTransactionsResponse(Struct, versions="0", flexible="0+"):
-    """Describe Transactions Response."""
+    """The transactions."""
 
     throttle_time_ms: int = field(INT32)
     transaction_states: list[TransactionState] = field([TransactionState])

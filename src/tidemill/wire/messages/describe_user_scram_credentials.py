@@ -1,31 +1,31 @@
-"""DescribeUserScramCredentials (key 50)."""
+"""DescribeUserScramCredentials (key 50): which SCRAM credentials users have."""
 
 from __future__ import annotations
 
-from tidemill.wire.schema import INT16, INT32, INT8, STRING, Struct, field
+from tidemill.wire.schema import INT8, INT16, INT32, STRING, Struct, field
 
 
 class UserName(Struct):
-    """User Name."""
+    """A user."""
 
     name: str = field(STRING)
 
 
 class DescribeUserScramCredentialsRequest(Struct, versions="0", flexible="0+"):
-    """Describe User Scram Credentials Request."""
+    """Whose credentials to tell of."""
 
-    users: list[UserName] | None = field([UserName], nullable="0+")
+    users: list[UserName] | None = field([UserName], nullable="0+")  # null for all
 
 
 class CredentialInfo(Struct):
-    """Credential Info."""
+    """A credential, without its secrets."""
 
-    mechanism: int = field(INT8)
+    mechanism: int = field(INT8)  # 1: SCRAM-SHA-256, 2: SCRAM-SHA-512
     iterations: int = field(INT32)
 
 
 class DescribeUserScramCredentialsResult(Struct):
-    """Describe User Scram Credentials Result."""
+    """One user's credentials."""
 
     user: str = field(STRING)
     error_code: int = field(INT16)
@@ -34,7 +34,7 @@ class DescribeUserScramCredentialsResult(Struct):
 
 
 class DescribeUserScramCredentialsResponse(Struct, versions="0", flexible="0+"):
-    """Describe User Scram Credentials Response."""
+    """The credentials of each user."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

@@ -1,27 +1,27 @@
-"""ElectLeaders (key 43)."""
+"""ElectLeaders (key 43): have leaders elected."""
 
 from __future__ import annotations
 
-from tidemill.wire.schema import INT16, INT32, INT8, STRING, Struct, field
+from tidemill.wire.schema import INT8, INT16, INT32, STRING, Struct, field
 
 
 class TopicPartitions(Struct):
-    """Topic Partitions."""
+    """One topic's partitions."""
 
     topic: str = field(STRING)
     partitions: list[int] = field([INT32])
 
 
 class ElectLeadersRequest(Struct, versions="0-2", flexible="2+"):
-    """Elect Leaders Request."""
+    """Where to elect, and how."""
 
-    election_type: int = field(INT8, "1+")
-    topic_partitions: list[TopicPartitions] | None = field([TopicPartitions], nullable="0+")
+    election_type: int = field(INT8, "1+")  # 0: the preferred replica, 1: any, even out of sync
+    topic_partitions: list[TopicPartitions] | None = field([TopicPartitions], nullable="0+")  # null for all
     timeout_ms: int = field(INT32, default=60000)
 
 
 class PartitionResult(Struct):
-    """Partition Result."""
+    """The election in one partition."""
 
     partition_id: int = field(INT32)
     error_code: int = field(INT16)
@@ -29,14 +29,14 @@ class PartitionResult(Struct):
 
 
 class ReplicaElectionResult(Struct):
-    """Replica Election Result."""
+    """One topic's elections."""
 
     topic: str = field(STRING)
     partition_result: list[PartitionResult] = field([PartitionResult])
 
 
 class ElectLeadersResponse(Struct, versions="0-2", flexible="2+"):
-    """Elect Leaders Response."""
+    """What became of each election."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16, "1+")

@@ -1,4 +1,4 @@
-"""EndTxn (key 26)."""
+"""EndTxn (key 26): commit or abort a transaction."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from tidemill.wire.schema import BOOL, INT16, INT32, INT64, STRING, Struct, fiel
 
 
 class EndTxnRequest(Struct, versions="0-5", flexible="3+"):
-    """End Txn Request."""
+    """Asks the coordinator to finish a transaction."""
 
     transactional_id: str = field(STRING)
     producer_id: int = field(INT64)
     producer_epoch: int = field(INT16)
-    committed: bool = field(BOOL)
+    committed: bool = field(BOOL)  # false aborts
 
 
 class EndTxnResponse(Struct, versions="0-5", flexible="3+"):
-    """End Txn Response."""
+    """Whether it will be finished; from version 5 with the epoch to go on with."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

@@ -1,4 +1,4 @@
-"""Envelope (key 58)."""
+"""Envelope (key 58): a request that a broker passes on for its client."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from tidemill.wire.schema import BYTES, INT16, Struct, field
 
 
 class EnvelopeRequest(Struct, versions="0", flexible="0+"):
-    """Envelope Request."""
+    """A whole request, and on whose behalf."""
 
     request_data: bytes = field(BYTES)
+    # in the encoding of Kafka's DefaultPrincipalData
     request_principal: bytes | None = field(BYTES, nullable="0+")
     client_host_address: bytes = field(BYTES)
 
 
 class EnvelopeResponse(Struct, versions="0", flexible="0+"):
-    """Envelope Response."""
+    """The whole response to it."""
 
     response_data: bytes | None = field(BYTES, nullable="0+", default=None)
     error_code: int = field(INT16)

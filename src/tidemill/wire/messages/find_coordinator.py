@@ -1,20 +1,20 @@
-"""FindCoordinator (key 10)."""
+"""FindCoordinator (key 10): which broker coordinates a group or a transactional id."""
 
 from __future__ import annotations
 
-from tidemill.wire.schema import INT16, INT32, INT8, STRING, Struct, field
+from tidemill.wire.schema import INT8, INT16, INT32, STRING, Struct, field
 
 
 class FindCoordinatorRequest(Struct, versions="0-6", flexible="3+"):
-    """Find Coordinator Request."""
+    """Names one key up to version 3, many after it."""
 
     key: str = field(STRING, "0-3")
-    key_type: int = field(INT8, "1+")
+    key_type: int = field(INT8, "1+")  # 0: group, 1: transactional id, 2: share group
     coordinator_keys: list[str] = field([STRING], "4+")
 
 
 class Coordinator(Struct):
-    """Coordinator."""
+    """Who coordinates one key."""
 
     key: str = field(STRING, "4+")
     node_id: int = field(INT32, "4+")
@@ -25,7 +25,7 @@ class Coordinator(Struct):
 
 
 class FindCoordinatorResponse(Struct, versions="0-6", flexible="3+"):
-    """Find Coordinator Response."""
+    """One coordinator up to version 3, a list after it."""
 
     throttle_time_ms: int = field(INT32, "1+", ignorable=True)
     error_code: int = field(INT16, "0-3")

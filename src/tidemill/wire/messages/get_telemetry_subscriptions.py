@@ -1,18 +1,18 @@
-"""GetTelemetrySubscriptions (key 71)."""
+"""GetTelemetrySubscriptions (key 71): which metrics a client is asked to push (KIP-714)."""
 
 from __future__ import annotations
 
-from tidemill.wire.schema import BOOL, INT16, INT32, INT8, STRING, UUID, Struct, field
+from tidemill.wire.schema import BOOL, INT8, INT16, INT32, STRING, UUID, Struct, field
 
 
 class GetTelemetrySubscriptionsRequest(Struct, versions="0", flexible="0+"):
-    """Get Telemetry Subscriptions Request."""
+    """Names the client, or asks for an id."""
 
-    client_instance_id: bytes = field(UUID)
+    client_instance_id: bytes = field(UUID)  # zero to get one
 
 
 class GetTelemetrySubscriptionsResponse(Struct, versions="0", flexible="0+"):
-    """Get Telemetry Subscriptions Response."""
+    """Which metrics to push, how, and how often."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

@@ -1,44 +1,44 @@
-"""IncrementalAlterConfigs (key 44)."""
+"""IncrementalAlterConfigs (key 44): change single configuration values."""
 
 from __future__ import annotations
 
-from tidemill.wire.schema import BOOL, INT16, INT32, INT8, STRING, Struct, field
+from tidemill.wire.schema import BOOL, INT8, INT16, INT32, STRING, Struct, field
 
 
 class AlterableConfig(Struct):
-    """Alterable Config."""
+    """One change."""
 
     name: str = field(STRING)
-    config_operation: int = field(INT8)
-    value: str | None = field(STRING, nullable="0+")
+    config_operation: int = field(INT8)  # 0: set, 1: delete, 2: append, 3: subtract
+    value: str | None = field(STRING, nullable="0+")  # null to fall back to the default
 
 
 class AlterConfigsResource(Struct):
-    """Alter Configs Resource."""
+    """The changes to one resource; other values stay."""
 
-    resource_type: int = field(INT8)
+    resource_type: int = field(INT8)  # 2: topic, 4: broker, 8: broker logger, 16: client metrics, 32: group
     resource_name: str = field(STRING)
     configs: list[AlterableConfig] = field([AlterableConfig])
 
 
 class IncrementalAlterConfigsRequest(Struct, versions="0-1", flexible="1+"):
-    """Incremental Alter Configs Request."""
+    """The resources to change."""
 
     resources: list[AlterConfigsResource] = field([AlterConfigsResource])
-    validate_only: bool = field(BOOL)
+    validate_only: bool = field(BOOL)  # check, but change nothing
 
 
 class AlterConfigsResourceResponse(Struct):
-    """Alter Configs Resource Response."""
+    """Whether one resource was changed."""
 
     error_code: int = field(INT16)
     error_message: str | None = field(STRING, nullable="0+")
-    resource_type: int = field(INT8)
+    resource_type: int = field(INT8)  # 2: topic, 4: broker, 8: broker logger, 16: client metrics, 32: group
     resource_name: str = field(STRING)
 
 
 class IncrementalAlterConfigsResponse(Struct, versions="0-1", flexible="1+"):
-    """Incremental Alter Configs Response."""
+    """What became of each resource."""
 
     throttle_time_ms: int = field(INT32)
     responses: list[AlterConfigsResourceResponse] = field([AlterConfigsResourceResponse])

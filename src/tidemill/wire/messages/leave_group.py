@@ -1,4 +1,4 @@
-"""LeaveGroup (key 13)."""
+"""LeaveGroup (key 13): members go."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from tidemill.wire.schema import INT16, INT32, STRING, Struct, field
 
 
 class MemberIdentity(Struct):
-    """Member Identity."""
+    """A member that goes."""
 
     member_id: str = field(STRING, "3+")
+    # names a static member across restarts
     group_instance_id: str | None = field(STRING, "3+", nullable="3+", default=None)
+    # for the coordinator's log
     reason: str | None = field(STRING, "5+", nullable="5+", default=None, ignorable=True)
 
 
 class LeaveGroupRequest(Struct, versions="0-5", flexible="4+"):
-    """Leave Group Request."""
+    """One member up to version 2, many after it."""
 
     group_id: str = field(STRING)
     member_id: str = field(STRING, "0-2")
@@ -22,15 +24,16 @@ class LeaveGroupRequest(Struct, versions="0-5", flexible="4+"):
 
 
 class MemberResponse(Struct):
-    """Member Response."""
+    """Whether one member was let go."""
 
     member_id: str = field(STRING, "3+")
+    # names a static member across restarts
     group_instance_id: str | None = field(STRING, "3+", nullable="3+")
     error_code: int = field(INT16, "3+")
 
 
 class LeaveGroupResponse(Struct, versions="0-5", flexible="4+"):
-    """Leave Group Response."""
+    """What became of each member."""
 
     throttle_time_ms: int = field(INT32, "1+", ignorable=True)
     error_code: int = field(INT16)

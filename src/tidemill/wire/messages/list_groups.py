@@ -1,4 +1,4 @@
-"""ListGroups (key 16)."""
+"""ListGroups (key 16): the groups that a broker coordinates."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from tidemill.wire.schema import INT16, INT32, STRING, Struct, field
 
 
 class ListGroupsRequest(Struct, versions="0-5", flexible="3+"):
-    """List Groups Request."""
+    """Filters; empty ones let everything pass."""
 
-    states_filter: list[str] = field([STRING], "4+")
-    types_filter: list[str] = field([STRING], "5+")
+    states_filter: list[str] = field([STRING], "4+")  # group states, as Kafka spells them
+    types_filter: list[str] = field([STRING], "5+")  # "classic", "consumer"
 
 
 class ListedGroup(Struct):
-    """Listed Group."""
+    """A group."""
 
     group_id: str = field(STRING)
     protocol_type: str = field(STRING)
@@ -22,7 +22,7 @@ class ListedGroup(Struct):
 
 
 class ListGroupsResponse(Struct, versions="0-5", flexible="3+"):
-    """List Groups Response."""
+    """The groups that this broker coordinates."""
 
     throttle_time_ms: int = field(INT32, "1+", ignorable=True)
     error_code: int = field(INT16)

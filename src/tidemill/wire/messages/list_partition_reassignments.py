@@ -1,4 +1,4 @@
-"""ListPartitionReassignments (key 46)."""
+"""ListPartitionReassignments (key 46): the moves that are under way."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ from tidemill.wire.schema import INT16, INT32, STRING, Struct, field
 
 
 class ListPartitionReassignmentsTopics(Struct):
-    """List Partition Reassignments Topics."""
+    """Partitions to tell of."""
 
     name: str = field(STRING)
     partition_indexes: list[int] = field([INT32])
 
 
 class ListPartitionReassignmentsRequest(Struct, versions="0", flexible="0+"):
-    """List Partition Reassignments Request."""
+    """Which partitions to tell of."""
 
     timeout_ms: int = field(INT32, default=60000)
+    # null for all
     topics: list[ListPartitionReassignmentsTopics] | None = field(
         [ListPartitionReassignmentsTopics], nullable="0+", default=None
     )
 
 
 class OngoingPartitionReassignment(Struct):
-    """Ongoing Partition Reassignment."""
+    """A move that is under way."""
 
     partition_index: int = field(INT32)
     replicas: list[int] = field([INT32])
@@ -31,14 +32,14 @@ class OngoingPartitionReassignment(Struct):
 
 
 class OngoingTopicReassignment(Struct):
-    """Ongoing Topic Reassignment."""
+    """One topic's moves."""
 
     name: str = field(STRING)
     partitions: list[OngoingPartitionReassignment] = field([OngoingPartitionReassignment])
 
 
 class ListPartitionReassignmentsResponse(Struct, versions="0", flexible="0+"):
-    """List Partition Reassignments Response."""
+    """The moves that are under way."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

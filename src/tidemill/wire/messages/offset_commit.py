@@ -1,4 +1,4 @@
-"""OffsetCommit (key 8)."""
+"""OffsetCommit (key 8): store a group's positions."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from tidemill.wire.schema import INT16, INT32, INT64, STRING, UUID, Struct, fiel
 
 
 class OffsetCommitRequestPartition(Struct):
-    """Offset Commit Request Partition."""
+    """The position to store for one partition."""
 
     partition_index: int = field(INT32)
-    committed_offset: int = field(INT64)
+    committed_offset: int = field(INT64)  # of the next record to read
+    # of the record before it; -1 where unknown
     committed_leader_epoch: int = field(INT32, "6+", default=-1, ignorable=True)
-    commit_timestamp: int = field(INT64, "1", default=-1)
+    commit_timestamp: int = field(INT64, "1", default=-1)  # ms; -1 for now
     committed_metadata: str | None = field(STRING, nullable="0+")
 
 
 class OffsetCommitRequestTopic(Struct):
-    """Offset Commit Request Topic."""
+    """One topic's positions."""
 
     name: str = field(STRING, "0-9", ignorable=True)
     topic_id: bytes = field(UUID, "10+", ignorable=True)
@@ -24,25 +25,27 @@ class OffsetCommitRequestTopic(Struct):
 
 
 class OffsetCommitRequest(Struct, versions="0-10", flexible="8+"):
-    """Offset Commit Request."""
+    """Positions from a group member, or from a consumer without a group's help."""
 
     group_id: str = field(STRING)
+    # member epoch in the consumer protocol; -1 for a plain consumer
     generation_id_or_member_epoch: int = field(INT32, "1+", default=-1, ignorable=True)
     member_id: str = field(STRING, "1+", ignorable=True)
+    # names a static member across restarts
     group_instance_id: str | None = field(STRING, "7+", nullable="7+", default=None)
-    retention_time_ms: int = field(INT64, "2-4", default=-1, ignorable=True)
+    retention_time_ms: int = field(INT64, "2-4", default=-1, ignorable=True)  # -1 for the broker's own
     topics: list[OffsetCommitRequestTopic] = field([OffsetCommitRequestTopic])
 
 
 class OffsetCommitResponsePartition(Struct):
-    """Offset Commit Response Partition."""
+    """Whether one position was stored."""
 
     partition_index: int = field(INT32)
     error_code: int = field(INT16)
 
 
 class OffsetCommitResponseTopic(Struct):
-    """Offset Commit Response Topic."""
+    """One topic's results."""
 
     name: str = field(STRING, "0-9", ignorable=True)
     topic_id: bytes = field(UUID, "10+", ignorable=True)
@@ -50,7 +53,7 @@ class OffsetCommitResponseTopic(Struct):
 
 
 class OffsetCommitResponse(Struct, versions="0-10", flexible="8+"):
-    """Offset Commit Response."""
+    """What became of each position."""
 
     throttle_time_ms: int = field(INT32, "3+", ignorable=True)
     topics: list[OffsetCommitResponseTopic] = field([OffsetCommitResponseTopic])

@@ -1,4 +1,4 @@
-"""OffsetDelete (key 47)."""
+"""OffsetDelete (key 47): forget a group's positions."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ from tidemill.wire.schema import INT16, INT32, STRING, Struct, field
 
 
 class OffsetDeleteRequestPartition(Struct):
-    """Offset Delete Request Partition."""
+    """A partition whose position goes."""
 
     partition_index: int = field(INT32)
 
 
 class OffsetDeleteRequestTopic(Struct):
-    """Offset Delete Request Topic."""
+    """One topic's partitions."""
 
     name: str = field(STRING)
     partitions: list[OffsetDeleteRequestPartition] = field([OffsetDeleteRequestPartition])
 
 
 class OffsetDeleteRequest(Struct, versions="0"):
-    """Offset Delete Request."""
+    """The positions to forget."""
 
     group_id: str = field(STRING)
     topics: list[OffsetDeleteRequestTopic] = field([OffsetDeleteRequestTopic])
 
 
 class OffsetDeleteResponsePartition(Struct):
-    """Offset Delete Response Partition."""
+    """Whether one position was forgotten."""
 
     partition_index: int = field(INT32)
     error_code: int = field(INT16)
 
 
 class OffsetDeleteResponseTopic(Struct):
-    """Offset Delete Response Topic."""
+    """One topic's results."""
 
     name: str = field(STRING)
     partitions: list[OffsetDeleteResponsePartition] = field([OffsetDeleteResponsePartition])
 
 
 class OffsetDeleteResponse(Struct, versions="0"):
-    """Offset Delete Response."""
+    """What became of each position."""
 
     error_code: int = field(INT16)
     throttle_time_ms: int = field(INT32, ignorable=True)

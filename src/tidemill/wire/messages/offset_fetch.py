@@ -1,4 +1,4 @@
-"""OffsetFetch (key 9)."""
+"""OffsetFetch (key 9): read a group's stored positions."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from tidemill.wire.schema import BOOL, INT16, INT32, INT64, STRING, UUID, Struct
 
 
 class OffsetFetchRequestTopic(Struct):
-    """Offset Fetch Request Topic."""
+    """Partitions to look up, in versions of one group a request."""
 
     name: str = field(STRING, "0-7")
     partition_indexes: list[int] = field([INT32], "0-7")
 
 
 class OffsetFetchRequestTopics(Struct):
-    """Offset Fetch Request Topics."""
+    """Partitions to look up, in versions of many groups a request."""
 
     name: str = field(STRING, "8-9", ignorable=True)
     topic_id: bytes = field(UUID, "10+", ignorable=True)
@@ -21,52 +21,55 @@ class OffsetFetchRequestTopics(Struct):
 
 
 class OffsetFetchRequestGroup(Struct):
-    """Offset Fetch Request Group."""
+    """A group whose positions are asked for."""
 
     group_id: str = field(STRING, "8+")
+    # of the consumer protocol; null without
     member_id: str | None = field(STRING, "9+", nullable="9+", default=None, ignorable=True)
     member_epoch: int = field(INT32, "9+", default=-1, ignorable=True)
+    # null for all of the group's
     topics: list[OffsetFetchRequestTopics] | None = field([OffsetFetchRequestTopics], "8+", nullable="8+")
 
 
 class OffsetFetchRequest(Struct, versions="0-10", flexible="6+"):
-    """Offset Fetch Request."""
+    """Asks for positions: of one group up to version 7, of many after it."""
 
     group_id: str = field(STRING, "0-7")
+    # null for all of the group's
     topics: list[OffsetFetchRequestTopic] | None = field([OffsetFetchRequestTopic], "0-7", nullable="2-7")
     groups: list[OffsetFetchRequestGroup] = field([OffsetFetchRequestGroup], "8+")
-    require_stable: bool = field(BOOL, "7+")
+    require_stable: bool = field(BOOL, "7+")  # refuse while a transaction's offsets are open
 
 
 class OffsetFetchResponsePartition(Struct):
-    """Offset Fetch Response Partition."""
+    """A position, in versions of one group a request."""
 
     partition_index: int = field(INT32, "0-7")
-    committed_offset: int = field(INT64, "0-7")
+    committed_offset: int = field(INT64, "0-7")  # -1 where none is stored
     committed_leader_epoch: int = field(INT32, "5-7", default=-1, ignorable=True)
     metadata: str | None = field(STRING, "0-7", nullable="0-7")
     error_code: int = field(INT16, "0-7")
 
 
 class OffsetFetchResponseTopic(Struct):
-    """Offset Fetch Response Topic."""
+    """One topic's positions, in versions of one group a request."""
 
     name: str = field(STRING, "0-7")
     partitions: list[OffsetFetchResponsePartition] = field([OffsetFetchResponsePartition], "0-7")
 
 
 class OffsetFetchResponsePartitions(Struct):
-    """Offset Fetch Response Partitions."""
+    """A position, in versions of many groups a request."""
 
     partition_index: int = field(INT32, "8+")
-    committed_offset: int = field(INT64, "8+")
+    committed_offset: int = field(INT64, "8+")  # -1 where none is stored
     committed_leader_epoch: int = field(INT32, "8+", default=-1, ignorable=True)
     metadata: str | None = field(STRING, "8+", nullable="8+")
     error_code: int = field(INT16, "8+")
 
 
 class OffsetFetchResponseTopics(Struct):
-    """Offset Fetch Response Topics."""
+    """One topic's positions, in versions of many groups a request."""
 
     name: str = field(STRING, "8-9", ignorable=True)
     topic_id: bytes = field(UUID, "10+", ignorable=True)
@@ -74,7 +77,7 @@ class OffsetFetchResponseTopics(Struct):
 
 
 class OffsetFetchResponseGroup(Struct):
-    """Offset Fetch Response Group."""
+    """One group's positions, or why they cannot be told."""
 
     group_id: str = field(STRING, "8+")
     topics: list[OffsetFetchResponseTopics] = field([OffsetFetchResponseTopics], "8+")
@@ -82,7 +85,7 @@ class OffsetFetchResponseGroup(Struct):
 
 
 class OffsetFetchResponse(Struct, versions="0-10", flexible="6+"):
-    """Offset Fetch Response."""
+    """The positions found."""
 
     throttle_time_ms: int = field(INT32, "3+", ignorable=True)
     topics: list[OffsetFetchResponseTopic] = field([OffsetFetchResponseTopic], "0-7")

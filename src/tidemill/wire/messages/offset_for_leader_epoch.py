@@ -1,4 +1,4 @@
-"""OffsetForLeaderEpoch (key 23)."""
+"""OffsetForLeaderEpoch (key 23): where a leader epoch ended, to find a divergence."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ from tidemill.wire.schema import INT16, INT32, INT64, STRING, Struct, field
 
 
 class OffsetForLeaderPartition(Struct):
-    """Offset For Leader Partition."""
+    """The epoch to look up in one partition."""
 
     partition: int = field(INT32)
-    current_leader_epoch: int = field(INT32, "2+", default=-1, ignorable=True)
+    current_leader_epoch: int = field(INT32, "2+", default=-1, ignorable=True)  # fences; -1 for none
     leader_epoch: int = field(INT32)
 
 
 class OffsetForLeaderTopic(Struct):
-    """Offset For Leader Topic."""
+    """One topic's partitions."""
 
     topic: str = field(STRING)
     partitions: list[OffsetForLeaderPartition] = field([OffsetForLeaderPartition])
 
 
 class OffsetForLeaderEpochRequest(Struct, versions="0-4", flexible="4+"):
-    """Offset For Leader Epoch Request."""
+    """Asks leaders where epochs ended."""
 
+    # the follower's broker id; -1 from a consumer
     replica_id: int = field(INT32, "3+", default=-2, ignorable=True)
     topics: list[OffsetForLeaderTopic] = field([OffsetForLeaderTopic])
 
 
 class EpochEndOffset(Struct):
-    """Epoch End Offset."""
+    """Where the epoch ended in one partition."""
 
     error_code: int = field(INT16)
     partition: int = field(INT32)
@@ -37,14 +38,14 @@ class EpochEndOffset(Struct):
 
 
 class OffsetForLeaderTopicResult(Struct):
-    """Offset For Leader Topic Result."""
+    """One topic's results."""
 
     topic: str = field(STRING)
     partitions: list[EpochEndOffset] = field([EpochEndOffset])
 
 
 class OffsetForLeaderEpochResponse(Struct, versions="0-4", flexible="4+"):
-    """Offset For Leader Epoch Response."""
+    """Where the epochs ended."""
 
     throttle_time_ms: int = field(INT32, "2+", ignorable=True)
     topics: list[OffsetForLeaderTopicResult] = field([OffsetForLeaderTopicResult])

@@ -1,4 +1,4 @@
-"""Produce (key 0)."""
+"""Produce (key 0): append record batches to partitions."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from tidemill.wire.schema import INT16, INT32, INT64, RECORDS, STRING, UUID, Str
 
 
 class PartitionProduceData(Struct):
-    """Partition Produce Data."""
+    """Batches for one partition."""
 
     index: int = field(INT32)
-    records: bytes | None = field(RECORDS, nullable="0+")
+    records: bytes | None = field(RECORDS, nullable="0+")  # batches, one in versions from 3 on
 
 
 class TopicProduceData(Struct):
-    """Topic Produce Data."""
+    """One topic's share of a produce request."""
 
     name: str = field(STRING, "0-12", ignorable=True)
     topic_id: bytes = field(UUID, "13+", ignorable=True)
@@ -21,43 +21,47 @@ class TopicProduceData(Struct):
 
 
 class ProduceRequest(Struct, versions="0-13", flexible="9+"):
-    """Produce Request."""
+    """Asks a leader to append."""
 
+    # null outside of transactions
     transactional_id: str | None = field(STRING, "3+", nullable="3+", default=None)
-    acks: int = field(INT16)
-    timeout_ms: int = field(INT32)
+    acks: int = field(INT16)  # -1: the whole ISR, 1: the leader, 0: nobody, and no response
+    timeout_ms: int = field(INT32)  # how long to wait for the replicas
     topic_data: list[TopicProduceData] = field([TopicProduceData])
 
 
 class BatchIndexAndErrorMessage(Struct):
-    """Batch Index And Error Message."""
+    """A record that was refused, and why."""
 
-    batch_index: int = field(INT32, "8+")
+    batch_index: int = field(INT32, "8+")  # counts records from 0
     batch_index_error_message: str | None = field(STRING, "8+", nullable="8+", default=None)
 
 
 class LeaderIdAndEpoch(Struct):
-    """Leader Id And Epoch."""
+    """The leader to go to, told along with NOT_LEADER_OR_FOLLOWER or FENCED_LEADER_EPOCH."""
 
     leader_id: int = field(INT32, "10+", default=-1)
     leader_epoch: int = field(INT32, "10+", default=-1)
 
 
 class PartitionProduceResponse(Struct):
-    """Partition Produce Response."""
+    """What became of one partition's batches."""
 
     index: int = field(INT32)
     error_code: int = field(INT16)
-    base_offset: int = field(INT64)
+    base_offset: int = field(INT64)  # the offset that the first record got; -1 after an error
+    # -1 where the topic keeps the producer's times
     log_append_time_ms: int = field(INT64, "2+", default=-1, ignorable=True)
-    log_start_offset: int = field(INT64, "5+", default=-1, ignorable=True)
+    log_start_offset: int = field(INT64, "5+", default=-1, ignorable=True)  # -1 after an error
+    # the records that made the batch fail
     record_errors: list[BatchIndexAndErrorMessage] = field([BatchIndexAndErrorMessage], "8+", ignorable=True)
+    # null where there is none
     error_message: str | None = field(STRING, "8+", nullable="8+", default=None, ignorable=True)
     current_leader: LeaderIdAndEpoch = field(LeaderIdAndEpoch, "10+", tag=0)
 
 
 class TopicProduceResponse(Struct):
-    """Topic Produce Response."""
+    """One topic's share of a produce response."""
 
     name: str = field(STRING, "0-12", ignorable=True)
     topic_id: bytes = field(UUID, "13+", ignorable=True)
@@ -65,17 +69,18 @@ class TopicProduceResponse(Struct):
 
 
 class NodeEndpoint(Struct):
-    """Node Endpoint."""
+    """Where a leader that the response names is reached."""
 
     node_id: int = field(INT32, "10+")
     host: str = field(STRING, "10+")
     port: int = field(INT32, "10+")
-    rack: str | None = field(STRING, "10+", nullable="10+", default=None)
+    rack: str | None = field(STRING, "10+", nullable="10+", default=None)  # null where the broker has none
 
 
 class ProduceResponse(Struct, versions="0-13", flexible="9+"):
-    """Produce Response."""
+    """Answers a produce request; none is sent where acks is 0."""
 
     responses: list[TopicProduceResponse] = field([TopicProduceResponse])
     throttle_time_ms: int = field(INT32, "1+", ignorable=True)
+    # of the leaders that the partitions name
     node_endpoints: list[NodeEndpoint] = field([NodeEndpoint], "10+", tag=0)

@@ -1,4 +1,4 @@
-"""SaslHandshake (key 17)."""
+"""SaslHandshake (key 17): agree on a SASL mechanism."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from tidemill.wire.schema import INT16, STRING, Struct, field
 
 
 class SaslHandshakeRequest(Struct, versions="0-1"):
-    """Sasl Handshake Request."""
+    """Names the mechanism that the client wants."""
 
     mechanism: str = field(STRING)
 
 
 class SaslHandshakeResponse(Struct, versions="0-1"):
-    """Sasl Handshake Response."""
+    """Agrees, or lists what there is."""
 
     error_code: int = field(INT16)
-    mechanisms: list[str] = field([STRING])
+    mechanisms: list[str] = field([STRING])  # those that the listener has

@@ -1,4 +1,4 @@
-"""SyncGroup (key 14)."""
+"""SyncGroup (key 14): the leader hands in the assignment, every member gets its own."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from tidemill.wire.schema import BYTES, INT16, INT32, STRING, Struct, field
 
 
 class SyncGroupRequestAssignment(Struct):
-    """Sync Group Request Assignment."""
+    """What the leader assigned to one member."""
 
     member_id: str = field(STRING)
     assignment: bytes = field(BYTES)
 
 
 class SyncGroupRequest(Struct, versions="0-5", flexible="4+"):
-    """Sync Group Request."""
+    """Asks for the member's assignment; the leader brings all of them."""
 
     group_id: str = field(STRING)
     generation_id: int = field(INT32)
     member_id: str = field(STRING)
+    # names a static member across restarts
     group_instance_id: str | None = field(STRING, "3+", nullable="3+", default=None)
     protocol_type: str | None = field(STRING, "5+", nullable="5+", default=None, ignorable=True)
     protocol_name: str | None = field(STRING, "5+", nullable="5+", default=None, ignorable=True)
@@ -25,7 +26,7 @@ class SyncGroupRequest(Struct, versions="0-5", flexible="4+"):
 
 
 class SyncGroupResponse(Struct, versions="0-5", flexible="4+"):
-    """Sync Group Response."""
+    """The member's assignment."""
 
     throttle_time_ms: int = field(INT32, "1+", ignorable=True)
     error_code: int = field(INT16)

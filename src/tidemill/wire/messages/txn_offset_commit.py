@@ -1,4 +1,4 @@
-"""TxnOffsetCommit (key 28)."""
+"""TxnOffsetCommit (key 28): positions that count once their transaction commits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tidemill.wire.schema import INT16, INT32, INT64, STRING, Struct, field
 
 
 class TxnOffsetCommitRequestPartition(Struct):
-    """Txn Offset Commit Request Partition."""
+    """The position to store for one partition."""
 
     partition_index: int = field(INT32)
     committed_offset: int = field(INT64)
@@ -15,14 +15,14 @@ class TxnOffsetCommitRequestPartition(Struct):
 
 
 class TxnOffsetCommitRequestTopic(Struct):
-    """Txn Offset Commit Request Topic."""
+    """One topic's positions."""
 
     name: str = field(STRING)
     partitions: list[TxnOffsetCommitRequestPartition] = field([TxnOffsetCommitRequestPartition])
 
 
 class TxnOffsetCommitRequest(Struct, versions="0-5", flexible="3+"):
-    """Txn Offset Commit Request."""
+    """Positions that belong to a transaction."""
 
     transactional_id: str = field(STRING)
     group_id: str = field(STRING)
@@ -30,26 +30,27 @@ class TxnOffsetCommitRequest(Struct, versions="0-5", flexible="3+"):
     producer_epoch: int = field(INT16)
     generation_id: int = field(INT32, "3+", default=-1)
     member_id: str = field(STRING, "3+")
+    # names a static member across restarts
     group_instance_id: str | None = field(STRING, "3+", nullable="3+", default=None)
     topics: list[TxnOffsetCommitRequestTopic] = field([TxnOffsetCommitRequestTopic])
 
 
 class TxnOffsetCommitResponsePartition(Struct):
-    """Txn Offset Commit Response Partition."""
+    """Whether one position was taken."""
 
     partition_index: int = field(INT32)
     error_code: int = field(INT16)
 
 
 class TxnOffsetCommitResponseTopic(Struct):
-    """Txn Offset Commit Response Topic."""
+    """One topic's results."""
 
     name: str = field(STRING)
     partitions: list[TxnOffsetCommitResponsePartition] = field([TxnOffsetCommitResponsePartition])
 
 
 class TxnOffsetCommitResponse(Struct, versions="0-5", flexible="3+"):
-    """Txn Offset Commit Response."""
+    """What became of each position."""
 
     throttle_time_ms: int = field(INT32)
     topics: list[TxnOffsetCommitResponseTopic] = field([TxnOffsetCommitResponseTopic])

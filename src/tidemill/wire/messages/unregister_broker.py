@@ -1,4 +1,4 @@
-"""UnregisterBroker (key 64)."""
+"""UnregisterBroker (key 64): forget a broker that will not come back."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from tidemill.wire.schema import INT16, INT32, STRING, Struct, field
 
 
 class UnregisterBrokerRequest(Struct, versions="0", flexible="0+"):
-    """Unregister Broker Request."""
+    """Names the broker."""
 
     broker_id: int = field(INT32)
 
 
 class UnregisterBrokerResponse(Struct, versions="0", flexible="0+"):
-    """Unregister Broker Response."""
+    """Whether it was forgotten."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

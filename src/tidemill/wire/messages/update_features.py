@@ -1,29 +1,29 @@
-"""UpdateFeatures (key 57)."""
+"""UpdateFeatures (key 57): finalize feature levels."""
 
 from __future__ import annotations
 
-from tidemill.wire.schema import BOOL, INT16, INT32, INT8, STRING, Struct, field
+from tidemill.wire.schema import BOOL, INT8, INT16, INT32, STRING, Struct, field
 
 
 class FeatureUpdateKey(Struct):
-    """Feature Update Key."""
+    """A feature and the level that it shall have."""
 
     feature: str = field(STRING)
-    max_version_level: int = field(INT16)
+    max_version_level: int = field(INT16)  # below 1 removes it
     allow_downgrade: bool = field(BOOL, "0")
-    upgrade_type: int = field(INT8, "1+", default=1)
+    upgrade_type: int = field(INT8, "1+", default=1)  # 1: up, 2: safe down, 3: unsafe down
 
 
 class UpdateFeaturesRequest(Struct, versions="0-2", flexible="0+"):
-    """Update Features Request."""
+    """The features to change."""
 
     timeout_ms: int = field(INT32, default=60000)
     feature_updates: list[FeatureUpdateKey] = field([FeatureUpdateKey])
-    validate_only: bool = field(BOOL, "1+")
+    validate_only: bool = field(BOOL, "1+")  # check, but change nothing
 
 
 class UpdatableFeatureResult(Struct):
-    """Updatable Feature Result."""
+    """Whether one feature was changed."""
 
     feature: str = field(STRING)
     error_code: int = field(INT16)
@@ -31,7 +31,7 @@ class UpdatableFeatureResult(Struct):
 
 
 class UpdateFeaturesResponse(Struct, versions="0-2", flexible="0+"):
-    """Update Features Response."""
+    """What became of each feature; from version 2 all or none."""
 
     throttle_time_ms: int = field(INT32)
     error_code: int = field(INT16)

@@ -1,0 +1,157 @@
+"""The small text files of a data directory and of its partitions.
+
+==================================== ======================================================================
+file                                 content
+==================================== ======================================================================
+``recovery-point-offset-checkpoint`` per partition: the offset up to which the log is on the disk
+``replication-offset-checkpoint``    per partition: the high watermark
+``log-start-offset-checkpoint``      per partition: the first offset, where records were deleted by request
+``cleaner-offset-checkpoint``        per partition: up to where compaction came
+``leader-epoch-checkpoint``          in a partition's directory, see :mod:`tidemill.log.leader_epochs`
+``partition.metadata``               in a partition's directory: its topic id
+``meta.properties``                  whose directory this is
+``.kafka_cleanshutdown``             there while the broker is down and was stopped in order
+==================================== ======================================================================
+
+A checkpoint is text, one line each: the version ``0``, the number of entries, then the entries:
+``<topic> <partition> <offset>``. It is replaced whole: a new file is written, synced, and renamed over it.
+
+``partition.metadata`` is ``version: 0`` and ``topic_id: <22 characters>``, the id in base64 for URLs,
+without padding. The clean-shutdown file is empty, or JSON with a version and a broker epoch; only its being
+there counts.
+
+Source: Apache Kafka, ``CheckpointFile.java``, ``OffsetCheckpointFile.java``, ``PartitionMetadataFile.java``,
+``CleanShutdownFileHandler.java``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import json
+from typing import Final
+
+from tidemill.model.errors import StorageError
+from tidemill.model.ports import Files
+from tidemill.model.types import ZERO_ID, TopicPartition
+
+CHECKPOINT_VERSION: Final = 0
+METADATA_VERSION: Final = 0
+TOPIC_ID_CHARACTERS: Final = 22
+
+
+class CheckpointDamaged(StorageError):
+    """A checkpoint file that makes no sense. What it held is found again from the logs."""
+
+
+def write_unsynced(files: Files, path: str, data: bytes) -> None:
+    """Replaces a file whole, without waiting for the disk."""
+    temporary = f"{path}.tmp"
+    file = files.open(temporary, True)
+    try:
+        if file.size():
+            file.truncate(0)
+        if data:
+            file.append([data])
+    finally:
+        file.close()
+    files.rename(temporary, path)
+
+
+def render_checkpoint(lines: list[str]) -> bytes:
+    """A checkpoint file with these entries."""
+    return "\n".join([str(CHECKPOINT_VERSION), str(len(lines)), *lines, ""]).encode()
+
+
+def parse_checkpoint(data: bytes, fields: int, path: str) -> list[list[str]]:
+    """The entries of a checkpoint file, each split into ``fields`` fields, the last of them whole numbers.
+
+    Raises CheckpointDamaged for anything else; an empty file too, which a power cut leaves behind.
+    """
+    try:
+        lines = data.decode().split("\n")
+        if int(lines[0]) != CHECKPOINT_VERSION:
+            raise CheckpointDamaged(f"{path}: version {lines[0]} is not known, only {CHECKPOINT_VERSION}")
+        count = int(lines[1])
+        entries = [line.split(" ") for line in lines[2 : 2 + count]]
+        complete = len(entries) == count and not any(lines[2 + count :])
+        for entry in entries:
+            complete = complete and len(entry) == fields and int(entry[-1]) >= -1 and int(entry[-2]) >= -1
+    except (ValueError, IndexError) as problem:
+        raise CheckpointDamaged(f"{path} is no checkpoint file: {problem}") from None
+    if not complete:
+        raise CheckpointDamaged(
+            f"{path} does not have the {count} entries of {fields} fields that it announces"
+        )
+    return entries
+
+
+def read_offsets(files: Files, path: str) -> dict[TopicPartition, int]:
+    """The offsets of a checkpoint file; none where there is no file. Raises CheckpointDamaged."""
+    try:
+        data = files.read(path)
+    except FileNotFoundError:
+        return {}
+    return {
+        TopicPartition(topic, int(partition)): int(offset)
+        for topic, partition, offset in parse_checkpoint(data, 3, path)
+    }
+
+
+def write_offsets(files: Files, path: str, offsets: dict[TopicPartition, int]) -> None:
+    """Replaces a checkpoint file, durably."""
+    lines = [f"{key.topic} {key.partition} {offset}" for key, offset in sorted(offsets.items())]
+    files.replace(path, render_checkpoint(lines))
+
+
+def encode_id(identifier: bytes) -> str:
+    """16 bytes as Kafka writes ids in text: base64 for URLs, 22 characters."""
+    return base64.urlsafe_b64encode(identifier).decode().rstrip("=")
+
+
+def decode_id(text: str) -> bytes:
+    """The 16 bytes of an id in text. Raises ValueError."""
+    identifier = base64.b64decode(text + "==", altchars=b"-_", validate=True)
+    if len(identifier) != 16 or len(text) != TOPIC_ID_CHARACTERS:
+        raise ValueError(f"{text!r} is no id of 16 bytes in base64")
+    return identifier
+
+
+def read_partition_metadata(files: Files, path: str) -> bytes:
+    """The topic id in ``partition.metadata``; zeros when the file is missing or empty (a power cut).
+
+    Raises CheckpointDamaged for other content.
+    """
+    try:
+        data = files.read(path)
+    except FileNotFoundError:
+        return ZERO_ID
+    if not data.strip(b"\0 \n"):
+        return ZERO_ID
+    try:
+        values = dict(line.split(": ", 1) for line in data.decode().split("\n") if line.strip())
+        if int(values["version"]) != METADATA_VERSION:
+            raise CheckpointDamaged(
+                f"{path}: version {values['version']} is not known, only {METADATA_VERSION}"
+            )
+        return decode_id(values["topic_id"].strip())
+    except (ValueError, KeyError, binascii.Error) as problem:
+        raise CheckpointDamaged(f"{path} is no partition.metadata file: {problem}") from None
+
+
+def write_partition_metadata(files: Files, path: str, topic_id: bytes) -> None:
+    """Writes ``partition.metadata``. The disk is not waited for: the store knows the id, too."""
+    write_unsynced(files, path, f"version: {METADATA_VERSION}\ntopic_id: {encode_id(topic_id)}".encode())
+
+
+def write_clean_shutdown(files: Files, path: str) -> None:
+    """Says that every log in this data directory was closed in order."""
+    files.replace(path, json.dumps({"version": 0, "brokerEpoch": -1}, separators=(",", ":")).encode())
+
+
+def remove_clean_shutdown(files: Files, path: str, directory: str) -> None:
+    """Takes the mark away, durably, before anything is written."""
+    with contextlib.suppress(FileNotFoundError):
+        files.remove(path)
+        files.sync_directory(directory)

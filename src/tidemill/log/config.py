@@ -1,0 +1,115 @@
+"""The settings of one log, as plain data."""
+
+from __future__ import annotations
+
+from typing import Final
+
+INT64_MAX: Final = 0x7FFFFFFFFFFFFFFF
+INT32_MAX: Final = 0x7FFFFFFF
+DAY_MS: Final = 24 * 60 * 60 * 1000
+
+
+class LogConfig:
+    """A topic's settings, named as its keys are (dots as underscores), with Kafka's defaults.
+
+    ``-1`` stands for no limit in ``retention_ms`` and ``retention_bytes``. ``preallocate`` is kept for
+    DescribeConfigs and has no effect: appends are sequential, and file systems allocate for them late.
+    """
+
+    __slots__ = (
+        "cleanup_policy",
+        "compression_type",
+        "delete_retention_ms",
+        "file_delete_delay_ms",
+        "flush_messages",
+        "flush_ms",
+        "index_interval_bytes",
+        "max_compaction_lag_ms",
+        "max_message_bytes",
+        "message_timestamp_after_max_ms",
+        "message_timestamp_before_max_ms",
+        "message_timestamp_type",
+        "min_cleanable_dirty_ratio",
+        "min_compaction_lag_ms",
+        "min_insync_replicas",
+        "preallocate",
+        "retention_bytes",
+        "retention_ms",
+        "segment_bytes",
+        "segment_index_bytes",
+        "segment_jitter_ms",
+        "segment_ms",
+        "unclean_leader_election_enable",
+    )
+
+    def __init__(
+        self,
+        *,
+        cleanup_policy: tuple[str, ...] = ("delete",),
+        compression_type: str = "producer",
+        delete_retention_ms: int = DAY_MS,
+        file_delete_delay_ms: int = 60_000,
+        flush_messages: int = INT64_MAX,
+        flush_ms: int = INT64_MAX,
+        index_interval_bytes: int = 4096,
+        max_compaction_lag_ms: int = INT64_MAX,
+        max_message_bytes: int = 1024 * 1024 + 12,
+        message_timestamp_after_max_ms: int = 60 * 60 * 1000,
+        message_timestamp_before_max_ms: int = INT64_MAX,
+        message_timestamp_type: str = "CreateTime",
+        min_cleanable_dirty_ratio: float = 0.5,
+        min_compaction_lag_ms: int = 0,
+        min_insync_replicas: int = 1,
+        preallocate: bool = False,
+        retention_bytes: int = -1,
+        retention_ms: int = 7 * DAY_MS,
+        segment_bytes: int = 1024 * 1024 * 1024,
+        segment_index_bytes: int = 10 * 1024 * 1024,
+        segment_jitter_ms: int = 0,
+        segment_ms: int = 7 * DAY_MS,
+        unclean_leader_election_enable: bool = False,
+    ) -> None:
+        self.cleanup_policy = cleanup_policy
+        self.compression_type = compression_type
+        self.delete_retention_ms = delete_retention_ms
+        self.file_delete_delay_ms = file_delete_delay_ms
+        self.flush_messages = flush_messages
+        self.flush_ms = flush_ms
+        self.index_interval_bytes = index_interval_bytes
+        self.max_compaction_lag_ms = max_compaction_lag_ms
+        self.max_message_bytes = max_message_bytes
+        self.message_timestamp_after_max_ms = message_timestamp_after_max_ms
+        self.message_timestamp_before_max_ms = message_timestamp_before_max_ms
+        self.message_timestamp_type = message_timestamp_type
+        self.min_cleanable_dirty_ratio = min_cleanable_dirty_ratio
+        self.min_compaction_lag_ms = min_compaction_lag_ms
+        self.min_insync_replicas = min_insync_replicas
+        self.preallocate = preallocate
+        self.retention_bytes = retention_bytes
+        self.retention_ms = retention_ms
+        self.segment_bytes = segment_bytes
+        self.segment_index_bytes = segment_index_bytes
+        self.segment_jitter_ms = segment_jitter_ms
+        self.segment_ms = segment_ms
+        self.unclean_leader_election_enable = unclean_leader_election_enable
+
+    @property
+    def compact(self) -> bool:
+        """Whether the last value of every key is kept."""
+        return "compact" in self.cleanup_policy
+
+    @property
+    def delete(self) -> bool:
+        """Whether old segments go by time and size."""
+        return "delete" in self.cleanup_policy
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LogConfig):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        return f"LogConfig({values})"

@@ -1,0 +1,39 @@
+"""Storage errors whose text names the path, the system's reason and what to do next."""
+
+from __future__ import annotations
+
+import errno
+
+from tidemill.model.errors import ErrorCode, KafkaError, StorageError
+
+_NEXT_STEPS = {
+    errno.ENOSPC: "free or add space: reading goes on, and writing resumes by itself when there is room",
+    errno.EDQUOT: "raise the quota or delete data: writing resumes by itself when there is room",
+    errno.EMFILE: "raise the limit of open files of this process (ulimit -n)",
+    errno.ENFILE: "raise the system's limit of open files (fs.file-max)",
+    errno.EACCES: "give the broker's user read and write rights to it",
+    errno.EPERM: "give the broker's user read and write rights to it",
+    errno.EROFS: "mount the file system read-write",
+    errno.EIO: "look for disk faults in the kernel's log; move the directory's partitions to a good disk",
+    errno.ENOENT: "something other than the broker removed it: restart the broker, so that it takes stock",
+}
+
+
+class DiskFull(StorageError):
+    """There is no room for a write. What is stored stays readable, and a later write may succeed."""
+
+
+class OffsetOutOfRange(KafkaError):
+    """An offset that the log does not hold: before its start or after its end."""
+
+    code = ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def storage_error(doing: str, path: str, problem: OSError) -> StorageError:
+    """The storage error for ``problem``, met while ``doing`` something (an infinitive) with ``path``."""
+    number = problem.errno or 0
+    step = _NEXT_STEPS.get(number, "see the kernel's log and the state of the disk")
+    text = f"cannot {doing} {path}: {problem.strerror or problem}; {step}"
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(text)
+    return StorageError(text)

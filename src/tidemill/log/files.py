@@ -1,0 +1,271 @@
+"""The file port over the operating system.
+
+The only module of the log that may use what Linux alone has (``RWF_NOWAIT``, ``posix_fadvise``,
+``fdatasync``); each has a portable way beside it. A file's descriptor is closed when its last user lets go
+of the object: a reply that still sends a range of a deleted segment keeps that segment's bytes alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import sys
+from typing import Any, Final
+
+from tidemill.model.ports import File, Files
+
+CACHE_PROBE_STRIDE: Final = 64 * 1024
+"""Bytes between two probed bytes of :meth:`SystemFile.is_cached`: half of the kernel's usual read-ahead, so
+that pages come and go in runs longer than this."""
+
+COPY_BYTES: Final = 256 * 1024
+"""What one call of the portable send reads at most."""
+
+_NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)
+_HAS_SENDFILE: Final = hasattr(os, "sendfile")
+_NO_SENDFILE: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTSOCK})
+_F_FULLFSYNC: Final[int] = getattr(fcntl, "F_FULLFSYNC", 0)
+
+
+def _sync_descriptor(descriptor: int) -> None:
+    """The strongest sync of data that the system has: macOS' fsync stops at the drive's cache."""
+    if _F_FULLFSYNC:
+        try:
+            fcntl.fcntl(descriptor, _F_FULLFSYNC)
+            return
+        except OSError as problem:
+            if problem.errno not in (errno.ENOTSUP, errno.EINVAL):
+                raise
+    if sys.platform == "linux":
+        os.fdatasync(descriptor)
+    else:
+        os.fsync(descriptor)
+
+
+class SystemFile(File):
+    """An open file of the operating system."""
+
+    __slots__ = ("_append_position", "_descriptor", "_probes", "path")
+
+    def __init__(self, path: str, create: bool, read_only: bool) -> None:
+        self._descriptor = -1
+        flags = os.O_CLOEXEC | (os.O_RDONLY if read_only else os.O_RDWR)
+        if create:
+            flags |= os.O_CREAT
+        self.path = path
+        self._probes = _NOWAIT != 0
+        self._descriptor = os.open(path, flags, 0o644)
+        self._append_position = -1
+
+    def append(self, buffers: list[Any]) -> int:
+        position = self._append_position
+        if position < 0:
+            position = self._append_position = os.lseek(self._descriptor, 0, os.SEEK_END)
+        try:
+            written = os.writev(self._descriptor, buffers)
+            expected = 0
+            for buffer in buffers:
+                expected += len(buffer)
+            if written != expected:
+                self._append_rest(buffers, written)
+        except OSError:
+            self._cut_back(position)
+            raise
+        self._append_position = position + expected
+        return expected
+
+    def _append_rest(self, buffers: list[Any], written: int) -> None:
+        """Goes on after a short write; the next call says why it was short, if there was a reason."""
+        rest = memoryview(b"".join(bytes(buffer) for buffer in buffers))[written:]
+        while len(rest):
+            rest = rest[os.write(self._descriptor, rest) :]
+
+    def _cut_back(self, position: int) -> None:
+        """After a failed append nothing of it may stay: the next append begins where this one did."""
+        self._append_position = -1
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._descriptor, position)
+
+    def write_at(self, position: int, data: bytes) -> None:
+        rest = memoryview(data)
+        while len(rest):
+            written = os.pwrite(self._descriptor, rest, position)
+            position += written
+            rest = rest[written:]
+
+    def read_at(self, position: int, count: int) -> bytes:
+        data = os.pread(self._descriptor, count, position)
+        if len(data) == count or not data:
+            return data
+        return self._read_rest(data, position, count)
+
+    def _read_rest(self, data: bytes, position: int, count: int) -> bytes:
+        pieces = [data]
+        have = len(data)
+        while have < count:
+            piece = os.pread(self._descriptor, count - have, position + have)
+            if not piece:
+                break
+            pieces.append(piece)
+            have += len(piece)
+        return b"".join(pieces)
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+        self._append_position = -1
+
+    def sync(self) -> None:
+        _sync_descriptor(self._descriptor)
+
+    def map(self, writable: bool) -> mmap.mmap:
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        return mmap.mmap(self._descriptor, 0, access=access)
+
+    def is_cached(self, position: int, count: int) -> bool:
+        if not self._probes or count <= 0:
+            return True
+        target = [bytearray(1)]
+        last = position + count - 1
+        try:
+            while True:
+                os.preadv(self._descriptor, target, position, _NOWAIT)
+                if position == last:
+                    return True
+                position = min(position + CACHE_PROBE_STRIDE, last)
+        except BlockingIOError:
+            return False
+        except OSError:
+            # The file system cannot tell (tmpfs): there, reading does not wait for a disk either.
+            self._probes = False
+            return True
+
+    def will_need(self, position: int, count: int) -> None:
+        """Asks the kernel to read the range ahead; does nothing where it cannot be asked."""
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._descriptor, position, count, os.POSIX_FADV_WILLNEED)
+
+    def send_to(self, descriptor: int, position: int, count: int) -> int:
+        if _HAS_SENDFILE:
+            try:
+                return os.sendfile(descriptor, self._descriptor, position, count)
+            except OSError as problem:
+                if problem.errno not in _NO_SENDFILE:
+                    raise
+        data = os.pread(self._descriptor, min(count, COPY_BYTES), position)
+        return os.write(descriptor, data) if data else 0
+
+    def fileno(self) -> int:
+        """The descriptor, for calls that the port has not."""
+        return self._descriptor
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+
+class _Lock:
+    """A held lock file."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def close(self) -> None:
+        """Gives the lock back. The file stays, as Kafka leaves it."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class SystemFiles(Files):
+    """The file system of the machine."""
+
+    def open(self, path: str, create: bool = False, read_only: bool = False) -> SystemFile:
+        return SystemFile(path, create, read_only)
+
+    def read(self, path: str) -> bytes:
+        with open(path, "rb", buffering=0) as file:
+            return file.readall()
+
+    def replace(self, path: str, data: bytes) -> None:
+        temporary = f"{path}.tmp"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            rest = memoryview(data)
+            while len(rest):
+                rest = rest[os.write(descriptor, rest) :]
+            _sync_descriptor(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+        self.sync_directory(os.path.dirname(path))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def modified_ms(self, path: str) -> int:
+        return os.stat(path).st_mtime_ns // 1_000_000
+
+    def list(self, directory: str) -> list[str]:
+        return sorted(os.listdir(directory))
+
+    def make_directory(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def rename(self, old: str, new: str) -> None:
+        os.replace(old, new)
+
+    def remove(self, path: str) -> None:
+        try:
+            os.unlink(path)
+        except (IsADirectoryError, PermissionError):
+            # macOS answers EPERM for a directory.
+            if not os.path.isdir(path):
+                raise
+            os.rmdir(path)
+
+    def sync_directory(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        except OSError as problem:
+            # Some file systems have no sync of directories, and keep names in order by themselves.
+            if problem.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+        finally:
+            os.close(descriptor)
+
+    def free_bytes(self, path: str) -> int:
+        state = os.statvfs(path)
+        return state.f_bavail * state.f_frsize
+
+    def total_bytes(self, path: str) -> int:
+        state = os.statvfs(path)
+        return state.f_blocks * state.f_frsize
+
+    def lock(self, path: str) -> _Lock:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            # flock keeps out a second broker, of this process too; the record lock keeps out Kafka's JVM.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as problem:
+            os.close(descriptor)
+            if problem.errno in (errno.EACCES, errno.EAGAIN):
+                raise BlockingIOError(problem.errno, "locked by another process", path) from None
+            raise
+        return _Lock(descriptor)

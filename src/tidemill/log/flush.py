@@ -1,0 +1,53 @@
+"""The part of a flush that waits for the disk, so that a thread can do it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from tidemill.log.errors import storage_error
+from tidemill.model.ports import File, Files
+
+
+class FlushJob:
+    """What must reach the disk until everything before :attr:`offset` is safe."""
+
+    def __init__(self, files: Files, directory: str, offset: int, sync_parent: bool) -> None:
+        self.offset = offset
+        self._files = files
+        self._directory = directory
+        self._sync_parent = sync_parent
+        self._open: list[File] = []
+        self._paths: list[str] = []
+
+    def add(self, file: File) -> None:
+        """Syncs this open file."""
+        self._open.append(file)
+
+    def add_path(self, path: str) -> None:
+        """Syncs this file, unless it is gone when its turn comes."""
+        self._paths.append(path)
+
+    def run(self) -> None:
+        """Syncs, in any thread. Raises StorageError."""
+        try:
+            for file in self._open:
+                file.sync()
+            for path in self._paths:
+                self._sync_path(path)
+            self._files.sync_directory(self._directory)
+            if self._sync_parent:
+                self._files.sync_directory(os.path.dirname(self._directory))
+        except OSError as problem:
+            raise storage_error("sync", problem.filename or self._directory, problem) from problem
+
+    def _sync_path(self, path: str) -> None:
+        file: Any
+        try:
+            file = self._files.open(path)
+        except FileNotFoundError:
+            return
+        try:
+            file.sync()
+        finally:
+            file.close()

@@ -1,0 +1,114 @@
+"""Where each leader epoch begins in a partition, and its file ``leader-epoch-checkpoint``.
+
+Text, one line each: the version ``0``, the number of entries, then ``<epoch> <start offset>`` per entry,
+both growing. A follower that comes back asks its leader where its last epoch ended, and cuts its log there.
+
+The file is written without waiting for the disk: its entries are also in the batches, so recovery finds
+those that a power cut took, and a flush of the log syncs it.
+
+Source: KIP-101, KIP-279; Apache Kafka, ``LeaderEpochFileCache.java``, ``LeaderEpochCheckpointFile.java``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import Final
+
+from tidemill.log.checkpoints import CheckpointDamaged, parse_checkpoint, render_checkpoint, write_unsynced
+from tidemill.model.ports import Files
+
+UNDEFINED: Final = (-1, -1)
+
+
+class LeaderEpochs:
+    """The epochs of one partition that have records, with the offset at which each begins."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        self.files = files
+        self.path = path
+        self.epochs: list[int] = []
+        self.starts: list[int] = []
+        self.unsynced = False
+
+    def load(self) -> None:
+        """Reads the file; none is an empty one. Raises CheckpointDamaged when it makes no sense."""
+        try:
+            data = self.files.read(self.path)
+        except FileNotFoundError:
+            return
+        epochs: list[int] = []
+        starts: list[int] = []
+        for fields in parse_checkpoint(data, 2, self.path):
+            epoch, start = int(fields[0]), int(fields[1])
+            if epochs and (epoch <= epochs[-1] or start < starts[-1]):
+                raise CheckpointDamaged(
+                    f"{self.path}: epoch {epoch} from {start} follows {epochs[-1]} from {starts[-1]}"
+                )
+            epochs.append(epoch)
+            starts.append(start)
+        self.epochs, self.starts = epochs, starts
+
+    @property
+    def latest(self) -> int:
+        """The last epoch that has records; -1 when none has."""
+        return self.epochs[-1] if self.epochs else -1
+
+    def assign(self, epoch: int, start: int, save: bool = True) -> None:
+        """Notes that ``epoch`` begins at ``start``. An epoch that is there, or negative, changes nothing."""
+        if epoch < 0 or (self.epochs and epoch == self.epochs[-1]):
+            return
+        # What a truncated log had after this point is not true any more.
+        keep = min(bisect_left(self.epochs, epoch), bisect_left(self.starts, start))
+        if keep < len(self.epochs) and self.epochs[keep] == epoch and self.starts[keep] == start:
+            return
+        del self.epochs[keep:], self.starts[keep:]
+        self.epochs.append(epoch)
+        self.starts.append(start)
+        if save:
+            self.save()
+
+    def end_offset(self, epoch: int, log_end: int) -> tuple[int, int]:
+        """The largest epoch at or before ``epoch``, and where it ends: what OffsetForLeaderEpoch answers.
+
+        (-1, -1) when ``epoch`` is unknown here: negative, or later than all.
+        """
+        if epoch < 0 or not self.epochs or epoch > self.epochs[-1]:
+            return UNDEFINED
+        if epoch == self.epochs[-1]:
+            return epoch, log_end
+        above = bisect_right(self.epochs, epoch)
+        if above == 0:
+            return epoch, self.starts[0]
+        return self.epochs[above - 1], self.starts[above]
+
+    def epoch_of(self, offset: int) -> int:
+        """The epoch of the record at ``offset``; -1 when it is older than all that are known."""
+        above = bisect_right(self.starts, offset)
+        return self.epochs[above - 1] if above else -1
+
+    def truncate_end(self, offset: int) -> None:
+        """Forgets the epochs that begin at ``offset`` or later: the log was cut there."""
+        keep = bisect_left(self.starts, offset)
+        if keep < len(self.starts):
+            del self.epochs[keep:], self.starts[keep:]
+            self.save()
+
+    def truncate_start(self, offset: int) -> None:
+        """Forgets the epochs that end at ``offset`` or before: the log begins there now."""
+        gone = bisect_right(self.starts, offset) - 1
+        if gone < 0 or (gone == 0 and self.starts[0] == offset):
+            return
+        del self.epochs[:gone], self.starts[:gone]
+        self.starts[0] = offset
+        self.save()
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self.epochs, self.starts = [], []
+        self.save()
+
+    def save(self) -> None:
+        """Writes the file."""
+        lines = [f"{epoch} {start}" for epoch, start in zip(self.epochs, self.starts, strict=True)]
+        write_unsynced(self.files, self.path, render_checkpoint(lines))
+        self.unsynced = True

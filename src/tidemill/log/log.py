@@ -1,0 +1,608 @@
+"""The log of one partition: segments in order, the last of them written to.
+
+This module is the data path: append, read, roll, truncate, flush. How a log is opened is in
+:mod:`tidemill.log.recovery`, which segments go in :mod:`tidemill.log.retention`, how offsets are found by
+time in :mod:`tidemill.log.lookup`.
+
+Nothing here reads a clock or knows of replicas: times come in as ``now_ms``, and how far a reader may see
+as ``limit_offset``.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, Final
+
+from librt.strings import BytesWriter, write_i32_be, write_i64_be
+from mypy_extensions import i32, i64
+
+from tidemill.log.config import LogConfig
+from tidemill.log.errors import OffsetOutOfRange, storage_error
+from tidemill.log.flush import FlushJob
+from tidemill.log.leader_epochs import LeaderEpochs
+from tidemill.log.names import DELETED, SEGMENT_SUFFIXES, SNAPSHOT, offset_name
+from tidemill.log.producer_loading import load_producers
+from tidemill.log.producer_state import KeptBatch, ProducerState
+from tidemill.log.removals import Removals
+from tidemill.log.segment import Segment, Slice
+from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError
+from tidemill.model.ports import Files
+from tidemill.model.types import TopicPartition
+from tidemill.records.batch import (
+    CONTROL_FLAG,
+    LENGTH,
+    LOG_OVERHEAD,
+    MAGIC,
+    Batch,
+    check_crc,
+    parse_batches,
+)
+from tidemill.records.builder import stamp_append_time
+
+PREFIX_BYTES: Final = MAGIC
+"""Base offset, length and leader epoch: what the leader writes into a batch, outside of its checksum."""
+
+NO_TIMESTAMP: Final = -1
+
+
+class AppendResult:
+    """Where a produced batch lies. ``append_time_ms`` is -1 unless the topic stores append time."""
+
+    def __init__(
+        self, base_offset: i64, last_offset: i64, append_time_ms: i64, start_offset: i64, duplicate: bool
+    ) -> None:
+        self.base_offset: i64 = base_offset
+        self.last_offset: i64 = last_offset
+        self.append_time_ms: i64 = append_time_ms
+        self.start_offset: i64 = start_offset
+        self.duplicate: bool = duplicate
+
+
+class Log:
+    """The records of one partition from :attr:`start_offset` to before :attr:`end_offset`.
+
+    ``segments`` is never empty and sorted; opened by :func:`tidemill.log.recovery.open_log`.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        topic_partition: TopicPartition,
+        topic_id: bytes,
+        config: LogConfig,
+        segments: list[Segment],
+        start_offset: i64,
+        end_offset: i64,
+        recovery_point: i64,
+        producers: ProducerState,
+        leader_epochs: LeaderEpochs,
+        removals: Removals,
+        now_ms: i64,
+    ) -> None:
+        self.files = files
+        self.directory = directory
+        self.topic_partition = topic_partition
+        self.topic_id = topic_id
+        self.segments = segments
+        self.active = segments[len(segments) - 1]
+        self.start_offset: i64 = start_offset
+        self.end_offset: i64 = end_offset
+        self.recovery_point: i64 = recovery_point
+        self.producers = producers
+        self.leader_epochs = leader_epochs
+        self.removals = removals
+        self.last_flush_ms: i64 = now_ms
+        self.closed: bool = False
+        self.directory_synced: bool = False
+        self._leader_epoch: i64 = leader_epochs.latest
+        self._limit_offset: i64 = -1
+        self._limit_base: i64 = -1
+        self._limit_position: i64 = -1
+        self.set_config(config)
+
+    def set_config(self, config: LogConfig) -> None:
+        """Takes over changed settings; those of the index apply from the next segment on."""
+        self.config = config
+        self._segment_bytes: i64 = config.segment_bytes
+        self._segment_ms: i64 = config.segment_ms
+        self._segment_jitter_ms: i64 = config.segment_jitter_ms
+        self._flush_messages: i64 = config.flush_messages
+        self._append_time: bool = config.message_timestamp_type == "LogAppendTime"
+
+    # -- writing
+
+    def append(self, batches: list[Batch], leader_epoch: i64, now_ms: i64) -> AppendResult:
+        """Appends validated batches of a producer, and gives them their offsets.
+
+        Raises KafkaError for a producer out of order or fenced and for a batch larger than a segment, and
+        StorageError when the disk does not take it; the log is as before then.
+        """
+        if len(batches) != 1:
+            return self._append_all(batches, leader_epoch, now_ms)
+        batch = batches[0]
+        if batch.producer_id >= 0:
+            kept = self.producers.check(batch)
+            if kept is None and batch.base_sequence >= 0:
+                kept = self._recalled_duplicate(batch, now_ms)
+            if kept is not None:
+                return self._answer_duplicate(kept)
+        base_offset: i64 = self.end_offset
+        last_offset: i64 = base_offset + batch.last_offset_delta
+        data = batch.data
+        position: i64 = batch.position
+        timestamp: i64 = batch.max_timestamp
+        append_time: i64 = NO_TIMESTAMP
+        if self._append_time:
+            data = stamp_append_time(batch, now_ms)
+            position = 0
+            timestamp = now_ms
+            append_time = now_ms
+        size: i64 = batch.size
+        segment = self._segment_for(size, last_offset, timestamp, now_ms)
+        if leader_epoch != self._leader_epoch:
+            self._begin_epoch(leader_epoch, base_offset)
+        prefix = BytesWriter()
+        write_i64_be(prefix, base_offset)
+        write_i32_be(prefix, i32(size - LOG_OVERHEAD))
+        write_i32_be(prefix, i32(leader_epoch))
+        buffers: list[Any] = [
+            prefix.getvalue(),
+            memoryview(data)[position + PREFIX_BYTES : position + size],
+        ]
+        try:
+            segment.append(buffers, size, base_offset, last_offset, timestamp)
+        except OSError as problem:
+            raise storage_error("append to", segment.path, problem) from problem
+        self.end_offset = last_offset + 1
+        if batch.producer_id >= 0:
+            self._note_producer(batch, last_offset, timestamp, now_ms)
+        self.producers.end_offset = last_offset + 1
+        return AppendResult(base_offset, last_offset, append_time, self.start_offset, False)
+
+    def _append_all(self, batches: list[Batch], leader_epoch: i64, now_ms: i64) -> AppendResult:
+        """Several batches of one call, one after the other; a duplicate among them answers for all."""
+        if len(batches) == 0:
+            raise ValueError("append needs at least one batch")
+        first = self.append(batches[:1], leader_epoch, now_ms)
+        last = first
+        for at in range(1, len(batches)):
+            last = self.append(batches[at : at + 1], leader_epoch, now_ms)
+        return AppendResult(
+            first.base_offset, last.last_offset, last.append_time_ms, self.start_offset, first.duplicate
+        )
+
+    def append_as_follower(self, data: bytes, now_ms: i64) -> i64:
+        """Appends batches as a leader sent them, offsets and epochs included; the new end offset.
+
+        An incomplete batch at the end is left out. Raises CorruptMessage when a batch is damaged or does
+        not come after the log's end; what came before it is stored.
+        """
+        end: i64 = len(data)
+        end = _whole_batches_end(data, end)
+        for batch in parse_batches(data, 0, end):
+            check_crc(batch)
+            if batch.base_offset < self.end_offset:
+                raise CorruptMessage(
+                    f"{self.topic_partition}: the leader sent offset {batch.base_offset}, "
+                    f"the log here ends at {self.end_offset}",
+                    ErrorCode.OFFSET_OUT_OF_RANGE,
+                )
+            last_offset: i64 = batch.last_offset
+            segment = self._segment_for(batch.size, last_offset, batch.max_timestamp, now_ms)
+            if batch.leader_epoch != self._leader_epoch:
+                self._begin_epoch(batch.leader_epoch, batch.base_offset)
+            view = memoryview(data)[batch.position : batch.position + batch.size]
+            try:
+                segment.append([view], batch.size, batch.base_offset, last_offset, batch.max_timestamp)
+            except OSError as problem:
+                raise storage_error("append to", segment.path, problem) from problem
+            self.end_offset = last_offset + 1
+            if batch.producer_id >= 0:
+                self._note_producer(batch, last_offset, batch.max_timestamp, now_ms)
+            self.producers.end_offset = last_offset + 1
+        return self.end_offset
+
+    def _note_producer(self, batch: Batch, last_offset: i64, timestamp: i64, now_ms: i64) -> None:
+        if batch.attributes & CONTROL_FLAG != 0:
+            return
+        self.producers.note(
+            batch.producer_id,
+            batch.producer_epoch,
+            batch.last_sequence,
+            last_offset,
+            batch.last_offset_delta,
+            timestamp,
+            now_ms,
+        )
+
+    def _answer_duplicate(self, kept: KeptBatch) -> AppendResult:
+        append_time: i64 = kept.timestamp if self._append_time else NO_TIMESTAMP
+        return AppendResult(kept.first_offset, kept.last_offset, append_time, self.start_offset, True)
+
+    def _begin_epoch(self, leader_epoch: i64, offset: i64) -> None:
+        try:
+            self.leader_epochs.assign(int(leader_epoch), int(offset))
+        except OSError as problem:
+            raise storage_error("write", self.leader_epochs.path, problem) from problem
+        self._leader_epoch = leader_epoch
+
+    def _segment_for(self, size: i64, last_offset: i64, timestamp: i64, now_ms: i64) -> Segment:
+        """The segment that takes the next batch: the active one, or a new one when that is due."""
+        segment = self.active
+        if not segment.is_full(size, last_offset, self._segment_bytes):
+            if segment.size == 0:
+                return segment
+            first: i64 = segment.rolling_timestamp()
+            waited: i64 = timestamp - first if first >= 0 and timestamp >= 0 else now_ms - segment.created_ms
+            if waited <= self._segment_ms - self._jitter_ms(segment):
+                return segment
+        if size > self._segment_bytes:
+            raise KafkaError(
+                f"{self.topic_partition}: a batch of {size} bytes is larger than a segment may be "
+                f"(segment.bytes={self._segment_bytes})",
+                ErrorCode.RECORD_LIST_TOO_LARGE,
+            )
+        self.roll(now_ms)
+        return self.active
+
+    def _jitter_ms(self, segment: Segment) -> i64:
+        """By how much the segment rolls earlier: spread over segments, the same after a restart."""
+        span: i64 = self._segment_jitter_ms
+        if span <= 0:
+            return 0
+        if span > self._segment_ms:
+            span = self._segment_ms
+        return i64(zlib.crc32(segment.path.encode())) % (span + 1)
+
+    def roll(self, now_ms: i64) -> None:
+        """Begins a new segment at the end offset; nothing when the active one is empty and begins there.
+
+        Raises StorageError; the log goes on with its old segment then.
+        """
+        old = self.active
+        if old.base_offset == self.end_offset:
+            if old.size == 0:
+                old.index.create()
+                old.time_index.create()
+                return
+            raise KafkaError(
+                f"{self.topic_partition}: segment {old.path} holds records but ends at its base offset"
+            )
+        segment = self._new_segment(self.end_offset)
+        try:
+            segment.create(now_ms)
+            self.take_producer_snapshot()
+            old.close_indexes()
+        except OSError as problem:
+            raise storage_error("roll to", segment.path, problem) from problem
+        self.segments.append(segment)
+        self.active = segment
+
+    def _new_segment(self, base_offset: i64) -> Segment:
+        return Segment(
+            self.files,
+            self.directory,
+            base_offset,
+            0,
+            self.config.segment_index_bytes,
+            self.config.index_interval_bytes,
+        )
+
+    def take_producer_snapshot(self) -> None:
+        """Writes the producer state at the end offset, unless that has been done. Raises OSError."""
+        offset: i64 = self.producers.end_offset
+        if offset <= self.producers.snapshot_offset:
+            return
+        path = f"{self.directory}/{offset_name(offset, SNAPSHOT)}"
+        write_snapshot(self.files, path, self.producers.encode())
+        self.producers.snapshot_offset = offset
+
+    # -- reading
+
+    def read(self, offset: i64, bytes_max: i64, limit_offset: i64, whole_first: bool) -> Slice | None:
+        """The range of a log file that holds ``offset`` and what follows it, before ``limit_offset``.
+
+        It begins with the batch that contains ``offset`` and has at most ``bytes_max`` bytes; with
+        ``whole_first`` the first batch may be larger. None when there is nothing (yet); a size of 0 when the
+        first batch does not fit. No record is read. Raises OffsetOutOfRange, and StorageError.
+        """
+        if offset > self.end_offset or offset < self.start_offset:
+            raise OffsetOutOfRange(
+                f"{self.topic_partition} holds offsets {self.start_offset} to {self.end_offset}, not {offset}"
+            )
+        if offset >= limit_offset or offset >= self.end_offset:
+            return None
+        segment = self.active
+        try:
+            if offset >= segment.base_offset:
+                position: i64 = segment.recent_position(offset)
+                if position >= 0:
+                    return self._slice(segment, position, bytes_max, limit_offset, whole_first, True)
+            return self._read_at(offset, bytes_max, limit_offset, whole_first)
+        except OSError as problem:
+            raise storage_error("read", segment.path, problem) from problem
+
+    def _read_at(self, offset: i64, bytes_max: i64, limit_offset: i64, whole_first: bool) -> Slice | None:
+        at: i64 = self.segment_at(offset)
+        count: i64 = len(self.segments)
+        while at < count:
+            segment = self.segments[at]
+            position: i64 = segment.position_of(offset)
+            if position < segment.size:
+                return self._slice(segment, position, bytes_max, limit_offset, whole_first, False)
+            at += 1
+        return None
+
+    def _slice(
+        self,
+        segment: Segment,
+        position: i64,
+        bytes_max: i64,
+        limit_offset: i64,
+        whole_first: bool,
+        recent: bool,
+    ) -> Slice | None:
+        end: i64 = segment.size
+        if limit_offset < self.end_offset:
+            end = self._limit_in(segment, limit_offset)
+        size: i64 = end - position
+        if size <= 0:
+            return None
+        if size > bytes_max:
+            size = segment.cut(position, bytes_max, whole_first)
+            if size > end - position:
+                size = end - position
+        return Slice(segment.file(), position, size, recent)
+
+    def _limit_in(self, segment: Segment, limit_offset: i64) -> i64:
+        """Where the batches before ``limit_offset`` end in this segment."""
+        if limit_offset == self._limit_offset and segment.base_offset == self._limit_base:
+            return self._limit_position
+        if limit_offset <= segment.base_offset:
+            return 0
+        position: i64 = segment.recent_position(limit_offset)
+        if position < 0:
+            position = segment.position_of(limit_offset)
+        if segment is not self.active or position < segment.size:
+            self._limit_offset = limit_offset
+            self._limit_base = segment.base_offset
+            self._limit_position = position
+        return position
+
+    def segment_at(self, offset: i64) -> i64:
+        """The place in :attr:`segments` of the one that holds ``offset``: the last that begins before it."""
+        low: i64 = 0
+        high: i64 = len(self.segments)
+        while low < high:
+            middle: i64 = (low + high) >> 1
+            if self.segments[middle].base_offset <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low - 1 if low > 0 else 0
+
+    # -- cutting
+
+    def truncate_to(self, offset: i64, now_ms: i64) -> bool:
+        """Cuts everything from ``offset`` on; False when nothing is there. Raises StorageError."""
+        if offset >= self.end_offset:
+            return False
+        if offset < self.segments[0].base_offset:
+            self.truncate_fully(offset, now_ms)
+            return True
+        try:
+            self._truncate(offset, now_ms)
+        except OSError as problem:
+            raise storage_error("truncate", self.directory, problem) from problem
+        return True
+
+    def _truncate(self, offset: i64, now_ms: i64) -> None:
+        keep: i64 = self.segment_at(offset) + 1
+        gone = self.segments[keep:]
+        del self.segments[keep:]
+        segment = self.segments[len(self.segments) - 1]
+        self.active = segment
+        segment.truncate(segment.position_of(offset))
+        self._limit_offset = -1
+        # A batch that straddles the offset goes as a whole: the log ends where the last one left ends.
+        self.end_offset = segment.last_offset_end()
+        if self.end_offset < offset and segment.size == 0 and segment.base_offset < offset:
+            self.end_offset = segment.base_offset
+        self.start_offset = min(self.start_offset, self.end_offset)
+        self.recovery_point = min(self.recovery_point, self.end_offset)
+        self.leader_epochs.truncate_end(int(self.end_offset))
+        self._leader_epoch = self.leader_epochs.latest
+        self._remove_files(gone, now_ms)
+        self._remove_snapshots_after(self.end_offset)
+        load_producers(
+            self.files,
+            self.directory,
+            self.segments,
+            self.producers,
+            self.start_offset,
+            self.end_offset,
+            now_ms,
+        )
+
+    def truncate_fully(self, offset: i64, now_ms: i64) -> None:
+        """Removes every record, and begins anew at ``offset``. Raises StorageError."""
+        gone = self.segments
+        try:
+            self._remove_files(gone, now_ms)
+            self._remove_snapshots_after(-1)
+            segment = self._new_segment(offset)
+            segment.create(now_ms)
+            self.leader_epochs.clear()
+        except OSError as problem:
+            raise storage_error("empty", self.directory, problem) from problem
+        self.segments = [segment]
+        self.active = segment
+        self.start_offset = offset
+        self.end_offset = offset
+        self.recovery_point = min(self.recovery_point, offset)
+        self._leader_epoch = -1
+        self._limit_offset = -1
+        self.producers.forget()
+        self.producers.end_offset = offset
+        self.producers.snapshot_offset = -1
+
+    def advance_start(self, offset: i64) -> bool:
+        """Moves the start offset up to ``offset``; False when it is there already.
+
+        The records before it cannot be read any more; their segments go with the next retention run.
+        """
+        if offset > self.end_offset:
+            raise OffsetOutOfRange(
+                f"{self.topic_partition} ends at {self.end_offset}: its start cannot move to {offset}"
+            )
+        if offset <= self.start_offset:
+            return False
+        self.start_offset = offset
+        self.leader_epochs.truncate_start(int(offset))
+        return True
+
+    def remove_segments(self, count: i64, now_ms: i64) -> None:
+        """Removes the ``count`` oldest segments; when that is all, a new one begins. Raises StorageError."""
+        if count <= 0:
+            return
+        if count >= len(self.segments):
+            self.roll(now_ms)
+            count = min(count, i64(len(self.segments) - 1))
+        gone = self.segments[:count]
+        del self.segments[:count]
+        self.start_offset = max(self.start_offset, self.segments[0].base_offset)
+        self.leader_epochs.truncate_start(int(self.start_offset))
+        try:
+            self._remove_files(gone, now_ms)
+        except OSError as problem:
+            raise storage_error("remove segments of", self.directory, problem) from problem
+
+    def _remove_files(self, segments: list[Segment], now_ms: i64) -> None:
+        """Renames files so that they do not count any more; they are removed after a while."""
+        due_ms: i64 = now_ms + self.config.file_delete_delay_ms
+        for segment in segments:
+            segment.release()
+            for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT):
+                path = f"{self.directory}/{offset_name(segment.base_offset, suffix)}"
+                if self.files.exists(path):
+                    self.files.rename(path, path + DELETED)
+                    self.removals.add(path + DELETED, int(due_ms))
+
+    def _remove_snapshots_after(self, offset: i64) -> None:
+        for name in self.files.list(self.directory):
+            if name.endswith(SNAPSHOT) and name[:20].isdigit() and int(name[:20]) > offset:
+                self.files.remove(f"{self.directory}/{name}")
+        if self.producers.snapshot_offset > offset:
+            self.producers.snapshot_offset = -1
+
+    # -- durability
+
+    @property
+    def needs_flush(self) -> bool:
+        """Whether ``flush.messages`` asks that the log be synced before the append is acknowledged."""
+        return self.end_offset - self.recovery_point >= self._flush_messages
+
+    def needs_flush_by(self, now_ms: i64) -> bool:
+        """Whether ``flush.ms`` asks that the log be synced now."""
+        return self.end_offset > self.recovery_point and now_ms - self.last_flush_ms >= self.config.flush_ms
+
+    def begin_flush(self, whole: bool = True) -> FlushJob:
+        """What must be synced so that everything up to now (``whole``), or up to the active segment, is safe.
+
+        ``job.run()`` may be called in a thread; then ``finish_flush(job)`` here.
+        """
+        end: i64 = self.end_offset if whole else self.active.base_offset
+        job = FlushJob(self.files, self.directory, int(end), not self.directory_synced)
+        at: i64 = self.segment_at(self.recovery_point)
+        while at < len(self.segments):
+            segment = self.segments[at]
+            if segment is not self.active:
+                job.add(segment.file())
+                job.add_path(segment.index.path)
+                job.add_path(segment.time_index.path)
+            elif whole and segment.size > 0:
+                job.add(segment.file())
+            at += 1
+        if self.leader_epochs.unsynced:
+            job.add_path(self.leader_epochs.path)
+            self.leader_epochs.unsynced = False
+        return job
+
+    def finish_flush(self, job: FlushJob, now_ms: i64) -> None:
+        """Takes in that a flush is done: recovery begins after it."""
+        self.directory_synced = True
+        self.last_flush_ms = now_ms
+        offset: i64 = job.offset
+        if offset > self.end_offset:
+            offset = self.end_offset  # the log was truncated meanwhile
+        if offset > self.recovery_point:
+            self.recovery_point = offset
+
+    def flush(self, now_ms: i64) -> None:
+        """Syncs everything, and waits for it. Raises StorageError."""
+        job = self.begin_flush()
+        job.run()
+        self.finish_flush(job, now_ms)
+
+    # -- the rest
+
+    @property
+    def size_bytes(self) -> i64:
+        """Bytes of all log files."""
+        total: i64 = 0
+        for segment in self.segments:
+            total += segment.size
+        return total
+
+    @property
+    def last_stable_limit(self) -> i64:
+        """The first offset of an open transaction; the end offset when none is open."""
+        first: i64 = self.producers.first_unstable_offset()
+        return first if first >= 0 else self.end_offset
+
+    def _recalled_duplicate(self, batch: Batch, now_ms: i64) -> KeptBatch | None:
+        return None
+
+    def close(self, now_ms: i64) -> None:
+        """Syncs and ends the files: a start after this needs no recovery. Raises StorageError."""
+        if self.closed:
+            return
+        try:
+            self.take_producer_snapshot()
+            self.active.close_indexes()
+        except OSError as problem:
+            raise storage_error("close", self.directory, problem) from problem
+        self.flush(now_ms)
+        self.release()
+        self.closed = True
+
+    def release(self) -> None:
+        """Closes all files until they are needed again."""
+        for segment in self.segments:
+            segment.release()
+
+
+def write_snapshot(files: Files, path: str, data: bytes) -> None:
+    """Writes a producer snapshot beside its place, and renames it. Raises OSError."""
+    temporary = path + ".tmp"
+    file = files.open(temporary, True)
+    try:
+        if file.size():
+            file.truncate(0)
+        file.append([data])
+    finally:
+        file.close()
+    files.rename(temporary, path)
+
+
+def _whole_batches_end(data: bytes, end: i64) -> i64:
+    """Where the last complete batch ends."""
+    position: i64 = 0
+    while end - position >= LOG_OVERHEAD:
+        size: i64 = i64(int.from_bytes(data[position + LENGTH : position + LENGTH + 4], "big", signed=True))
+        size += LOG_OVERHEAD
+        if size < LOG_OVERHEAD or position + size > end:
+            break
+        position += size
+    return position

@@ -1,0 +1,125 @@
+"""``meta.properties``: whose data directory this is.
+
+A Java properties file, one ``key=value`` a line, ``#`` begins a comment:
+
+================  ==========================================================================
+key               notes
+================  ==========================================================================
+``version``       0 with ``broker.id`` (brokers on ZooKeeper), 1 with ``node.id`` (KRaft)
+``cluster.id``    the cluster's id, 22 characters of base64
+``broker.id``     the broker's number, in version 0
+``node.id``       the same in version 1
+``directory.id``  names this directory, 22 characters of base64; version 1
+================  ==========================================================================
+
+Version 1 is written; both are read. Keys that are not known are kept.
+
+Source: Apache Kafka, ``MetaProperties.java``; KIP-858.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Final
+
+from tidemill.log.checkpoints import encode_id
+from tidemill.model.errors import ConfigError
+from tidemill.model.ports import Files
+
+VERSION: Final = "1"
+_ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+def new_id() -> str:
+    """A random id as Kafka makes them: 16 bytes in base64, not beginning with a dash."""
+    while True:
+        text = encode_id(uuid.uuid4().bytes)
+        if not text.startswith("-"):
+            return text
+
+
+class DirectoryMeta:
+    """The content of one ``meta.properties``. ``node_id`` is -1 when the file names none."""
+
+    __slots__ = ("cluster_id", "directory_id", "node_id", "rest")
+
+    def __init__(
+        self, cluster_id: str, node_id: int, directory_id: str, rest: dict[str, str] | None = None
+    ) -> None:
+        self.cluster_id = cluster_id
+        self.node_id = node_id
+        self.directory_id = directory_id
+        self.rest = rest or {}
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """The pairs of a Java properties file without line continuations."""
+    values: dict[str, str] = {}
+    for line in text.splitlines():
+        line = line.strip()
+        if not line or line[0] in "#!":
+            continue
+        key, _, value = line.partition("=")
+        values[_unescape(key.strip())] = _unescape(value.strip())
+    return values
+
+
+def _unescape(text: str) -> str:
+    if "\\" not in text:
+        return text
+    out: list[str] = []
+    at = 0
+    while at < len(text):
+        if text[at] != "\\" or at + 1 == len(text):
+            out.append(text[at])
+            at += 1
+        elif text[at + 1] == "u" and at + 6 <= len(text):
+            out.append(chr(int(text[at + 2 : at + 6], 16)))
+            at += 6
+        else:
+            out.append(_ESCAPES.get(text[at + 1], text[at + 1]))
+            at += 2
+    return "".join(out)
+
+
+def read_meta(files: Files, path: str) -> DirectoryMeta | None:
+    """The file's content; None when there is no file. Raises ConfigError when it makes no sense."""
+    try:
+        data = files.read(path)
+    except FileNotFoundError:
+        return None
+    try:
+        values = parse_properties(data.decode())
+        version = values.pop("version")
+        node = values.pop("node.id", None) if version == VERSION else values.pop("broker.id", None)
+        if version not in ("0", VERSION):
+            raise ConfigError(
+                f"{path}: version={version} is not known, only 0 and 1: is it of a later broker?"
+            )
+        return DirectoryMeta(
+            values.pop("cluster.id", ""),
+            -1 if node is None else int(node),
+            values.pop("directory.id", ""),
+            values,
+        )
+    except (ValueError, KeyError) as problem:
+        raise ConfigError(
+            f"{path} makes no sense ({problem}): restore it, or start with an empty data directory"
+        ) from None
+
+
+def write_meta(files: Files, path: str, meta: DirectoryMeta) -> None:
+    """Writes version 1, durably."""
+    values = {
+        **meta.rest,
+        "cluster.id": meta.cluster_id,
+        "directory.id": meta.directory_id or new_id(),
+        "node.id": str(meta.node_id),
+        "version": VERSION,
+    }
+    lines = ["#", *(f"{key}={_escape(values[key])}" for key in sorted(values)), ""]
+    files.replace(path, "\n".join(lines).encode())
+
+
+def _escape(text: str) -> str:
+    return "".join("\\" + letter if letter in "\\=:#!" else letter for letter in text)

@@ -1,0 +1,92 @@
+"""Names of the files and directories of a data directory.
+
+============================  ===================================================================
+name                          what it is
+============================  ===================================================================
+``<topic>-<partition>``       a partition's directory
+``….<32 hex>-delete``         a partition that is being removed
+``….<32 hex>-future``         a partition that is being moved here from another data directory
+``….<32 hex>-stray``          a partition that the cluster no longer knows
+``<20 digits>.log``           a segment, named by its base offset; beside it ``.index``,
+                              ``.timeindex``, ``.txnindex``, and ``.snapshot`` (named by the end
+                              offset of the producer state in it)
+``….deleted``                 a file that is being removed
+``….cleaned``, ``….swap``     what compaction had not finished
+============================  ===================================================================
+
+Source: Apache Kafka, ``LogFileUtils.java``, ``UnifiedLog.scala``.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Final
+
+from tidemill.model.types import TopicPartition
+
+LOG: Final = ".log"
+INDEX: Final = ".index"
+TIME_INDEX: Final = ".timeindex"
+TRANSACTION_INDEX: Final = ".txnindex"
+SNAPSHOT: Final = ".snapshot"
+DELETED: Final = ".deleted"
+CLEANED: Final = ".cleaned"
+SWAP: Final = ".swap"
+
+SEGMENT_SUFFIXES: Final = (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX)
+
+DELETE_DIRECTORY: Final = "-delete"
+FUTURE_DIRECTORY: Final = "-future"
+STRAY_DIRECTORY: Final = "-stray"
+
+OFFSET_DIGITS: Final = 20
+FILE_NAME_BYTES_MAX: Final = 255
+
+LEADER_EPOCHS: Final = "leader-epoch-checkpoint"
+PARTITION_METADATA: Final = "partition.metadata"
+META_PROPERTIES: Final = "meta.properties"
+RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
+HIGH_WATERMARKS: Final = "replication-offset-checkpoint"
+LOG_STARTS: Final = "log-start-offset-checkpoint"
+CLEANER_OFFSETS: Final = "cleaner-offset-checkpoint"
+LOCK: Final = ".lock"
+CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
+
+
+def offset_name(offset: int, suffix: str) -> str:
+    """The name of the file that begins (a snapshot: ends) at ``offset``."""
+    return f"{offset:020d}{suffix}"
+
+
+def offset_of(name: str, suffix: str) -> int:
+    """The offset in a file's name, or -1 when the name is not ``<20 digits><suffix>``."""
+    if len(name) != OFFSET_DIGITS + len(suffix) or not name.endswith(suffix):
+        return -1
+    digits = name[:OFFSET_DIGITS]
+    return int(digits) if digits.isascii() and digits.isdigit() else -1
+
+
+def partition_directory(topic_partition: TopicPartition) -> str:
+    """The name of a partition's directory."""
+    return f"{topic_partition.topic}-{topic_partition.partition}"
+
+
+def parse_partition_directory(name: str) -> TopicPartition | None:
+    """The partition whose directory has this name; None for every other name, ``-delete`` ones too."""
+    topic, dash, number = name.rpartition("-")
+    if not dash or not topic or not (number.isascii() and number.isdigit()) or len(number) > 10:
+        return None
+    return TopicPartition(topic, int(number))
+
+
+def directory_to_delete(topic_partition: TopicPartition) -> str:
+    """A new name for the directory of a partition that goes, unique so that the old name is free at once."""
+    suffix = f".{uuid.uuid4().hex}{DELETE_DIRECTORY}"
+    name = partition_directory(topic_partition)
+    return name[: FILE_NAME_BYTES_MAX - len(suffix)] + suffix
+
+
+def is_delete_directory(name: str) -> bool:
+    """Whether a directory is what :func:`directory_to_delete` (or Kafka) renamed."""
+    body = name[: -len(DELETE_DIRECTORY)]
+    return name.endswith(DELETE_DIRECTORY) and "." in body and len(body.rpartition(".")[2]) == 32

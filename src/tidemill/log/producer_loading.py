@@ -1,0 +1,110 @@
+"""Reads the producer state of a partition: the newest usable snapshot, then the batches after it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from librt.strings import read_i16_be, read_i32_be
+from mypy_extensions import i64
+
+from tidemill.log.names import SNAPSHOT, offset_of
+from tidemill.log.producer_state import SEQUENCE_MAX, ProducerState
+from tidemill.log.scan import BatchScan
+from tidemill.log.segment import Segment
+from tidemill.model.errors import StorageError
+from tidemill.model.ports import Files
+from tidemill.records.batch import CONTROL_FLAG, RECORDS, TRANSACTIONAL_FLAG
+
+_MARKER_BYTES_MAX: Final = 256
+"""More than a transaction marker's batch has: header, one record, key and value of a few bytes."""
+
+
+def load_producers(
+    files: Files,
+    directory: str,
+    segments: list[Segment],
+    producers: ProducerState,
+    start_offset: i64,
+    end_offset: i64,
+    now_ms: i64,
+) -> list[str]:
+    """Makes ``producers`` what the log says before ``end_offset``; warnings about snapshots left out."""
+    warnings = restore_snapshot(files, directory, producers, start_offset, end_offset, now_ms)
+    position = len(segments)
+    while position > 1 and segments[position - 1].base_offset > producers.end_offset:
+        position -= 1
+    for segment in segments[max(position - 1, 0) :]:
+        if producers.end_offset >= end_offset:
+            break
+        _read_batches(segment, producers, end_offset, now_ms)
+    producers.end_offset = end_offset
+    return warnings
+
+
+def restore_snapshot(
+    files: Files, directory: str, producers: ProducerState, start_offset: i64, end_offset: i64, now_ms: i64
+) -> list[str]:
+    """Takes the newest good snapshot at or before ``end_offset``; without one the state is empty."""
+    warnings: list[str] = []
+    producers.forget()
+    producers.end_offset = start_offset
+    producers.snapshot_offset = -1
+    offsets = [offset_of(name, SNAPSHOT) for name in files.list(directory)]
+    for offset in sorted((offset for offset in offsets if 0 <= offset <= end_offset), reverse=True):
+        path = f"{directory}/{offset:020d}{SNAPSHOT}"
+        try:
+            producers.restore(files.read(path), offset, now_ms, path)
+        except StorageError as problem:
+            warnings.append(f"{problem}; it is removed, and the producers are read from the log")
+            files.remove(path)
+            continue
+        producers.snapshot_offset = offset
+        break
+    return warnings
+
+
+def _read_batches(segment: Segment, producers: ProducerState, end_offset: i64, now_ms: i64) -> None:
+    if segment.size == 0:
+        return
+    scan = BatchScan(segment.file(), segment.position_of(producers.end_offset), segment.size)
+    while scan.step() and scan.base_offset < end_offset:
+        note_scanned(producers, scan, now_ms)
+
+
+def note_scanned(producers: ProducerState, scan: BatchScan, now_ms: i64) -> None:
+    """Takes in the batch at which a scan stands."""
+    producer_id: i64 = scan.producer_id
+    if producer_id < 0:
+        return
+    attributes: i64 = scan.attributes
+    if attributes & CONTROL_FLAG != 0:
+        producers.end_transaction(
+            producer_id, scan.producer_epoch, _coordinator_epoch(scan), scan.max_timestamp
+        )
+        return
+    delta: i64 = scan.last_offset - scan.base_offset
+    base: i64 = scan.base_sequence
+    last: i64 = (base + delta) & SEQUENCE_MAX if base >= 0 else -1
+    producers.note(
+        producer_id, scan.producer_epoch, last, scan.last_offset, delta, scan.max_timestamp, now_ms
+    )
+    if attributes & TRANSACTIONAL_FLAG != 0:
+        producers.begin_transaction(producer_id, scan.base_offset)
+
+
+def _coordinator_epoch(scan: BatchScan) -> i64:
+    """The coordinator epoch in a transaction marker; -1 when the batch is none.
+
+    The marker is one record: length, attributes and two deltas of a byte each, key length and key (version
+    int16, type int16), value length and value (version int16, coordinator epoch int32); each length takes
+    one byte.
+    """
+    size: i64 = scan.size
+    if size > _MARKER_BYTES_MAX or size < RECORDS + 16:
+        return -1
+    data = scan.file.read_at(scan.position, size)
+    key: i64 = RECORDS + 5
+    value: i64 = key + 5
+    if len(data) < value + 6 or data[key - 1] != 8 or data[value - 1] != 12 or read_i16_be(data, value) != 0:
+        return -1
+    return i64(read_i32_be(data, value + 2))

@@ -1,0 +1,352 @@
+"""Opens the log of a partition: takes stock of its directory, and recovers it after an unclean stop.
+
+After a clean stop nothing is read but names, sizes and the end of the last segment. After an unclean one
+every batch from the recovery point on is checked; the log is cut at the first byte that is not part of a
+good batch, what lies behind it is removed, and indexes, leader epochs and producer state are made anew.
+
+Two faults are told apart in the report: truncation (the tail never reached the disk, the usual trace of a
+crash) and corruption (something else is written there). Neither makes the partition unusable, and no fault
+of a file other than the log loses a record.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from tidemill.log.checkpoints import CheckpointDamaged
+from tidemill.log.config import LogConfig
+from tidemill.log.errors import storage_error
+from tidemill.log.leader_epochs import LeaderEpochs
+from tidemill.log.log import Log, write_snapshot
+from tidemill.log.names import (
+    CLEANED,
+    DELETED,
+    INDEX,
+    LEADER_EPOCHS,
+    LOG,
+    PARTITION_METADATA,
+    SNAPSHOT,
+    SWAP,
+    TIME_INDEX,
+    TRANSACTION_INDEX,
+    offset_name,
+    offset_of,
+)
+from tidemill.log.producer_loading import load_producers
+from tidemill.log.producer_state import ProducerState
+from tidemill.log.removals import Removals
+from tidemill.log.scan import BatchScan
+from tidemill.log.segment import Segment
+from tidemill.log.walk import walk_segment
+from tidemill.model.ports import Files
+from tidemill.model.types import ZERO_ID, TopicPartition
+
+_KNOWN_FILES = frozenset({LEADER_EPOCHS, PARTITION_METADATA})
+
+
+class Opening:
+    """One opening of one log; :attr:`warnings` and :attr:`recovered_bytes` tell what it met."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        topic_partition: TopicPartition,
+        config: LogConfig,
+        *,
+        removals: Removals,
+        now_ms: int,
+        topic_id: bytes = ZERO_ID,
+        recovery_point: int = 0,
+        start_offset: int = 0,
+        clean: bool = False,
+    ) -> None:
+        self.files = files
+        self.directory = directory
+        self.topic_partition = topic_partition
+        self.config = config
+        self.removals = removals
+        self.now_ms = now_ms
+        self.topic_id = topic_id
+        self.recovery_point = recovery_point
+        self.start_offset = start_offset
+        self.clean = clean
+        self.warnings: list[str] = []
+        self.recovered_bytes = 0
+        self.producers = ProducerState(str(topic_partition))
+        self.leader_epochs = LeaderEpochs(files, f"{directory}/{LEADER_EPOCHS}")
+
+    def open(self) -> Log:
+        """The log, ready. Raises StorageError when the directory cannot be read or written."""
+        try:
+            return self._open()
+        except OSError as problem:
+            raise storage_error("open", problem.filename or self.directory, problem) from problem
+
+    def _open(self) -> Log:
+        names = self._tidy(self.files.list(self.directory))
+        segments = self._segments(names)
+        if not segments:
+            segments = [self._segment(max(self.start_offset, 0), 0)]
+            segments[0].create(self.now_ms)
+        self._load_epochs(segments)
+        end = self._check_tail(segments) if self.clean else -1
+        if end < 0:
+            end = self._recover(segments)
+        start = min(max(self.start_offset, segments[0].base_offset), end)
+        self.leader_epochs.truncate_end(end)
+        self.leader_epochs.truncate_start(start)
+        if self.producers.end_offset != end or self.clean:
+            self.warnings += load_producers(
+                self.files, self.directory, segments, self.producers, start, end, self.now_ms
+            )
+        return Log(
+            self.files,
+            self.directory,
+            self.topic_partition,
+            self.topic_id,
+            self.config,
+            segments,
+            start,
+            end,
+            min(self.recovery_point, end) if not self.clean else end,
+            self.producers,
+            self.leader_epochs,
+            self.removals,
+            self.now_ms,
+        )
+
+    # -- taking stock
+
+    def _tidy(self, names: list[str]) -> set[str]:
+        """Ends what a crash had interrupted: removals, compaction's swaps. The names that are left."""
+        left = set(names)
+        for name in names:
+            path = f"{self.directory}/{name}"
+            if name.endswith((DELETED, CLEANED, ".tmp")):
+                self.files.remove(path)
+                left.discard(name)
+        if any(name.endswith(SWAP) for name in left):
+            self._finish_swaps(left)
+        for name in sorted(left):
+            if not self._is_known(name):
+                self.warnings.append(f"{self.directory}/{name} is no file of a log: it is left alone")
+        return left
+
+    @staticmethod
+    def _is_known(name: str) -> bool:
+        suffix = "." + name.rpartition(".")[2]
+        if suffix in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX, SNAPSHOT):
+            return offset_of(name, suffix) >= 0
+        return name in _KNOWN_FILES
+
+    def _finish_swaps(self, left: set[str]) -> None:
+        """A swapped-in segment is complete once it has this name: it replaces those whose range it covers."""
+        for name in sorted(name for name in left if name.endswith(LOG + SWAP)):
+            base = offset_of(name[: -len(SWAP)], LOG)
+            path = f"{self.directory}/{name}"
+            scan = BatchScan(self.files.open(path, read_only=True), 0, self.files.size(path))
+            end = base
+            while scan.step():
+                end = scan.last_offset + 1
+            for other in [other for other in left if base <= offset_of(other, LOG) < max(end, base + 1)]:
+                for suffix in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX):
+                    old = offset_name(offset_of(other, LOG), suffix)
+                    if old in left:
+                        self.files.remove(f"{self.directory}/{old}")
+                        left.discard(old)
+            self.warnings.append(f"{path}: a compaction that a crash had interrupted is ended")
+        for name in sorted(name for name in left if name.endswith(SWAP)):
+            final = name[: -len(SWAP)]
+            self.files.rename(f"{self.directory}/{name}", f"{self.directory}/{final}")
+            left.discard(name)
+            left.add(final)
+
+    def _segment(self, base_offset: int, size: int) -> Segment:
+        segment = Segment(
+            self.files,
+            self.directory,
+            base_offset,
+            size,
+            self.config.segment_index_bytes,
+            self.config.index_interval_bytes,
+        )
+        segment.created_ms = self.now_ms
+        return segment
+
+    def _segments(self, names: set[str]) -> list[Segment]:
+        bases = sorted(base for base in (offset_of(name, LOG) for name in names) if base >= 0)
+        known = set(bases)
+        for suffix in (INDEX, TIME_INDEX, TRANSACTION_INDEX):
+            for name in sorted(names):
+                base = offset_of(name, suffix)
+                if base >= 0 and base not in known:
+                    self.warnings.append(f"{self.directory}/{name} has no log file beside it: it is removed")
+                    self.files.remove(f"{self.directory}/{name}")
+        segments = []
+        for base in bases:
+            path = f"{self.directory}/{offset_name(base, LOG)}"
+            segment = self._segment(base, self.files.size(path))
+            if offset_name(base, INDEX) not in names or offset_name(base, TIME_INDEX) not in names:
+                if self.clean and segment.size:
+                    self.warnings.append(f"{path}: an index file is missing, both are made anew")
+                segment.rebuild_indexes()
+            segments.append(segment)
+        return segments
+
+    def _load_epochs(self, segments: list[Segment]) -> None:
+        try:
+            self.leader_epochs.load()
+        except CheckpointDamaged as problem:
+            self.warnings.append(f"{problem}; the leader epochs are read from the log")
+            for segment in segments:
+                scan = BatchScan(segment.file(), 0, segment.size)
+                while scan.step():
+                    self.leader_epochs.assign(scan.leader_epoch, scan.base_offset, save=False)
+            self.leader_epochs.save()
+
+    # -- clean stop
+
+    def _check_tail(self, segments: list[Segment]) -> int:
+        """The end offset, from the last segment's end; -1 when that does not look like a clean stop."""
+        last = segments[-1]
+        if last.size == 0:
+            return last.base_offset
+        last_position = last.index.last_position()
+        last.bytes_since_index = last.size - last_position
+        scan = BatchScan(last.file(), last_position, last.size)
+        end = last.base_offset
+        while scan.step():
+            end = scan.last_offset + 1
+        if not scan.fault and last_position < last.size and end > last.base_offset:
+            last.release()
+            return end
+        self.warnings.append(
+            f"{last.path}: the last stop was a clean one, but its end is damaged "
+            f"({scan.fault or 'its index points beyond it'}): it is recovered"
+        )
+        self.recovery_point = min(self.recovery_point, last.base_offset)
+        self.clean = False
+        return -1
+
+    # -- unclean stop
+
+    def _recover(self, segments: list[Segment]) -> int:
+        """Checks the segments from the recovery point on, and cuts what is bad; the end offset."""
+        first = len(segments) - 1
+        while first > 0 and segments[first].base_offset > self.recovery_point:
+            first -= 1
+        for segment, following in pairwise(segments[: first + 1]):
+            self._check_indexes(segment, following.base_offset)
+        base = segments[first].base_offset
+        self.warnings += load_producers(
+            self.files,
+            self.directory,
+            segments[:first],
+            self.producers,
+            self._first_start(segments),
+            base,
+            self.now_ms,
+        )
+        self._remove_snapshots_after(base)
+        at = first
+        while at < len(segments):
+            segment = segments[at]
+            walk = walk_segment(segment, self.producers, self.leader_epochs, self.now_ms)
+            self.recovered_bytes += int(walk.position)
+            following_base = segments[at + 1].base_offset if at + 1 < len(segments) else -1
+            overlap = 0 <= following_base < walk.next_offset
+            if walk.fault or overlap:
+                self._cut(segments, at, walk.position, walk.next_offset, walk.fault, walk.truncated)
+            if at + 1 < len(segments):
+                segment.close_indexes()
+                self._snapshot(segments[at + 1].base_offset)
+            segment.release()
+            at += 1
+        self.leader_epochs.save()
+        return int(segments[-1].base_offset if segments[-1].size == 0 else self.producers.end_offset)
+
+    def _first_start(self, segments: list[Segment]) -> int:
+        return int(max(self.start_offset, segments[0].base_offset))
+
+    def _cut(
+        self, segments: list[Segment], at: int, position: int, next_offset: int, fault: str, truncated: bool
+    ) -> None:
+        segment = segments[at]
+        gone = segments[at + 1 :]
+        kind = "truncation" if truncated else "corruption"
+        lost = segment.size - position
+        text = f"{segment.path}: {kind} at byte {position} (offset {next_offset}): "
+        text += fault or f"the next segment begins at offset {gone[0].base_offset}, before this one ends"
+        text += f"; {lost} bytes are cut"
+        if gone:
+            text += f", and {len(gone)} later segments removed"
+        self.warnings.append(text)
+        if lost:
+            file = segment.file()
+            file.truncate(position)
+            file.sync()
+            segment.size = position
+        for later in gone:
+            later.release()
+            for suffix in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX):
+                path = f"{self.directory}/{offset_name(later.base_offset, suffix)}"
+                if self.files.exists(path):
+                    self.files.rename(path, path + DELETED)
+                    self.removals.add(path + DELETED, self.now_ms + self.config.file_delete_delay_ms)
+        del segments[at + 1 :]
+
+    def _check_indexes(self, segment: Segment, end_offset: int) -> None:
+        """A segment before the recovery point is safe on the disk; its indexes are checked for sense."""
+        damage = segment.index.damage(segment.size)
+        if damage:
+            damage = f"{segment.index.path}: {damage}"
+        else:
+            damage = segment.time_index.damage(end_offset)
+            if damage:
+                damage = f"{segment.time_index.path}: {damage}"
+        if damage:
+            self.warnings.append(f"{damage}; both indexes are made anew")
+            segment.rebuild_indexes()
+            segment.close_indexes()
+        segment.release()
+
+    def _remove_snapshots_after(self, offset: int) -> None:
+        for name in self.files.list(self.directory):
+            if offset_of(name, SNAPSHOT) > offset:
+                self.files.remove(f"{self.directory}/{name}")
+
+    def _snapshot(self, offset: int) -> None:
+        self.producers.end_offset = offset
+        path = f"{self.directory}/{offset_name(offset, SNAPSHOT)}"
+        write_snapshot(self.files, path, self.producers.encode())
+        self.producers.snapshot_offset = offset
+
+
+def open_log(
+    files: Files,
+    directory: str,
+    topic_partition: TopicPartition,
+    config: LogConfig,
+    *,
+    removals: Removals | None = None,
+    now_ms: int = 0,
+    topic_id: bytes = ZERO_ID,
+    recovery_point: int = 0,
+    start_offset: int = 0,
+    clean: bool = False,
+) -> Log:
+    """Opens one log by itself, as tests and tools need it; see :class:`Opening`."""
+    opening = Opening(
+        files,
+        directory,
+        topic_partition,
+        config,
+        removals=Removals() if removals is None else removals,
+        now_ms=now_ms,
+        topic_id=topic_id,
+        recovery_point=recovery_point,
+        start_offset=start_offset,
+        clean=clean,
+    )
+    return opening.open()

@@ -1,0 +1,301 @@
+"""One segment of a log: a ``.log`` file of batches, its offset index and its time index.
+
+The files are opened when they are needed, so that a partition nobody uses costs no descriptor. A ``.log``
+file is closed when the last range that refers to it is gone, also when the segment was deleted meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from librt.vecs import vec
+from mypy_extensions import i64
+
+from tidemill.log.index import RELATIVE_OFFSET_MAX, OffsetIndex, TimeIndex
+from tidemill.log.names import INDEX, LOG, TIME_INDEX, offset_name
+from tidemill.log.scan import BatchScan
+from tidemill.model.ports import File, Files
+
+RECENT: Final = 64
+"""Appends whose positions are remembered: a reader that keeps up is answered without a look at the files."""
+
+UNKNOWN: Final = -2
+"""A timestamp that has not been read from the files yet."""
+
+
+class Slice:
+    """A range of bytes of a log file. ``recent`` says that it was written a moment ago: it is in memory."""
+
+    def __init__(self, file: File, position: i64, size: i64, recent: bool) -> None:
+        self.file = file
+        self.position: i64 = position
+        self.size: i64 = size
+        self.recent: bool = recent
+
+    def read(self) -> bytes:
+        """The bytes."""
+        return self.file.read_at(self.position, self.size)
+
+
+class Segment:
+    """The batches from :attr:`base_offset` to the next segment's. ``size`` is the bytes of its log file."""
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        base_offset: i64,
+        size: i64,
+        index_bytes_max: i64,
+        interval_bytes: i64,
+    ) -> None:
+        self.files = files
+        self.directory = directory
+        self.base_offset: i64 = base_offset
+        self.size: i64 = size
+        self.interval_bytes: i64 = interval_bytes
+        self.path: str = f"{directory}/{offset_name(base_offset, LOG)}"
+        self.index = OffsetIndex(
+            files, f"{directory}/{offset_name(base_offset, INDEX)}", base_offset, index_bytes_max
+        )
+        self.time_index = TimeIndex(
+            files, f"{directory}/{offset_name(base_offset, TIME_INDEX)}", base_offset, index_bytes_max
+        )
+        self.created_ms: i64 = 0
+        self.first_timestamp: i64 = UNKNOWN
+        self._max_timestamp: i64 = UNKNOWN
+        self._max_timestamp_offset: i64 = base_offset
+        self.bytes_since_index: i64 = size
+        self._file: File | None = None
+        self._recent_count: i64 = 0
+        self._recent_offsets: vec[i64] = vec[i64]([])
+        self._recent_positions: vec[i64] = vec[i64]([])
+
+    def create(self, now_ms: i64) -> None:
+        """Makes the files, over what lay there. Raises OSError, leaving none behind that counts."""
+        file = self.files.open(self.path, True)
+        if file.size():
+            file.truncate(0)
+        self.index.create()
+        self.time_index.create()
+        self._file = file
+        self.size = 0
+        self.bytes_since_index = 0
+        self.created_ms = now_ms
+        self.first_timestamp = -1
+        self._max_timestamp = -1
+
+    def file(self) -> File:
+        """The log file, open."""
+        file = self._file
+        if file is None:
+            file = self.files.open(self.path)
+            self._file = file
+        return file
+
+    def append(
+        self, buffers: list[Any], size: i64, base_offset: i64, last_offset: i64, max_timestamp: i64
+    ) -> None:
+        """Writes one batch at the end. Raises OSError, and is as before then."""
+        position: i64 = self.size
+        self.file().append(buffers)
+        self.size = position + size
+        self.note(position, size, base_offset, last_offset, max_timestamp)
+
+    def note(self, position: i64, size: i64, base_offset: i64, last_offset: i64, max_timestamp: i64) -> None:
+        """Takes in a batch that lies at ``position`` now: timestamps, indexes, recent positions."""
+        if max_timestamp > self._max_timestamp:
+            if self._max_timestamp == UNKNOWN:
+                self.max_timestamp()
+            if max_timestamp > self._max_timestamp:
+                self._max_timestamp = max_timestamp
+                self._max_timestamp_offset = last_offset
+        if position == 0:
+            self.first_timestamp = max_timestamp
+        if self.bytes_since_index > self.interval_bytes:
+            self._add_index_entries(last_offset, position)
+        self.bytes_since_index += size
+        if len(self._recent_offsets) == 0:
+            self._recent_offsets = vec[i64]([0] * RECENT)
+            self._recent_positions = vec[i64]([0] * RECENT)
+        slot: i64 = self._recent_count & (RECENT - 1)
+        self._recent_offsets[slot] = base_offset
+        self._recent_positions[slot] = position
+        self._recent_count += 1
+
+    def _add_index_entries(self, last_offset: i64, position: i64) -> None:
+        """An index without room or on a full disk does not grow: lookups scan further, nothing is lost."""
+        try:
+            if not self.index.is_full:
+                self.index.append(last_offset, position)
+                self.bytes_since_index = 0
+            if not self.time_index.is_full:
+                self.time_index.append(self._max_timestamp, self._max_timestamp_offset)
+        except OSError:
+            return
+
+    def recent_position(self, offset: i64) -> i64:
+        """Where the batch that begins with ``offset`` lies, when it was appended a moment ago; else -1."""
+        count: i64 = self._recent_count
+        lowest: i64 = count - RECENT
+        if lowest < 0:
+            lowest = 0
+        while count > lowest:
+            count -= 1
+            base: i64 = self._recent_offsets[count & (RECENT - 1)]
+            if base <= offset:
+                return self._recent_positions[count & (RECENT - 1)] if base == offset else -1
+        return -1
+
+    def position_of(self, offset: i64) -> i64:
+        """Where the first batch lies whose last offset is at least ``offset``; the size when none is here."""
+        if offset <= self.base_offset:
+            return 0
+        start: i64 = self.index.lookup(offset)
+        position: i64 = self._scan_for(offset, start)
+        if position < 0:
+            # The index pointed to something that is no batch, or beyond the offset: it is damaged.
+            self.rebuild_indexes()
+            position = self._scan_for(offset, self.index.lookup(offset))
+        return position if position >= 0 else self.size
+
+    def _scan_for(self, offset: i64, start: i64) -> i64:
+        """As :meth:`position_of`, from the indexed position ``start``; -1 when that cannot be right."""
+        scan = BatchScan(self.file(), start, self.size)
+        first: bool = start > 0
+        while scan.step():
+            if first and (scan.base_offset > offset or scan.base_offset < self.base_offset):
+                return -1
+            first = False
+            if scan.last_offset >= offset:
+                return scan.position
+        if scan.fault or (first and start >= self.size):
+            return -1 if start > 0 else scan.position
+        return self.size
+
+    def cut(self, position: i64, bytes_max: i64, whole_first: bool) -> i64:
+        """How many bytes from ``position`` a reader gets who wants at most ``bytes_max``.
+
+        They end with a whole batch where the index knows one, so that no bytes are sent twice. When even
+        the first batch is larger: all of it with ``whole_first``, else 0.
+        """
+        end: i64 = self.index.position_floor(position + bytes_max)
+        if end > position:
+            return end - position
+        scan = BatchScan(self.file(), position, self.size)
+        end = position
+        while scan.step():
+            if scan.next_position - position > bytes_max:
+                break
+            end = scan.next_position
+        if end == position and whole_first:
+            return scan.size
+        return end - position
+
+    def max_timestamp(self) -> i64:
+        """The largest timestamp in ms; -1 when there is none."""
+        if self._max_timestamp == UNKNOWN:
+            self._max_timestamp = self.time_index.last_timestamp()
+            self._max_timestamp_offset = self.time_index.last_offset()
+        return self._max_timestamp
+
+    def max_timestamp_offset(self) -> i64:
+        """The last offset of the first batch that has :meth:`max_timestamp`."""
+        self.max_timestamp()
+        return self._max_timestamp_offset
+
+    def set_max_timestamp(self, timestamp: i64, offset: i64) -> None:
+        """Says what a walk over the batches found."""
+        self._max_timestamp = timestamp
+        self._max_timestamp_offset = offset
+
+    def rolling_timestamp(self) -> i64:
+        """The first batch's largest timestamp, from which ``segment.ms`` counts; -1 when there is none."""
+        if self.first_timestamp == UNKNOWN:
+            scan = BatchScan(self.file(), 0, self.size)
+            self.first_timestamp = scan.max_timestamp if scan.step() else -1
+        return self.first_timestamp
+
+    def is_full(self, size: i64, last_offset: i64, segment_bytes: i64) -> bool:
+        """Whether a batch of ``size`` bytes that ends with ``last_offset`` belongs into a new segment."""
+        return (
+            self.size > segment_bytes - size
+            or self.index.is_full
+            or self.time_index.is_full
+            or last_offset - self.base_offset > RELATIVE_OFFSET_MAX
+        )
+
+    def close_indexes(self) -> None:
+        """Ends the indexes: the largest timestamp is noted, the files are cut to what is used."""
+        timestamp: i64 = self.max_timestamp()
+        if timestamp >= 0:
+            self.time_index.append(timestamp, self._max_timestamp_offset)
+        self.index.trim()
+        self.time_index.trim()
+        self._recent_count = 0
+        self._recent_offsets = vec[i64]([])
+        self._recent_positions = vec[i64]([])
+
+    def rebuild_indexes(self) -> None:
+        """Makes both indexes anew from the batches."""
+        self.begin_rebuild()
+        scan = BatchScan(self.file(), 0, self.size)
+        while scan.step():
+            self.note(scan.position, scan.size, scan.base_offset, scan.last_offset, scan.max_timestamp)
+
+    def begin_rebuild(self) -> None:
+        """Empties the indexes and what is known of the timestamps; :meth:`note` every batch after this."""
+        self.index.create()
+        self.time_index.create()
+        self._max_timestamp = -1
+        self._max_timestamp_offset = self.base_offset
+        self.first_timestamp = -1
+        self.bytes_since_index = 0
+        self._recent_count = 0
+
+    def truncate(self, position: i64) -> None:
+        """Cuts the log file at ``position``, where a batch begins, and the indexes with it."""
+        file = self.file()
+        file.truncate(position)
+        self.size = position
+        self.index.truncate_to(position)
+        self._recent_count = 0
+        if position == 0:
+            self.first_timestamp = -1
+        last_position: i64 = self.index.last_position()
+        self.bytes_since_index = position - last_position
+        self._recount_timestamps(last_position)
+
+    def _recount_timestamps(self, last_position: i64) -> None:
+        """After a cut: the time index without what is gone, and the largest timestamp of what is left."""
+        scan = BatchScan(self.file(), last_position, self.size)
+        end: i64 = self.base_offset
+        while scan.step():
+            end = scan.last_offset + 1
+        self.time_index.truncate_to(end)
+        timestamp: i64 = self.time_index.last_timestamp()
+        offset: i64 = self.time_index.last_offset()
+        scan = BatchScan(self.file(), self.index.lookup(offset), self.size)
+        while scan.step():
+            if scan.max_timestamp > timestamp:
+                timestamp = scan.max_timestamp
+                offset = scan.last_offset
+        self._max_timestamp = timestamp
+        self._max_timestamp_offset = offset
+
+    def last_offset_end(self) -> i64:
+        """The offset after the last batch, read from the end of the files."""
+        start: i64 = self.index.last_position()
+        if start >= self.size:
+            start = 0
+        scan = BatchScan(self.file(), start, self.size)
+        end: i64 = self.base_offset
+        while scan.step():
+            end = scan.last_offset + 1
+        return end
+
+    def release(self) -> None:
+        """Closes the files until they are needed again. Ranges that are being sent keep theirs."""
+        self._file = None
+        self.index.release()
+        self.time_index.release()

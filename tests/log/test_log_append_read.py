@@ -1,0 +1,145 @@
+"""Appending to a log and reading from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tidemill.log.errors import OffsetOutOfRange
+from tidemill.log.log import Log
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.records.batch import Batch, parse_batches
+
+NOW = 1_700_000_000_000
+
+MakeBatch = Callable[..., Batch]
+MakeLog = Callable[..., Log]
+
+
+def stored(log: Log, offset: int, bytes_max: int = 1 << 20, limit: int | None = None) -> list[Batch]:
+    part = log.read(offset, bytes_max, log.end_offset if limit is None else limit, True)
+    if part is None:
+        return []
+    data = part.read()
+    return parse_batches(data, 0, len(data))
+
+
+def test_offsets_are_assigned_in_order(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of()
+    first = log.append([batch(3)], 7, NOW)
+    second = log.append([batch(2)], 7, NOW)
+    assert (first.base_offset, first.last_offset, second.base_offset, second.last_offset) == (0, 2, 3, 4)
+    assert (log.start_offset, log.end_offset) == (0, 5)
+    assert [(b.base_offset, b.leader_epoch, b.record_count) for b in stored(log, 0)] == [(0, 7, 3), (3, 7, 2)]
+
+
+def test_a_read_begins_with_the_batch_that_holds_the_offset(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of()
+    for _ in range(4):
+        log.append([batch(10)], 0, NOW)
+    assert [b.base_offset for b in stored(log, 25)] == [20, 30]
+    assert [b.base_offset for b in stored(log, 30)] == [30]
+
+
+def test_nothing_is_read_at_the_end_and_an_error_is_raised_beyond(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of()
+    log.append([batch(2)], 0, NOW)
+    assert log.read(2, 100, 2, True) is None
+    with pytest.raises(OffsetOutOfRange, match="holds offsets 0 to 2, not 3") as caught:
+        log.read(3, 100, 2, True)
+    assert caught.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def test_a_read_stops_before_the_limit(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of()
+    for _ in range(5):
+        log.append([batch(2)], 0, NOW)
+    for _ in range(2):
+        assert [b.base_offset for b in stored(log, 0, limit=6)] == [0, 2, 4]
+    assert stored(log, 6, limit=6) == []
+
+
+def test_the_first_batch_may_exceed_the_bytes_asked_for_only_when_said_so(
+    log_of: MakeLog, batch: MakeBatch
+) -> None:
+    log = log_of()
+    log.append([batch(1, value=bytes(5000))], 0, NOW)
+    log.append([batch(1)], 0, NOW)
+    whole = log.read(0, 100, 2, True)
+    part = log.read(0, 100, 2, False)
+    assert whole is not None
+    assert part is not None
+    assert (whole.size > 5000, part.size) == (True, 0)
+
+
+def test_a_read_ends_with_a_whole_batch(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of()
+    for _ in range(200):
+        log.append([batch(1, value=bytes(1000))], 0, NOW)
+    offset = 0
+    while offset < 200:
+        read = stored(log, offset, 50_000)
+        assert read
+        assert read[0].base_offset == offset
+        offset = read[-1].last_offset + 1
+
+
+def test_every_offset_is_found_across_rolled_segments(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of({"segment_bytes": 20_000, "index_interval_bytes": 1000})
+    for _ in range(300):
+        log.append([batch(3, value=bytes(100))], 0, NOW)
+    assert len(log.segments) > 5
+    for reader in (log, None):
+        if reader is None:
+            log.close(NOW)
+            reader = log_of({"segment_bytes": 20_000, "index_interval_bytes": 1000}, clean=True)
+        assert reader.end_offset == 900
+        for offset in range(900):
+            assert stored(reader, offset, 1)[0].base_offset == offset // 3 * 3
+
+
+def test_a_segment_rolls_by_size_time_and_full_index(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of({"segment_ms": 1000, "segment_index_bytes": 36, "index_interval_bytes": 0})
+    log.append([batch(1)], 0, NOW)
+    log.append([batch(1, timestamp=NOW + 1000)], 0, NOW)
+    assert len(log.segments) == 1
+    log.append([batch(1, timestamp=NOW + 1001)], 0, NOW)
+    assert [s.base_offset for s in log.segments] == [0, 2]
+    # The first batch of a segment is not indexed, the next four fill the offset index.
+    for _ in range(5):
+        log.append([batch(1, timestamp=NOW + 1001)], 0, NOW)
+    assert [s.base_offset for s in log.segments] == [0, 2, 7]
+
+
+def test_a_batch_larger_than_a_segment_is_refused(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of({"segment_bytes": 1000})
+    with pytest.raises(KafkaError, match=r"larger than a segment may be \(segment.bytes=1000\)") as caught:
+        log.append([batch(1, value=bytes(2000))], 0, NOW)
+    assert caught.value.code == ErrorCode.RECORD_LIST_TOO_LARGE
+    assert log.append([batch(1)], 0, NOW).base_offset == 0
+
+
+def test_append_time_is_stamped_and_the_checksum_holds(log_of: MakeLog, batch: MakeBatch) -> None:
+    from tidemill.records.batch import check_crc
+
+    log = log_of({"message_timestamp_type": "LogAppendTime"})
+    result = log.append([batch(2, timestamp=5)], 0, NOW)
+    assert result.append_time_ms == NOW
+    (read,) = stored(log, 0)
+    check_crc(read)
+    assert (read.append_time, read.max_timestamp) == (True, NOW)
+
+
+def test_a_follower_keeps_offsets_and_epochs(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of()
+    data = b"".join(
+        batch(2, base_offset=base, leader_epoch=epoch).to_bytes()
+        for base, epoch in ((10, 3), (12, 3), (20, 5))
+    )
+    assert log.append_as_follower(data + data[:30], NOW) == 22
+    assert [(b.base_offset, b.leader_epoch) for b in stored(log, 11)] == [(10, 3), (12, 3), (20, 5)]
+    assert (log.leader_epochs.epochs, log.leader_epochs.starts) == ([3, 5], [10, 20])
+    assert [b.base_offset for b in stored(log, 15)] == [20]
+    with pytest.raises(KafkaError, match="the leader sent offset 10, the log here ends at 22"):
+        log.append_as_follower(data, NOW)

@@ -1,0 +1,135 @@
+"""The data directories of a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tidemill.log.config import LogConfig
+from tidemill.log.files import SystemFiles
+from tidemill.log.manager import LogManager
+from tidemill.model.errors import ConfigError, StorageError
+from tidemill.model.types import TopicPartition
+from tidemill.records.batch import Batch
+
+NOW = 1_700_000_000_000
+TOPIC_ID = bytes(range(16))
+
+
+def opened(*directories: Path, cluster: str = "c" * 22, node: int = 1) -> LogManager:
+    manager = LogManager(SystemFiles(), [str(path) for path in directories])
+    manager.lock()
+    manager.claim(cluster, node)
+    manager.load(NOW, lambda topic: LogConfig())
+    return manager
+
+
+def test_logs_survive_a_clean_stop_and_nothing_is_recovered(
+    tmp_path: Path, batch: Callable[..., Batch]
+) -> None:
+    manager = opened(tmp_path / "data")
+    for partition in range(3):
+        log = manager.create(TopicPartition("t", partition), TOPIC_ID, LogConfig(), NOW)
+        log.append([batch(partition + 1)], 4, NOW)
+    assert manager.close(NOW, {TopicPartition("t", 2): 2}) == []
+    assert (tmp_path / "data/.kafka_cleanshutdown").exists()
+    again = opened(tmp_path / "data")
+    assert not (tmp_path / "data/.kafka_cleanshutdown").exists()
+    assert {str(key): log.end_offset for key, log in again.logs.items()} == {"t-0": 1, "t-1": 2, "t-2": 3}
+    assert [log.topic_id for log in again.logs.values()] == [TOPIC_ID] * 3
+    assert again.logs[TopicPartition("t", 1)].leader_epochs.latest == 4
+    assert (again.recovered_bytes, again.warnings) == (0, [])
+    assert again.high_watermarks == {TopicPartition("t", 2): 2}
+
+
+def test_logs_survive_a_kill(tmp_path: Path, batch: Callable[..., Batch]) -> None:
+    manager = opened(tmp_path)
+    log = manager.create(TopicPartition("t", 0), TOPIC_ID, LogConfig(segment_bytes=10_000), NOW)
+    for _ in range(100):
+        log.append([batch(3, value=bytes(100))], 0, NOW)
+    manager.unlock()
+    again = opened(tmp_path)
+    found = again.logs[TopicPartition("t", 0)]
+    assert (found.end_offset, len(found.segments)) == (300, len(log.segments))
+    assert again.recovered_bytes == log.size_bytes
+    assert again.warnings == []
+
+
+def test_a_locked_directory_is_refused_in_one_line(tmp_path: Path) -> None:
+    manager = opened(tmp_path)
+    with pytest.raises(StorageError, match=r"in use by another broker \(it holds .lock\): stop that one"):
+        opened(tmp_path)
+    manager.close(NOW, {})
+    opened(tmp_path).close(NOW, {})
+
+
+def test_a_directory_of_another_cluster_or_broker_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path).close(NOW, {})
+    with pytest.raises(ConfigError, match="is of cluster ccccccc"):
+        opened(tmp_path, cluster="x" * 22)
+    with pytest.raises(ConfigError, match=r"is of broker 1, this one is broker 2: set broker.id=1"):
+        opened(tmp_path, node=2)
+
+
+def test_new_partitions_go_to_the_directory_that_has_the_fewest(tmp_path: Path) -> None:
+    manager = opened(tmp_path / "a", tmp_path / "b")
+    for partition in range(6):
+        manager.create(TopicPartition("t", partition), TOPIC_ID, LogConfig(), NOW)
+    assert [len(directory.logs) for directory in manager.directories] == [3, 3]
+
+
+def test_a_deleted_partition_is_renamed_at_once_and_removed_later(
+    tmp_path: Path, batch: Callable[..., Batch]
+) -> None:
+    manager = opened(tmp_path)
+    key = TopicPartition("t", 0)
+    manager.create(key, TOPIC_ID, LogConfig(file_delete_delay_ms=500), NOW).append([batch()], 0, NOW)
+    assert manager.delete(key, NOW)
+    assert manager.get(key) is None
+    (renamed,) = tmp_path.glob("t-0.*-delete")
+    assert manager.due_removals(NOW + 499) == []
+    due = manager.due_removals(NOW + 500)
+    assert due == [str(renamed)]
+    assert manager.remove_paths(due) == []
+    assert not renamed.exists()
+    assert manager.create(key, TOPIC_ID, LogConfig(), NOW).end_offset == 0
+
+
+def test_a_failed_directory_takes_only_its_own_partitions_offline(tmp_path: Path) -> None:
+    manager = opened(tmp_path / "a", tmp_path / "b")
+    for partition in range(4):
+        manager.create(TopicPartition("t", partition), TOPIC_ID, LogConfig(), NOW)
+    gone = manager.fail_directory(str(tmp_path / "a"), "Input/output error")
+    assert len(gone) == 2
+    assert sorted([*gone, *manager.logs]) == [TopicPartition("t", partition) for partition in range(4)]
+    assert manager.create(TopicPartition("u", 0), TOPIC_ID, LogConfig(), NOW).directory.startswith(
+        str(tmp_path / "b")
+    )
+
+
+@pytest.mark.slow
+def test_a_thousand_partitions_start_in_well_under_a_second(
+    tmp_path: Path, batch: Callable[..., Batch]
+) -> None:
+    import time
+
+    manager = opened(tmp_path)
+    record = batch(1)
+    for partition in range(1000):
+        log = manager.create(TopicPartition("t", partition), TOPIC_ID, LogConfig(), NOW)
+        log.append([record], 0, NOW)
+        log.recovery_point = log.end_offset  # nothing to sync: the disk is not what is measured
+        log.take_producer_snapshot()
+        log.active.close_indexes()
+        log.release()
+    (tmp_path / ".kafka_cleanshutdown").touch()
+    manager.unlock()
+    began = time.monotonic()
+    again = opened(tmp_path)
+    took = time.monotonic() - began
+    assert len(again.logs) == 1000
+    assert again.warnings == []
+    print(f"\n1000 partitions: {took:.3f} s")
+    assert took < 3.0  # on an idle machine well under one

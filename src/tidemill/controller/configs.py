@@ -55,7 +55,7 @@ class Alteration(NamedTuple):
 
 
 class ConfigPlan(NamedTuple):
-    """What to write for one resource: ``topic`` is the new image of a topic, ``broker`` a broker's node name."""
+    """What to write for one resource: ``topic`` is a topic's new image, ``broker`` a broker's node name."""
 
     operations: list[Operation]
     settings: Mapping[str, str]
@@ -127,7 +127,7 @@ def plan_topic_config(
     alterations: Sequence[Alteration] | None,
     settings: Sequence[tuple[str, str | None]] = (),
 ) -> ConfigPlan:
-    """Changes a topic's settings by ``alterations``, or, when they are None, replaces them by ``settings``."""
+    """Changes a topic's settings by ``alterations``; when they are None, replaces them by ``settings``."""
     topic = image.topics.get(name)
     if topic is None:
         raise unknown_topic(name)

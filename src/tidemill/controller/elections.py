@@ -15,7 +15,7 @@ from tidemill.model.types import ZERO_ID
 
 
 def elect(image: ClusterImage, partition: PartitionImage) -> PartitionImage | None:
-    """The partition with a leader that lives: the first of its replicas in sync; None to leave it as it is."""
+    """The partition led by the first of its living replicas in sync; None to leave it as it is."""
     if partition.leader in image.brokers:
         return None
     living = [broker for broker in partition.replicas if broker in image.brokers]
@@ -46,8 +46,8 @@ def _next_epoch(partition: PartitionImage, leader: int, isr: list[int]) -> Parti
 def plan_takeover(image: ClusterImage, unclean_brokers: Iterable[int] = ()) -> list[Plan]:
     """What a new controller has to put right in each topic.
 
-    Topics without an id get one, partitions without a living leader get one where they can, and partitions led
-    by a broker that may have lost what it had not synced get a new epoch, so that readers notice.
+    Topics without an id get one, partitions without a living leader get one where they can, and partitions
+    led by a broker that may have lost what it had not synced get a new epoch, so that readers notice.
     """
     unclean = frozenset(unclean_brokers)
     plans = []

@@ -30,7 +30,7 @@ def name_problem(name: str) -> str:
     if name in (".", ".."):
         return f"a topic cannot be named {name!r}"
     if len(name) > NAME_LENGTH_MAX:
-        return f"the name {name[:40]}... has {len(name)} characters; a topic's name has at most {NAME_LENGTH_MAX}"
+        return f"the name {name[:40]}... has {len(name)} characters; at most {NAME_LENGTH_MAX} are allowed"
     if _LEGAL.fullmatch(name) is None:
         return f"the name {name!r} is not legal: letters, digits, '.', '_' and '-' (all ASCII) are allowed"
     return ""
@@ -52,8 +52,8 @@ class TakenNames:
         other = self._by_key.get(collision_key(name))
         if other is not None and other != name:
             raise KafkaError(
-                f"the name {name!r} collides with the topic {other!r}: they differ in '.' and '_' only, which "
-                "metrics cannot tell apart. Choose another name.",
+                f"the name {name!r} collides with the topic {other!r}: they differ in '.' and '_' only, "
+                "which metrics cannot tell apart. Choose another name.",
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
             )
 

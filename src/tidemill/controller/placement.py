@@ -1,11 +1,12 @@
 """Which brokers get the replicas of which partition.
 
 Brokers are taken in order. The first replica of partition p is on broker ``(start + p) mod n``; its other
-replicas follow at a distance, the shift, that grows by one each time the brokers have been gone round once, so
-that the partitions of a broker that dies are taken over by all others. Start and shift are drawn at random.
+replicas follow at a distance, the shift, that grows by one each time the brokers have been gone round once,
+so that the partitions of a broker that dies are taken over by all others. Start and shift are drawn at
+random.
 
-With racks, the brokers are ordered so that neighbours are in different racks; a replica passes over brokers in
-a rack that has one already as long as another rack has none. Source: KIP-36.
+With racks, the brokers are ordered so that neighbours are in different racks; a replica passes over brokers
+in a rack that has one already as long as another rack has none. Source: KIP-36.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def place_replicas(
     count = len(racks)
     if replication_factor > count:
         raise KafkaError(
-            f"{replication_factor} replicas need as many brokers, and {count} of them live. Start more brokers, or "
-            f"ask for {count} replica(s) or fewer.",
+            f"{replication_factor} replicas need as many brokers, and {count} of them live. Start more "
+            f"brokers, or ask for {count} replica(s) or fewer.",
             ErrorCode.INVALID_REPLICATION_FACTOR,
         )
     by_rack: dict[str, list[int]] = {}
@@ -61,7 +62,7 @@ def place_replicas(
 
 
 def alternate_racks(brokers_by_rack: Mapping[str, Iterable[int]]) -> list[int]:
-    """All brokers so that neighbours are in different racks while racks last: one of each rack, then again."""
+    """All brokers, neighbours in different racks while racks last: one of each rack, then again."""
     queues = [sorted(brokers) for _, brokers in sorted(brokers_by_rack.items())]
     order = []
     for place in range(max((len(queue) for queue in queues), default=0)):

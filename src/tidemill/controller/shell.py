@@ -7,6 +7,7 @@ knowing changes nothing. A change is published, and answered, only once the stor
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from random import Random
@@ -21,6 +22,7 @@ from tidemill.controller.configs import (
 )
 from tidemill.controller.elections import plan_takeover
 from tidemill.controller.names import TakenNames
+from tidemill.controller.producer_ids import claim_block
 from tidemill.controller.topics import (
     Growth,
     NewTopic,
@@ -84,7 +86,7 @@ class Outcome(NamedTuple):
 
 
 class ConfigCommand(NamedTuple):
-    """A change of one resource's settings: by ``alterations``, or (they are None) replaced by ``settings``."""
+    """A change of one resource's settings: by ``alterations``; when they are None, to ``settings``."""
 
     resource_type: int
     name: str
@@ -136,10 +138,9 @@ class Controller:
         if await self._store.get(CLUSTER_ID) is None:
             cluster_id = known_cluster_id or encode_id(new_id())
             await ensure_paths(self._store, ["/cluster"])
-            try:
+            # Where another broker of the new cluster is faster, its id holds.
+            with contextlib.suppress(NodeExists):
                 await self._store.transact([Create(CLUSTER_ID, ClusterIdNode.encode(cluster_id))])
-            except NodeExists:
-                pass  # Another broker of the new cluster was faster: its id holds.
         self._image = await load_image(self._store)
         return self._image
 
@@ -171,8 +172,8 @@ class Controller:
                 results = await self._store.transact(operations)
             except NodeExists as error:
                 raise KafkaError(
-                    f"{error}: another broker holds it. Give each broker of a cluster a broker.id of its own; if "
-                    "this one was just stopped, wait for its session to end.",
+                    f"{error}: another broker holds it. Give each broker of a cluster a broker.id of its "
+                    "own; if this one was just stopped, wait for its session to end.",
                     ErrorCode.DUPLICATE_BROKER_REGISTRATION,
                 ) from None
             self._epoch_version = results[2].version
@@ -251,13 +252,14 @@ class Controller:
     def automatic_topic(self, name: str) -> NewTopic:
         """What a topic is like that is made because somebody asked for it."""
         config = self._config()
+        living = max(1, len(self._image.brokers))
         if name == "__consumer_offsets":
             settings = {
                 "cleanup.policy": "compact",
                 "compression.type": "producer",
                 "segment.bytes": str(config.int("offsets.topic.segment.bytes")),
             }
-            factor = min(config.int("offsets.topic.replication.factor"), max(1, len(self._image.brokers)))
+            factor = min(config.int("offsets.topic.replication.factor"), living)
             return NewTopic(name, config.int("offsets.topic.num.partitions"), factor, config=settings)
         if name == "__transaction_state":
             settings = {
@@ -291,6 +293,10 @@ class Controller:
             if validate_only:
                 return [_decided_only(name, item) for name, item in zip(names, decided, strict=True)]
             return await self._carry_out(names, decided, are_new=False)
+
+    async def claim_producer_ids(self) -> tuple[int, int]:
+        """The first of a block of producer ids that nobody had before, and their number."""
+        return await claim_block(self._store, self._broker_id)
 
     async def delete_topics(self, names: Iterable[str]) -> list[Outcome]:
         """Deletes topics; one outcome each, in order. The topics are gone for everybody when it returns."""
@@ -351,8 +357,8 @@ class Controller:
                 self._image, command.name, self._broker_id, config, command.alterations, command.settings
             )
         raise KafkaError(
-            f"settings of resource type {command.resource_type} cannot be changed: topics ({ResourceType.TOPIC:d}) "
-            f"and brokers ({ResourceType.BROKER:d}) have some",
+            f"settings of resource type {command.resource_type} cannot be changed: topics "
+            f"({ResourceType.TOPIC:d}) and brokers ({ResourceType.BROKER:d}) have some",
             ErrorCode.INVALID_REQUEST,
         )
 
@@ -425,7 +431,7 @@ class Controller:
         return [_with_failure(outcome, delta) for outcome in outcomes]
 
     async def _remove_nodes(self, topics: list[TopicImage]) -> None:
-        """Removes what the store has of topics whose replicas are gone; what fails is done at the next start."""
+        """Removes what the store has of topics without replicas; what fails is done at the next start."""
         for topic in topics:
             doomed = await subtree(self._store, TopicNode.path(topic.name))
             doomed += await subtree(self._store, _config_path(topic.name))

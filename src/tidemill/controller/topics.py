@@ -68,8 +68,8 @@ class PartitionBudget:
         """Raises POLICY_VIOLATION when ``count`` are too many."""
         if count > self._left:
             raise KafkaError(
-                f"{count} partitions are too many: one request makes at most {PARTITIONS_PER_REQUEST_MAX}. Ask for "
-                "fewer, or in several requests.",
+                f"{count} partitions are too many: one request makes at most {PARTITIONS_PER_REQUEST_MAX}. "
+                "Ask for fewer, or in several requests.",
                 ErrorCode.POLICY_VIOLATION,
             )
         self._left -= count
@@ -226,7 +226,7 @@ def plan_growth(image: ClusterImage, growth: Growth, random: Random, budget: Par
         raise KafkaError(f"the topic has {existing} partition(s) already", ErrorCode.INVALID_PARTITIONS)
     if growth.partition_count < existing:
         raise KafkaError(
-            f"the topic has {existing} partition(s), more than {growth.partition_count}: partitions cannot be taken away",
+            f"the topic has {existing} partition(s): {growth.partition_count} would take some away, which is not possible",
             ErrorCode.INVALID_PARTITIONS,
         )
     budget.take(growth.partition_count - existing)
@@ -234,8 +234,9 @@ def plan_growth(image: ClusterImage, growth: Growth, random: Random, budget: Par
     if growth.assignments is None:
         placed = _placed_after(image, topic, growth.partition_count - existing, factor, random)
     elif len(growth.assignments) != growth.partition_count - existing:
+        added_count = growth.partition_count - existing
         raise KafkaError(
-            f"{growth.partition_count - existing} partition(s) are to be added, and {len(growth.assignments)} are assigned",
+            f"{added_count} partition(s) are to be added, and {len(growth.assignments)} are assigned",
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
         )
     else:

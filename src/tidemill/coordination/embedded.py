@@ -5,9 +5,9 @@ The file (``coordination.db``) is a SQLite database in WAL mode, synced at each 
     node   path TEXT primary key, data BLOB, version, creation_id, sequence     every node that stays
     state  name TEXT primary key, value                                         last_id
 
-``application_id`` says that the file is ours, ``user_version`` which layout it has. Ephemeral nodes are never
-written: they end with the process, however it ends. ``last_id`` is written with every transaction, theirs too,
-so that no creation id is given twice.
+``application_id`` says that the file is ours, ``user_version`` which layout it has. Ephemeral nodes are
+never written: they end with the process, however it ends. ``last_id`` is written with every transaction,
+theirs too, so that no creation id is given twice.
 
 Reads are answered from memory. Commits run in one thread, those that wait together as one, so that the event
 loop never waits for the disk; what is not yet durable is not shown to readers, and is taken back when the
@@ -82,8 +82,8 @@ class Database:
             )
         if tables and layout != LAYOUT_VERSION:
             raise StoreError(
-                f"{self.path} has layout {layout}, this version reads {LAYOUT_VERSION}. Start the version that "
-                "wrote it, or name another directory in log.dirs."
+                f"{self.path} has layout {layout}, this version reads {LAYOUT_VERSION}. Start the version "
+                "that wrote it, or name another directory in log.dirs."
             )
         execute("PRAGMA journal_mode=WAL")
         execute("PRAGMA synchronous=FULL")
@@ -287,7 +287,7 @@ class _EmbeddedWatch(Watch):
 
 
 class EmbeddedStore(Store):
-    """A session with the embedded store. :meth:`open` makes the first, :meth:`join` others in this process."""
+    """A session with the embedded store: :meth:`open` makes the first, :meth:`join` others beside it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -301,7 +301,8 @@ class EmbeddedStore(Store):
     def open(cls, path: str) -> EmbeddedStore:
         """Opens the file at ``path``, or makes it; takes a few milliseconds, and blocks for them.
 
-        Raises StoreError, with one line that says what to do, when the file is in use, damaged or out of reach.
+        Raises StoreError, with one line that says what to do, when the file is in use, damaged or out of
+        reach.
         """
         return cls(Engine(path))
 

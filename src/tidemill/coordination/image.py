@@ -328,8 +328,8 @@ def _partition(topic: str, number: int, assignment: TopicAssignment, node: Node 
     if replicas is None:
         known = sorted(assignment.replicas)
         raise StoreError(
-            f"{TopicNode.path(topic)} has no partition {number} although it has {known[-1]}: partitions are numbered "
-            "without gaps. Correct the node."
+            f"{TopicNode.path(topic)} has no partition {number} although it has {known[-1]}: partitions are "
+            "numbered without gaps. Correct the node."
         )
     if node is None:
         return PartitionImage(number, NO_BROKER, 0, replicas, [], -1)

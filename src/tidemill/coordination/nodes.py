@@ -117,7 +117,7 @@ def decode_id(text: str) -> bytes:
 
 
 def new_id() -> bytes:
-    """A random id (UUID version 4) whose text does not begin with a dash; never zero, nor Kafka's metadata topic's 1."""
+    """A random id (UUID version 4), never zero, whose text does not begin with a dash."""
     while True:
         raw = bytearray(secrets.token_bytes(16))
         raw[6] = raw[6] & 0x0F | 0x40
@@ -271,8 +271,8 @@ class TopicAssignment(NamedTuple):
 
     topic_id: bytes | None
     replicas: dict[int, list[int]]
-    adding: dict[int, list[int]] = {}
-    removing: dict[int, list[int]] = {}
+    adding: Mapping[int, list[int]] = {}
+    removing: Mapping[int, list[int]] = {}
 
 
 class TopicNode:

@@ -1,8 +1,9 @@
 """The coordination store, as everything above sees it: a tree of nodes that several brokers share.
 
-Paths are absolute, parts divided by ``/``, no slash at the end (the root is ``/``). A node has data, a version
-that counts the changes of its data from 0, and a creation id that no other node ever had, larger than all
-before it. A node with an owner is ephemeral: it goes with its owner's session and can have no children.
+Paths are absolute, parts divided by ``/``, no slash at the end (the root is ``/``). A node has data, a
+version that counts the changes of its data from 0, and a creation id that no node of an earlier transaction
+had, larger than all of those. A node with an owner is ephemeral: it goes with its owner's session and can
+have no children.
 
 Several changes made by one :meth:`Store.transact` happen together or not at all. Calls may be in flight
 together; those of one session take effect in the order in which they were made, and a read answers with
@@ -109,7 +110,8 @@ class SessionState(Enum):
     SUSPENDED = "suspended"
     """No answer at present; the session and its ephemeral nodes may live on."""
     EXPIRED = "expired"
-    """The session's ephemeral nodes are gone. The store is connected again, with a new session, when it says so."""
+    """The session's ephemeral nodes are gone, and events may have been missed: what was read has to be read
+    again. CONNECTED follows when there is a new session; watches live on in it."""
 
 
 class StoreError(TidemillError):

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from tidemill.broker.context import RequestContext
 from tidemill.broker.metadata import BrokerImage, ClusterImage, PartitionImage
+from tidemill.controller.configs import ResourceType
 from tidemill.controller.names import name_problem
 from tidemill.model.errors import ErrorCode, KafkaError
 
@@ -15,7 +16,9 @@ Result = TypeVar("Result")
 
 # Operations of access lists, as bits of "authorized operations" (bit n for operation code n, KIP-430).
 _READ, _WRITE, _CREATE, _DELETE, _ALTER, _DESCRIBE = (1 << code for code in (3, 4, 5, 6, 7, 8))
-_CLUSTER_ACTION, _DESCRIBE_CONFIGS, _ALTER_CONFIGS, _IDEMPOTENT_WRITE = (1 << code for code in (9, 10, 11, 12))
+_CLUSTER_ACTION, _DESCRIBE_CONFIGS, _ALTER_CONFIGS, _IDEMPOTENT_WRITE = (
+    1 << code for code in (9, 10, 11, 12)
+)
 
 TOPIC_OPERATIONS = (
     _READ | _WRITE | _CREATE | _DELETE | _ALTER | _DESCRIBE | _DESCRIBE_CONFIGS | _ALTER_CONFIGS
@@ -23,13 +26,7 @@ TOPIC_OPERATIONS = (
 """All that can be done with a topic: without access lists everybody may."""
 
 CLUSTER_OPERATIONS = (
-    _CREATE
-    | _CLUSTER_ACTION
-    | _DESCRIBE_CONFIGS
-    | _ALTER_CONFIGS
-    | _IDEMPOTENT_WRITE
-    | _ALTER
-    | _DESCRIBE
+    _CREATE | _CLUSTER_ACTION | _DESCRIBE_CONFIGS | _ALTER_CONFIGS | _IDEMPOTENT_WRITE | _ALTER | _DESCRIBE
 )
 """All that can be done with the cluster."""
 
@@ -64,6 +61,11 @@ def leader_error(image: ClusterImage, partition: PartitionImage, listener: str) 
 def missing_topic_error(name: str) -> ErrorCode:
     """The error for a topic that is not there, and is not made."""
     return ErrorCode.INVALID_TOPIC_EXCEPTION if name_problem(name) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def internal_resource(context: RequestContext, resource_type: int, name: str) -> str:
+    """The name inside the broker of a resource that has settings."""
+    return context.internal_name(name) if resource_type == ResourceType.TOPIC else name
 
 
 def external_text(error: KafkaError) -> str:

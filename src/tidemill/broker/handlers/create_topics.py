@@ -56,7 +56,8 @@ def _wanted(context: RequestContext, topic: CreatableTopic) -> NewTopic:
     for assignment in topic.assignments:
         if assignment.partition_index in assignments:
             raise KafkaError(
-                f"partition {assignment.partition_index} is assigned twice", ErrorCode.INVALID_REPLICA_ASSIGNMENT
+                f"partition {assignment.partition_index} is assigned twice",
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             )
         assignments[assignment.partition_index] = assignment.broker_ids
     return NewTopic(

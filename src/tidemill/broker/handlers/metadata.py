@@ -19,7 +19,7 @@ from tidemill.broker.handlers.common import (
     reachable,
 )
 from tidemill.broker.metadata import ClusterImage, TopicImage
-from tidemill.model.errors import ErrorCode
+from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.messages.metadata import (
     MetadataRequest,
@@ -73,12 +73,15 @@ async def _create_and_answer(
     broker: Broker, context: RequestContext, request: MetadataRequest, missing: Sequence[str]
 ) -> MetadataResponse:
     controller = broker.controller
-    outcomes = await controller.create_topics([controller.automatic_topic(name) for name in missing])
-    errors = {
-        outcome.name: outcome.error.code
-        for outcome in outcomes
-        if outcome.error is not None and outcome.error.code != ErrorCode.TOPIC_ALREADY_EXISTS
-    }
+    errors: dict[str, ErrorCode] = {}
+    try:
+        outcomes = await controller.create_topics([controller.automatic_topic(name) for name in missing])
+    except KafkaError as error:
+        errors = dict.fromkeys(missing, error.code)
+    else:
+        for outcome in outcomes:
+            if outcome.error is not None and outcome.error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
+                errors[outcome.name] = outcome.error.code
     return _answer(broker, context, request, errors)
 
 
@@ -91,9 +94,8 @@ def _answer(
     if wants_all(request, version):
         topics = [_topic(image, context, topic, operations) for topic in image.topics.values()]
     else:
-        topics = [
-            _wanted(image, context, wanted, operations, errors) for wanted in request.topics or ()
-        ]
+        asked = {(wanted.topic_id, wanted.name): wanted for wanted in request.topics or ()}
+        topics = [_wanted(image, context, wanted, operations, errors) for wanted in asked.values()]
     return MetadataResponse(
         brokers=[
             MetadataResponseBroker(node_id=found.broker_id, host=host, port=port, rack=found.rack)

@@ -1,0 +1,87 @@
+"""DeleteTopics: by name, and from version 6 on by id."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from tidemill.broker.context import RequestContext
+from tidemill.broker.handlers.common import external_text, within
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import ZERO_ID
+from tidemill.wire.messages.delete_topics import (
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
+
+if TYPE_CHECKING:
+    from tidemill.broker.broker import Broker
+
+IDS_FROM = 6
+DISABLED_FROM = 3
+"""Before, INVALID_REQUEST says that topics cannot be deleted."""
+
+
+async def handle(
+    broker: Broker, context: RequestContext, request: DeleteTopicsRequest
+) -> DeleteTopicsResponse:
+    """One result a topic; one that is asked for twice is refused each time."""
+    if context.api_version >= IDS_FROM:
+        states = request.topics
+    else:
+        states = [DeleteTopicState(name=name, topic_id=ZERO_ID) for name in request.topic_names]
+    results = [_named(broker, context, state) for state in states]
+    counts = Counter(result.name for result in results)
+    for result in results:
+        if result.error_code == ErrorCode.NONE and counts[result.name] > 1:
+            _refuse(result, KafkaError("the topic comes twice in this request", ErrorCode.INVALID_REQUEST))
+    wanted = [result for result in results if result.error_code == ErrorCode.NONE]
+    if wanted:
+        await _delete(broker, context, request.timeout_ms, wanted)
+    return DeleteTopicsResponse(responses=results)
+
+
+def _named(broker: Broker, context: RequestContext, state: DeleteTopicState) -> DeletableTopicResult:
+    """The result for a topic, with name and id both, as far as they are known."""
+    result = DeletableTopicResult(name=state.name, topic_id=state.topic_id, error_code=ErrorCode.NONE)
+    by_id = state.topic_id != ZERO_ID
+    if by_id == (state.name is not None):
+        _refuse(result, KafkaError("a topic has a name or an id here, not both", ErrorCode.INVALID_REQUEST))
+    elif by_id:
+        topic = broker.metadata.topic_by_id(state.topic_id)
+        if topic is None:
+            _refuse(result, KafkaError("there is no topic with this id", ErrorCode.UNKNOWN_TOPIC_ID))
+        else:
+            result.name = context.external_name(topic.name)
+    else:
+        topic = broker.metadata.topic(context.internal_name(state.name or ""))
+        if topic is None:
+            error = KafkaError(f"there is no topic {state.name!r}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            _refuse(result, error)
+        else:
+            result.topic_id = topic.topic_id
+    return result
+
+
+async def _delete(
+    broker: Broker, context: RequestContext, timeout_ms: int, wanted: list[DeletableTopicResult]
+) -> None:
+    names = [context.internal_name(result.name or "") for result in wanted]
+    try:
+        outcomes = await within(timeout_ms, broker.controller.delete_topics(names))
+    except KafkaError as error:
+        if error.code == ErrorCode.TOPIC_DELETION_DISABLED and context.api_version < DISABLED_FROM:
+            error = KafkaError(str(error), ErrorCode.INVALID_REQUEST)
+        for result in wanted:
+            _refuse(result, error)
+        return
+    for result, outcome in zip(wanted, outcomes, strict=True):
+        if outcome.error is not None:
+            _refuse(result, outcome.error)
+
+
+def _refuse(result: DeletableTopicResult, error: KafkaError) -> None:
+    result.error_code = error.code
+    result.error_message = external_text(error)

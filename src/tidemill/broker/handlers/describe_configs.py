@@ -1,0 +1,155 @@
+"""DescribeConfigs: what holds for a topic, a broker, a group or the loggers, and where each value is from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tidemill.broker import loggers
+from tidemill.broker.context import RequestContext
+from tidemill.broker.handlers.common import external_text
+from tidemill.controller.configs import ResourceType, check_own_broker
+from tidemill.controller.names import check_name
+from tidemill.controller.topics import unknown_topic
+from tidemill.model.configs import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, Key, Synonym
+from tidemill.model.configs.keys import READ_ONLY, STRING
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.wire.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+)
+
+if TYPE_CHECKING:
+    from tidemill.broker.broker import Broker
+
+DYNAMIC_DEFAULT_BROKER, DEFAULT, DYNAMIC_LOGGER = 3, 5, 6
+"""Where a value is from; the others come with the value."""
+
+HIDDEN_PREFIX = "internal."
+"""Keys of Kafka's own tests are not shown."""
+
+
+def handle(
+    broker: Broker, context: RequestContext, request: DescribeConfigsRequest
+) -> DescribeConfigsResponse:
+    """One result a resource."""
+    return DescribeConfigsResponse(results=[_result(broker, context, request, r) for r in request.resources])
+
+
+def _result(
+    broker: Broker,
+    context: RequestContext,
+    request: DescribeConfigsRequest,
+    resource: DescribeConfigsResource,
+) -> DescribeConfigsResult:
+    result = DescribeConfigsResult(
+        error_code=ErrorCode.NONE,
+        error_message=None,
+        resource_type=resource.resource_type,
+        resource_name=resource.resource_name,
+    )
+    try:
+        entries = _entries(broker, context, resource)
+    except KafkaError as error:
+        result.error_code = error.code
+        result.error_message = external_text(error)
+        return result
+    asked = set(resource.configuration_keys or ())
+    for entry in entries:
+        if not asked or entry.name in asked:
+            if not request.include_synonyms:
+                entry.synonyms = []
+            if not request.include_documentation:
+                entry.documentation = None
+            result.configs.append(entry)
+    return result
+
+
+def _entries(
+    broker: Broker, context: RequestContext, resource: DescribeConfigsResource
+) -> list[DescribeConfigsResourceResult]:
+    kind, name = resource.resource_type, resource.resource_name
+    if kind == ResourceType.TOPIC:
+        return _of_topic(broker, context.internal_name(name))
+    if kind == ResourceType.BROKER:
+        if not name:
+            return _of_all_brokers(broker)
+        check_own_broker(name, broker.node_id)
+        config = broker.config
+        return [
+            _entry(key, config.rendered(key.name), config.synonyms(key.name), key.dynamic == READ_ONLY)
+            for key in _shown(BROKER_KEYS.values())
+        ]
+    if kind == ResourceType.BROKER_LOGGER:
+        check_own_broker(name, broker.node_id)
+        return [_logger_entry(logger, level) for logger, level in loggers.levels().items()]
+    if kind == ResourceType.GROUP:
+        return [
+            _entry(key, key.render(key.default), [Synonym(key.name, key.render(key.default), DEFAULT)], False)
+            for key in GROUP_KEYS.values()
+        ]
+    raise KafkaError(f"resources of type {kind} have no settings here", ErrorCode.INVALID_REQUEST)
+
+
+def _of_topic(broker: Broker, name: str) -> list[DescribeConfigsResourceResult]:
+    check_name(name)
+    topic = broker.metadata.topic(name)
+    if topic is None:
+        raise unknown_topic(name)
+    config = broker.config.topic_config(topic.config)
+    return [
+        _entry(key, config.rendered(key.name), config.synonyms(key.name), False)
+        for key in _shown(TOPIC_KEYS.values())
+    ]
+
+
+def _of_all_brokers(broker: Broker) -> list[DescribeConfigsResourceResult]:
+    """What was set at run time for all brokers; no more, as it is nobody's whole configuration."""
+    entries = []
+    for name, text in broker.metadata.image.default_broker_config().items():
+        key = BROKER_KEYS.get(name)
+        if key is not None:
+            value = None if key.sensitive else text
+            entries.append(_entry(key, value, [Synonym(name, value, DYNAMIC_DEFAULT_BROKER)], False))
+    return entries
+
+
+def _shown(keys: Iterable[Key]) -> list[Key]:
+    return [key for key in keys if not key.name.startswith(HIDDEN_PREFIX)]
+
+
+def _entry(
+    key: Key, value: str | None, synonyms: list[Synonym], read_only: bool
+) -> DescribeConfigsResourceResult:
+    source = synonyms[0].source if synonyms else DEFAULT
+    return DescribeConfigsResourceResult(
+        name=key.name,
+        value=value,
+        read_only=read_only,
+        is_default=source == DEFAULT,
+        config_source=source,
+        is_sensitive=key.sensitive,
+        synonyms=[
+            DescribeConfigsSynonym(name=synonym.name, value=synonym.value, source=synonym.source)
+            for synonym in synonyms
+        ],
+        config_type=key.type,
+        documentation=f"{key.doc} ({key.effect})" if key.effect else key.doc,
+    )
+
+
+def _logger_entry(name: str, level: str) -> DescribeConfigsResourceResult:
+    return DescribeConfigsResourceResult(
+        name=name,
+        value=level,
+        read_only=False,
+        is_default=False,
+        config_source=DYNAMIC_LOGGER,
+        is_sensitive=False,
+        config_type=STRING,
+        documentation="The level of this logger, until the broker stops.",
+    )

@@ -40,15 +40,15 @@ def _client_options(function: Function) -> Function:
     return function
 
 
-@click.group()
-def pipeline() -> None:
+@click.group("pipeline")
+def command() -> None:
     """Spark jobs: load topics into Parquet, publish tables to topics.
 
     Needs the extra tidemill[pipeline] and a Java runtime of version 17 or later.
     """
 
 
-@pipeline.command()
+@command.command()
 @_client_options
 @click.option("-t", "--topic", "topics", multiple=True, help="Topic to load. May be repeated.")
 @click.option("--pattern", help="Regular expression for whole topic names, instead of --topic.")
@@ -107,7 +107,7 @@ def load(**given: Any) -> None:
     )
 
 
-@pipeline.command()
+@command.command()
 @_client_options
 @click.argument("paths", nargs=-1, required=True)
 @click.option("-t", "--topic", required=True, help="Topic to write to; it has to be there.")
@@ -121,7 +121,9 @@ def load(**given: Any) -> None:
 )
 @click.option("--key", help="Column that becomes the key; without one messages are spread.")
 @click.option("--timestamp", help="Column that becomes the record's time.  [default: now]")
-@click.option("--field", "fields", multiple=True, help="Column of the JSON value. May be repeated.  [default: all]")
+@click.option(
+    "--field", "fields", multiple=True, help="Column of the JSON value. May be repeated.  [default: all]"
+)
 @click.option("--read-option", multiple=True, metavar="NAME=VALUE", help="An option of Spark's reader.")
 def publish(**given: Any) -> None:
     """Publishes CSV, JSON or Parquet files to a topic: each row becomes one JSON message.
@@ -167,30 +169,21 @@ def _pairs(texts: Iterable[str], option: str) -> dict[str, str]:
 
 
 def _with_spark(given: dict[str, Any], work: Callable[[Any], Any]) -> Any:
-    """Runs ``work`` with a session; what a person can mend becomes one line and exit code 1."""
-    from tidemill.model.errors import TidemillError
+    """Runs ``work`` with a session; a failure inside Spark becomes one line."""
+    import pyspark.errors
 
-    try:
-        from tidemill.pipeline.java import require_java
-        from tidemill.pipeline.jobs.session import local_session
+    from tidemill.pipeline.failures import explained
+    from tidemill.pipeline.java import require_java
+    from tidemill.pipeline.jobs.session import local_session
 
-        require_java()
-        settings = _pairs(given["conf"], "--conf")
-        spark = local_session("tidemill pipeline", master=given["master"], settings=settings)
-    except ImportError as problem:
-        raise click.ClickException(f"{problem}; install it with: pip install 'tidemill[pipeline]'") from None
-    except TidemillError as problem:
-        raise click.ClickException(str(problem)) from None
+    require_java()
+    spark = local_session(
+        "tidemill pipeline", master=given["master"], settings=_pairs(given["conf"], "--conf")
+    )
     try:
         return work(spark)
-    except TidemillError as problem:
-        raise click.ClickException(str(problem)) from None
-    except Exception as problem:
-        if type(problem).__module__.startswith("pyspark."):
-            from tidemill.pipeline.failures import explained
-
-            raise click.ClickException(explained(problem)) from None
-        raise
+    except pyspark.errors.PySparkException as problem:
+        raise click.ClickException(explained(problem)) from None
     finally:
         spark.stop()
 

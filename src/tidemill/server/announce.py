@@ -9,7 +9,6 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from tidemill import __version__, _mode
 from tidemill.model.configs import BrokerConfig, Listener
@@ -30,7 +29,7 @@ def announce(
     """Says where the broker listens and how to try it. ``bound`` holds (name, host, port) of listeners."""
     mode = "compiled" if _mode.compiled else f"plain Python: {_mode.reason}"
     listening = ", ".join(f"{name}://{join_address(host or '0.0.0.0', port)}" for name, host, port in bound)
-    directories = ", ".join(str(Path(directory).resolve()) for directory in config.log_dirs())
+    directories = ", ".join(os.path.abspath(directory) for directory in config.log_dirs())
     log.info("Tidemill %s (%s) listens on %s; data in %s", __version__, mode, listening, directories)
     if metrics_port is not None:
         address = join_address(config.str("tidemill.metrics.host"), metrics_port)
@@ -97,10 +96,10 @@ def tell_ready(
             with contextlib.suppress(OSError), os.fdopen(descriptor, "w") as pipe:
                 pipe.write(line + "\n")
         if file is not None:
-            path = Path(file)
-            temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-            temporary.write_text(line + "\n")
-            temporary.replace(path)
+            temporary = f"{file}.{os.getpid()}.tmp"
+            with open(temporary, "w", encoding="utf-8") as out:
+                out.write(line + "\n")
+            os.replace(temporary, file)
     notify = os.environ.get("NOTIFY_SOCKET")
     if notify:
         address = "\0" + notify[1:] if notify.startswith("@") else notify

@@ -52,7 +52,16 @@ class Server(Protocol):
 class Start:
     """What ``tidemill serve`` was asked for."""
 
-    __slots__ = ("config_file", "environment", "log_level", "quiet", "ready_descriptor", "ready_file", "sets")
+    __slots__ = (
+        "config_file",
+        "environment",
+        "log_level",
+        "quiet",
+        "ready_descriptor",
+        "ready_file",
+        "sets",
+        "until_eof",
+    )
 
     def __init__(
         self,
@@ -64,6 +73,7 @@ class Start:
         ready_file: str | None = None,
         ready_descriptor: int | None = None,
         quiet: bool = False,
+        until_eof: bool = False,
     ) -> None:
         self.config_file = config_file
         self.sets = tuple(sets)
@@ -72,6 +82,7 @@ class Start:
         self.ready_file = ready_file
         self.ready_descriptor = ready_descriptor
         self.quiet = quiet
+        self.until_eof = until_eof
 
 
 def serve(start: Start) -> int:
@@ -151,6 +162,8 @@ async def _run(config: BrokerConfig, start: Start) -> int:
     stopping = asyncio.Event()
     signals = Signals(stopping)
     signals.install(loop)
+    if start.until_eof:
+        signals.watch_input(loop)
     server: Server = BrokerServer(config)
     endpoint = None
     try:
@@ -214,6 +227,17 @@ class Signals:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue
             loop.add_signal_handler(number, self._on_signal, number)
+
+    def watch_input(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Stops when standard input ends: whoever started this process and holds its input is gone."""
+
+        def on_input() -> None:
+            if not os.read(0, 4096):
+                loop.remove_reader(0)
+                self.name = "end of standard input"
+                self._stopping.set()
+
+        loop.add_reader(0, on_input)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stopping.is_set():

@@ -106,6 +106,7 @@ class BrokerConfig(Config):
             )
         parse_listeners(self)
         advertised_listeners(self)
+        self.connections_per_address()
         if not self.log_dirs():
             raise ConfigError("log.dirs is empty: at least one data directory is needed")
         shortest, longest = "group.min.session.timeout.ms", "group.max.session.timeout.ms"

@@ -165,9 +165,8 @@ class Key:
         if not self.allowed:
             return member
         if self.allowed.startswith("~"):
-            for choice in self.allowed[1:].split("|"):
-                if choice.lower() == member.lower():
-                    return choice
+            if member.lower() in self.allowed[1:].lower().split("|"):
+                return member
         elif member in self.allowed.split("|"):
             return member
         raise self._bad(text)

@@ -1,0 +1,119 @@
+"""``tidemill config``: every configuration key, and a check of what a broker would make of its sources."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from tidemill.cli.output import json_option, on_terminal, print_json, print_table
+from tidemill.model.configs import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, BrokerConfig, Key
+from tidemill.model.configs.keys import TYPE_NAMES
+
+SCOPES = {"broker": BROKER_KEYS, "topic": TOPIC_KEYS, "group": GROUP_KEYS}
+
+
+@click.group("config")
+def command() -> None:
+    """List every configuration key, and check a file."""
+
+
+@command.command(
+    "keys",
+    epilog="""\b
+Examples:
+  tidemill config keys                    broker and topic keys that take effect
+  tidemill config keys --all --json       everything, for programs
+  tidemill config keys retention          those whose names hold 'retention'
+  tidemill config keys --markdown         the page docs/configuration.md""",
+)
+@click.argument("part", default="")
+@click.option("--scope", type=click.Choice([*SCOPES]), help="Only keys of this scope.")
+@click.option("--all", "all_keys", is_flag=True, help="Also keys that have no effect, with the reason.")
+@click.option("--markdown", is_flag=True, help="Print the documentation page.")
+@json_option
+def keys(part: str, scope: str | None, all_keys: bool, markdown: bool, as_json: bool) -> None:
+    """List configuration keys whose names hold PART."""
+    if markdown:
+        from tidemill.cli.config_page import page
+
+        click.echo(page(), nl=False)
+        return
+    chosen = [
+        key
+        for name, table in SCOPES.items()
+        if scope in (None, name)
+        for key in table.values()
+        if part.lower() in key.name and (all_keys or as_json or part or key.takes_effect)
+    ]
+    if as_json:
+        print_json([as_object(key) for key in chosen])
+        return
+    columns = ["key", "scope", "type", "default", "allowed", "changes", "meaning"]
+    rows = [
+        [
+            key.name,
+            key.scope,
+            TYPE_NAMES[key.type],
+            key.render(key.default) or "-",
+            key.allowed_text() if key.allowed else "",
+            key.dynamic,
+            key.doc + ("" if key.takes_effect else f" ({key.effect})"),
+        ]
+        for key in chosen
+    ]
+    print_table(columns, rows, empty=f"no key has {part!r} in its name")
+    hidden = sum(not key.takes_effect for table in SCOPES.values() for key in table.values())
+    if on_terminal() and not all_keys and not part:
+        click.secho(f"{hidden} keys are known and have no effect here; --all shows them and why.", dim=True)
+
+
+def as_object(key: Key) -> dict[str, Any]:
+    """A key as JSON shows it."""
+    return {
+        "name": key.name,
+        "scope": key.scope,
+        "type": TYPE_NAMES[key.type],
+        "default": key.render(key.default),
+        "former_default": key.former_default or None,
+        "allowed": key.allowed_text(),
+        "changes": key.dynamic,
+        "takes_effect": key.takes_effect,
+        "reason": key.effect or None,
+        "doc": key.doc,
+    }
+
+
+@command.command("check")
+@click.option("-c", "--config", "config_file", metavar="FILE", help="Properties file.")
+@click.option("-s", "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set one key; can be repeated.")
+@json_option
+def check(config_file: str | None, sets: tuple[str, ...], as_json: bool) -> None:
+    """Check what 'serve' would be told: FILE, environment and --set; show what is set and by what."""
+    config = BrokerConfig.from_sources(config_file, sets, os.environ)
+    given = [name for name in BROKER_KEYS if config.is_set(name)]
+    if as_json:
+        print_json(
+            {
+                "set": {n: {"value": config.rendered(n), "by": config.provenance(n)} for n in given},
+                "listeners": [str(listener) for listener in config.listeners()],
+                "advertised_listeners": [str(listener) for listener in config.advertised_listeners()],
+                "log_dirs": list(config.log_dirs()),
+                "warnings": list(config.warnings),
+                "notes": list(config.notes),
+            }
+        )
+        return
+    rows = [
+        [
+            name,
+            config.rendered(name) if not BROKER_KEYS[name].sensitive else "(hidden)",
+            config.provenance(name),
+            BROKER_KEYS[name].effect,
+        ]
+        for name in given
+    ]
+    print_table(["key", "value", "set by", "effect"], rows, empty="nothing is set: every key has its default")
+    for warning in config.warnings:
+        click.secho(f"warning: {warning}", fg="yellow", err=True)

@@ -1,0 +1,169 @@
+"""The ``tidemill`` command. Each command is a module that is imported when it is called for.
+
+Exit codes: 0 done; 1 failed, with one line on stderr; 2 wrong usage; 130 interrupted; 141 the reader of the
+output went away.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from tidemill import __version__, _mode
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+FAILED, USAGE, INTERRUPTED, PIPE_BROKEN = 1, 2, 130, 141
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": ("serve", "Run a broker."),
+    "topic": ("topic", "Create, list, describe, alter and delete topics."),
+    "produce": ("produce", "Send messages from standard input or a file."),
+    "consume": ("consume", "Print messages of topics."),
+    "group": ("group", "Consumer groups: members, lag, offsets."),
+    "log": ("log", "Look into the files of a data directory."),
+    "pipeline": ("pipeline", "Load topics with Spark, and publish to them."),
+    "perf": ("perf", "Measure producing, consuming and latency."),
+    "config": ("config", "List every configuration key, and check a file."),
+    "completion": ("completion", "Print the completion script for a shell."),
+}
+"""Command: its module in this package, and its line in the help."""
+
+MISSING_EXTRAS = {
+    "pyspark": "pipeline",
+    "pandas": "pipeline",
+    "matplotlib": "pipeline",
+    "pyarrow": "arrow",
+    "kazoo": "zookeeper",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are named here and imported when one of them runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"tidemill.cli.{COMMANDS[cmd_name][0]}")
+        command = module.command
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{module.__name__}.command is no command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], list(COMMANDS), 1, 0.5)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [
+            CompletionItem(name, help=line)
+            for name, (_, line) in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    mode = "compiled data path" if _mode.compiled else f"plain Python data path: {_mode.reason}"
+    python = ".".join(map(str, sys.version_info[:3]))
+    click.echo(f"tidemill {__version__} ({mode}; Python {python})")
+    ctx.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done, 1 failed (one line on stderr says why), 2 wrong usage.",
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
+)
+def command() -> None:
+    """Tidemill: a commit log that speaks the Kafka protocol.
+
+    \b
+    tidemill serve                              a broker on port 9092
+    tidemill topic create hello                 in another terminal: a topic,
+    echo 'good morning' | tidemill produce hello          a message,
+    tidemill consume hello --from-beginning               and there it is
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line and ends the process with its exit code."""
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command line; its exit code."""
+    try:
+        outcome = command.main(list(arguments), prog_name="tidemill", standalone_mode=False)
+        sys.stdout.flush()
+        return outcome if isinstance(outcome, int) else 0
+    except click.exceptions.Exit as problem:
+        return problem.exit_code
+    except click.UsageError as problem:
+        problem.show()
+        return USAGE
+    except click.ClickException as problem:
+        _say(problem.format_message())
+        return FAILED
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Nobody reads the output any more: what is left in the buffer must not raise again at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_BROKEN
+    except ImportError as problem:
+        extra = MISSING_EXTRAS.get((problem.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        _say(f"this needs {problem.name}, which is not installed: pip install 'tidemill[{extra}]'")
+        return FAILED
+    except Exception as problem:
+        if os.environ.get("TIDEMILL_TRACEBACK") or not _is_expected(problem):
+            raise
+        _say(_one_line(problem))
+        return FAILED
+
+
+def _is_expected(problem: Exception) -> bool:
+    """Whether the problem's own text tells a user what is wrong."""
+    from tidemill.model.errors import TidemillError
+
+    return isinstance(problem, (TidemillError, OSError))
+
+
+def _one_line(problem: Exception) -> str:
+    if isinstance(problem, OSError) and problem.strerror:
+        return f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
+    return " ".join(str(problem).split())
+
+
+def _say(text: str) -> None:
+    click.echo(f"tidemill: {text}", err=True)

@@ -1,0 +1,67 @@
+"""``tidemill serve``: run a broker."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+
+@click.command(
+    "serve",
+    epilog="""\b
+Examples:
+  tidemill serve
+  tidemill serve --config server.properties
+  tidemill serve --set listeners=PLAINTEXT://127.0.0.1:19092 --set log.dirs=/var/lib/tidemill
+  TIDEMILL_NUM_PARTITIONS=6 tidemill serve --set tidemill.metrics.port=9404
+
+Every key can come from a file (Kafka's server.properties works), from the environment
+(TIDEMILL_LOG_DIRS is log.dirs) and from --set, which goes before both.
+'tidemill config keys' lists them.""",
+)
+@click.option("-c", "--config", "config_file", metavar="FILE", help="Properties file, as Kafka's.")
+@click.option("-s", "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set one key; can be repeated.")
+@click.option(
+    "-p", "--port", type=click.IntRange(0, 65535), help="Port; short for --set listeners=PLAINTEXT://:PORT."
+)
+@click.option("-d", "--data", metavar="DIR", help="Data directory; short for --set log.dirs=DIR.")
+@click.option("--log-level", metavar="LEVEL", help="trace, debug, info, warning or error; also net=debug,...")
+@click.option("-q", "--quiet", is_flag=True, help="Leave out the hints at the start.")
+@click.option("--ready-file", metavar="FILE", help="Write a line of JSON there once the broker serves.")
+@click.option("--ready-fd", type=int, metavar="N", help="Write it to this descriptor.")
+@click.option("--until-eof", is_flag=True, help="Stop when standard input ends.")
+def command(
+    config_file: str | None,
+    sets: tuple[str, ...],
+    port: int | None,
+    data: str | None,
+    log_level: str | None,
+    quiet: bool,
+    ready_file: str | None,
+    ready_fd: int | None,
+    until_eof: bool,
+) -> int:
+    """Run a broker until ctrl-C or SIGTERM.
+
+    It listens on port 9092 and keeps its data in ./tidemill-data, unless told otherwise.
+    """
+    from tidemill.server.process import Start, serve
+
+    shorts = []
+    if port is not None:
+        shorts.append(f"listeners=PLAINTEXT://:{port}")
+    if data is not None:
+        shorts.append(f"log.dirs={data}")
+    return serve(
+        Start(
+            config_file=config_file or os.environ.get("TIDEMILL_CONFIG"),
+            sets=[*shorts, *sets],
+            environment=os.environ,
+            log_level=log_level,
+            ready_file=ready_file,
+            ready_descriptor=ready_fd,
+            quiet=quiet,
+            until_eof=until_eof,
+        )
+    )

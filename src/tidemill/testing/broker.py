@@ -1,0 +1,221 @@
+"""A broker in a process of its own, for a test or for trying something out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+TEST_CONFIG: dict[str, str] = {
+    # A test's group should not wait for members that never come, nor make 50 directories.
+    "group.initial.rebalance.delay.ms": "0",
+    "offsets.topic.num.partitions": "4",
+    "offsets.topic.replication.factor": "1",
+}
+"""What a test's broker has other than a real one; ``config`` goes before it."""
+
+LOG_LINES_SHOWN = 20
+
+
+class BrokerFailed(RuntimeError):
+    """A broker did not start, or did not stop. The text ends with the last lines of its log."""
+
+
+class Broker:
+    """``with Broker() as broker:`` starts one on a free port of 127.0.0.1, and takes it away afterwards.
+
+    ``config`` holds broker keys (``{"num.partitions": 3}``). Without ``data_dir`` the data goes to a
+    directory of its own that is removed at the end; a given one stays. The broker ends when this process
+    does, however that happens.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        *,
+        data_dir: str | os.PathLike[str] | None = None,
+        port: int = 0,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self.config = {**TEST_CONFIG, **{key: _text(value) for key, value in (config or {}).items()}}
+        self.port = port
+        self.host = "127.0.0.1"
+        self.metrics_port: int | None = None
+        self.started_in_s = 0.0
+        """How long the last start took, until the broker served."""
+        self._timeout_s = timeout_s
+        self._environment = dict(environment or {})
+        self._own_directory = None if data_dir is not None else tempfile.mkdtemp(prefix="tidemill-")
+        base = self._own_directory or os.fspath(data_dir or "")
+        self.data_dir = os.path.join(base, "data") if self._own_directory else os.path.abspath(base)
+        self._log_path = os.path.join(base, "broker.log") if self._own_directory else f"{self.data_dir}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    # Where it is
+
+    @property
+    def bootstrap(self) -> str:
+        """``host:port``, for a client's ``bootstrap.servers``."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The process number."""
+        if self._process is None:
+            raise BrokerFailed("the broker is not running")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        """What the broker has logged so far, over all of its starts."""
+        with contextlib.suppress(OSError), open(self._log_path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+        return ""
+
+    # What can be done with it
+
+    def start(self) -> Broker:
+        """Starts the broker and waits until it serves. The port of an earlier start is kept."""
+        if self.running:
+            return self
+        began = time.monotonic()
+        readable, writable = os.pipe()
+        try:
+            with open(self._log_path, "ab") as log:
+                self._process = subprocess.Popen(
+                    self._command(writable),
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(writable,),
+                    env={**os.environ, **self._environment},
+                    start_new_session=True,
+                )
+            os.close(writable)
+            writable = -1
+            ready = json.loads(self._read_ready(readable))
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            os.close(readable)
+            if writable >= 0:
+                os.close(writable)
+        self.port = ready["listeners"][0]["port"]
+        self.metrics_port = ready["metrics_port"]
+        self.started_in_s = time.monotonic() - began
+        return self
+
+    def stop(self) -> int:
+        """Asks the broker to stop in order, and waits for it; its exit code (0 when all went well)."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends the process at once, as a crash does. What it appended stays in the page cache."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> Broker:
+        """Stops in order, and starts on the same port with the same data."""
+        self.stop()
+        return self.start()
+
+    def close(self) -> None:
+        """Stops the broker and removes its directory, unless that was given."""
+        try:
+            self.stop()
+        finally:
+            if self._own_directory is not None:
+                shutil.rmtree(self._own_directory, ignore_errors=True)
+
+    def __enter__(self) -> Broker:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "running" if self.running else "stopped"
+        return f"Broker({self.bootstrap}, {state}, data in {self.data_dir})"
+
+    # How it is done
+
+    def _command(self, ready_descriptor: int) -> list[str]:
+        sets = {
+            "listeners": f"PLAINTEXT://{self.host}:{self.port}",
+            "log.dirs": self.data_dir,
+            **self.config,
+        }
+        command = [sys.executable, "-m", "tidemill", "serve", "--until-eof", "--quiet"]
+        command += ["--ready-fd", str(ready_descriptor)]
+        for key, value in sets.items():
+            command += ["--set", f"{key}={value}"]
+        return command
+
+    def _read_ready(self, descriptor: int) -> bytes:
+        """The line that the broker writes when it serves; BrokerFailed when it ends or stays silent."""
+        deadline = time.monotonic() + self._timeout_s
+        line = b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise BrokerFailed(
+                        f"the broker was not ready within {self._timeout_s:g} s{self._last_lines()}"
+                    )
+                piece = os.read(descriptor, 4096)
+                if not piece:
+                    code = self._process.wait() if self._process is not None else None
+                    raise BrokerFailed(f"the broker ended with exit code {code}{self._last_lines()}")
+                line += piece
+        return line
+
+    def _end(self, number: signal.Signals) -> int:
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        try:
+            process.send_signal(number)
+            code = process.wait(self._timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise BrokerFailed(
+                f"the broker did not stop within {self._timeout_s:g} s{self._last_lines()}"
+            ) from None
+        finally:
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+        return code
+
+    def _last_lines(self) -> str:
+        lines = self.log.splitlines()[-LOG_LINES_SHOWN:]
+        return ":\n" + "\n".join(lines) if lines else ", and logged nothing"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)

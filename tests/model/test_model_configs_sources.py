@@ -1,0 +1,390 @@
+"""Where values come from: properties, environment, --set, run time; and what holds in the end."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.model.configs import BrokerConfig, check_broker_settings, check_topic_settings, topic_synonyms
+from tidemill.model.configs.properties import parse_properties
+from tidemill.model.configs.values import (
+    DEFAULT,
+    DYNAMIC_BROKER,
+    DYNAMIC_DEFAULT_BROKER,
+    DYNAMIC_TOPIC,
+    STATIC_BROKER,
+    Synonym,
+)
+from tidemill.model.errors import ConfigError
+
+
+def pairs(text: str) -> list[tuple[str, str]]:
+    return [(found.key, found.value) for found in parse_properties(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a=b", [("a", "b")]),
+        ("a = b ", [("a", "b ")]),
+        ("a : b", [("a", "b")]),
+        ("a b c", [("a", "b c")]),
+        ("a\t=\tb", [("a", "b")]),
+        ("a==b", [("a", "=b")]),
+        ("a", [("a", "")]),
+        ("a=", [("a", "")]),
+        ("# a=b\n  ! c=d\n\n \t\ne=f", [("e", "f")]),
+        ("a=1,\\\n   2,\\\n   3\nb=4", [("a", "1,2,3"), ("b", "4")]),
+        ("a=1\\\\\nb=2", [("a", "1\\"), ("b", "2")]),
+        ("a=1\\\n# not a comment", [("a", "1# not a comment")]),
+        ("a\\ b=c", [("a b", "c")]),
+        ("a\\=b\\:c=d", [("a=b:c", "d")]),
+        ("a=\\u00e4\\t\\n\\x", [("a", "ä\t\nx")]),
+        ("a=\\ud83d\\ude00", [("a", "😀")]),
+        ("a=b\r\nc=d\re=f", [("a", "b"), ("c", "d"), ("e", "f")]),
+        ("a=b\\", [("a", "b")]),
+        ("a=C:\\\\temp", [("a", "C:\\temp")]),
+        ("a=1\na=2", [("a", "1"), ("a", "2")]),
+        ("a=ü # no comment", [("a", "ü # no comment")]),
+    ],
+)
+def test_properties_are_read_as_java_reads_them(text: str, expected: list[tuple[str, str]]) -> None:
+    assert pairs(text) == expected
+
+
+def test_a_setting_knows_the_line_it_begins_on() -> None:
+    assert [found.line for found in parse_properties("# x\na=1\\\n2\n\nb=3")] == [2, 5]
+
+
+@pytest.mark.parametrize("text", ["a=\\u12", "a=\\uzzzz"])
+def test_a_broken_unicode_escape_names_file_and_line(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"server\.properties:2"):
+        parse_properties("\n" + text, "server.properties")
+
+
+def escaped(text: str) -> str:
+    return "".join(f"\\u{unit:04x}" for unit in _utf16(text))
+
+
+def _utf16(text: str) -> list[int]:
+    data = text.encode("utf-16-be")
+    return [int.from_bytes(data[i : i + 2]) for i in range(0, len(data), 2)]
+
+
+WORDS = st.text(st.characters(blacklist_categories=("Cs",)), min_size=1, max_size=20)
+
+
+@given(WORDS, WORDS)
+def test_whatever_is_escaped_comes_back(key: str, value: str) -> None:
+    assert pairs(f"{escaped(key)}={escaped(value)}") == [(key, value)]
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_read_or_refused_in_words(text: str) -> None:
+    with contextlib.suppress(ConfigError):
+        parse_properties(text)
+
+
+def test_set_goes_before_environment_before_file_before_default(tmp_path: Path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text("num.partitions=2\nlog.index.interval.bytes=8\nmessage.max.bytes=9\n")
+    environment = {"TIDEMILL_NUM_PARTITIONS": "3", "TIDEMILL_LOG_INDEX_INTERVAL_BYTES": "16", "HOME": "/"}
+    config = BrokerConfig.from_sources(str(file), ["num.partitions=4"], environment)
+    assert config.int("num.partitions") == 4
+    assert config.int("log.index.interval.bytes") == 16
+    assert config.int("message.max.bytes") == 9
+    assert config.int("socket.request.max.bytes") == 104857600
+    assert config.provenance("num.partitions") == "--set num.partitions"
+    assert config.provenance("log.index.interval.bytes") == "environment TIDEMILL_LOG_INDEX_INTERVAL_BYTES"
+    assert config.provenance("message.max.bytes") == f"{file}:3"
+    assert config.provenance("socket.request.max.bytes") == "default"
+    assert config.warnings == ()
+
+
+def test_keys_of_our_own_may_leave_their_first_word_out_in_the_environment() -> None:
+    config = BrokerConfig.from_sources(environment={"TIDEMILL_METRICS_PORT": "9404"})
+    assert config.int("tidemill.metrics.port") == 9404
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    assert BrokerConfig.from_sources(environment={"TIDEMILL_NUM_PARTITIONS": ""}).int("num.partitions") == 1
+
+
+def test_unknown_keys_are_named_with_their_nearest_neighbour() -> None:
+    config = BrokerConfig.from_sources(
+        sets=["log.retention.hour=3", "zzz=1", "retention.ms=5"], environment={"TIDEMILL_LOG_DIR_S": "x"}
+    )
+    warnings = "\n".join(config.warnings)
+    assert "log.retention.hour is no key of the broker; did you mean log.retention.hours?" in warnings
+    assert "zzz is no key of the broker (--set zzz)" in warnings
+    assert (
+        "retention.ms is a key of a topic, not of a broker; for all topics it is log.retention.ms" in warnings
+    )
+    assert "environment TIDEMILL_LOG_DIR_S" in warnings
+
+
+def test_a_key_given_twice_in_one_file_is_named_and_the_last_one_holds(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    file.write_text("num.partitions=2\nnum.partitions=5\n")
+    config = BrokerConfig.from_sources(str(file))
+    assert config.int("num.partitions") == 5
+    assert config.warnings == (f"num.partitions is given twice ({file}:1, {file}:2): the last one holds",)
+
+
+def test_a_wrong_value_names_the_place_it_was_set() -> None:
+    with pytest.raises(ConfigError, match=r"num\.partitions=x: .*whole number.*--set num\.partitions"):
+        BrokerConfig.from_sources(sets=["num.partitions=x"])
+
+
+@pytest.mark.parametrize("text", ["num.partitions", "=3", " =3"])
+def test_a_set_without_key_or_value_shows_how_it_is_written(text: str) -> None:
+    with pytest.raises(ConfigError, match="KEY=VALUE"):
+        BrokerConfig.from_sources(sets=[text])
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"nothing\.properties: the configuration cannot be read: No such file"
+    ):
+        BrokerConfig.from_sources(str(tmp_path / "nothing.properties"))
+
+
+def test_kafkas_own_kraft_file_is_accepted_with_notes(tmp_path: Path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text(
+        "process.roles=broker,controller\nnode.id=1\ncontroller.quorum.bootstrap.servers=localhost:9093\n"
+        "listeners=PLAINTEXT://:9092,CONTROLLER://:9093\ninter.broker.listener.name=PLAINTEXT\n"
+        "advertised.listeners=PLAINTEXT://localhost:9092,CONTROLLER://localhost:9093\n"
+        "controller.listener.names=CONTROLLER\n"
+        "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL,"
+        "SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL\n"
+        "num.network.threads=3\nnum.io.threads=8\nsocket.send.buffer.bytes=102400\n"
+        "socket.receive.buffer.bytes=102400\nsocket.request.max.bytes=104857600\nlog.dirs=/tmp/kraft\n"
+        "num.partitions=1\nnum.recovery.threads.per.data.dir=2\noffsets.topic.replication.factor=1\n"
+        "share.coordinator.state.topic.replication.factor=1\nshare.coordinator.state.topic.min.isr=1\n"
+        "transaction.state.log.replication.factor=1\ntransaction.state.log.min.isr=1\n"
+        "log.retention.hours=168\nlog.segment.bytes=1073741824\nlog.retention.check.interval.ms=300000\n"
+    )
+    config = BrokerConfig.from_sources(str(file))
+    assert config.warnings == ()
+    assert [str(listener) for listener in config.listeners()] == ["PLAINTEXT://:9092"]
+    assert [str(listener) for listener in config.advertised_listeners()] == ["PLAINTEXT://localhost:9092"]
+    assert config.node_id() == 1
+    assert any(note.startswith("process.roles is accepted; no effect") for note in config.notes)
+    assert any("controller.quorum.bootstrap.servers" in note for note in config.notes)
+
+
+def test_a_file_for_a_controller_alone_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"process\.roles=controller"):
+        BrokerConfig.of({"process.roles": "controller"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, 7 * 24 * 3_600_000),
+        ({"log.retention.hours": "2"}, 7_200_000),
+        ({"log.retention.hours": "2", "log.retention.minutes": "5"}, 300_000),
+        ({"log.retention.hours": "2", "log.retention.minutes": "5", "log.retention.ms": "7"}, 7),
+        ({"log.retention.minutes": "-1"}, -1),
+        ({"log.retention.ms": "-1", "log.retention.hours": "1"}, -1),
+    ],
+)
+def test_milliseconds_go_before_minutes_before_hours(settings: dict[str, str], expected: int) -> None:
+    config = BrokerConfig.of(settings)
+    assert config.int("log.retention.ms") == expected
+    assert config.topic_config().int("retention.ms") == expected
+
+
+def test_other_keys_speak_for_keys_that_are_not_set() -> None:
+    config = BrokerConfig.of(
+        {
+            "log.dir": "/a",
+            "log.roll.hours": "2",
+            "log.roll.jitter.hours": "1",
+            "log.delete.delay.ms": "5",
+            "offsets.topic.retention.minutes": "9",
+            "broker.id": "7",
+            "log.message.timestamp.difference.max.ms": "11",
+        }
+    )
+    assert config.log_dirs() == ("/a",)
+    assert config.int("log.roll.ms") == 7_200_000
+    assert config.int("log.roll.jitter.ms") == 3_600_000
+    assert config.int("log.segment.delete.delay.ms") == 5
+    assert config.int("offsets.retention.minutes") == 9
+    assert config.node_id() == 7
+    assert config.int("log.message.timestamp.before.max.ms") == 11
+    assert config.provenance("log.roll.ms") == "--set log.roll.hours"
+    assert config.int("log.flush.interval.ms") == 2**63 - 1
+    assert BrokerConfig.of({"node.id": "3", "broker.id": "7"}).node_id() == 3
+    assert BrokerConfig.of().node_id() is None
+
+
+def test_the_store_is_zookeeper_only_when_it_is_named() -> None:
+    assert BrokerConfig.of().store() == "embedded"
+    assert BrokerConfig.of({"zookeeper.connect": "z:2181/x"}).store() == "zookeeper"
+    assert (
+        BrokerConfig.of({"zookeeper.connect": "z:2181", "tidemill.store": "embedded"}).store() == "embedded"
+    )
+
+
+def listeners(**settings: str) -> list[str]:
+    config = BrokerConfig.of({name.replace("_", "."): text for name, text in settings.items()})
+    return [str(listener) for listener in config.listeners()]
+
+
+def advertised(**settings: str) -> list[str]:
+    config = BrokerConfig.of({name.replace("_", "."): text for name, text in settings.items()})
+    return [str(listener) for listener in config.advertised_listeners()]
+
+
+def test_listeners_and_what_clients_are_told() -> None:
+    assert listeners() == ["PLAINTEXT://:9092"]
+    assert advertised() == ["PLAINTEXT://localhost:9092"]
+    assert listeners(port="9", host_name="1.2.3.4") == ["PLAINTEXT://1.2.3.4:9"]
+    assert advertised(port="9", host_name="1.2.3.4") == ["PLAINTEXT://1.2.3.4:9"]
+    assert advertised(advertised_host_name="example.org") == ["PLAINTEXT://example.org:9092"]
+    assert advertised(advertised_port="7") == ["PLAINTEXT://localhost:7"]
+    assert listeners(listeners="PLAINTEXT://[::1]:9092") == ["PLAINTEXT://[::1]:9092"]
+    two = {
+        "listeners": "IN://0.0.0.0:9092,out://:9093",
+        "listener_security_protocol_map": "IN:PLAINTEXT,OUT:PLAINTEXT",
+    }
+    assert listeners(**two) == ["IN://0.0.0.0:9092", "OUT://:9093"]
+    assert advertised(**two, advertised_listeners="OUT://example.org:9093") == [
+        "IN://localhost:9092",
+        "OUT://example.org:9093",
+    ]
+    assert listeners(listeners="PLAINTEXT://:1", port="2") == ["PLAINTEXT://:1"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "hint"),
+    [
+        ({"listeners": "9092"}, "NAME://host:port"),
+        ({"listeners": "PLAINTEXT://localhost"}, "NAME://host:port"),
+        ({"listeners": "PLAINTEXT://localhost:99999"}, "NAME://host:port"),
+        ({"listeners": "PLAINTEXT://localhost:9092/x"}, "NAME://host:port"),
+        ({"listeners": "IN://localhost:9092"}, "listener.security.protocol.map"),
+        ({"listeners": "SSL://localhost:9092"}, "comes with a later version"),
+        ({"listeners": ""}, "at least one"),
+        ({"listeners": "PLAINTEXT://:1,PLAINTEXT://:2"}, "comes twice"),
+        (
+            {"listeners": "PLAINTEXT://:1,B://:1", "listener.security.protocol.map": "B:PLAINTEXT"},
+            "a port of its own",
+        ),
+        ({"advertised.listeners": "PLAINTEXT://0.0.0.0:9092"}, "clients cannot connect to 0.0.0.0"),
+        ({"advertised.listeners": "PLAINTEXT://:9092"}, "an empty host"),
+        ({"advertised.listeners": "OTHER://x:1"}, "has no protocol"),
+        ({"advertised.listeners": "SSL://x:1"}, "is not among the listeners"),
+        ({"advertised.listeners": "PLAINTEXT://x:1,PLAINTEXT://y:1"}, "comes twice"),
+        ({"listener.security.protocol.map": "PLAINTEXT"}, "NAME:PROTOCOL"),
+        ({"listener.security.protocol.map": "A:TLS"}, "NAME:PROTOCOL"),
+        ({"log.dirs": ","}, "at least one data directory"),
+        ({"group.min.session.timeout.ms": "9", "group.max.session.timeout.ms": "8"}, "lower one"),
+    ],
+)
+def test_keys_that_contradict_one_another_are_refused(settings: dict[str, str], hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        BrokerConfig.of(settings)
+    assert hint in str(caught.value)
+
+
+def test_a_listener_may_have_values_of_its_own() -> None:
+    config = BrokerConfig.of({"listener.name.Plaintext.max.connections": "5", "max.connections": "9"})
+    assert config.listener_value("PLAINTEXT", "max.connections") == 5
+    assert config.listener_value("OTHER", "max.connections") == 9
+    assert config.warnings == ()
+    odd = BrokerConfig.of({"listener.name.a.max.conections": "5"})
+    assert "did you mean max.connections?" in odd.warnings[0]
+
+
+def test_connections_per_address_are_pairs() -> None:
+    config = BrokerConfig.of({"max.connections.per.ip.overrides": "10.0.0.1:5, host:6,[::1]:7"})
+    assert config.connections_per_address() == {"10.0.0.1": 5, "host": 6, "::1": 7}
+    with pytest.raises(ConfigError, match="address:count"):
+        BrokerConfig.of({"max.connections.per.ip.overrides": "10.0.0.1"})
+
+
+def test_run_time_values_go_before_all_others_and_come_off_again() -> None:
+    config = BrokerConfig.of({"log.retention.hours": "1"})
+    changed = config.with_overrides(cluster={"log.retention.ms": "50"})
+    assert changed.int("log.retention.ms") == 50
+    assert config.int("log.retention.ms") == 3_600_000
+    own = changed.with_overrides(broker={"log.retention.ms": "60"})
+    assert own.int("log.retention.ms") == 60
+    assert own.synonyms("log.retention.ms") == [
+        Synonym("log.retention.ms", "60", DYNAMIC_BROKER),
+        Synonym("log.retention.ms", "50", DYNAMIC_DEFAULT_BROKER),
+        Synonym("log.retention.hours", "1", STATIC_BROKER),
+        Synonym("log.retention.hours", "168", DEFAULT),
+    ]
+    assert own.with_overrides(broker={}, cluster={}).int("log.retention.ms") == 3_600_000
+    assert changed.topic_config().int("retention.ms") == 50
+
+
+def test_a_topic_has_its_own_values_over_the_brokers() -> None:
+    config = BrokerConfig.of({"log.segment.bytes": "2000000"})
+    topic = config.topic_config({"retention.ms": "-1", "cleanup.policy": "compact,delete", "gone.key": "1"})
+    assert topic.int("retention.ms") == -1
+    assert topic.int("segment.bytes") == 2_000_000
+    assert topic.list("cleanup.policy") == ("compact", "delete")
+    assert topic.source("retention.ms") == DYNAMIC_TOPIC
+    assert topic.source("segment.bytes") == STATIC_BROKER
+    assert topic.source("preallocate") == DEFAULT
+    assert topic.rendered("preallocate") == "false"
+    assert topic.synonyms("retention.ms") == [
+        Synonym("retention.ms", "-1", DYNAMIC_TOPIC),
+        Synonym("log.retention.hours", "168", DEFAULT),
+    ]
+    assert topic.synonyms("remote.storage.enable") == [Synonym("remote.storage.enable", "false", DEFAULT)]
+    assert set(topic.overrides) == {"retention.ms", "cleanup.policy"}
+
+
+def test_the_former_timestamp_bound_stands_for_both_of_today() -> None:
+    topic = BrokerConfig.of().topic_config(
+        {"message.timestamp.difference.max.ms": "5", "message.timestamp.after.max.ms": "6"}
+    )
+    assert topic.int("message.timestamp.before.max.ms") == 5
+    assert topic.int("message.timestamp.after.max.ms") == 6
+
+
+def test_synonyms_of_topic_keys_in_order() -> None:
+    assert topic_synonyms("retention.ms") == (
+        "log.retention.ms",
+        "log.retention.minutes",
+        "log.retention.hours",
+    )
+    assert topic_synonyms("remote.storage.enable") == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "hint"),
+    [
+        ({"retention.hours": "1"}, "Unknown topic config name: retention.hours; did you mean"),
+        ({"retention.ms": "x"}, "retention.ms=x: allowed is"),
+        ({"retention.ms": None}, "retention.ms has no value"),
+    ],
+)
+def test_what_a_topic_may_not_have_is_refused(settings: dict[str, str | None], hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_topic_settings(settings)
+    assert hint in str(caught.value)
+
+
+def test_what_may_change_at_run_time_and_what_not() -> None:
+    check_broker_settings({"log.retention.ms": "5"}, all_brokers=True)
+    check_broker_settings({"log.retention.ms": "5"}, all_brokers=False)
+    for settings, hint in (
+        ({"num.partitions": "3"}, "cannot be changed while the broker runs"),
+        ({"log.retention.m": "3"}, "did you mean log.retention.ms?"),
+        ({"log.retention.ms": "0"}, "allowed is"),
+        ({"ssl.keystore.location": "/x"}, "for one broker only"),
+    ):
+        with pytest.raises(ConfigError, match=hint.replace("?", r"\?")):
+            check_broker_settings(settings, all_brokers=True)

@@ -10,7 +10,8 @@ import pytest
 from wire_values import all_messages, message_of
 
 from tidemill.model.errors import ProtocolError
-from tidemill.wire.codegen import ELEMENTS_MAX, is_flexible
+from tidemill.wire.codegen import is_flexible
+from tidemill.wire.decoding import ELEMENTS_MAX
 from tidemill.wire.messages.metadata import MetadataRequest, MetadataResponse
 from tidemill.wire.messages.offset_fetch import OffsetFetchRequest
 from tidemill.wire.schema import Struct, decode, encode

@@ -12,7 +12,8 @@ allowed, the default, and the tag where they travel tagged::
         topics: list[MetadataRequestTopic] | None = field([MetadataRequestTopic], nullable="1+")
 
 Nothing but the description is built at import. The constructor of a class is compiled on its first call, the
-codec of a class, version and direction on its first use (:mod:`tidemill.wire.codegen`).
+codec of a class, version and direction on its first use: see :mod:`tidemill.wire.decoding` and
+:mod:`tidemill.wire.encoding`.
 
 Source of the encoding rules: the protocol guide, KIP-482 (flexible versions) and KIP-893 (nullable structs).
 """
@@ -297,7 +298,7 @@ def decode_prefix(cls: type[S], version: int, data: bytes, position: int, end: i
 
 
 def _make_encoder(cls: type[Struct], version: int) -> _Encoder:
-    from tidemill.wire.codegen import make_encoder
+    from tidemill.wire.encoding import make_encoder
 
     _check_version(cls, version, EncodeError)
     encoder: _Encoder = make_encoder(cls, version)
@@ -306,7 +307,7 @@ def _make_encoder(cls: type[Struct], version: int) -> _Encoder:
 
 
 def _make_decoder(cls: type[Struct], version: int) -> _Decoder:
-    from tidemill.wire.codegen import make_decoder
+    from tidemill.wire.decoding import make_decoder
 
     _check_version(cls, version, ProtocolError)
     decoder: _Decoder = make_decoder(cls, version)
@@ -322,7 +323,7 @@ def _check_version(cls: type[Struct], version: int, error: type[Exception]) -> N
 
 def _explain(message: Struct, version: int, problem: Exception) -> str:
     """Finds the field that an encoder stumbled over; encoders themselves stay free of such checks."""
-    from tidemill.wire.codegen import first_bad_value
+    from tidemill.wire.encoding import first_bad_value
 
     found = first_bad_value(message, version)
     return f"{type(message).__name__} v{version}: {found or problem}"

@@ -18,7 +18,7 @@ from tidemill.broker.context import Peer, RequestContext
 from tidemill.broker.registry import APIS
 from tidemill.model.errors import KafkaError, ProtocolError
 from tidemill.net.connection import Connection, FileRange, Reply
-from tidemill.wire.apis import API, ApiKey
+from tidemill.wire.apis import ApiKey, request_class
 from tidemill.wire.header import encode_response, parse_request_header
 from tidemill.wire.schema import decode
 
@@ -67,7 +67,7 @@ class Dispatch:
             connection.reply_now(encode_response(ApiKey.API_VERSIONS, 0, correlation_id, unsupported()))
             return
         header = parse_request_header(data, start, end)
-        request = decode(API[ApiKey(api_key)].request_class(), version, data, header.body_position, end)
+        request = decode(request_class(api_key), version, data, header.body_position, end)
         peer: Peer = connection.context
         context = RequestContext(peer, header.client_id, api_key, version, correlation_id, connection)
         started = time.perf_counter()

@@ -1,7 +1,7 @@
 """The way of a fetch request: decode, look up, answer now or wait. Version 4 to 18; compiled.
 
-    request  = replica i32 (to v14), wait i32, min bytes i32, max bytes i32, isolation i8, session id and epoch
-               i32 (v7), topics[name (to v12) or id (v13), partitions[index i32, leader epoch i32 (v9),
+    request  = replica i32 (to v14), wait i32, min bytes i32, max bytes i32, isolation i8, session id and
+               epoch i32 (v7), topics[name (to v12) or id (v13), partitions[index i32, leader epoch i32 (v9),
                offset i64, last fetched epoch i32 (v12), log start i64 (v5), max bytes i32]],
                forgotten topics (v7), rack (v11)
     response = throttle i32, error i16 and session id i32 (v7), topics[name or id, partitions[index i32,

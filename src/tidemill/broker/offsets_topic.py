@@ -1,4 +1,4 @@
-"""``__consumer_offsets`` as the group coordinator sees it: partitions to append to and read, and its leaders."""
+"""``__consumer_offsets`` as the group coordinator sees it: partitions to write and read, and leaders."""
 
 from __future__ import annotations
 

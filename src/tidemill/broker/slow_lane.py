@@ -67,9 +67,10 @@ class SlowLane:
         limits = partition.limits
         try:
             walk = await self.loop.run_in_executor(self.workers, begin_validation, batch, limits, now_ms)
-            while not walk.step(SLICE_RECORDS):
-                # Others have their turn between two slices; nothing here waits for an event.
-                await asyncio.sleep(0)  # noqa: ASYNC110
+            done = walk.step(SLICE_RECORDS)
+            while not done:
+                await asyncio.sleep(0)
+                done = walk.step(SLICE_RECORDS)
             part.batch = finish_validation(batch, walk, limits)
         except KafkaError as error:
             part.fail(error)

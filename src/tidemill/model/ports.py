@@ -130,6 +130,10 @@ class Files:
         """What is left on the file system of ``path``."""
         raise NotImplementedError
 
+    def total_bytes(self, path: str) -> i64:
+        """The size of the file system of ``path``."""
+        raise NotImplementedError
+
     def lock(self, path: str) -> Any:
         """Takes the exclusive lock file at ``path``; BlockingIOError when another process holds it.
 

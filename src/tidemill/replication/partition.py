@@ -129,7 +129,7 @@ class Partition:
         """How many produces wait here."""
         return len(self._append_waiters)
 
-    def become(self, leader: i32, leader_epoch: i32, replicas: tuple[int, ...], isr: tuple[int, ...]) -> None:
+    def become(self, leader: i32, leader_epoch: i64, replicas: tuple[int, ...], isr: tuple[int, ...]) -> None:
         """Takes the state that the controller decided."""
         self.leader = leader
         self.leader_epoch = leader_epoch
@@ -188,7 +188,7 @@ class Partition:
             size += batch.size
             self.messages_in += batch.record_count
         self.bytes_in += size
-        if self.log.needs_flush():
+        if self.log.needs_flush:
             self._unflushed_bytes += size
             self._want_flush()
         elif self._alone and not self._flushing:
@@ -226,7 +226,7 @@ class Partition:
             added = self._unflushed_bytes
             self._unflushed_bytes = 0
             self._advance(end_offset, added)
-        if self.log.needs_flush():
+        if self.log.needs_flush:
             self._want_flush()
         elif self._alone and self.high_watermark < self.log.end_offset:
             self._advance(self.log.end_offset, 0)

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 HIGH_WATERMARK = -1
 
 
-def handle(broker: Broker, context: RequestContext, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
+async def handle(
+    broker: Broker, context: RequestContext, request: DeleteRecordsRequest
+) -> DeleteRecordsResponse:
     """Deletes up to the offset that each partition names; -1 stands for its high watermark."""
     topics = []
     for topic in request.topics:
@@ -35,14 +37,14 @@ def handle(broker: Broker, context: RequestContext, request: DeleteRecordsReques
                 result.error_code = error.code
             results.append(result)
         topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=results))
-    broker.partitions.checkpoint_log_starts()
+    await broker.partitions.checkpoint_log_starts()
     return DeleteRecordsResponse(topics=topics)
 
 
 def delete(partition: Partition, offset: int) -> int:
     """Moves the log's start to ``offset``; the start after that."""
     partition.check_leader(-1)
-    if "delete" not in partition.log.config.cleanup_policy:
+    if not partition.log.config.delete:
         raise KafkaError(
             f"{partition.topic} is compacted only: records go when their key has a newer value",
             ErrorCode.POLICY_VIOLATION,

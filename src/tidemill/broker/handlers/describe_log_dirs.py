@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.describe_log_dirs import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
@@ -15,6 +16,7 @@ from tidemill.wire.messages.describe_log_dirs import (
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
     from tidemill.broker.context import RequestContext
+    from tidemill.log.manager import DataDirectory
 
 
 def handle(
@@ -32,7 +34,7 @@ def handle(
     for partition in broker.partitions.all():
         if wanted is not None and (partition.topic, partition.index) not in wanted:
             continue
-        directory = broker.logs.directory_of(partition.log)
+        directory = broker.logs.directory_of(partition.log).path
         topics = by_directory.setdefault(directory, {})
         topics.setdefault(partition.topic, []).append(
             DescribeLogDirsPartition(
@@ -41,18 +43,29 @@ def handle(
                 offset_lag=max(0, partition.high_watermark - partition.log.end_offset),
             )
         )
-    results = []
-    for state in broker.logs.directory_states():
-        results.append(
-            DescribeLogDirsResult(
-                error_code=state.error_code,
-                log_dir=state.path,
-                total_bytes=state.total_bytes,
-                usable_bytes=state.usable_bytes,
-                topics=[
-                    DescribeLogDirsTopic(name=context.external_name(name), partitions=partitions)
-                    for name, partitions in by_directory.get(state.path, {}).items()
-                ],
-            )
-        )
-    return DescribeLogDirsResponse(results=results)
+    return DescribeLogDirsResponse(
+        results=[
+            describe(broker, directory, context, by_directory.get(directory.path, {}))
+            for directory in broker.logs.directories
+        ]
+    )
+
+
+def describe(
+    broker: Broker,
+    directory: DataDirectory,
+    context: RequestContext,
+    topics: dict[str, list[DescribeLogDirsPartition]],
+) -> DescribeLogDirsResult:
+    """One data directory's answer."""
+    if directory.failure:
+        return DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=directory.path)
+    return DescribeLogDirsResult(
+        log_dir=directory.path,
+        total_bytes=broker.files.total_bytes(directory.path),
+        usable_bytes=broker.files.free_bytes(directory.path),
+        topics=[
+            DescribeLogDirsTopic(name=context.external_name(name), partitions=partitions)
+            for name, partitions in topics.items()
+        ],
+    )

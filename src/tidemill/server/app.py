@@ -1,0 +1,325 @@
+"""A broker in this process: its parts put together, started in order, and stopped in the other.
+
+Start: listeners are bound, data directories locked and checked, the coordination store opened, logs loaded
+(recovered after an unclean stop), partitions taken over, groups loaded; last of all connections are let in.
+Stop: nobody is let in any more, logs are flushed and marked as cleanly shut down, the store is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tidemill.broker.broker import Broker
+from tidemill.broker.context import Listener
+from tidemill.broker.dispatch import Dispatch
+from tidemill.broker.fetch import FetchPath
+from tidemill.broker.fetch_sessions import FetchSessions
+from tidemill.broker.log_configs import log_config
+from tidemill.broker.metadata import Delta, MetadataCache, TopicImage, effective_config
+from tidemill.broker.offsets_topic import ClusterOffsetsTopic, PartitionOffsetsLog
+from tidemill.broker.produce import ProducePath
+from tidemill.broker.requests import Requests
+from tidemill.broker.slow_lane import SlowLane
+from tidemill.controller.producer_ids import claim_block
+from tidemill.controller.shell import Controller, generate_broker_id
+from tidemill.coordination.embedded import FILE_NAME, EmbeddedStore
+from tidemill.coordination.nodes import BrokerRegistration, Endpoint
+from tidemill.groups.ports import OFFSETS_TOPIC
+from tidemill.groups.service import GroupService
+from tidemill.log.files import SystemFiles
+from tidemill.log.manager import LogManager
+from tidemill.model.clock import SystemClock
+from tidemill.model.configs import BrokerConfig
+from tidemill.model.configs import Listener as ConfiguredListener
+from tidemill.model.errors import KafkaError
+from tidemill.net.deadlines import Deadlines
+from tidemill.replication.manager import PartitionState, ReplicaManager
+from tidemill.replication.partition import Partition
+from tidemill.server.listeners import Acceptor, Limits, bind
+from tidemill.transactions.producer_ids import ProducerIds
+
+log = logging.getLogger("tidemill.server")
+
+FIRST_RETENTION_S = 30.0
+"""How long after the start retention is looked at first, as in Kafka."""
+FLUSH_CHECK_S = 1.0
+REMOVAL_CHECK_S = 1.0
+
+
+class BrokerServer:
+    """One broker: ``await start()``, and ``await stop()`` when it is to end.
+
+    ``start`` raises a :class:`TidemillError` with one line for the operator when it cannot.
+    """
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.static_config = config
+        self.listeners: list[tuple[str, str, int]] = []
+        """Bound: name, host, port."""
+        self.broker = Broker()
+        self.broker.config = config
+        self.broker.clock = SystemClock()
+        self.broker.files = SystemFiles()
+        self._sockets: list[tuple[ConfiguredListener, list[socket.socket]]] = []
+        self._upkeep: list[asyncio.Task[None]] = []
+        self._syncers = ThreadPoolExecutor(2, thread_name_prefix="sync")
+        self._readers = ThreadPoolExecutor(4, thread_name_prefix="read-ahead")
+        self._workers = ThreadPoolExecutor(1, thread_name_prefix="unpack")
+        self._started = False
+        self._loaded = False
+
+    # Start.
+
+    async def start(self) -> None:
+        """Brings the broker up; clients may connect when it returns."""
+        self.loop = asyncio.get_running_loop()
+        config = self.static_config
+        for listener in config.listeners():
+            self._sockets.append((listener, bind(listener.name, listener.host, listener.port)))
+        broker = self.broker
+        broker.logs = LogManager(
+            broker.files, config.log_dirs(), producer_expiration_ms=config.int("producer.id.expiration.ms")
+        )
+        broker.logs.lock()
+        stored_cluster_id = broker.logs.stored_cluster_id()
+        broker.store = EmbeddedStore.open(os.path.join(broker.logs.directories[0].path, FILE_NAME))
+        broker.metadata = MetadataCache()
+        broker.node_id = await self._choose_node_id(config)
+        broker.controller = Controller(
+            broker.store, broker.node_id, lambda: broker.config, broker.metadata.publish, broker.clock
+        )
+        image = await broker.controller.load(stored_cluster_id or None)
+        broker.cluster_id = image.cluster_id
+        broker.logs.claim(image.cluster_id, broker.node_id)
+        broker.config = effective_config(config, image, broker.node_id)
+        self._load_logs(image.topics)
+        self._build_request_path()
+        broker.metadata.on_change(self._apply)
+        registration = self._registration()
+        await broker.controller.activate(registration)
+        self._start_upkeep()
+        self._listen()
+        self._started = True
+
+    async def _choose_node_id(self, config: BrokerConfig) -> int:
+        configured = config.node_id()
+        if configured is not None:
+            return configured
+        stored = self.broker.logs.stored_node_id()
+        if stored >= 0:
+            return stored
+        return await generate_broker_id(self.broker.store, config.int("reserved.broker.max.id"))
+
+    def _load_logs(self, topics: Any) -> None:
+        broker = self.broker
+
+        def config_of(topic: str) -> Any:
+            image = topics.get(topic)
+            return log_config(broker.config, image.config if image is not None else {})
+
+        broker.logs.load(broker.clock.wall_ms(), config_of)
+        self._loaded = True
+        broker.partitions = ReplicaManager(
+            broker.node_id, broker.logs, broker.clock, self.loop, self._syncers
+        )
+        broker.partitions.report_warnings()
+
+    def _build_request_path(self) -> None:
+        broker = self.broker
+        config = broker.config
+        broker.producer_ids = ProducerIds(lambda: claim_block(broker.store, broker.node_id))
+        broker.groups = GroupService.from_broker(
+            config, PartitionOffsetsLog(broker), ClusterOffsetsTopic(broker), broker.clock
+        )
+        broker.partitions.leadership_listeners.append(self._leadership_changed)
+        self.deadlines = Deadlines(self.loop)
+        self.slow_lane = SlowLane(self.loop, self._workers)
+        topics = broker.partitions.topics
+        self.produces = ProducePath(topics, broker.clock, self.deadlines, self.slow_lane)
+        self.slow_lane.path = self.produces
+        self.sessions = FetchSessions(broker.clock, config.int("max.incremental.fetch.session.cache.slots"))
+        self.fetches = FetchPath(
+            topics, self.loop, self.deadlines, self.sessions, config.int("fetch.max.bytes")
+        )
+        self.dispatch = Dispatch(broker, self.loop, self._readers)
+        self.requests = Requests(self.produces, self.fetches, self.dispatch)
+        self.acceptor = Acceptor(
+            self.loop,
+            self.requests,
+            Limits(
+                config.int("max.connections"),
+                config.int("max.connections.per.ip"),
+                config.connections_per_address(),
+            ),
+            config.int("socket.request.max.bytes"),
+            config.int("socket.send.buffer.bytes"),
+            config.int("socket.receive.buffer.bytes"),
+        )
+        self.dispatch.on_closed = self.acceptor.closed
+
+    def _registration(self) -> BrokerRegistration:
+        broker = self.broker
+        advertised = {one.name: one for one in broker.config.advertised_listeners()}
+        endpoints = []
+        for listener, sockets in self._sockets:
+            port = sockets[0].getsockname()[1]
+            self.listeners.append((listener.name, listener.host, port))
+            told = advertised.get(listener.name, listener)
+            endpoints.append(Endpoint(listener.name, listener.protocol, told.host, told.port or port))
+        return BrokerRegistration(
+            broker.node_id,
+            tuple(endpoints),
+            rack=broker.config.str("broker.rack") or None,
+            timestamp_ms=broker.clock.wall_ms(),
+        )
+
+    def _listen(self) -> None:
+        endpoints = self.broker.metadata.brokers[self.broker.node_id].endpoints
+        for listener, sockets in self._sockets:
+            told = endpoints[listener.name]
+            self.acceptor.listen(Listener(listener.name, told.host, told.port, listener.protocol), sockets)
+
+    # Changes of the cluster.
+
+    def _apply(self, delta: Delta) -> None:
+        """Carries out here what changed in the cluster."""
+        broker = self.broker
+        if delta.broker_configs_changed:
+            broker.config = effective_config(self.static_config, delta.image, broker.node_id)
+            self.fetches.bytes_max = broker.config.int("fetch.max.bytes")
+            for image in delta.image.topics.values():
+                self._put(delta, image)
+        for image in delta.deleted:
+            broker.partitions.remove_topic(image.name)
+        if delta.deleted:
+            broker.groups.topics_deleted([image.name for image in delta.deleted])
+        for image in delta.created:
+            self._put(delta, image)
+        for _, image in delta.changed:
+            self._put(delta, image)
+        for _, image in delta.reconfigured:
+            broker.partitions.reconfigure(image.name, log_config(broker.config, image.config))
+
+    def _put(self, delta: Delta, image: TopicImage) -> None:
+        states = [
+            PartitionState(one.partition, one.leader, one.leader_epoch, tuple(one.replicas), tuple(one.isr))
+            for one in image.partitions
+        ]
+        try:
+            self.broker.partitions.put_topic(
+                image.name,
+                image.topic_id,
+                image.internal,
+                states,
+                log_config(self.broker.config, image.config),
+            )
+        except KafkaError as problem:
+            log.error("%s: %s", image.name, problem)
+            delta.fail(image.name, problem)
+
+    def _leadership_changed(self, partition: Partition, leads: bool) -> None:
+        if partition.topic != OFFSETS_TOPIC:
+            return
+        if leads:
+            self.broker.groups.become_leader(int(partition.index), int(partition.leader_epoch))
+        else:
+            self.broker.groups.resign(int(partition.index))
+
+    # Upkeep.
+
+    def _start_upkeep(self) -> None:
+        config = self.broker.config
+        partitions = self.broker.partitions
+        self.broker.groups.start()
+        retention_s = config.int("log.retention.check.interval.ms") / 1000
+        self._every(min(FIRST_RETENTION_S, retention_s), retention_s, partitions.retain)
+        self._every(FLUSH_CHECK_S, FLUSH_CHECK_S, partitions.flush_due)
+        self._every(REMOVAL_CHECK_S, REMOVAL_CHECK_S, partitions.remove_due)
+        watermark_s = config.int("replica.high.watermark.checkpoint.interval.ms") / 1000
+        self._every(watermark_s, watermark_s, partitions.checkpoint_high_watermarks)
+        recovery_s = config.int("log.flush.offset.checkpoint.interval.ms") / 1000
+        self._every(recovery_s, recovery_s, partitions.checkpoint_recovery_points)
+        idle_ms = config.int("connections.max.idle.ms")
+        if idle_ms > 0:
+            self._every(idle_ms / 1000, idle_ms / 1000, self._sweep)
+
+    async def _sweep(self) -> None:
+        self.acceptor.sweep()
+
+    def _every(self, first_s: float, period_s: float, do: Callable[[], Awaitable[None]]) -> None:
+        self._upkeep.append(self.loop.create_task(_repeat(first_s, period_s, do)))
+
+    # Stop.
+
+    async def stop(self) -> None:
+        """Ends everything, in order. Works also after a start that failed half way."""
+        if self._started:
+            self.acceptor.close()
+        for listener_sockets in self._sockets:
+            for one in listener_sockets[1]:
+                one.close()
+        for task in self._upkeep:
+            task.cancel()
+        await asyncio.gather(*self._upkeep, return_exceptions=True)
+        broker = self.broker
+        if self._started:
+            await broker.groups.stop()
+            self.deadlines.close()
+            await broker.partitions.stop()
+        if self._loaded:
+            for problem in broker.logs.close(broker.clock.wall_ms(), broker.partitions.high_watermarks()):
+                log.error("%s", problem)
+        elif hasattr(broker, "logs"):
+            broker.logs.unlock()
+        if hasattr(broker, "store"):
+            await broker.store.close()
+        for pool in (self._syncers, self._readers, self._workers):
+            pool.shutdown(wait=False)
+
+    # What is told.
+
+    def health(self) -> tuple[bool, dict[str, Any]]:
+        """Whether the broker serves, and what it says of itself."""
+        if not self._started:
+            return False, {"reason": "starting"}
+        failed = [one.path for one in self.broker.logs.directories if one.failure]
+        details: dict[str, Any] = {
+            "cluster_id": self.broker.cluster_id,
+            "broker_id": self.broker.node_id,
+            "failed_directories": failed,
+        }
+        return not failed, details
+
+    def metrics(self) -> Iterable[Any]:
+        """The broker's metric families, read when they are asked for."""
+        from tidemill.server.broker_metrics import families
+
+        return families(self)
+
+
+async def _repeat(first_s: float, period_s: float, do: Callable[[], Awaitable[None]]) -> None:
+    await asyncio.sleep(first_s)
+    while True:
+        try:
+            await do()
+        except Exception:
+            log.exception("upkeep failed; it is tried again in %g s", period_s)
+        await asyncio.sleep(period_s)
+
+
+@contextlib.asynccontextmanager
+async def running(config: BrokerConfig) -> Any:
+    """A broker for the time of a ``with``: for tests and embedding."""
+    server = BrokerServer(config)
+    try:
+        await server.start()
+        yield server
+    finally:
+        await server.stop()

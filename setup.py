@@ -16,6 +16,8 @@ from setuptools import Extension, setup
 
 ROOT = Path(__file__).resolve().parent
 MODE = os.environ.get("TIDEMILL_BUILD", "auto")
+BUILDING = {"build", "build_ext", "bdist_wheel", "install", "develop", "editable_wheel"}
+"""The commands that need the compiler; others (metadata, source archives) are spared its time."""
 
 
 def compiled_sources() -> list[str]:
@@ -24,7 +26,7 @@ def compiled_sources() -> list[str]:
 
 
 def extensions() -> list[Extension]:
-    if MODE == "plain" or not compiled_sources():
+    if MODE == "plain" or not compiled_sources() or not BUILDING & set(sys.argv):
         return []
     os.chdir(ROOT)
     os.environ["MYPYPATH"] = str(ROOT / "src")

@@ -19,7 +19,7 @@ EVERY_SECOND = b"\x55"
 
 
 def to_record_batch(columns: Columns) -> pyarrow.RecordBatch:
-    """``key``, ``value`` (binary), ``offset`` (int64), ``timestamp`` (us, UTC), ``timestampType`` (int32).
+    """``key``, ``value`` (binary), ``offset`` (int64), ``timestamp`` (us, UTC), ``timestamp_type`` (int32).
 
     With headers, ``headers`` as well: list of struct of ``key`` (string) and ``value`` (binary), null for a
     record that has none, as Spark has it. Header keys that are not UTF-8 get replacement characters.
@@ -35,7 +35,7 @@ def to_record_batch(columns: Columns) -> pyarrow.RecordBatch:
         timestamps,
         _timestamp_types(columns.timestamp_types),
     ]
-    names = ["key", "value", "offset", "timestamp", "timestampType"]
+    names = ["key", "value", "offset", "timestamp", "timestamp_type"]
     if columns.headers is not None:
         arrays.append(_headers(columns, count))
         names.append("headers")

@@ -32,6 +32,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from tidemill import _mode
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
 from tidemill.records.batch import (
     GZIP,
@@ -58,8 +59,10 @@ NO_KEY: Final = "this topic is compacted: a record needs a key"
 RECORD_ERRORS_MAX: Final = 100
 """Refused records that a reply names; the batch is refused whole anyway."""
 
-SLICE_RECORDS: Final = 10_000
-"""Records of one slice: about 0.1 ms compiled."""
+SLICE_RECORDS: Final = 10_000 if _mode.compiled else 500
+"""Records of one slice: 0.1 ms compiled, about 1 ms as plain Python."""
+
+COSTLY_RECORDS: Final = 5 * SLICE_RECORDS
 
 COSTLY_UNPACKED_BYTES: Final = 256 * 1024
 """From here on unpacking and walking would hold an event loop for longer than a thread takes to wake."""
@@ -355,12 +358,14 @@ def unpack(batch: Batch, bytes_max: i64) -> bytes:
 
 
 def is_costly(batch: Batch) -> bool:
-    """Whether :func:`begin_validation` could hold the event loop for more than about a millisecond.
+    """Whether validating it at once could hold the event loop for more than about a millisecond.
 
     By what the bytes could be at worst, from their blocks' headers; not by what they claim. Framing that is
     wrong is not costly: it is refused at once.
     """
     codec: i64 = batch.codec
+    if batch.record_count > COSTLY_RECORDS:
+        return True
     if codec == NONE:
         return batch.size > COSTLY_BYTES
     if codec == GZIP:

@@ -15,6 +15,8 @@ import os
 import sys
 from typing import Any, Final
 
+from mypy_extensions import i64
+
 from tidemill.model.ports import File, Files
 
 CACHE_PROBE_STRIDE: Final = 64 * 1024
@@ -60,7 +62,7 @@ class SystemFile(File):
         self._descriptor = os.open(path, flags, 0o644)
         self._append_position = -1
 
-    def append(self, buffers: list[Any]) -> int:
+    def append(self, buffers: list[Any]) -> i64:
         position = self._append_position
         if position < 0:
             position = self._append_position = os.lseek(self._descriptor, 0, os.SEEK_END)
@@ -83,26 +85,26 @@ class SystemFile(File):
         while len(rest):
             rest = rest[os.write(self._descriptor, rest) :]
 
-    def _cut_back(self, position: int) -> None:
+    def _cut_back(self, position: i64) -> None:
         """After a failed append nothing of it may stay: the next append begins where this one did."""
         self._append_position = -1
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, position)
 
-    def write_at(self, position: int, data: bytes) -> None:
+    def write_at(self, position: i64, data: bytes) -> None:
         rest = memoryview(data)
         while len(rest):
             written = os.pwrite(self._descriptor, rest, position)
             position += written
             rest = rest[written:]
 
-    def read_at(self, position: int, count: int) -> bytes:
+    def read_at(self, position: i64, count: i64) -> bytes:
         data = os.pread(self._descriptor, count, position)
         if len(data) == count or not data:
             return data
         return self._read_rest(data, position, count)
 
-    def _read_rest(self, data: bytes, position: int, count: int) -> bytes:
+    def _read_rest(self, data: bytes, position: i64, count: i64) -> bytes:
         pieces = [data]
         have = len(data)
         while have < count:
@@ -113,10 +115,10 @@ class SystemFile(File):
             have += len(piece)
         return b"".join(pieces)
 
-    def size(self) -> int:
+    def size(self) -> i64:
         return os.fstat(self._descriptor).st_size
 
-    def truncate(self, size: int) -> None:
+    def truncate(self, size: i64) -> None:
         os.ftruncate(self._descriptor, size)
         self._append_position = -1
 
@@ -127,7 +129,7 @@ class SystemFile(File):
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         return mmap.mmap(self._descriptor, 0, access=access)
 
-    def is_cached(self, position: int, count: int) -> bool:
+    def is_cached(self, position: i64, count: i64) -> bool:
         if not self._probes or count <= 0:
             return True
         target = [bytearray(1)]
@@ -145,13 +147,13 @@ class SystemFile(File):
             self._probes = False
             return True
 
-    def will_need(self, position: int, count: int) -> None:
+    def will_need(self, position: i64, count: i64) -> None:
         """Asks the kernel to read the range ahead; does nothing where it cannot be asked."""
         if sys.platform == "linux":
             with contextlib.suppress(OSError):
                 os.posix_fadvise(self._descriptor, position, count, os.POSIX_FADV_WILLNEED)
 
-    def send_to(self, descriptor: int, position: int, count: int) -> int:
+    def send_to(self, descriptor: int, position: i64, count: i64) -> i64:
         if _HAS_SENDFILE:
             try:
                 return os.sendfile(descriptor, self._descriptor, position, count)
@@ -214,10 +216,10 @@ class SystemFiles(Files):
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
 
-    def size(self, path: str) -> int:
+    def size(self, path: str) -> i64:
         return os.stat(path).st_size
 
-    def modified_ms(self, path: str) -> int:
+    def modified_ms(self, path: str) -> i64:
         return os.stat(path).st_mtime_ns // 1_000_000
 
     def list(self, directory: str) -> list[str]:
@@ -249,11 +251,11 @@ class SystemFiles(Files):
         finally:
             os.close(descriptor)
 
-    def free_bytes(self, path: str) -> int:
+    def free_bytes(self, path: str) -> i64:
         state = os.statvfs(path)
         return state.f_bavail * state.f_frsize
 
-    def total_bytes(self, path: str) -> int:
+    def total_bytes(self, path: str) -> i64:
         state = os.statvfs(path)
         return state.f_blocks * state.f_frsize
 

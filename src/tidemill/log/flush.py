@@ -12,11 +12,14 @@ from tidemill.model.ports import File, Files
 class FlushJob:
     """What must reach the disk until everything before :attr:`offset` is safe."""
 
-    def __init__(self, files: Files, directory: str, offset: int, sync_parent: bool) -> None:
+    def __init__(self, files: Files, directory: str, offset: int, truncations: int) -> None:
         self.offset = offset
+        self.truncations = truncations
+        """How often the log had been truncated when the job began."""
+        self.sync_directory = False
+        self.sync_parent = False
         self._files = files
         self._directory = directory
-        self._sync_parent = sync_parent
         self._open: list[File] = []
         self._paths: list[str] = []
 
@@ -35,8 +38,9 @@ class FlushJob:
                 file.sync()
             for path in self._paths:
                 self._sync_path(path)
-            self._files.sync_directory(self._directory)
-            if self._sync_parent:
+            if self.sync_directory:
+                self._files.sync_directory(self._directory)
+            if self.sync_parent:
                 self._files.sync_directory(os.path.dirname(self._directory))
         except OSError as problem:
             raise storage_error("sync", problem.filename or self._directory, problem) from problem

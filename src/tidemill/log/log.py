@@ -20,12 +20,13 @@ from tidemill.log.config import LogConfig
 from tidemill.log.errors import OffsetOutOfRange, storage_error
 from tidemill.log.flush import FlushJob
 from tidemill.log.leader_epochs import LeaderEpochs
+from tidemill.log.lookup import first_at, largest
 from tidemill.log.names import DELETED, SEGMENT_SUFFIXES, SNAPSHOT, offset_name
-from tidemill.log.producer_loading import load_producers
-from tidemill.log.producer_state import KeptBatch, ProducerState
+from tidemill.log.producer_loading import load_producers, recall_batches
+from tidemill.log.producer_state import KeptBatch, ProducerEntry, ProducerState
 from tidemill.log.removals import Removals
 from tidemill.log.segment import Segment, Slice
-from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError
+from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError
 from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import (
@@ -89,12 +90,15 @@ class Log:
         self.start_offset: i64 = start_offset
         self.end_offset: i64 = end_offset
         self.recovery_point: i64 = recovery_point
-        self.producers = producers
+        self.producer_state = producers
         self.leader_epochs = leader_epochs
         self.removals = removals
         self.last_flush_ms: i64 = now_ms
         self.closed: bool = False
-        self.directory_synced: bool = False
+        self.names_unsynced: bool = True
+        """Whether files came since the last sync of the directory."""
+        self.parent_unsynced: bool = recovery_point == 0
+        self.truncations: i64 = 0
         self._leader_epoch: i64 = leader_epochs.latest
         self._limit_offset: i64 = -1
         self._limit_base: i64 = -1
@@ -122,9 +126,7 @@ class Log:
             return self._append_all(batches, leader_epoch, now_ms)
         batch = batches[0]
         if batch.producer_id >= 0:
-            kept = self.producers.check(batch)
-            if kept is None and batch.base_sequence >= 0:
-                kept = self._recalled_duplicate(batch, now_ms)
+            kept = self._check_producer(batch)
             if kept is not None:
                 return self._answer_duplicate(kept)
         base_offset: i64 = self.end_offset
@@ -157,7 +159,7 @@ class Log:
         self.end_offset = last_offset + 1
         if batch.producer_id >= 0:
             self._note_producer(batch, last_offset, timestamp, now_ms)
-        self.producers.end_offset = last_offset + 1
+        self.producer_state.end_offset = last_offset + 1
         return AppendResult(base_offset, last_offset, append_time, self.start_offset, False)
 
     def _append_all(self, batches: list[Batch], leader_epoch: i64, now_ms: i64) -> AppendResult:
@@ -200,13 +202,44 @@ class Log:
             self.end_offset = last_offset + 1
             if batch.producer_id >= 0:
                 self._note_producer(batch, last_offset, batch.max_timestamp, now_ms)
-            self.producers.end_offset = last_offset + 1
+            self.producer_state.end_offset = last_offset + 1
         return self.end_offset
+
+    def _check_producer(self, batch: Batch) -> KeptBatch | None:
+        """The batch that this one repeats, or None. Raises KafkaError when it is out of order."""
+        state = self.producer_state
+        try:
+            return state.check(batch)
+        except KafkaError as error:
+            if error.code != ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+                raise
+            # A snapshot knows only the last batch of a producer: the others are still in the log.
+            if not recall_batches(self.segments, state, batch.producer_id):
+                raise
+            return state.check(batch)
+
+    def producers(self) -> list[ProducerEntry]:
+        """What is known of each producer."""
+        return list(self.producer_state.entries.values())
+
+    def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
+        """(timestamp in ms, offset) of the first record at or after ``timestamp``; None without one."""
+        try:
+            return first_at(self.segments, timestamp, int(self.start_offset))
+        except OSError as problem:
+            raise storage_error("read", self.directory, problem) from problem
+
+    def max_timestamp_offset(self) -> tuple[int, int] | None:
+        """(timestamp in ms, offset) of the first record with the largest timestamp; None without records."""
+        try:
+            return largest(self.segments, int(self.start_offset))
+        except OSError as problem:
+            raise storage_error("read", self.directory, problem) from problem
 
     def _note_producer(self, batch: Batch, last_offset: i64, timestamp: i64, now_ms: i64) -> None:
         if batch.attributes & CONTROL_FLAG != 0:
             return
-        self.producers.note(
+        self.producer_state.note(
             batch.producer_id,
             batch.producer_epoch,
             batch.last_sequence,
@@ -278,6 +311,7 @@ class Log:
             raise storage_error("roll to", segment.path, problem) from problem
         self.segments.append(segment)
         self.active = segment
+        self.names_unsynced = True
 
     def _new_segment(self, base_offset: i64) -> Segment:
         return Segment(
@@ -291,12 +325,12 @@ class Log:
 
     def take_producer_snapshot(self) -> None:
         """Writes the producer state at the end offset, unless that has been done. Raises OSError."""
-        offset: i64 = self.producers.end_offset
-        if offset <= self.producers.snapshot_offset:
+        offset: i64 = self.producer_state.end_offset
+        if offset <= self.producer_state.snapshot_offset:
             return
         path = f"{self.directory}/{offset_name(offset, SNAPSHOT)}"
-        write_snapshot(self.files, path, self.producers.encode())
-        self.producers.snapshot_offset = offset
+        write_snapshot(self.files, path, self.producer_state.encode())
+        self.producer_state.snapshot_offset = offset
 
     # -- reading
 
@@ -403,6 +437,7 @@ class Log:
         del self.segments[keep:]
         segment = self.segments[len(self.segments) - 1]
         self.active = segment
+        self.truncations += 1
         segment.truncate(segment.position_of(offset))
         self._limit_offset = -1
         # A batch that straddles the offset goes as a whole: the log ends where the last one left ends.
@@ -411,6 +446,7 @@ class Log:
             self.end_offset = segment.base_offset
         self.start_offset = min(self.start_offset, self.end_offset)
         self.recovery_point = min(self.recovery_point, self.end_offset)
+        self.names_unsynced = True
         self.leader_epochs.truncate_end(int(self.end_offset))
         self._leader_epoch = self.leader_epochs.latest
         self._remove_files(gone, now_ms)
@@ -419,7 +455,7 @@ class Log:
             self.files,
             self.directory,
             self.segments,
-            self.producers,
+            self.producer_state,
             self.start_offset,
             self.end_offset,
             now_ms,
@@ -438,14 +474,16 @@ class Log:
             raise storage_error("empty", self.directory, problem) from problem
         self.segments = [segment]
         self.active = segment
+        self.truncations += 1
+        self.names_unsynced = True
         self.start_offset = offset
         self.end_offset = offset
         self.recovery_point = min(self.recovery_point, offset)
         self._leader_epoch = -1
         self._limit_offset = -1
-        self.producers.forget()
-        self.producers.end_offset = offset
-        self.producers.snapshot_offset = -1
+        self.producer_state.forget()
+        self.producer_state.end_offset = offset
+        self.producer_state.snapshot_offset = -1
 
     def advance_start(self, offset: i64) -> bool:
         """Moves the start offset up to ``offset``; False when it is there already.
@@ -493,8 +531,8 @@ class Log:
         for name in self.files.list(self.directory):
             if name.endswith(SNAPSHOT) and name[:20].isdigit() and int(name[:20]) > offset:
                 self.files.remove(f"{self.directory}/{name}")
-        if self.producers.snapshot_offset > offset:
-            self.producers.snapshot_offset = -1
+        if self.producer_state.snapshot_offset > offset:
+            self.producer_state.snapshot_offset = -1
 
     # -- durability
 
@@ -513,7 +551,9 @@ class Log:
         ``job.run()`` may be called in a thread; then ``finish_flush(job)`` here.
         """
         end: i64 = self.end_offset if whole else self.active.base_offset
-        job = FlushJob(self.files, self.directory, int(end), not self.directory_synced)
+        job = FlushJob(self.files, self.directory, int(end), int(self.truncations))
+        job.sync_directory = self.names_unsynced or self.leader_epochs.unsynced
+        job.sync_parent = self.parent_unsynced
         at: i64 = self.segment_at(self.recovery_point)
         while at < len(self.segments):
             segment = self.segments[at]
@@ -526,23 +566,32 @@ class Log:
             at += 1
         if self.leader_epochs.unsynced:
             job.add_path(self.leader_epochs.path)
-            self.leader_epochs.unsynced = False
+        self.leader_epochs.unsynced = False
+        self.names_unsynced = False
         return job
 
     def finish_flush(self, job: FlushJob, now_ms: i64) -> None:
         """Takes in that a flush is done: recovery begins after it."""
-        self.directory_synced = True
         self.last_flush_ms = now_ms
-        offset: i64 = job.offset
-        if offset > self.end_offset:
-            offset = self.end_offset  # the log was truncated meanwhile
-        if offset > self.recovery_point:
-            self.recovery_point = offset
+        self.parent_unsynced = False
+        if job.truncations != self.truncations:
+            return  # what was synced may be gone, and other records in its place
+        if job.offset > self.recovery_point:
+            self.recovery_point = job.offset
+
+    def abandon_flush(self, job: FlushJob) -> None:
+        """Takes in that a flush failed: the next one syncs what this one had to."""
+        self.names_unsynced = self.names_unsynced or job.sync_directory
+        self.leader_epochs.unsynced = True
 
     def flush(self, now_ms: i64) -> None:
         """Syncs everything, and waits for it. Raises StorageError."""
         job = self.begin_flush()
-        job.run()
+        try:
+            job.run()
+        except StorageError:
+            self.abandon_flush(job)
+            raise
         self.finish_flush(job, now_ms)
 
     # -- the rest
@@ -558,11 +607,8 @@ class Log:
     @property
     def last_stable_limit(self) -> i64:
         """The first offset of an open transaction; the end offset when none is open."""
-        first: i64 = self.producers.first_unstable_offset()
+        first: i64 = self.producer_state.first_unstable_offset()
         return first if first >= 0 else self.end_offset
-
-    def _recalled_duplicate(self, batch: Batch, now_ms: i64) -> KeptBatch | None:
-        return None
 
     def close(self, now_ms: i64) -> None:
         """Syncs and ends the files: a start after this needs no recovery. Raises StorageError."""

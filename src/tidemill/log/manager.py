@@ -405,7 +405,9 @@ class LogManager:
 
     def expire_producers(self, now_ms: int) -> int:
         """Forgets silent producers of all logs; how many."""
-        return sum(log.producers.expire(now_ms, self.producer_expiration_ms) for log in self.logs.values())
+        return sum(
+            log.producer_state.expire(now_ms, self.producer_expiration_ms) for log in self.logs.values()
+        )
 
     def flushes_due(self, now_ms: int) -> list[tuple[Log, FlushJob]]:
         """The logs that ``flush.ms`` or a rolled segment asks to sync, each with its job."""

@@ -8,12 +8,15 @@ from librt.strings import read_i16_be, read_i32_be
 from mypy_extensions import i64
 
 from tidemill.log.names import SNAPSHOT, offset_of
-from tidemill.log.producer_state import SEQUENCE_MAX, ProducerState
+from tidemill.log.producer_state import BATCHES_KEPT, SEQUENCE_MAX, KeptBatch, ProducerState
 from tidemill.log.scan import BatchScan
 from tidemill.log.segment import Segment
 from tidemill.model.errors import StorageError
 from tidemill.model.ports import Files
 from tidemill.records.batch import CONTROL_FLAG, RECORDS, TRANSACTIONAL_FLAG
+
+RECALL_BYTES: Final = 8 * 1024 * 1024
+"""How far back a producer's earlier batches are looked for: more than five requests usually take."""
 
 _MARKER_BYTES_MAX: Final = 256
 """More than a transaction marker's batch has: header, one record, key and value of a few bytes."""
@@ -69,6 +72,48 @@ def _read_batches(segment: Segment, producers: ProducerState, end_offset: i64, n
     scan = BatchScan(segment.file(), segment.position_of(producers.end_offset), segment.size)
     while scan.step() and scan.base_offset < end_offset:
         note_scanned(producers, scan, now_ms)
+
+
+def recall_batches(segments: list[Segment], producers: ProducerState, producer_id: i64) -> bool:
+    """Finds the last batches of a producer in the log, where a snapshot told only the very last.
+
+    Returns whether there may be something new. At most the last :data:`RECALL_BYTES` of two segments are
+    looked through, headers only.
+    """
+    entry = producers.entries.get(producer_id)
+    if entry is None or not entry.from_snapshot:
+        return False
+    entry.from_snapshot = False
+    last_offset: i64 = entry.last_offset
+    found: list[KeptBatch] = []
+    count = len(segments)
+    while count > 0 and segments[count - 1].base_offset > last_offset:
+        count -= 1
+    for segment in segments[max(count - 2, 0) : count]:
+        if segment.size == 0:
+            continue
+        last_position: i64 = segment.position_of(last_offset)
+        begin: i64 = 0
+        if last_position > RECALL_BYTES:
+            begin = segment.index.position_floor(last_position - RECALL_BYTES)
+        scan = BatchScan(segment.file(), begin, segment.size)
+        while scan.step() and scan.last_offset <= last_offset:
+            if scan.producer_id != producer_id or scan.producer_epoch != entry.epoch:
+                continue
+            base: i64 = scan.base_sequence
+            if base < 0:
+                continue
+            delta: i64 = scan.last_offset - scan.base_offset
+            found.append(
+                KeptBatch((base + delta) & SEQUENCE_MAX, scan.last_offset, delta, scan.max_timestamp)
+            )
+    if len(found) < 2:
+        return False
+    # What was appended since the start follows the snapshot's last batch, and stays behind it.
+    later = [kept for kept in entry.batches if kept.last_offset > last_offset]
+    kept_batches = found + later
+    entry.batches = kept_batches[max(len(kept_batches) - BATCHES_KEPT, 0) :]
+    return True
 
 
 def note_scanned(producers: ProducerState, scan: BatchScan, now_ms: i64) -> None:

@@ -1,0 +1,82 @@
+"""Finds offsets by time: what ListOffsets asks.
+
+Answers are (timestamp in ms, offset); None where no record fits. The time index leads to the batch, and only
+that batch is unpacked.
+
+Source: KIP-79, KIP-734 (the largest timestamp); Apache Kafka, ``LogSegment.findOffsetByTimestamp``.
+"""
+
+from __future__ import annotations
+
+from tidemill.log.scan import BatchScan
+from tidemill.log.segment import Segment
+from tidemill.records.batch import APPEND_TIME_FLAG, CONTROL_FLAG, parse_batch
+from tidemill.records.reader import read_records
+
+
+def first_at(segments: list[Segment], timestamp: int, start_offset: int) -> tuple[int, int] | None:
+    """The first record, by offset, whose timestamp is at least ``timestamp``."""
+    for at, segment in enumerate(segments):
+        beyond = at + 1 < len(segments) and segments[at + 1].base_offset <= start_offset
+        if beyond or segment.size == 0 or segment.max_timestamp() < timestamp:
+            continue
+        from_offset = max(int(segment.time_index.lookup(timestamp)), start_offset)
+        found = _first_in(segment, segment.index.lookup(from_offset), timestamp, start_offset)
+        if found is not None:
+            return found
+    return None
+
+
+def largest(segments: list[Segment], start_offset: int) -> tuple[int, int] | None:
+    """The first record, by offset, that has the largest timestamp of all."""
+    best: Segment | None = None
+    for at, segment in enumerate(segments):
+        beyond = at + 1 < len(segments) and segments[at + 1].base_offset <= start_offset
+        if beyond or segment.size == 0:
+            continue
+        if best is None or segment.max_timestamp() > best.max_timestamp():
+            best = segment
+    if best is None or best.max_timestamp() < 0:
+        return None
+    timestamp = int(best.max_timestamp())
+    position = best.index.lookup(max(int(best.max_timestamp_offset()), start_offset))
+    found = _first_in(best, position, timestamp, start_offset)
+    if found is not None:
+        return found
+    # The record that had it is before the start offset: what is left is looked through.
+    return _largest_in(best, start_offset)
+
+
+def _first_in(segment: Segment, position: int, timestamp: int, start_offset: int) -> tuple[int, int] | None:
+    scan = BatchScan(segment.file(), position, segment.size)
+    while scan.step():
+        if scan.max_timestamp < timestamp or scan.last_offset < start_offset:
+            continue
+        for found_ms, offset in _records(scan):
+            if found_ms >= timestamp and offset >= start_offset:
+                return found_ms, offset
+    return None
+
+
+def _largest_in(segment: Segment, start_offset: int) -> tuple[int, int] | None:
+    best: tuple[int, int] | None = None
+    scan = BatchScan(segment.file(), segment.index.lookup(start_offset), segment.size)
+    while scan.step():
+        if scan.last_offset < start_offset or (best is not None and scan.max_timestamp <= best[0]):
+            continue
+        for found_ms, offset in _records(scan):
+            if offset >= start_offset and (best is None or found_ms > best[0]):
+                best = (found_ms, offset)
+    return best if best is not None and best[0] >= 0 else None
+
+
+def _records(scan: BatchScan) -> list[tuple[int, int]]:
+    """(timestamp, offset) of the records of the batch at which the scan stands."""
+    attributes = scan.attributes
+    if scan.magic < 2 or attributes & CONTROL_FLAG:
+        return [(scan.max_timestamp, scan.last_offset)]
+    if attributes & APPEND_TIME_FLAG:
+        return [(scan.max_timestamp, offset) for offset in range(scan.base_offset, scan.last_offset + 1)]
+    data, at = scan.whole()
+    batch = parse_batch(data, at, at + scan.size)
+    return [(record.timestamp, record.offset) for record in read_records(batch)]

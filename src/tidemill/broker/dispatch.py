@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.broker.context import Peer, RequestContext
 from tidemill.broker.registry import APIS
+from tidemill.model.counters import TimeHistogram
 from tidemill.model.errors import KafkaError, ProtocolError
 from tidemill.net.connection import Connection, FileRange, Reply
 from tidemill.wire.apis import ApiKey, request_class
@@ -38,8 +39,8 @@ class Dispatch:
         self.loop = loop
         self.readers = readers
         self.tasks: set[asyncio.Task[None]] = set()
-        self.durations: dict[int, list[float]] = {}
-        """By API key: count, and seconds spent in all."""
+        self.durations: dict[int, TimeHistogram] = {}
+        """By API key: how long its requests took."""
         self.on_closed: Any = None
 
     def handle(
@@ -102,9 +103,10 @@ class Dispatch:
 
     def note(self, api_key: int, started: float) -> None:
         """Counts the time that a request took."""
-        entry = self.durations.setdefault(api_key, [0.0, 0.0])
-        entry[0] += 1
-        entry[1] += time.perf_counter() - started
+        found = self.durations.get(api_key)
+        if found is None:
+            found = self.durations[api_key] = TimeHistogram()
+        found.note(time.perf_counter() - started)
 
     def on_close(self, connection: Connection, reason: str) -> None:
         """Forgets a connection."""

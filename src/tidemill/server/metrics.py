@@ -9,49 +9,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from tidemill import __version__, _mode
+from tidemill.model.counters import TimeHistogram
 
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
-
-# fmt: off
-TIME_BOUNDS_S = (
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
-)
-# fmt: on
-"""Upper bounds of the buckets of times, in seconds."""
-
-
-class TimeHistogram:
-    """Times in buckets: cheap to note (one bisection), exact in count and sum."""
-
-    __slots__ = ("bounds", "counts", "sum")
-
-    def __init__(self, bounds: Sequence[float] = TIME_BOUNDS_S) -> None:
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
-        self.sum = 0.0
-
-    def note(self, seconds: float) -> None:
-        """Counts one time."""
-        self.counts[bisect_left(self.bounds, seconds)] += 1
-        self.sum += seconds
-
-    @property
-    def count(self) -> int:
-        """How many times were noted."""
-        return sum(self.counts)
-
-    def cumulative(self) -> list[tuple[str, float]]:
-        """(upper bound, times at or below it) for every bucket, ``+Inf`` last."""
-        total = 0
-        found: list[tuple[str, float]] = []
-        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
-            total += count
-            found.append((bound, float(total)))
-        return found
 
 
 class Family:

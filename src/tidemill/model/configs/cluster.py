@@ -34,11 +34,11 @@ from tidemill.model.configs.keys import (
 # fmt: off
 CLUSTER: tuple[Row, ...] = (
     ("broker.id", INT, -1, "-1..", READ_ONLY, YES,
-     "Number of this broker in its cluster; -1 takes the one in the data directory, or 1 on the "
-     "embedded store."),
+     "Number of this broker in its cluster; -1 takes the one in the data directory, or a new one "
+     "above `reserved.broker.max.id`."),
     ("node.id", INT, None, "0..", READ_ONLY, YES,
      "Today's name of `broker.id`; goes before it."),
-    ("reserved.broker.max.id", INT, 1000, "0..", READ_ONLY, REPLICATION,
+    ("reserved.broker.max.id", INT, 1000, "0..", READ_ONLY, YES,
      "Largest number that an administrator may give; generated ones lie above."),
     ("broker.id.generation.enable", BOOLEAN, True, "", READ_ONLY, REPLICATION,
      "Whether a broker without a number gets one from the store."),

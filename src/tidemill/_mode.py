@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 GROUP_LIBRARY = "tidemill__mypyc"
+PROBE = "tidemill._probe"
 ROOT = os.path.dirname(os.path.realpath(__file__))
 
 compiled: bool = False
@@ -26,32 +27,44 @@ reason: str = ""
 def select() -> None:
     """Decides once, at the first import of the package."""
     global compiled, reason
-    _provide_librt()
+    reason = _provide_librt() or _plain_reason()
+    compiled = not reason
+    if not compiled:
+        sys.modules.pop(PROBE, None)
+        sys.meta_path.insert(0, _SourceFinder())
+
+
+def _plain_reason() -> str:
+    """Why the compiled modules are not to be used; empty when they are."""
     if os.environ.get("TIDEMILL_PLAIN", "") not in ("", "0"):
-        reason = "TIDEMILL_PLAIN is set"
-    elif not os.path.exists(os.path.join(ROOT, "_built.json")):
-        reason = "not built with a compiler"
-    else:
-        try:
-            importlib.import_module(GROUP_LIBRARY)
-        except Exception as problem:  # noqa: BLE001 - an ABI mismatch is a ValueError, a missing file an ImportError
-            reason = f"the compiled modules do not load: {problem}"
-        else:
-            compiled = True
-            return
-    sys.meta_path.insert(0, _SourceFinder())
+        return "TIDEMILL_PLAIN is set"
+    if not os.path.exists(os.path.join(ROOT, "_built.json")):
+        return "not built with a compiler"
+    try:
+        importlib.import_module(GROUP_LIBRARY)
+        probe = importlib.import_module(PROBE)
+        works = probe.probe()
+    except Exception as problem:  # noqa: BLE001 - an ABI mismatch is a ValueError, a missing file an ImportError
+        return f"the compiled modules do not load: {problem}"
+    if str(probe.__file__).endswith(".py"):
+        return "the compiled modules are incomplete: build them again"
+    return "" if works else "the compiled modules give wrong answers"
 
 
-def _provide_librt() -> None:
-    """Plain mode runs without librt too: the same functions in plain Python take its name."""
+def _provide_librt() -> str:
+    """Plain mode runs without librt too: the same functions in plain Python take its name.
+
+    Returns what keeps librt from loading, or nothing.
+    """
     try:
         importlib.import_module("librt.strings")
         importlib.import_module("librt.vecs")
-    except Exception:  # noqa: BLE001 - a broken librt must not keep the broker from starting
+    except Exception as problem:  # noqa: BLE001 - a broken librt must not keep the broker from starting
         from tidemill import _librt_plain
 
-        for name, module in _librt_plain.modules().items():
-            sys.modules[name] = module
+        sys.modules.update(_librt_plain.modules())
+        return f"librt does not load: {problem}"
+    return ""
 
 
 class _SourceFinder:

@@ -234,8 +234,7 @@ class Accumulator:
             raise self._too_large(topic, size)
         self.lock.acquire()
         try:
-            if self.closed is not None:
-                raise self.closed
+            self._check_open()
             if self.used_bytes + size > self.buffer_bytes:
                 self._await_room(size, block_seconds)
             if partition < 0:
@@ -361,10 +360,13 @@ class Accumulator:
                     )
                 self.wake()
                 self.room.wait(left)
-                if self.closed is not None:
-                    raise self.closed
+                self._check_open()
         finally:
             self.waiters -= 1
+
+    def _check_open(self) -> None:
+        if self.closed is not None:
+            raise self.closed
 
     def _too_large(self, topic: TopicQueues, size: i64) -> ClientError:
         return ClientError(

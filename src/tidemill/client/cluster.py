@@ -6,6 +6,7 @@ must not wait behind a long poll.
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -27,6 +28,8 @@ from tidemill.model.types import ZERO_ID
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.find_coordinator import FindCoordinatorRequest
 from tidemill.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+
+LOG = logging.getLogger(__name__)
 
 DATA, CONTROL, GROUP = "data", "control", "group"
 """Purposes of connections: records, questions, the group's coordinator."""
@@ -101,6 +104,11 @@ class Cluster:
         self.cluster_id: str | None = None
         self.version = 0
         self.closed = False
+        self.every = False
+        """Whether each refresh reads all topics, for subscriptions by pattern."""
+        self.create = False
+        """Whether a topic that is asked for and not there may be created."""
+        self._refreshing = False
         self._wanted: set[str] = set()
         self._refreshed = 0.0
         self._stale = True
@@ -169,8 +177,7 @@ class Cluster:
         return max(0.0, failed[1] - time.monotonic()) if failed else 0.0
 
     def _open(self, node_id: int, purpose: str) -> Connection:
-        if self.closed:
-            raise ClientClosed("the client is closed", ErrorCode.NETWORK_EXCEPTION)
+        self._check_open(None)
         node = self.nodes.get(node_id)
         if node is None:
             raise BrokerUnreachable(f"broker {node_id} is not in the metadata; it may be down")
@@ -187,9 +194,15 @@ class Cluster:
                 made.close()
                 return other
             self._connections[node_id, purpose] = made
-            if self.closed:
-                made.close()
+        self._check_open(made)
         return made
+
+    def _check_open(self, made: Connection | None) -> None:
+        """Closes what was opened while another thread closed the client, and raises."""
+        if self.closed:
+            if made is not None:
+                made.close()
+            raise ClientClosed("the client is closed", ErrorCode.NETWORK_EXCEPTION)
 
     def failed(self, node_id: int) -> None:
         """Notes a failure: the broker is left alone for a growing pause, with a fifth of jitter."""
@@ -253,7 +266,7 @@ class Cluster:
         topics: Iterable[str] | None = None,
         *,
         every: bool = False,
-        create: bool = False,
+        create: bool | None = None,
     ) -> None:
         """Reads the metadata: of ``topics`` besides those known to be wanted, or of ``every`` topic.
 
@@ -262,10 +275,31 @@ class Cluster:
         with self._refresh_lock:
             self._stale = False
             try:
-                self._refresh(deadline, topics, every, create)
+                self._refresh(
+                    deadline, topics, every or self.every, self.create if create is None else create
+                )
             except BaseException:
                 self._stale = True
                 raise
+
+    def refresh_soon(self, done: Callable[[], None]) -> None:
+        """Reads the metadata in a thread of its own and calls ``done`` then; a no-op while one is reading."""
+        with self._lock:
+            if self._refreshing or self.closed:
+                return
+            self._refreshing = True
+
+        def run() -> None:
+            try:
+                self.refresh(time.monotonic() + 5)
+            except ClientError as problem:
+                LOG.debug("metadata: %s", problem)
+                time.sleep(self.config.seconds("retry.backoff.ms"))
+            finally:
+                self._refreshing = False
+                done()
+
+        threading.Thread(target=run, name="tidemill-metadata", daemon=True).start()
 
     def _refresh(self, deadline: float, topics: Iterable[str] | None, every: bool, create: bool) -> None:
         if topics is not None:
@@ -338,6 +372,11 @@ class Cluster:
                 )
             )
         return Topic(item.name, item.topic_id, item.is_internal, partitions)
+
+    def want(self, topics: Iterable[str]) -> None:
+        """Has the next refresh read ``topics`` too."""
+        self._wanted.update(topics)
+        self._stale = True
 
     def forget(self, topic: str) -> None:
         """No longer reads the metadata of ``topic``."""

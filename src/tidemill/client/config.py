@@ -354,7 +354,7 @@ class ClientConfig:
         value: bool = self._values[name]
         return value
 
-    def str(self, name: str) -> str:
+    def text(self, name: str) -> str:
         """A text value by its key; empty where there is none."""
         value: str | None = self._values[name]
         return value or ""

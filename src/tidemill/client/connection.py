@@ -85,12 +85,12 @@ class Connection:
         self.closed = False
         self.used = time.monotonic()
         self._config = config
-        self._client_id = config.str("client.id")
+        self._client_id = config.text("client.id")
         self._timeout = config.seconds("request.timeout.ms")
         self._bytes_max = config.int("response.bytes.max")
         self._versions: dict[int, tuple[int, int]] = {}
         self._chosen: dict[int, int] = {}
-        self._socket: socket.socket | None = None
+        self._socket: Any = None
         self._poll = select.poll()
         self._send_lock = threading.Lock()
         self._read_lock = threading.Lock()
@@ -116,7 +116,7 @@ class Connection:
             self.close()
             raise
 
-    def _connect(self) -> socket.socket:
+    def _connect(self) -> Any:
         deadline = time.monotonic() + self._config.seconds("socket.connection.setup.timeout.ms")
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
@@ -341,7 +341,7 @@ class Connection:
     def _readable(self, timeout: float) -> bool:
         if self.closed:
             return False
-        if self._tls and self._socket is not None and self._socket.pending():  # type: ignore[attr-defined]
+        if self._tls and self._socket.pending():
             return True
         return bool(self._poll.poll(max(0, int(timeout * 1000 + 0.999))))
 

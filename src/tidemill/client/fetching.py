@@ -19,6 +19,7 @@ from collections.abc import Iterable
 
 from tidemill.model.errors import ProtocolError
 from tidemill.model.types import ZERO_ID
+from tidemill.records.batch import LAST_OFFSET_DELTA, LENGTH, LOG_OVERHEAD, RECORDS
 from tidemill.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tidemill.wire.primitives import read_uvarint, skip_tags
 
@@ -226,3 +227,16 @@ def _string(frame: bytes, at: int, end: int, flexible: bool) -> tuple[str, int]:
     if not 0 <= size <= end - at:
         raise ProtocolError(f"a Fetch answer promises a name of {size} bytes at {at}, and has {end - at}")
     return frame[at : at + size].decode(), at + size
+
+
+def next_offset(data: bytes, start: int, end: int, default: int) -> int:
+    """The offset after the last whole batch in ``data[start:end]``; ``default`` when there is none."""
+    after = default
+    while end - start >= RECORDS:
+        size = _I32.unpack_from(data, start + LENGTH)[0] + LOG_OVERHEAD
+        if size < RECORDS or size > end - start:
+            break
+        base = _I64.unpack_from(data, start)[0]
+        after = max(after, base + _I32.unpack_from(data, start + LAST_OFFSET_DELTA)[0] + 1)
+        start += size
+    return after

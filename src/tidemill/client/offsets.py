@@ -121,16 +121,16 @@ def _take(
         for entry in topic.partitions:
             item = TopicPartition(topic.name, entry.partition_index)
             if entry.error_code:
-                problem = error_for(
+                refused = error_for(
                     entry.error_code,
                     f"look up an offset of {item}",
                     broker=request.connection.address,
                     topic=item.topic,
                     partition=item.partition,
                 )
-                if not problem.retriable:
-                    raise problem
-                failure = problem
+                if not refused.retriable:
+                    raise refused
+                failure = refused
                 continue
             if request.version == 0:
                 offset = entry.old_style_offsets[0] if entry.old_style_offsets else -1

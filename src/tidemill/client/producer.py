@@ -93,7 +93,7 @@ class Producer:
             min(self.config.int("batch.size"), max(1, request_bytes - REQUEST_OVERHEAD_BYTES)),
             self.config.int("buffer.memory"),
             request_bytes,
-            CODECS[self.config.str("compression.type")],
+            CODECS[self.config.text("compression.type")],
             self.config["compression.level"],
             queues.CUSTOM if custom else KINDS[kind_of(str(partitioner))],
             custom,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import re
-import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -35,7 +34,6 @@ from tidemill.client.group_offsets import commit_offsets
 from tidemill.client.offsets import EARLIEST, LATEST, list_offsets
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID, TopicPartition
-from tidemill.records.batch import LAST_OFFSET_DELTA, RECORDS
 from tidemill.wire.apis import ApiKey
 
 if TYPE_CHECKING:
@@ -47,10 +45,6 @@ ROWS_MAX = 131_072
 BYTES_MAX = 16 * 1024 * 1024
 FETCH_BYTES = 8 * 1024 * 1024
 """Of one answer: big enough that its round trip costs nothing, small enough to stay in the cache."""
-
-_I64 = struct.Struct(">q")
-_I32 = struct.Struct(">i")
-_LOG_OVERHEAD = 12
 
 
 class TopicView(NamedTuple):
@@ -265,7 +259,7 @@ class _Run:
                 failure = self._refused(answer)
                 continue
             first = self.position
-            after = next_offset(answer.data, answer.start, answer.end, first)
+            after = fetching.next_offset(answer.data, answer.start, answer.end, first)
             if after == first:
                 self._nothing(answer)
                 continue
@@ -303,7 +297,7 @@ class _Run:
             bytes_min=1,
             bytes_max=self.bytes_max,
             committed_only=self.reader._committed_only,
-            rack=self.config.str("client.rack"),
+            rack=self.config.text("client.rack"),
         )
         return connection.send(ApiKey.FETCH, message, version=version)
 
@@ -393,16 +387,3 @@ class _Run:
             topic=self.topic,
             partition=self.partition,
         )
-
-
-def next_offset(data: bytes, start: int, end: int, default: int) -> int:
-    """The offset after the last whole batch in ``data[start:end]``; ``default`` when there is none."""
-    after = default
-    while end - start >= RECORDS:
-        size = _I32.unpack_from(data, start + 8)[0] + _LOG_OVERHEAD
-        if size < RECORDS or size > end - start:
-            break
-        base = _I64.unpack_from(data, start)[0]
-        after = max(after, base + _I32.unpack_from(data, start + LAST_OFFSET_DELTA)[0] + 1)
-        start += size
-    return after

@@ -412,7 +412,7 @@ class Sender:
                 if entry.record_errors:
                     first = entry.record_errors[0]
                     detail = f"{detail or ''} record {first.batch_index}: {first.batch_index_error_message}".strip()
-                problem = error_for(
+                refused = error_for(
                     entry.error_code,
                     f"produce to {batch.queue.topic}-{batch.queue.partition}",
                     detail=detail,
@@ -420,7 +420,7 @@ class Sender:
                     topic=batch.queue.topic,
                     partition=batch.queue.partition,
                 )
-                self._failed(batch, code_of(entry.error_code), problem)
+                self._failed(batch, code_of(entry.error_code), refused)
 
     def _succeeded(self, batch: PendingBatch, base_offset: int, append_time_ms: int) -> None:
         with self._accumulator.lock:

@@ -1,0 +1,298 @@
+"""Keeps fetches under way for a consumer's partitions: the next one while the user works on the last.
+
+A broker has at most one fetch of ours at a time. A partition is asked for again only when what it brought
+was given out, so that memory is bounded by ``fetch.max.bytes`` a broker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections import deque
+
+from tidemill.client import fetching
+from tidemill.client.chunks import Chunk
+from tidemill.client.cluster import DATA, Cluster
+from tidemill.client.connection import Connection, Request
+from tidemill.client.errors import ClientError, code_of, error_for
+from tidemill.client.offsets import EARLIEST, LATEST
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import TopicPartition
+from tidemill.wire.apis import ApiKey
+
+LEADER_MOVED = frozenset(
+    {
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.INCONSISTENT_TOPIC_ID,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+    }
+)
+"""After these the metadata is read again, and the partition asked for after a pause."""
+
+
+class Place:
+    """Where a consumer stands in a partition. ``offset`` None: to be found out."""
+
+    __slots__ = (
+        "high_watermark",
+        "last_stable_offset",
+        "log_start_offset",
+        "offset",
+        "paused",
+        "replica",
+        "replica_until",
+        "reset",
+        "retry_at",
+    )
+
+    def __init__(self) -> None:
+        self.offset: int | None = None
+        self.reset: int | None = None
+        self.paused = False
+        self.retry_at = 0.0
+        self.high_watermark = -1
+        self.last_stable_offset = -1
+        self.log_start_offset = -1
+        self.replica = -1
+        self.replica_until = 0.0
+
+
+class Fetcher:
+    """The fetches of one consumer. For the polling thread; :meth:`wake` is for any."""
+
+    def __init__(self, cluster: Cluster, places: dict[TopicPartition, Place]) -> None:
+        config = cluster.config
+        self._cluster = cluster
+        self._places = places
+        self._wait_ms = config.int("fetch.max.wait.ms")
+        self._bytes_min = config.int("fetch.min.bytes")
+        self._bytes_max = config.int("fetch.max.bytes")
+        self._partition_bytes = config.int("max.partition.fetch.bytes")
+        self._rack = config.text("client.rack")
+        self._backoff = config.seconds("retry.backoff.ms")
+        self._max_age = config.seconds("metadata.max.age.ms")
+        self.committed_only = config["isolation.level"] == "read_committed"
+        self._check_crcs = config.bool("check.crcs")
+        self._policy = config.text("auto.offset.reset")
+        self._requests: dict[int, Request] = {}
+        self.chunks: deque[Chunk] = deque()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+
+    def wake(self) -> None:
+        """Ends :meth:`wait` in the polling thread. From any thread."""
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"\0")
+
+    def close(self) -> None:
+        """Gives the descriptors back."""
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+        self._wake_read = self._wake_write = -1
+
+    # -- asking -------------------------------------------------------------------------------------------
+
+    def send(self, ahead: dict[TopicPartition, int] | None = None) -> float:
+        """Asks for every partition that has nothing waiting; seconds until it is worth asking again.
+
+        ``ahead`` names offsets behind chunks that are being given out now: those partitions are asked for too.
+        """
+        now = time.monotonic()
+        busy = {chunk.item for chunk in self.chunks}
+        for request in self._requests.values():
+            busy.update(request.tag)
+        by_node: dict[int, list[fetching.Asked]] = {}
+        wait = 1.0
+        for item, place in self._places.items():
+            offset = place.offset if ahead is None else ahead.get(item, place.offset)
+            if offset is None or place.paused or item in busy:
+                continue
+            if place.retry_at > now:
+                wait = min(wait, place.retry_at - now)
+                continue
+            topic = self._cluster.topics.get(item.topic)
+            if topic is None or item.partition >= len(topic.partitions):
+                self._cluster.request_refresh()
+                wait = min(wait, self._backoff)
+                continue
+            partition = topic.partitions[item.partition]
+            node_id = self._node_for(place, partition.leader, now)
+            if node_id < 0:
+                self._cluster.request_refresh()
+                wait = min(wait, self._backoff)
+                continue
+            by_node.setdefault(node_id, []).append(
+                fetching.Asked(
+                    item.topic,
+                    topic.topic_id,
+                    item.partition,
+                    offset,
+                    partition.leader_epoch,
+                    self._partition_bytes,
+                )
+            )
+        for node_id, items in by_node.items():
+            if node_id not in self._requests:
+                wait = min(wait, self._send_to(node_id, items))
+        return wait
+
+    def _node_for(self, place: Place, leader: int, now: float) -> int:
+        """The leader, or for a while the replica that it has named as nearer."""
+        if place.replica >= 0 and now < place.replica_until and place.replica in self._cluster.nodes:
+            return place.replica
+        return leader
+
+    def _send_to(self, node_id: int, items: list[fetching.Asked]) -> float:
+        connection = self._cluster.opened(node_id, DATA)
+        if connection is None:
+            self._cluster.open_soon(node_id, DATA, self.wake)
+            return self._cluster.pause(node_id) or 1.0
+        version = fetching.version_for(connection.version(ApiKey.FETCH), [asked.topic_id for asked in items])
+        # Whoever came first last time goes last now, so that one full partition starves no other.
+        turn = self._cluster.version + int(connection.used * 1000)
+        first = turn % len(items)
+        message = fetching.fetch_request(
+            items[first:] + items[:first],
+            wait_ms=self._wait_ms,
+            bytes_min=self._bytes_min,
+            bytes_max=self._bytes_max,
+            committed_only=self.committed_only,
+            rack=self._rack,
+        )
+        tag = {TopicPartition(asked.topic, asked.partition): asked.offset for asked in items}
+        try:
+            self._requests[node_id] = connection.send(ApiKey.FETCH, message, version=version, tag=tag)
+        except ClientError:
+            self._lost(node_id)
+            return self._backoff
+        return 1.0
+
+    def _lost(self, node_id: int) -> None:
+        self._cluster.failed(node_id)
+        self._cluster.request_refresh()
+
+    # -- receiving ----------------------------------------------------------------------------------------
+
+    def wait(self, timeout: float) -> None:
+        """Sleeps until an answer, :meth:`wake` or ``timeout`` seconds; takes the answers."""
+        self.take()
+        if self.chunks:
+            return
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        connections: dict[int, Connection] = {}
+        for request in self._requests.values():
+            descriptor = request.connection.fileno()
+            if descriptor >= 0:
+                poll.register(descriptor, select.POLLIN)
+                connections[descriptor] = request.connection
+        for descriptor, _ in poll.poll(max(0, int(timeout * 1000 + 0.999))):
+            if descriptor == self._wake_read:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_read, 4096)
+            else:
+                connections[descriptor].receive()
+        self.take()
+
+    def take(self) -> None:
+        """Turns answers that are there into chunks."""
+        now = time.monotonic()
+        for node_id, request in list(self._requests.items()):
+            if not request.done:
+                request.connection.expire(now)
+            if request.done:
+                del self._requests[node_id]
+                self._answered(node_id, request)
+
+    def _answered(self, node_id: int, request: Request) -> None:
+        asked: dict[TopicPartition, int] = request.tag
+        if request.error is not None:
+            self._lost(node_id)
+            return
+        try:
+            error, _, answers = fetching.parse_answer(request.frame, request.version)
+        except KafkaError:
+            request.connection.close()
+            self._lost(node_id)
+            raise
+        if error:
+            self._cluster.request_refresh()
+            self._hold(asked)
+            return
+        by_id = request.version >= fetching.TOPIC_ID_FROM
+        for answer in answers:
+            name = self._cluster.names.get(answer.topic_id) if by_id else answer.topic
+            if name is None:
+                self._cluster.request_refresh()
+                continue
+            item = TopicPartition(name, answer.partition)
+            place = self._places.get(item)
+            offset = asked.get(item)
+            if place is None or offset is None or place.offset != offset:
+                continue
+            self._place_answer(item, place, offset, answer)
+
+    def _hold(self, items: dict[TopicPartition, int]) -> None:
+        until = time.monotonic() + self._backoff
+        for item in items:
+            place = self._places.get(item)
+            if place is not None:
+                place.retry_at = until
+
+    def _place_answer(self, item: TopicPartition, place: Place, offset: int, answer: fetching.Answer) -> None:
+        code = code_of(answer.error_code)
+        if code == ErrorCode.NONE:
+            place.high_watermark = answer.high_watermark
+            place.last_stable_offset = answer.last_stable_offset
+            place.log_start_offset = answer.log_start_offset
+            if answer.preferred_replica >= 0 and answer.preferred_replica != place.replica:
+                place.replica = answer.preferred_replica
+                place.replica_until = time.monotonic() + self._max_age
+            if answer.end > answer.start:
+                if fetching.next_offset(answer.data, answer.start, answer.end, offset) == offset:
+                    self._partition_bytes = min(2 * self._partition_bytes, 2**31 - 1)  # part of a large batch
+                    return
+                chunk = Chunk(
+                    item, answer, offset, committed_only=self.committed_only, check_crcs=self._check_crcs
+                )
+                self.chunks.append(chunk)
+            return
+        if code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            self._out_of_range(item, place, offset)
+        elif code in LEADER_MOVED:
+            place.replica = -1
+            place.retry_at = time.monotonic() + self._backoff
+            self._cluster.request_refresh()
+        else:
+            place.retry_at = time.monotonic() + self._backoff
+            raise error_for(answer.error_code, f"read {item}", topic=item.topic, partition=item.partition)
+
+    def _out_of_range(self, item: TopicPartition, place: Place, offset: int) -> None:
+        if place.replica >= 0:
+            place.replica = -1  # the replica may be behind; the leader decides
+            return
+        if self._policy == "none":
+            raise error_for(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"read {item} at {offset}",
+                topic=item.topic,
+                partition=item.partition,
+            )
+        place.offset = None
+        place.reset = EARLIEST if self._policy == "earliest" else LATEST
+
+    def forget(self, item: TopicPartition) -> None:
+        """Drops what was fetched for a partition: it is not ours any more, or its position moved."""
+        if any(chunk.item == item for chunk in self.chunks):
+            self.chunks = deque(chunk for chunk in self.chunks if chunk.item != item)

@@ -1,0 +1,586 @@
+"""A consumer's membership in its group: join, sync, heartbeat, leave.
+
+========  ==========================================================================================
+state     what happens
+========  ==========================================================================================
+UNJOINED  the member gives up what it must, and asks to join
+JOINING   JoinGroup is under way; the coordinator answers once all members have come, or their time is up
+SYNCING   SyncGroup is under way; the leading member's carries everyone's partitions
+STABLE    the partitions are known; heartbeats tell when a new round is due
+========  ==========================================================================================
+
+Joining happens in the thread that polls, so that its callbacks run there; heartbeats have a thread of their
+own. Both change the state under one lock.
+
+Source: KIP-62 (heartbeat thread, poll interval), KIP-345 (static members), KIP-394 (member id first), KIP-429
+(cooperative rebalancing), KIP-559, KIP-814.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import Any, Protocol
+
+from tidemill.client.assignors import Assignor
+from tidemill.client.cluster import GROUP, Cluster
+from tidemill.client.connection import Connection, Request
+from tidemill.client.errors import (
+    BrokerUnreachable,
+    ClientError,
+    CommitFailed,
+    RequestTimeout,
+    code_of,
+    error_for,
+)
+from tidemill.client.group_offsets import COORDINATOR_MOVED, NAMED_MAX, Offsets, check_commit, commit_request
+from tidemill.client.group_protocol import (
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    subscription_for,
+)
+from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
+from tidemill.model.types import TopicPartition
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.heartbeat import HeartbeatRequest
+from tidemill.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from tidemill.wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
+from tidemill.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+
+LOG = logging.getLogger(__name__)
+
+JOIN_GRACE_SECONDS = 5.0
+"""How much longer than the rebalance timeout the answer to JoinGroup may take."""
+
+MEMBERSHIP_LOST = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION})
+"""The group went on without this member: it joins as a new one, and its partitions are lost."""
+
+
+class State(Enum):
+    """See the module's table."""
+
+    UNJOINED = "unjoined"
+    JOINING = "joining"
+    SYNCING = "syncing"
+    STABLE = "stable"
+
+
+class User(Protocol):
+    """What the membership needs from the consumer. Called in the polling thread only."""
+
+    def subscribed_topics(self) -> set[str]:
+        """The topics subscribed to now."""
+        ...
+
+    def owned(self) -> list[TopicPartition]:
+        """The partitions assigned now."""
+        ...
+
+    def commit_before_rebalance(self, deadline: float) -> None:
+        """Commits positions, where that is automatic. Must not raise."""
+        ...
+
+    def revoke(self, items: Sequence[TopicPartition]) -> None:
+        """Gives partitions up; they may still be committed."""
+        ...
+
+    def lose(self, items: Sequence[TopicPartition]) -> None:
+        """Gives partitions up that may belong to others already."""
+        ...
+
+    def assign_from_group(self, items: Sequence[TopicPartition], added: Sequence[TopicPartition]) -> None:
+        """Takes ``items`` as its partitions now; ``added`` are new."""
+        ...
+
+    def wake(self) -> None:
+        """Ends a wait in poll(). Called from the heartbeat thread too."""
+        ...
+
+
+class Membership:
+    """One member of one group."""
+
+    def __init__(self, cluster: Cluster, assignors: Sequence[Assignor], user: User) -> None:
+        config = cluster.config
+        self._cluster = cluster
+        self._assignors = {assignor.name: assignor for assignor in assignors}
+        self._user = user
+        self.group_id = config.text("group.id")
+        self.instance_id: str | None = config["group.instance.id"]
+        self._rack: str | None = config["client.rack"] or None
+        self._session_ms = config.int("session.timeout.ms")
+        self._rebalance_ms = config.int("max.poll.interval.ms")
+        self._heartbeat = config.seconds("heartbeat.interval.ms")
+        self._backoff = config.seconds("retry.backoff.ms")
+        self.cooperative = all(assignor.cooperative for assignor in assignors)
+        self.state = State.UNJOINED
+        self.member_id = ""
+        self.generation = -1
+        self.protocol = ""
+        self.is_leader = False
+        self.rejoin = True
+        self._prepared = False
+        self._lost = False
+        self._fatal: ClientError | None = None
+        self._request: Request | None = None
+        self._coordinator: int | None = None
+        self._reason = ""
+        self._counts: dict[str, int] = {}
+        self._previous: list[TopicPartition] = []
+        self._previous_generation = -1
+        self._last_poll = time.monotonic()
+        self._last_beat = time.monotonic()
+        self._lock = threading.RLock()
+        self._signal = threading.Condition(self._lock)
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._commits: list[tuple[Request, Callable[[ClientError | None], None]]] = []
+
+    # -- joining: the polling thread ----------------------------------------------------------------------
+
+    def touch(self) -> None:
+        """Notes that the user polls."""
+        self._last_poll = time.monotonic()
+
+    def request_rejoin(self, reason: str) -> None:
+        """Has the next step begin a round."""
+        with self._lock:
+            self.rejoin = True
+            self._reason = reason
+
+    def step(self, deadline: float) -> bool:
+        """Goes on towards STABLE, until ``deadline`` at most; True when there.
+
+        Raises what makes membership impossible: FENCED_INSTANCE_ID, rights, no common assignor.
+        """
+        while True:
+            self.touch()
+            if self._fatal is not None:
+                raise self._fatal
+            if self.state is State.STABLE and not self.rejoin and not self._lost:
+                return True
+            try:
+                if not self._advance(deadline):
+                    return False
+            except (BrokerUnreachable, RequestTimeout) as problem:
+                LOG.debug("group %s: %s", self.group_id, problem)
+                self._forget_coordinator()
+                if not self._pause(deadline):
+                    return False
+
+    def _advance(self, deadline: float) -> bool:
+        """One step; False when ``deadline`` came first."""
+        if self._request is None:
+            self._prepare(deadline)
+            connection = self.connection(deadline)
+            self._send_join(connection)
+        request = self._request
+        if request is None:
+            return True
+        if not request.connection.wait(request, max(0.0, deadline - time.monotonic())):
+            return False
+        self._request = None
+        try:
+            answer = request.response()
+        except ClientError:
+            with self._lock:
+                self.state = State.UNJOINED
+            raise
+        if self.state is State.JOINING:
+            return self._joined(answer, request.connection, deadline)
+        return self._synced(answer, deadline)
+
+    def _prepare(self, deadline: float) -> None:
+        """Gives up, before joining, what the round could give to others. Once a round."""
+        if self._lost:
+            self._lost = False
+            owned = self._user.owned()
+            if owned:
+                LOG.warning("group %s went on without this member: %s lost", self.group_id, _named(owned))
+                self._user.lose(owned)
+            self._prepared = True
+        if self._prepared:
+            return
+        self._prepared = True
+        owned = self._user.owned()
+        if self.generation >= 0:
+            self._previous, self._previous_generation = owned, self.generation
+        self._user.commit_before_rebalance(deadline)
+        if self.cooperative:
+            topics = self._user.subscribed_topics()
+            owned = [item for item in owned if item.topic not in topics]
+        if owned:
+            self._user.revoke(owned)
+
+    def _send_join(self, connection: Connection) -> None:
+        topics = self._user.subscribed_topics()
+        owned = self._user.owned() if self.cooperative else []
+        version = connection.version(ApiKey.JOIN_GROUP)
+        protocols = [
+            JoinGroupRequestProtocol(
+                name=assignor.name,
+                metadata=subscription_for(
+                    assignor, topics, owned, self._previous, self._previous_generation, self._rack
+                ),
+            )
+            for assignor in self._assignors.values()
+        ]
+        with self._lock:
+            self.state = State.JOINING
+            self.rejoin = False
+            reason, self._reason = self._reason, ""
+        message = JoinGroupRequest(
+            group_id=self.group_id,
+            session_timeout_ms=self._session_ms,
+            rebalance_timeout_ms=self._rebalance_ms,
+            member_id=self.member_id,
+            group_instance_id=self.instance_id if version >= 5 else None,
+            protocol_type="consumer",
+            protocols=protocols,
+            reason=reason or None,
+        )
+        timeout = self._rebalance_ms / 1000 + JOIN_GRACE_SECONDS
+        self._request = connection.send(ApiKey.JOIN_GROUP, message, version=version, timeout=timeout)
+        self._start_thread()
+
+    def _joined(self, answer: Any, connection: Connection, deadline: float) -> bool:
+        if answer.error_code:
+            return self._refused(answer, "join", connection, deadline)
+        with self._lock:
+            self.member_id = answer.member_id
+            self.generation = answer.generation_id
+            self.protocol = answer.protocol_name or ""
+            self.is_leader = answer.leader == answer.member_id
+            self.state = State.SYNCING
+            self._last_beat = time.monotonic()
+        assignments: list[SyncGroupRequestAssignment] = []
+        if self.is_leader and not answer.skip_assignment:
+            assignments = self._assign(answer, max(deadline, time.monotonic() + JOIN_GRACE_SECONDS))
+        version = connection.version(ApiKey.SYNC_GROUP)
+        message = SyncGroupRequest(
+            group_id=self.group_id,
+            generation_id=self.generation,
+            member_id=self.member_id,
+            group_instance_id=self.instance_id if version >= 3 else None,
+            protocol_type="consumer",
+            protocol_name=self.protocol,
+            assignments=assignments,
+        )
+        timeout = self._rebalance_ms / 1000 + JOIN_GRACE_SECONDS
+        self._request = connection.send(ApiKey.SYNC_GROUP, message, version=version, timeout=timeout)
+        return True
+
+    def _assign(self, answer: Any, deadline: float) -> list[SyncGroupRequestAssignment]:
+        """The leading member's work: everyone's partitions."""
+        assignor = self._assignors.get(self.protocol)
+        if assignor is None:
+            raise error_for(
+                ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+                f"lead group {self.group_id!r}",
+                detail=f"the coordinator chose {self.protocol!r}",
+            )
+        try:
+            members = [
+                decode_subscription(m.metadata, m.member_id, m.group_instance_id, self.protocol)
+                for m in answer.members
+            ]
+        except ProtocolError as problem:
+            raise ClientError(
+                f"a member of group {self.group_id!r} sent a subscription that cannot be read: {problem}; "
+                "are all members consumers?",
+                ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+            ) from problem
+        wanted = {topic for member in members for topic in member.topics}
+        if any(topic not in self._cluster.topics for topic in wanted) or self._cluster.needs_refresh():
+            self._cluster.refresh(deadline, wanted)
+        self._counts = self.counts(wanted)
+        result = assignor.assign(self._counts, members)
+        LOG.debug("group %s, generation %s: %s", self.group_id, self.generation, result)
+        return [
+            SyncGroupRequestAssignment(
+                member_id=member.member_id, assignment=encode_assignment(result.get(member.member_id, []))
+            )
+            for member in members
+        ]
+
+    def counts(self, topics: Iterable[str]) -> dict[str, int]:
+        """Partitions of each topic that is there."""
+        known = self._cluster.topics
+        return {topic: len(known[topic].partitions) for topic in topics if topic in known}
+
+    def metadata_changed(self) -> None:
+        """The leading member begins a round when the partitions that it has shared out are others now."""
+        if self.is_leader and self.state is State.STABLE and self._counts:
+            now = self.counts(self._counts)
+            if now != self._counts and not self._cluster.errors.keys() & self._counts.keys():
+                self.request_rejoin("the partitions of a topic changed")
+
+    def _synced(self, answer: Any, deadline: float) -> bool:
+        if answer.error_code:
+            return self._refused(answer, "sync", None, deadline)
+        assigned = decode_assignment(answer.assignment)
+        with self._lock:
+            if self._lost:
+                self.state = State.UNJOINED
+                return True
+            self.state = State.STABLE
+            self._prepared = False
+        owned = set(self._user.owned())
+        revoked = sorted(owned - set(assigned))
+        if revoked:
+            self._user.revoke(revoked)
+            if self.cooperative:
+                self.request_rejoin("partitions were given up")
+        self._user.assign_from_group(assigned, sorted(set(assigned) - owned))
+        return True
+
+    def _refused(self, answer: Any, what: str, connection: Connection | None, deadline: float) -> bool:
+        """What to do after an error in the answer to JoinGroup or SyncGroup."""
+        code = code_of(answer.error_code)
+        with self._lock:
+            self.state = State.UNJOINED
+            self.rejoin = True
+            if code == ErrorCode.MEMBER_ID_REQUIRED:
+                self.member_id = answer.member_id
+                return True
+            if code in MEMBERSHIP_LOST:
+                self._reset()
+                return True
+            if code == ErrorCode.REBALANCE_IN_PROGRESS:
+                return True
+        if code in COORDINATOR_MOVED:
+            if code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+                self._forget_coordinator()
+            return self._pause(deadline)
+        broker = connection.address if connection else None
+        raise error_for(answer.error_code, f"{what} group {self.group_id!r}", broker=broker)
+
+    def _reset(self) -> None:
+        """Forgets the membership: the next join is a new member's. Under the lock."""
+        self.member_id = ""
+        self.generation = -1
+        self._lost = True
+        self.state = State.UNJOINED
+        self.rejoin = True
+
+    def _pause(self, deadline: float) -> bool:
+        pause = min(self._backoff, deadline - time.monotonic())
+        if pause <= 0:
+            return False
+        time.sleep(pause)
+        return True
+
+    # -- the coordinator ----------------------------------------------------------------------------------
+
+    def connection(self, deadline: float) -> Connection:
+        """A connection to the coordinator, which is looked up if need be."""
+        node_id = self._coordinator
+        if node_id is None:
+            node_id = self._cluster.coordinator(self.group_id, deadline)
+            self._coordinator = node_id
+        return self._cluster.connection(node_id, GROUP, deadline)
+
+    def _forget_coordinator(self) -> None:
+        self._coordinator = None
+        self._cluster.request_refresh()
+
+    # -- heartbeats: a thread of their own ----------------------------------------------------------------
+
+    def _start_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._beat_on, name=f"tidemill-heartbeat-{self.group_id}", daemon=True
+            )
+            self._thread.start()
+
+    def _beat_on(self) -> None:
+        while True:
+            with self._lock:
+                if self._signal.wait_for(lambda: self._closing, self._heartbeat):
+                    return
+                beating = self.state in (State.STABLE, State.SYNCING) and not self._lost
+                idle = time.monotonic() - self._last_poll
+            if not beating:
+                continue
+            try:
+                if idle > self._rebalance_ms / 1000:
+                    self._drop_out(idle)
+                else:
+                    self._beat()
+            except KafkaError as problem:
+                LOG.debug("heartbeat of group %s: %s", self.group_id, problem)
+                self._coordinator = None
+            except Exception:
+                LOG.exception("a heartbeat of group %s failed", self.group_id)
+
+    def _beat(self) -> None:
+        deadline = time.monotonic() + self._heartbeat
+        connection = self.connection(deadline)
+        generation = self.generation
+        version = connection.version(ApiKey.HEARTBEAT)
+        message = HeartbeatRequest(
+            group_id=self.group_id,
+            generation_id=generation,
+            member_id=self.member_id,
+            group_instance_id=self.instance_id if version >= 3 else None,
+        )
+        answer = connection.call(
+            ApiKey.HEARTBEAT, message, version=version, timeout=max(1.0, self._session_ms / 1000)
+        )
+        code = code_of(answer.error_code)
+        with self._lock:
+            if generation != self.generation:
+                return
+            if code == ErrorCode.NONE:
+                self._last_beat = time.monotonic()
+                return
+            if code == ErrorCode.REBALANCE_IN_PROGRESS:
+                if self.state is State.STABLE:
+                    self.rejoin = True
+                    self._reason = "the group rebalances"
+            elif code in MEMBERSHIP_LOST:
+                self._reset()
+            elif code in COORDINATOR_MOVED:
+                self._coordinator = None
+                return
+            else:
+                self._fatal = error_for(
+                    answer.error_code, f"stay in group {self.group_id!r}", broker=connection.address
+                )
+        self._user.wake()
+
+    def _drop_out(self, idle: float) -> None:
+        """Leaves because the user does not poll: his partitions go to members that do."""
+        LOG.warning(
+            "group %s: no poll() for %.1f s, more than max.poll.interval.ms=%s: the member leaves; poll more "
+            "often, take fewer records at once (max.poll.records), or raise the interval",
+            self.group_id,
+            idle,
+            self._rebalance_ms,
+        )
+        self._send_leave("the consumer does not poll")
+        with self._lock:
+            self._reset()
+
+    # -- committing ---------------------------------------------------------------------------------------
+
+    def commit(self, offsets: Offsets, deadline: float) -> None:
+        """Commits and waits. CommitFailed when the group went on without this member."""
+        while True:
+            try:
+                request = self._send_commit(offsets, deadline)
+                request.connection.wait(request, max(0.0, deadline - time.monotonic()))
+                if not request.done:
+                    raise RequestTimeout(f"the commit of group {self.group_id!r} was not answered in time")
+                self._check_commit(request)
+                return
+            except ClientError as problem:
+                moved = problem.code in COORDINATOR_MOVED
+                if moved and problem.code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+                    self._forget_coordinator()
+                if not moved or time.monotonic() + self._backoff >= deadline:
+                    raise
+                time.sleep(self._backoff)
+
+    def commit_soon(
+        self, offsets: Offsets, deadline: float, done: Callable[[ClientError | None], None]
+    ) -> None:
+        """Commits without waiting; ``done`` is called with the error, or None, in a later :meth:`finish_commits`."""
+        self._commits.append((self._send_commit(offsets, deadline), done))
+
+    def _send_commit(self, offsets: Offsets, deadline: float) -> Request:
+        connection = self.connection(deadline)
+        version = connection.version(ApiKey.OFFSET_COMMIT, NAMED_MAX)
+        message = commit_request(
+            self.group_id, offsets, self.member_id, self.generation, self.instance_id, version
+        )
+        return connection.send(ApiKey.OFFSET_COMMIT, message, version=version)
+
+    def _check_commit(self, request: Request) -> None:
+        try:
+            check_commit(request.response(), self.group_id, request.connection.address)
+        except ClientError as problem:
+            if problem.code in MEMBERSHIP_LOST or problem.code == ErrorCode.FENCED_INSTANCE_ID:
+                with self._lock:
+                    if problem.code in MEMBERSHIP_LOST and self.state is not State.JOINING:
+                        self._reset()
+            elif problem.code == ErrorCode.REBALANCE_IN_PROGRESS:
+                self.request_rejoin("a commit met a rebalance")
+            else:
+                raise
+            raise CommitFailed(
+                f"{problem}; the offsets were not committed: another member may have the partitions now",
+                problem.code,
+                topic=problem.topic,
+                partition=problem.partition,
+            ) from problem
+
+    def finish_commits(self, wait_seconds: float = 0.0) -> None:
+        """Takes the answers of :meth:`commit_soon` in order, and calls back."""
+        deadline = time.monotonic() + wait_seconds
+        while self._commits:
+            request, done = self._commits[0]
+            if not request.connection.wait(request, max(0.0, deadline - time.monotonic())):
+                return
+            self._commits.pop(0)
+            error: ClientError | None = None
+            try:
+                self._check_commit(request)
+            except ClientError as problem:
+                error = problem
+                if problem.code in COORDINATOR_MOVED:
+                    self._forget_coordinator()
+            done(error)
+
+    # -- leaving ------------------------------------------------------------------------------------------
+
+    def _send_leave(self, reason: str) -> None:
+        if not self.member_id or self._coordinator is None:
+            return
+        connection = self._cluster.opened(self._coordinator, GROUP)
+        if connection is None:
+            return
+        version = connection.version(ApiKey.LEAVE_GROUP)
+        message = LeaveGroupRequest(group_id=self.group_id)
+        if version >= 3:
+            message.members = [
+                MemberIdentity(member_id=self.member_id, group_instance_id=self.instance_id, reason=reason)
+            ]
+        else:
+            message.member_id = self.member_id
+        connection.call(ApiKey.LEAVE_GROUP, message, version=version, timeout=5)
+
+    def leave(self, reason: str, *, even_static: bool = False) -> None:
+        """Leaves the group and ends the heartbeats. A static member keeps its place for when it comes back."""
+        self.stop()
+        if self._request is not None:
+            # The answer to a join under way would come first; leaving over another connection is quicker.
+            if self._coordinator is not None:
+                self._request.connection.close()
+                self._request = None
+                try:
+                    self._cluster.connection(self._coordinator, GROUP, time.monotonic() + 1)
+                except KafkaError:
+                    return
+        if self.instance_id is None or even_static:
+            try:
+                self._send_leave(reason)
+            except KafkaError as problem:
+                LOG.debug("leaving group %s: %s", self.group_id, problem)
+
+    def stop(self) -> None:
+        """Ends the heartbeats."""
+        with self._lock:
+            self._closing = True
+            self._signal.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(self._heartbeat + 5)
+            self._thread = None
+
+
+def _named(items: Iterable[TopicPartition]) -> str:
+    return ", ".join(map(str, items))

@@ -1,115 +1,117 @@
-"""The broker's own metrics: families made of the counters that its parts keep."""
+"""A broker's own metrics, read from its plain counters when somebody asks."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tidemill.model.errors import ErrorCode
-from tidemill.server.metrics import HISTOGRAM, Family, counter, gauge, labelled
-from tidemill.wire.apis import ApiKey
+from tidemill.server.metrics import Family, counter, gauge
+from tidemill.wire.apis import API, ApiKey
 
 if TYPE_CHECKING:
     from tidemill.server.app import BrokerServer
 
 
-def families(server: BrokerServer) -> Iterable[Family]:
-    """Every family, as it is now. Cheap: sums over connections, partitions and groups."""
+def families(server: BrokerServer) -> Iterator[Family]:
+    """Everything that the broker counts."""
     yield from _connections(server)
     yield from _requests(server)
-    yield from _partitions(server)
-    yield from _groups(server)
+    yield from _topics(server)
+    yield from _waiting(server)
+    yield from _cluster(server)
 
 
-def _connections(server: BrokerServer) -> Iterable[Family]:
+def _connections(server: BrokerServer) -> Iterator[Family]:
     acceptor = server.acceptor
-    living = list(acceptor.connections)
-    yield gauge("tidemill_connections", "Connections that are open.", len(living))
-    yield counter("tidemill_connections_accepted", "Connections that were let in.", acceptor.accepted)
-    yield counter("tidemill_connections_refused", "Connections over a limit.", acceptor.refused)
-    received = acceptor.bytes_in + sum(one.bytes_in for one in living)
-    sent = acceptor.bytes_out + sum(one.bytes_out for one in living)
-    yield counter("tidemill_bytes_in", "Bytes received from clients.", received)
-    yield counter("tidemill_bytes_out", "Bytes sent to clients.", sent)
+    live = list(acceptor.connections)
+    bytes_in = acceptor.bytes_in + sum(one.bytes_in for one in live)
+    bytes_out = acceptor.bytes_out + sum(one.bytes_out for one in live)
+    yield gauge("tidemill_connections", "Open connections of clients.", len(live))
+    yield counter("tidemill_connections_accepted", "Connections accepted.", acceptor.accepted)
+    yield counter(
+        "tidemill_connections_refused", "Connections over a limit, closed at once.", acceptor.refused
+    )
+    yield counter("tidemill_network_received_bytes", "Bytes received from clients.", bytes_in)
+    yield counter("tidemill_network_sent_bytes", "Bytes sent to clients.", bytes_out)
 
 
-def _requests(server: BrokerServer) -> Iterable[Family]:
-    counts = {api_name(key): float(count) for key, count in enumerate(server.requests.counts) if count}
-    yield labelled(counter("tidemill_requests", "Requests, by API."), "api", counts)
-    errors = counter("tidemill_request_errors", "Errors in replies, by API and code.")
-    for api, found in (("Produce", server.produces.errors), ("Fetch", server.fetches.errors)):
-        for code, count in dict(found).items():
-            errors.add(count, api=api, code=error_name(code))
+def _requests(server: BrokerServer) -> Iterator[Family]:
+    requests = counter("tidemill_requests", "Requests by API.")
+    for key, count in enumerate(server.requests.counts):
+        if count:
+            requests.add(count, api=_name(key))
+    yield requests
+    seconds = counter(
+        "tidemill_request_seconds",
+        "Seconds from a request to its answer, waiting included, by API; Produce and Fetch are not timed.",
+    )
+    for key, (_, spent) in server.dispatch.durations.items():
+        seconds.add(spent, api=_name(key))
+    yield seconds
+    errors = counter("tidemill_request_errors", "Partitions answered with an error, by API and error.")
+    for key, counts in ((ApiKey.PRODUCE, server.produces.errors), (ApiKey.FETCH, server.fetches.errors)):
+        for code, count in counts.items():
+            errors.add(count, api=_name(key), error=ErrorCode(code).name)
     yield errors
-    times = Family("tidemill_request_seconds", HISTOGRAM, "How long requests took, waiting included.")
-    for key, histogram in dict(server.dispatch.durations).items():
-        times.add(histogram, api=api_name(key))
-    yield times
-    yield gauge(
-        "tidemill_fetch_sessions", "Fetch sessions that are remembered.", len(server.sessions.sessions)
+    yield counter(
+        "tidemill_produce_slow_lane",
+        "Produce requests whose batches were checked beside the event loop.",
+        server.slow_lane.taken,
     )
 
 
-def _partitions(server: BrokerServer) -> Iterable[Family]:
-    partitions = list(server.broker.partitions.all())
-    messages: Counter[str] = Counter()
-    received: Counter[str] = Counter()
-    sent: Counter[str] = Counter()
-    size: Counter[str] = Counter()
-    waiting: Counter[str] = Counter({"produce": 0, "fetch": 0})
-    leaders = under_replicated = failed = 0
-    for one in partitions:
-        messages[one.topic] += one.messages_in
-        received[one.topic] += one.bytes_in
-        sent[one.topic] += one.bytes_out
-        size[one.topic] += one.log.size_bytes
-        waiting["produce"] += one.waiting_appends
-        waiting["fetch"] += one.waiting_fetches
-        failed += bool(one.failed)
-        if one.is_leader:
-            leaders += 1
-            under_replicated += len(one.isr) < len(one.replicas)
-    yield gauge("tidemill_partitions", "Partitions with a replica here.", len(partitions))
-    yield gauge("tidemill_leader_partitions", "Partitions that this broker leads.", leaders)
-    yield gauge(
-        "tidemill_under_replicated_partitions", "Led partitions with replicas out of sync.", under_replicated
+def _name(key: int) -> str:
+    return API[ApiKey(key)].name if key in API else f"unknown-{key}"
+
+
+def _topics(server: BrokerServer) -> Iterator[Family]:
+    messages = counter("tidemill_topic_messages_in", "Records appended, by topic.")
+    bytes_in = counter("tidemill_topic_bytes_in", "Bytes of batches appended, by topic.")
+    bytes_out = counter("tidemill_topic_bytes_out", "Bytes of batches sent to readers, by topic.")
+    size = gauge("tidemill_topic_log_size_bytes", "Bytes of the topic's logs on this broker.")
+    for entry in server.broker.partitions.topics.by_name.values():
+        held = [one for one in entry.partitions if one is not None]
+        messages.add(sum(one.messages_in for one in held), topic=entry.name)
+        bytes_in.add(sum(one.bytes_in for one in held), topic=entry.name)
+        bytes_out.add(sum(one.bytes_out for one in held), topic=entry.name)
+        size.add(sum(one.log.size_bytes for one in held), topic=entry.name)
+    yield from (messages, bytes_in, bytes_out, size)
+
+
+def _waiting(server: BrokerServer) -> Iterator[Family]:
+    held = list(server.broker.partitions.all())
+    waiting = gauge(
+        "tidemill_waiting_requests", "Requests that wait: produces for replicas, fetches for data."
     )
-    yield gauge("tidemill_failed_partitions", "Partitions whose directory failed.", failed)
-    is_controller = server.broker.metadata.controller_id == server.broker.node_id
-    yield gauge("tidemill_active_controller", "1 when this broker is the controller.", float(is_controller))
-    waits = gauge("tidemill_waiting_requests", "Requests that wait, by kind.")
-    yield labelled(waits, "kind", waiting)
-    yield counter("tidemill_messages_in", "Messages appended.", sum(messages.values()))
-    for family, values in (
-        (counter("tidemill_topic_messages_in", "Messages appended, by topic."), messages),
-        (counter("tidemill_topic_bytes_in", "Bytes appended, by topic."), received),
-        (counter("tidemill_topic_bytes_out", "Bytes handed out, by topic."), sent),
-        (gauge("tidemill_topic_size_bytes", "Bytes of logs, by topic."), size),
-    ):
-        yield labelled(family, "topic", {topic: value for topic, value in values.items() if value})
+    waiting.add(sum(one.waiting_appends for one in held), api="Produce")
+    waiting.add(server.fetches.waiting, api="Fetch")
+    yield waiting
+    yield gauge("tidemill_deadlines", "Entries on the timer of waiting requests.", len(server.deadlines))
+    yield gauge("tidemill_fetch_sessions", "Fetch sessions kept.", len(server.sessions.sessions))
 
 
-def _groups(server: BrokerServer) -> Iterable[Family]:
-    groups = server.broker.groups
-    _, listed = groups.list_groups()
-    states = Counter(one.state for one in listed)
-    yield labelled(gauge("tidemill_groups", "Consumer groups, by state."), "state", states)
-    yield counter("tidemill_group_rebalances", "Assignments handed out.", groups.rebalances)
-    yield counter("tidemill_offset_commits", "Offsets committed.", groups.commits)
-
-
-def api_name(key: int) -> str:
-    """``OffsetCommit`` for 8; the number for one that is not known."""
-    try:
-        return "".join(word.capitalize() for word in ApiKey(key).name.split("_"))
-    except ValueError:
-        return str(key)
-
-
-def error_name(code: int) -> str:
-    """Kafka's name of an error code."""
-    try:
-        return ErrorCode(code).name
-    except ValueError:
-        return str(code)
+def _cluster(server: BrokerServer) -> Iterator[Family]:
+    broker = server.broker
+    held = list(broker.partitions.all())
+    yield gauge("tidemill_partitions", "Partitions with a replica here.", len(held))
+    yield gauge("tidemill_leaders", "Partitions led here.", sum(one.is_leader for one in held))
+    yield gauge(
+        "tidemill_under_replicated_partitions",
+        "Partitions led here with fewer in-sync replicas than replicas.",
+        sum(one.is_leader and len(one.isr) < len(one.replicas) for one in held),
+    )
+    offline = sum(
+        one.leader < 0 for topic in broker.metadata.topics.values() for one in topic.partitions
+    ) + sum(bool(one.failed) for one in held)
+    yield gauge("tidemill_offline_partitions", "Partitions without a leader, or on a failed disk.", offline)
+    yield gauge(
+        "tidemill_active_controller",
+        "1 when this broker is the controller.",
+        float(broker.controller.is_active),
+    )
+    failed = sum(bool(one.failure) for one in broker.logs.directories)
+    yield gauge("tidemill_offline_log_directories", "Data directories that failed.", failed)
+    yield gauge("tidemill_groups", "Groups coordinated here.", len(broker.groups.list_groups()[1]))
+    yield counter("tidemill_group_rebalances", "Assignments handed out.", broker.groups.rebalances)
+    yield counter("tidemill_group_commits", "Offsets committed.", broker.groups.commits)

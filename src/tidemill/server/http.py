@@ -7,12 +7,14 @@ rendering happens in a thread. Whoever exceeds a bound is answered and closed, t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
+import logging
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from tidemill.server.metrics import Family, render
+
+log = logging.getLogger("tidemill.server")
 
 HEAD_BYTES_MAX = 8 * 1024
 HEAD_SECONDS_MAX = 5.0
@@ -40,6 +42,23 @@ class BadRequest(Exception):
         self.status = status
 
 
+class Answer(NamedTuple):
+    """One reply, as it will be written."""
+
+    status: int
+    content_type: str
+    body: bytes
+    with_body: bool = True
+
+    def encoded(self) -> bytes:
+        """Head and, unless only the head was asked for, body."""
+        head = (
+            f"HTTP/1.1 {self.status} {REASONS[self.status]}\r\nContent-Type: {self.content_type}\r\n"
+            f"Content-Length: {len(self.body)}\r\nConnection: close\r\n\r\n"
+        )
+        return head.encode("ascii") + (self.body if self.with_body else b"")
+
+
 class MetricsEndpoint:
     """Serves ``/metrics`` from ``gather`` and ``/healthz`` from ``health``.
 
@@ -54,7 +73,8 @@ class MetricsEndpoint:
         self._gather = gather
         self._health = health
         self._server: asyncio.Server | None = None
-        self._open = 0
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.port = -1
 
     async def start(self, host: str, port: int) -> None:
@@ -63,53 +83,61 @@ class MetricsEndpoint:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Stops listening; answers under way may end."""
+        """Stops listening, and breaks off what is under way."""
         if self._server is not None:
             self._server.close()
             self._server = None
+        for writer in self._writers:
+            writer.transport.abort()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
+        if len(self._writers) >= CONNECTIONS_MAX:
+            writer.transport.abort()
+            return
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        self._writers.add(writer)
         try:
-            status, content_type, body, with_body = await self._answer(reader)
-            head = (
-                f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: {content_type}\r\n"
-                f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-            )
-            writer.write(head.encode("ascii") + (body if with_body else b""))
+            answer = await self._answer(reader)
+            writer.write(answer.encoded())
             async with asyncio.timeout(SEND_SECONDS_MAX):
                 await writer.drain()
+                writer.close()
+                await writer.wait_closed()
         except (OSError, TimeoutError):
-            pass
+            writer.transport.abort()
         finally:
-            self._open -= 1
-            writer.close()
-            with contextlib.suppress(OSError, TimeoutError):
-                async with asyncio.timeout(SEND_SECONDS_MAX):
-                    await writer.wait_closed()
+            self._writers.discard(writer)
 
-    async def _answer(self, reader: asyncio.StreamReader) -> tuple[int, str, bytes, bool]:
-        """Status, content type, body, and whether the body is sent."""
-        if self._open > CONNECTIONS_MAX:
-            return 503, PLAIN, b"too many connections\n", True
+    async def _answer(self, reader: asyncio.StreamReader) -> Answer:
         try:
             method, target, accept = await read_head(reader)
         except BadRequest as problem:
-            return problem.status, PLAIN, f"{problem}\n".encode(), True
-        with_body = method != "HEAD"
+            return Answer(problem.status, PLAIN, f"{problem}\n".encode())
         if method not in ("GET", "HEAD"):
-            return 405, PLAIN, b"only GET and HEAD\n", True
-        path = target.partition("?")[0]
+            return Answer(405, PLAIN, b"only GET and HEAD\n")
+        try:
+            answer = await self._page(target.partition("?")[0], accept)
+        except Exception:
+            log.exception("a request to the metrics port failed")
+            answer = Answer(500, PLAIN, b"it failed; the log has the reason\n")
+        return answer._replace(with_body=method != "HEAD")
+
+    async def _page(self, path: str, accept: str) -> Answer:
         if path == "/metrics":
             families = list(self._gather())
             loop = asyncio.get_running_loop()
             content_type, body = await loop.run_in_executor(None, render, families, accept)
-            return 200, content_type, body, with_body
+            return Answer(200, content_type, body)
         if path == "/healthz":
             well, details = self._health()
-            body = json.dumps({"status": "ok" if well else "unwell", **details}).encode() + b"\n"
-            return (200 if well else 503), "application/json", body, with_body
-        return 404, PLAIN, b"there are /metrics and /healthz here\n", with_body
+            text = json.dumps({"status": "ok" if well else "unwell", **details})
+            return Answer(200 if well else 503, "application/json", f"{text}\n".encode())
+        return Answer(404, PLAIN, b"there are /metrics and /healthz here\n")
 
 
 async def read_head(reader: asyncio.StreamReader) -> tuple[str, str, str]:

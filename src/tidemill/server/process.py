@@ -234,10 +234,17 @@ class Signals:
         def on_input() -> None:
             if not os.read(0, 4096):
                 loop.remove_reader(0)
-                self.name = "end of standard input"
-                self._stopping.set()
+                end()
 
-        loop.add_reader(0, on_input)
+        def end() -> None:
+            self.name = "end of standard input"
+            self._stopping.set()
+
+        try:
+            loop.add_reader(0, on_input)
+        except PermissionError:
+            # /dev/null and files are at their end, as far as waiting goes.
+            loop.call_soon(end)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stopping.is_set():

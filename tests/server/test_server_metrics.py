@@ -1,0 +1,206 @@
+"""/metrics and /healthz: what they answer, and what they bear."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tidemill.model.counters import TimeHistogram
+from tidemill.server import http
+from tidemill.server.http import MetricsEndpoint
+from tidemill.server.metrics import (
+    HISTOGRAM,
+    Family,
+    ProcessMetrics,
+    counter,
+    gauge,
+    labelled,
+    render,
+    resident_bytes,
+)
+
+
+def parsed(body: bytes) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in text_string_to_metric_families(body.decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def test_a_histogram_counts_into_the_right_buckets() -> None:
+    histogram = TimeHistogram((0.1, 1.0))
+    for seconds in (0.05, 0.1, 0.5, 7.0):
+        histogram.note(seconds)
+    assert histogram.cumulative() == [("0.1", 2.0), ("1.0", 3.0), ("+Inf", 4.0)]
+    assert histogram.count == 4
+    assert histogram.sum == pytest.approx(7.65)
+
+
+def test_families_are_rendered_in_the_fields_format() -> None:
+    histogram = TimeHistogram((0.1,))
+    histogram.note(0.05)
+    content_type, body = render(
+        [
+            labelled(counter("x_requests", "Requests."), "api", {"Produce": 3, 'a"b\n': 1}),
+            gauge("x_open", "Open.", 2),
+            Family("x_seconds", HISTOGRAM, "Times.").add(histogram, api="Fetch"),
+        ]
+    )
+    assert content_type.startswith("text/plain; version=")
+    found = parsed(body)
+    assert found["x_requests_total"] == {(("api", "Produce"),): 3.0, (("api", 'a"b\n'),): 1.0}
+    assert found["x_open"] == {(): 2.0}
+    assert found["x_seconds_count"] == {(("api", "Fetch"),): 1.0}
+    assert found["x_seconds_bucket"][(("api", "Fetch"), ("le", "0.1"))] == 1.0
+
+
+def test_open_metrics_is_spoken_to_who_asks_for_it() -> None:
+    content_type, body = render([gauge("x", "X.", 1)], "application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+
+
+def test_the_process_tells_version_mode_and_memory() -> None:
+    found = parsed(render(ProcessMetrics().families())[1])
+    (labels,) = found["tidemill_info"]
+    assert dict(labels)["mode"] in ("compiled", "plain")
+    assert found["tidemill_compiled"][()] in (0.0, 1.0)
+    assert found["process_resident_memory_bytes"][()] > 5e6
+    assert 5e6 < resident_bytes() < 5e9
+
+
+@asynccontextmanager
+async def endpoint(
+    well: bool = True, gather: Callable[[], Any] = lambda: [gauge("x", "X.", 1)]
+) -> AsyncIterator[MetricsEndpoint]:
+    made = MetricsEndpoint(gather, lambda: (well, {"detail": 1}))
+    await made.start("127.0.0.1", 0)
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+async def ask(made: MetricsEndpoint, request: bytes) -> tuple[int, dict[str, str], bytes]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+    try:
+        writer.write(request)
+        return read_answer(await reader.read())
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+def read_answer(answer: bytes) -> tuple[int, dict[str, str], bytes]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines[1:])
+    return int(lines[0].split()[1]), headers, body
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(coroutine)
+
+
+def with_endpoint(do: Callable[[MetricsEndpoint], Awaitable[None]], **keywords: Any) -> None:
+    async def whole() -> None:
+        async with endpoint(**keywords) as made:
+            await do(made)
+
+    run(whole())
+
+
+def test_metrics_and_health_answer() -> None:
+    async def do(made: MetricsEndpoint) -> None:
+        status, headers, body = await ask(made, b"GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert status == 200
+        assert headers["content-type"].startswith("text/plain")
+        assert int(headers["content-length"]) == len(body)
+        assert parsed(body)["x"] == {(): 1.0}
+        status, _, body = await ask(made, b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert (status, json.loads(body)) == (200, {"status": "ok", "detail": 1})
+        status, headers, body = await ask(made, b"HEAD /metrics HTTP/1.0\r\n\r\n")
+        assert (status, body) == (200, b"")
+        assert int(headers["content-length"]) > 0
+
+    with_endpoint(do)
+
+
+def test_an_unwell_broker_answers_503() -> None:
+    async def do(made: MetricsEndpoint) -> None:
+        status, _, body = await ask(made, b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert (status, json.loads(body)["status"]) == (503, "unwell")
+
+    with_endpoint(do, well=False)
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET /other HTTP/1.1\r\n\r\n", 404),
+        (b"POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", 405),
+        (b"GET /metrics\r\n\r\n", 400),
+        (b"\x00\x00\x00\x04abcd\r\n\r\n", 400),
+        (b"GET metrics HTTP/1.1\r\n\r\n", 400),
+        (b"GET /metrics HTTP/1.1\r\nX: " + b"y" * 20_000 + b"\r\n\r\n", 431),
+    ],
+)
+def test_what_is_no_request_is_answered_so(request_bytes: bytes, status: int) -> None:
+    async def do(made: MetricsEndpoint) -> None:
+        assert (await ask(made, request_bytes))[0] == status
+
+    with_endpoint(do)
+
+
+def test_who_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "HEAD_SECONDS_MAX", 0.05)
+
+    async def do(made: MetricsEndpoint) -> None:
+        assert (await ask(made, b"GET /metr"))[0] == 408
+
+    with_endpoint(do)
+
+
+def test_who_hangs_up_in_the_middle_leaves_no_trace() -> None:
+    async def do(made: MetricsEndpoint) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        writer.write(b"GET /metr")
+        writer.close()
+        await writer.wait_closed()
+        assert (await ask(made, b"GET /healthz HTTP/1.1\r\n\r\n"))[0] == 200
+
+    with_endpoint(do)
+
+
+def test_too_many_at_once_are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "CONNECTIONS_MAX", 1)
+
+    async def do(made: MetricsEndpoint) -> None:
+        _, idle = await asyncio.open_connection("127.0.0.1", made.port)
+        idle.write(b"GET /metr")
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+        idle.write(b"ics HTTP/1.1\r\n\r\n")
+        idle.close()
+
+    with_endpoint(do)
+
+
+def test_a_fault_in_gathering_is_answered_500() -> None:
+    def gather() -> Any:
+        raise RuntimeError("a fault")
+
+    async def do(made: MetricsEndpoint) -> None:
+        assert (await ask(made, b"GET /metrics HTTP/1.1\r\n\r\n"))[0] == 500
+
+    with_endpoint(do, gather=gather)

@@ -17,7 +17,7 @@ from tidemill.log.checkpoints import CheckpointDamaged
 from tidemill.log.config import LogConfig
 from tidemill.log.errors import storage_error
 from tidemill.log.leader_epochs import LeaderEpochs
-from tidemill.log.log import Log, write_snapshot
+from tidemill.log.log import Log
 from tidemill.log.names import (
     CLEANED,
     DELETED,
@@ -37,6 +37,7 @@ from tidemill.log.producer_state import ProducerState
 from tidemill.log.removals import Removals
 from tidemill.log.scan import BatchScan
 from tidemill.log.segment import Segment
+from tidemill.log.store import write_snapshot
 from tidemill.log.walk import walk_segment
 from tidemill.model.ports import Files
 from tidemill.model.types import ZERO_ID, TopicPartition

@@ -1,0 +1,352 @@
+"""The files of one partition's log: how segments begin, are synced, cut and removed.
+
+:class:`~tidemill.log.log.Log` adds what a data path needs: append and read.
+"""
+
+from __future__ import annotations
+
+from mypy_extensions import i64
+
+from tidemill.log.config import LogConfig
+from tidemill.log.errors import OffsetOutOfRange, storage_error
+from tidemill.log.flush import FlushJob
+from tidemill.log.leader_epochs import LeaderEpochs
+from tidemill.log.names import DELETED, SEGMENT_SUFFIXES, SNAPSHOT, offset_name, offset_of
+from tidemill.log.producer_loading import load_producers
+from tidemill.log.producer_state import ProducerState
+from tidemill.log.removals import Removals
+from tidemill.log.segment import Segment
+from tidemill.model.errors import KafkaError, StorageError
+from tidemill.model.ports import Files
+from tidemill.model.types import TopicPartition
+
+
+class LogStore:
+    """The segments of one partition, the last of them written to.
+
+    ``segments`` is never empty and sorted; opened by :class:`tidemill.log.recovery.Opening`.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        topic_partition: TopicPartition,
+        topic_id: bytes,
+        config: LogConfig,
+        segments: list[Segment],
+        start_offset: i64,
+        end_offset: i64,
+        recovery_point: i64,
+        producers: ProducerState,
+        leader_epochs: LeaderEpochs,
+        removals: Removals,
+        now_ms: i64,
+    ) -> None:
+        self.files = files
+        self.directory = directory
+        self.topic_partition = topic_partition
+        self.topic_id = topic_id
+        self.segments = segments
+        self.active = segments[len(segments) - 1]
+        self.start_offset: i64 = start_offset
+        self.end_offset: i64 = end_offset
+        self.recovery_point: i64 = recovery_point
+        self.producer_state = producers
+        self.leader_epochs = leader_epochs
+        self.removals = removals
+        self.last_flush_ms: i64 = now_ms
+        self.closed: bool = False
+        self.names_unsynced: bool = True
+        """Whether files came since the last sync of the directory."""
+        self.parent_unsynced: bool = recovery_point == 0
+        self.truncations: i64 = 0
+        self._leader_epoch: i64 = leader_epochs.latest
+        self._limit_offset: i64 = -1
+        self._limit_base: i64 = -1
+        self._limit_position: i64 = -1
+        self.set_config(config)
+
+    def set_config(self, config: LogConfig) -> None:
+        """Takes over changed settings; those of the index apply from the next segment on."""
+        self.config = config
+        self._segment_bytes: i64 = config.segment_bytes
+        self._segment_ms: i64 = config.segment_ms
+        self._segment_jitter_ms: i64 = config.segment_jitter_ms
+        self._flush_messages: i64 = config.flush_messages
+        self._append_time: bool = config.message_timestamp_type == "LogAppendTime"
+
+    # -- segments
+
+    def roll(self, now_ms: i64) -> None:
+        """Begins a new segment at the end offset; nothing when the active one is empty and begins there.
+
+        Raises StorageError; the log goes on with its old segment then.
+        """
+        old = self.active
+        if old.base_offset == self.end_offset:
+            if old.size == 0:
+                old.index.create()
+                old.time_index.create()
+                return
+            raise KafkaError(
+                f"{self.topic_partition}: segment {old.path} holds records but ends at its base offset"
+            )
+        segment = self._new_segment(self.end_offset)
+        try:
+            segment.create(now_ms)
+            self.take_producer_snapshot()
+            old.close_indexes()
+        except OSError as problem:
+            raise storage_error("roll to", segment.path, problem) from problem
+        self.segments.append(segment)
+        self.active = segment
+        self.names_unsynced = True
+
+    def _new_segment(self, base_offset: i64) -> Segment:
+        return Segment(
+            self.files,
+            self.directory,
+            base_offset,
+            0,
+            self.config.segment_index_bytes,
+            self.config.index_interval_bytes,
+        )
+
+    def take_producer_snapshot(self) -> None:
+        """Writes the producer state at the end offset, unless that has been done. Raises OSError."""
+        offset: i64 = self.producer_state.end_offset
+        if offset <= self.producer_state.snapshot_offset:
+            return
+        path = f"{self.directory}/{offset_name(offset, SNAPSHOT)}"
+        write_snapshot(self.files, path, self.producer_state.encode())
+        self.producer_state.snapshot_offset = offset
+
+    def segment_at(self, offset: i64) -> i64:
+        """The place in :attr:`segments` of the one that holds ``offset``: the last that begins before it."""
+        low: i64 = 0
+        high: i64 = len(self.segments)
+        while low < high:
+            middle: i64 = (low + high) >> 1
+            if self.segments[middle].base_offset <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low - 1 if low > 0 else 0
+
+    # -- cutting
+
+    def truncate_to(self, offset: i64, now_ms: i64) -> bool:
+        """Cuts everything from ``offset`` on; False when nothing is there. Raises StorageError."""
+        if offset >= self.end_offset:
+            return False
+        if offset < self.segments[0].base_offset:
+            self.truncate_fully(offset, now_ms)
+            return True
+        try:
+            self._truncate(offset, now_ms)
+        except OSError as problem:
+            raise storage_error("truncate", self.directory, problem) from problem
+        return True
+
+    def _truncate(self, offset: i64, now_ms: i64) -> None:
+        keep: i64 = self.segment_at(offset) + 1
+        gone = self.segments[keep:]
+        del self.segments[keep:]
+        segment = self.segments[len(self.segments) - 1]
+        self.active = segment
+        self.truncations += 1
+        segment.truncate(segment.position_of(offset))
+        self._limit_offset = -1
+        # A batch that straddles the offset goes as a whole: the log ends where the last one left ends.
+        self.end_offset = segment.last_offset_end()
+        self.start_offset = min(self.start_offset, self.end_offset)
+        self.recovery_point = min(self.recovery_point, self.end_offset)
+        self.names_unsynced = True
+        self.leader_epochs.truncate_end(int(self.end_offset))
+        self._leader_epoch = self.leader_epochs.latest
+        self._remove_files(gone, now_ms)
+        self._remove_snapshots_after(self.end_offset)
+        load_producers(
+            self.files,
+            self.directory,
+            self.segments,
+            self.producer_state,
+            self.start_offset,
+            self.end_offset,
+            now_ms,
+        )
+
+    def truncate_fully(self, offset: i64, now_ms: i64) -> None:
+        """Removes every record, and begins anew at ``offset``. Raises StorageError."""
+        gone = self.segments
+        try:
+            self._remove_files(gone, now_ms)
+            self._remove_snapshots_after(-1)
+            segment = self._new_segment(offset)
+            segment.create(now_ms)
+            self.leader_epochs.clear()
+        except OSError as problem:
+            raise storage_error("empty", self.directory, problem) from problem
+        self.segments = [segment]
+        self.active = segment
+        self.truncations += 1
+        self.names_unsynced = True
+        self.start_offset = offset
+        self.end_offset = offset
+        self.recovery_point = min(self.recovery_point, offset)
+        self._leader_epoch = -1
+        self._limit_offset = -1
+        self.producer_state.forget()
+        self.producer_state.end_offset = offset
+        self.producer_state.snapshot_offset = -1
+
+    def advance_start(self, offset: i64) -> bool:
+        """Moves the start offset up to ``offset``; False when it is there already.
+
+        The records before it cannot be read any more; their segments go with the next retention run.
+        """
+        if offset > self.end_offset:
+            raise OffsetOutOfRange(
+                f"{self.topic_partition} ends at {self.end_offset}: its start cannot move to {offset}"
+            )
+        if offset <= self.start_offset:
+            return False
+        self.start_offset = offset
+        self.leader_epochs.truncate_start(int(offset))
+        return True
+
+    def remove_segments(self, count: i64, now_ms: i64) -> None:
+        """Removes the ``count`` oldest segments; when that is all, a new one begins. Raises StorageError."""
+        if count <= 0:
+            return
+        if count >= len(self.segments):
+            self.roll(now_ms)
+            count = min(count, i64(len(self.segments) - 1))
+        gone = self.segments[:count]
+        del self.segments[:count]
+        self.start_offset = max(self.start_offset, self.segments[0].base_offset)
+        self.leader_epochs.truncate_start(int(self.start_offset))
+        try:
+            self._remove_files(gone, now_ms)
+        except OSError as problem:
+            raise storage_error("remove segments of", self.directory, problem) from problem
+
+    def _remove_files(self, segments: list[Segment], now_ms: i64) -> None:
+        """Renames files so that they do not count any more; they are removed after a while."""
+        due_ms: i64 = now_ms + self.config.file_delete_delay_ms
+        for segment in segments:
+            segment.release()
+            for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT):
+                path = f"{self.directory}/{offset_name(segment.base_offset, suffix)}"
+                if self.files.exists(path):
+                    self.files.rename(path, path + DELETED)
+                    self.removals.add(path + DELETED, int(due_ms))
+
+    def _remove_snapshots_after(self, offset: i64) -> None:
+        for name in self.files.list(self.directory):
+            if offset_of(name, SNAPSHOT) > offset:
+                self.files.remove(f"{self.directory}/{name}")
+        if self.producer_state.snapshot_offset > offset:
+            self.producer_state.snapshot_offset = -1
+
+    # -- durability
+
+    @property
+    def needs_flush(self) -> bool:
+        """Whether ``flush.messages`` asks that the log be synced before the append is acknowledged."""
+        return self.end_offset - self.recovery_point >= self._flush_messages
+
+    def needs_flush_by(self, now_ms: i64) -> bool:
+        """Whether ``flush.ms`` asks that the log be synced now."""
+        return self.end_offset > self.recovery_point and now_ms - self.last_flush_ms >= self.config.flush_ms
+
+    def begin_flush(self, whole: bool = True) -> FlushJob:
+        """What must be synced so that everything up to now (``whole``), or up to the active segment, is safe.
+
+        ``job.run()`` may be called in a thread; then ``finish_flush(job)`` here.
+        """
+        end: i64 = self.end_offset if whole else self.active.base_offset
+        job = FlushJob(self.files, self.directory, int(end), int(self.truncations))
+        job.sync_directory = self.names_unsynced or self.leader_epochs.unsynced
+        job.sync_parent = self.parent_unsynced
+        at: i64 = self.segment_at(self.recovery_point)
+        while at < len(self.segments):
+            segment = self.segments[at]
+            if segment is not self.active:
+                job.add(segment.file())
+                job.add_path(segment.index.path)
+                job.add_path(segment.time_index.path)
+            elif whole and segment.size > 0:
+                job.add(segment.file())
+            at += 1
+        if self.leader_epochs.unsynced:
+            job.add_path(self.leader_epochs.path)
+        self.leader_epochs.unsynced = False
+        self.names_unsynced = False
+        return job
+
+    def finish_flush(self, job: FlushJob, now_ms: i64) -> None:
+        """Takes in that a flush is done: recovery begins after it."""
+        self.last_flush_ms = now_ms
+        self.parent_unsynced = False
+        if job.truncations != self.truncations:
+            return  # what was synced may be gone, and other records in its place
+        if job.offset > self.recovery_point:
+            self.recovery_point = job.offset
+
+    def abandon_flush(self, job: FlushJob) -> None:
+        """Takes in that a flush failed: the next one syncs what this one had to."""
+        self.names_unsynced = self.names_unsynced or job.sync_directory
+        self.leader_epochs.unsynced = True
+
+    def flush(self, now_ms: i64) -> None:
+        """Syncs everything, and waits for it. Raises StorageError."""
+        job = self.begin_flush()
+        try:
+            job.run()
+        except StorageError:
+            self.abandon_flush(job)
+            raise
+        self.finish_flush(job, now_ms)
+
+    # -- the rest
+
+    @property
+    def size_bytes(self) -> i64:
+        """Bytes of all log files."""
+        total: i64 = 0
+        for segment in self.segments:
+            total += segment.size
+        return total
+
+    def close(self, now_ms: i64) -> None:
+        """Syncs and ends the files: a start after this needs no recovery. Raises StorageError."""
+        if self.closed:
+            return
+        try:
+            self.take_producer_snapshot()
+            self.active.close_indexes()
+        except OSError as problem:
+            raise storage_error("close", self.directory, problem) from problem
+        self.flush(now_ms)
+        self.release()
+        self.closed = True
+
+    def release(self) -> None:
+        """Closes all files until they are needed again."""
+        for segment in self.segments:
+            segment.release()
+
+
+def write_snapshot(files: Files, path: str, data: bytes) -> None:
+    """Writes a producer snapshot beside its place, and renames it. Raises OSError."""
+    temporary = path + ".tmp"
+    file = files.open(temporary, True)
+    try:
+        if file.size():
+            file.truncate(0)
+        file.append([data])
+    finally:
+        file.close()
+    files.rename(temporary, path)

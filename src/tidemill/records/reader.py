@@ -74,10 +74,12 @@ def iter_records(data: bytes, start_offset: i64 = 0, check_crcs: bool = True) ->
     Raises CorruptMessage for a wrong checksum, CorruptMessage or InvalidRecord for records out of shape.
     """
     for batch in iter_batches(data):
-        if batch.is_control or batch.last_offset < start_offset:
+        if batch.last_offset < start_offset:
             continue
         if check_crcs:
             check_crc(batch)
+        if batch.is_control:
+            continue
         for record in read_records(batch):
             if record.offset >= start_offset:
                 yield record

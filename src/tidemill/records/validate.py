@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mypy_extensions import i64
+from mypy_extensions import i64, mypyc_attr
 
 from tidemill import _mode
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
@@ -102,6 +102,7 @@ class Limits:
         """False in topics of append time, where the records' own times do not count."""
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
 class RecordWalk:
     """Walks over unpacked records from ``position`` to ``end``, in slices, and checks each.
 
@@ -300,9 +301,9 @@ def begin_validation(batch: Batch, limits: Limits, now_ms: i64) -> RecordWalk:
     lowest: i64 = INT64_MIN
     highest: i64 = INT64_MAX
     if limits.check_timestamps:
-        if now_ms >= INT64_MIN + limits.timestamp_before_ms:
+        if limits.timestamp_before_ms < INT64_MAX and now_ms >= INT64_MIN + limits.timestamp_before_ms:
             lowest = now_ms - limits.timestamp_before_ms
-        if now_ms <= INT64_MAX - limits.timestamp_after_ms:
+        if limits.timestamp_after_ms < INT64_MAX and now_ms <= INT64_MAX - limits.timestamp_after_ms:
             highest = now_ms + limits.timestamp_after_ms
     return RecordWalk(
         data, position, end, batch.record_count, batch.base_timestamp, limits.key_required, lowest, highest

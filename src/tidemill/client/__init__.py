@@ -1,1 +1,63 @@
-"""Producer, consumer and admin."""
+"""Producer, consumer, admin and range reader: synchronous, for any cluster that speaks the Kafka protocol.
+
+The names below are imported on first use, so that a program pays only for what it takes.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tidemill.client.admin import Admin
+    from tidemill.client.admin_types import ConfigResource, NewTopic, ResourceType
+    from tidemill.client.chunks import ConsumerRecord, ConsumerRecords
+    from tidemill.client.consumer import Consumer, RebalanceListener
+    from tidemill.client.errors import ClientError
+    from tidemill.client.producer import Delivery, Producer, RecordMetadata
+    from tidemill.client.ranges import RangeReader
+    from tidemill.model.types import TopicPartition
+
+_HOMES = {
+    "Admin": "admin",
+    "ClientError": "errors",
+    "ConfigResource": "admin_types",
+    "Consumer": "consumer",
+    "ConsumerRecord": "chunks",
+    "ConsumerRecords": "chunks",
+    "Delivery": "producer",
+    "NewTopic": "admin_types",
+    "Producer": "producer",
+    "RangeReader": "ranges",
+    "RebalanceListener": "consumer",
+    "RecordMetadata": "producer",
+    "ResourceType": "admin_types",
+}
+
+__all__ = [
+    "Admin",
+    "ClientError",
+    "ConfigResource",
+    "Consumer",
+    "ConsumerRecord",
+    "ConsumerRecords",
+    "Delivery",
+    "NewTopic",
+    "Producer",
+    "RangeReader",
+    "RebalanceListener",
+    "RecordMetadata",
+    "ResourceType",
+    "TopicPartition",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TopicPartition":
+        from tidemill.model.types import TopicPartition
+
+        return TopicPartition
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -63,6 +63,7 @@ from tidemill.coordination.port import (
     Store,
     StoreError,
     ensure_paths,
+    parent_of,
     subtree,
 )
 from tidemill.model.configs import BrokerConfig
@@ -189,6 +190,8 @@ class Controller:
     async def _take_over(self, unclean_brokers: list[int]) -> None:
         plans = plan_takeover(self._image, unclean_brokers)
         operations = [operation for plan in plans for operation in plan.operations]
+        # An administrator who writes a topic's node leaves those below it to the controller.
+        await ensure_paths(self._store, [parent_of(made.path) for made in operations if isinstance(made, Create)])
         for start in range(0, len(operations), OPERATIONS_PER_TRANSACTION_MAX):
             await self._write(operations[start : start + OPERATIONS_PER_TRANSACTION_MAX])
         self._image = self._image.with_topics(plan.topic for plan in plans)
@@ -262,16 +265,14 @@ class Controller:
             factor = min(config.int("offsets.topic.replication.factor"), living)
             return NewTopic(name, config.int("offsets.topic.num.partitions"), factor, config=settings)
         if name == "__transaction_state":
+            factor = min(config.int("transaction.state.log.replication.factor"), living)
             settings = {
                 "cleanup.policy": "compact",
                 "compression.type": "uncompressed",
                 "segment.bytes": str(config.int("transaction.state.log.segment.bytes")),
-                "min.insync.replicas": str(config.int("transaction.state.log.min.isr")),
+                "min.insync.replicas": str(min(config.int("transaction.state.log.min.isr"), factor)),
                 "unclean.leader.election.enable": "false",
             }
-            factor = min(
-                config.int("transaction.state.log.replication.factor"), max(1, len(self._image.brokers))
-            )
             return NewTopic(name, config.int("transaction.state.log.num.partitions"), factor, config=settings)
         return NewTopic(name)
 
@@ -432,19 +433,20 @@ class Controller:
 
     async def _remove_nodes(self, topics: list[TopicImage]) -> None:
         """Removes what the store has of topics without replicas; what fails is done at the next start."""
+        deleting = dict(self._image.deleting)
         for topic in topics:
             doomed = await subtree(self._store, TopicNode.path(topic.name))
             doomed += await subtree(self._store, _config_path(topic.name))
             operations: list[Operation] = [Delete(path) for path in reversed(doomed)]
             operations.append(Delete(DeleteTopicNode.path(topic.name)))
             error = await self._attempt(operations)
-            if error is not None:
+            if error is None:
+                del deleting[topic.name]
+            else:
                 logger.error("The deletion of %s goes on at the next start: %s", topic.name, error)
-                continue
-            deleting = {name: image for name, image in self._image.deleting.items() if name != topic.name}
-            before = self._image
-            self._image = before.with_topics(deleting=deleting)
-            await self._publish(Delta(before, self._image))
+        before = self._image
+        self._image = before.with_topics(deleting=deleting)
+        await self._publish(Delta(before, self._image))
 
 
 def _config_path(topic: str) -> str:

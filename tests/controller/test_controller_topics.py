@@ -1,0 +1,342 @@
+"""Decisions about topics: names, placement, creation, growth, elections."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.controller.elections import elect, plan_takeover
+from tidemill.controller.names import TakenNames, name_problem
+from tidemill.controller.placement import alternate_racks, place_replicas
+from tidemill.controller.topics import (
+    PARTITIONS_PER_REQUEST_MAX,
+    Growth,
+    NewTopic,
+    PartitionBudget,
+    Plan,
+    plan_creation,
+    plan_growth,
+)
+from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
+from tidemill.coordination.nodes import BrokerRegistration, Endpoint
+from tidemill.coordination.port import Create, SetData
+from tidemill.model.configs import BrokerConfig
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import ZERO_ID
+
+TOPIC_ID = bytes(range(16))
+
+
+def cluster(
+    *broker_ids: int, racks: dict[int, str] | None = None, topics: tuple[TopicImage, ...] = ()
+) -> ClusterImage:
+    """A cluster in which these brokers live."""
+    brokers = {}
+    for broker_id in broker_ids or (0,):
+        endpoint = Endpoint("PLAINTEXT", "PLAINTEXT", f"host{broker_id}", 9092)
+        rack = racks[broker_id] if racks else None
+        brokers[broker_id] = BrokerImage(BrokerRegistration(broker_id, (endpoint,), rack), 1)
+    return ClusterImage("cluster", 0, 5, brokers, {topic.name: topic for topic in topics})
+
+
+def topic_image(name: str, *replicas: list[int]) -> TopicImage:
+    """A topic whose replicas are all in sync."""
+    partitions = tuple(PartitionImage(n, r[0], 0, r, list(r)) for n, r in enumerate(replicas))
+    return TopicImage(name, TOPIC_ID, partitions, {})
+
+
+def create(image: ClusterImage, wanted: NewTopic, **config: int) -> Plan:
+    """Plans one creation in a request of its own."""
+    taken = TakenNames(image.topics)
+    budget = PartitionBudget()
+    return plan_creation(image, wanted, BrokerConfig.of(**config), TOPIC_ID, Random(1), taken, budget)
+
+
+def code_of(image: ClusterImage, wanted: NewTopic) -> ErrorCode:
+    """Why a topic cannot be made."""
+    with pytest.raises(KafkaError) as caught:
+        create(image, wanted)
+    assert str(caught.value) != caught.value.code.name, "the text says what is wrong"
+    return caught.value.code
+
+
+# Names
+
+
+@pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 249, "...", "-"])
+def test_legal_names(name: str) -> None:
+    assert name_problem(name) == ""
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "x" * 250, "a b", "a/b", "é", "a\n", "a:b", "a\x00"])
+def test_names_that_no_topic_may_have(name: str) -> None:
+    assert name_problem(name)
+    assert code_of(cluster(), NewTopic(name)) == ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+def test_names_that_differ_in_dots_and_underscores_collide() -> None:
+    image = cluster(topics=(topic_image("a.b", [0]),))
+    assert code_of(image, NewTopic("a_b")) == ErrorCode.INVALID_TOPIC_EXCEPTION
+    assert create(image, NewTopic("a-b")).topic.name == "a-b"
+    taken = TakenNames([])
+    taken.add("x.y_z")
+    with pytest.raises(KafkaError, match=r"x\.y_z"):
+        taken.check("x_y.z")
+
+
+def test_a_topic_that_exists_or_is_being_deleted_cannot_be_made() -> None:
+    topic = topic_image("t", [0])
+    assert code_of(cluster(topics=(topic,)), NewTopic("t")) == ErrorCode.TOPIC_ALREADY_EXISTS
+    deleting = cluster().with_topics(deleting={"t": topic})
+    assert code_of(deleting, NewTopic("t")) == ErrorCode.TOPIC_ALREADY_EXISTS
+    assert code_of(cluster(), NewTopic("__cluster_metadata")) == ErrorCode.INVALID_REQUEST
+
+
+# Counts
+
+
+@pytest.mark.parametrize(
+    ("wanted", "code"),
+    [
+        (NewTopic("t", 0, 1), ErrorCode.INVALID_PARTITIONS),
+        (NewTopic("t", -2, 1), ErrorCode.INVALID_PARTITIONS),
+        (NewTopic("t", 1, 0), ErrorCode.INVALID_REPLICATION_FACTOR),
+        (NewTopic("t", 1, -2), ErrorCode.INVALID_REPLICATION_FACTOR),
+        (NewTopic("t", 1, 4), ErrorCode.INVALID_REPLICATION_FACTOR),
+        (NewTopic("t", PARTITIONS_PER_REQUEST_MAX + 1, 1), ErrorCode.POLICY_VIOLATION),
+        (NewTopic("t", 2**31 - 1, 1), ErrorCode.POLICY_VIOLATION),
+        (NewTopic("t", 1, -1, {0: [1]}), ErrorCode.INVALID_REQUEST),
+        (NewTopic("t", -1, 1, {0: [1]}), ErrorCode.INVALID_REQUEST),
+        (NewTopic("t", -1, -1, {0: []}), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        (NewTopic("t", -1, -1, {1: [1]}), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        (NewTopic("t", -1, -1, {0: [1], 2: [1]}), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        (NewTopic("t", -1, -1, {0: [1, 1]}), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        (NewTopic("t", -1, -1, {0: [9]}), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        (NewTopic("t", -1, -1, {0: [1, 2], 1: [1]}), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        (NewTopic("t", config={"nonsense": "1"}), ErrorCode.INVALID_CONFIG),
+        (NewTopic("t", config={"retention.ms": "soon"}), ErrorCode.INVALID_CONFIG),
+        (NewTopic("t", config={"retention.ms": None}), ErrorCode.INVALID_CONFIG),
+    ],
+)
+def test_requests_that_cannot_be_met(wanted: NewTopic, code: ErrorCode) -> None:
+    assert code_of(cluster(1, 2, 3), wanted) == code
+
+
+def test_the_brokers_defaults_hold_where_the_client_leaves_it_to_them() -> None:
+    image = cluster(1, 2, 3)
+    topic = create(image, NewTopic("t"), num_partitions=4, default_replication_factor=2).topic
+    assert [len(partition.replicas) for partition in topic.partitions] == [2, 2, 2, 2]
+
+
+def test_one_request_makes_a_bounded_number_of_partitions() -> None:
+    budget = PartitionBudget()
+    taken = TakenNames([])
+    config = BrokerConfig.of()
+    plan_creation(cluster(), NewTopic("a", 9_999, 1), config, TOPIC_ID, Random(1), taken, budget)
+    with pytest.raises(KafkaError) as caught:
+        plan_creation(cluster(), NewTopic("b", 2, 1), config, TOPIC_ID, Random(1), taken, budget)
+    assert caught.value.code == ErrorCode.POLICY_VIOLATION
+    plan_creation(cluster(), NewTopic("c", 1, 1), config, TOPIC_ID, Random(1), taken, budget)
+
+
+def test_a_creation_writes_configuration_topic_and_states() -> None:
+    plan = create(cluster(1, 2), NewTopic("t", -1, -1, {0: [2, 1], 1: [1, 2]}, {"retention.ms": "5"}))
+    assert [operation.path for operation in plan.operations] == [
+        "/config/topics/t",
+        "/brokers/topics/t",
+        "/brokers/topics/t/partitions",
+        "/brokers/topics/t/partitions/0",
+        "/brokers/topics/t/partitions/0/state",
+        "/brokers/topics/t/partitions/1",
+        "/brokers/topics/t/partitions/1/state",
+    ]
+    assert all(isinstance(operation, Create) for operation in plan.operations)
+    assert b'"controller_epoch":5' in plan.operations[4].data  # type: ignore[union-attr]
+    first, second = plan.topic.partitions
+    assert (first.leader, first.leader_epoch, first.replicas, first.isr) == (2, 0, [2, 1], [2, 1])
+    assert second.leader == 1
+    assert plan.topic.config == {"retention.ms": "5"}
+
+
+def test_settings_that_are_left_from_before_are_replaced() -> None:
+    plan = plan_creation(
+        cluster(),
+        NewTopic("t"),
+        BrokerConfig.of(),
+        TOPIC_ID,
+        Random(1),
+        TakenNames([]),
+        PartitionBudget(),
+        True,
+    )
+    assert plan.operations[0] == SetData("/config/topics/t", b'{"version":1,"config":{}}')
+
+
+# Placement
+
+
+def test_the_simple_form_is_round_robin() -> None:
+    placed = place_replicas({0: None, 1: None, 2: None}, 7, 1, Random(1), start=0)
+    assert placed == [[0], [1], [2], [0], [1], [2], [0]]
+
+
+def test_replicas_follow_at_a_shift_that_grows_each_round() -> None:
+    racks = dict.fromkeys(range(5))
+    placed = place_replicas(racks, 10, 3, Random(1), start=0)
+    assert placed == [
+        [0, 1, 2],
+        [1, 2, 3],
+        [2, 3, 4],
+        [3, 4, 0],
+        [4, 0, 1],
+        [0, 2, 3],
+        [1, 3, 4],
+        [2, 4, 0],
+        [3, 0, 1],
+        [4, 1, 2],
+    ]
+
+
+@given(
+    brokers=st.sets(st.integers(0, 1000), min_size=1, max_size=12),
+    partitions=st.integers(1, 60),
+    data=st.data(),
+)
+def test_replicas_of_a_partition_never_share_a_broker_and_leaders_are_even(
+    brokers: set[int], partitions: int, data: st.DataObject
+) -> None:
+    factor = data.draw(st.integers(1, len(brokers)))
+    seed = data.draw(st.integers(0, 1000))
+    placed = place_replicas(dict.fromkeys(brokers), partitions, factor, Random(seed))
+    assert len(placed) == partitions
+    for replicas in placed:
+        assert len(set(replicas)) == factor
+        assert set(replicas) <= brokers
+    leaders = Counter(replicas[0] for replicas in placed)
+    assert max(leaders.values()) - min(leaders.get(broker, 0) for broker in brokers) <= 1
+
+
+def test_brokers_are_ordered_so_that_neighbours_are_in_different_racks() -> None:
+    assert alternate_racks({"a": [0, 3, 6], "b": [1, 4], "c": [5, 2]}) == [0, 1, 2, 3, 4, 5, 6]
+
+
+@given(
+    rack_of=st.lists(st.sampled_from("abcd"), min_size=1, max_size=12),
+    partitions=st.integers(1, 40),
+    data=st.data(),
+)
+def test_replicas_are_in_as_many_racks_as_possible(
+    rack_of: list[str], partitions: int, data: st.DataObject
+) -> None:
+    racks: dict[int, str | None] = dict(enumerate(rack_of))
+    factor = data.draw(st.integers(1, len(racks)))
+    placed = place_replicas(racks, partitions, factor, Random(data.draw(st.integers(0, 1000))))
+    for replicas in placed:
+        assert len(set(replicas)) == factor
+        assert len({racks[broker] for broker in replicas}) == min(factor, len(set(rack_of)))
+
+
+def test_racks_count_only_when_every_broker_has_one() -> None:
+    with_gap = place_replicas({0: "a", 1: "a", 2: None}, 3, 2, Random(1), start=0)
+    assert with_gap == place_replicas({0: None, 1: None, 2: None}, 3, 2, Random(1), start=0)
+
+
+def test_places_are_drawn_at_random() -> None:
+    racks = dict.fromkeys(range(10))
+    assert len({place_replicas(racks, 1, 1, Random(seed))[0][0] for seed in range(50)}) > 5
+
+
+# Growth
+
+
+def test_growth_continues_the_round() -> None:
+    image = cluster(0, 1, 2, topics=(topic_image("t", [1, 2], [2, 0]),))
+    plan = plan_growth(image, Growth("t", 5), Random(1), PartitionBudget())
+    leaders = [partition.leader for partition in plan.topic.partitions]
+    assert leaders == [1, 2, 0, 1, 2]
+    assert plan.topic.partitions[:2] == image.topics["t"].partitions
+    assert isinstance(plan.operations[0], SetData)
+    assert (plan.operations[0].path, plan.operations[0].version) == ("/brokers/topics/t", 0)
+    assert len(plan.operations) == 1 + 3 * 2
+
+
+@pytest.mark.parametrize(
+    ("growth", "code"),
+    [
+        (Growth("missing", 3), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (Growth("t", 2), ErrorCode.INVALID_PARTITIONS),
+        (Growth("t", 1), ErrorCode.INVALID_PARTITIONS),
+        (Growth("t", -1), ErrorCode.INVALID_PARTITIONS),
+        (Growth("t", 2**31 - 1), ErrorCode.POLICY_VIOLATION),
+        (Growth("t", 4, [[0, 1]]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        (Growth("t", 3, [[0]]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        (Growth("t", 3, [[0, 9]]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+    ],
+)
+def test_growth_that_cannot_be(growth: Growth, code: ErrorCode) -> None:
+    image = cluster(0, 1, 2, topics=(topic_image("t", [1, 2], [2, 0]),))
+    with pytest.raises(KafkaError) as caught:
+        plan_growth(image, growth, Random(1), PartitionBudget())
+    assert caught.value.code == code
+
+
+def test_growth_by_hand() -> None:
+    image = cluster(0, 1, 2, topics=(topic_image("t", [1, 2]),))
+    plan = plan_growth(image, Growth("t", 3, [[0, 1], [2, 0]]), Random(1), PartitionBudget())
+    assert [partition.replicas for partition in plan.topic.partitions] == [[1, 2], [0, 1], [2, 0]]
+
+
+# Elections
+
+
+def partition(leader: int, isr: list[int], state_version: int = 3) -> PartitionImage:
+    """A partition with replicas on 1, 2 and 3."""
+    return PartitionImage(0, leader, 7, [1, 2, 3], isr, state_version)
+
+
+@pytest.mark.parametrize(
+    ("living", "before", "leader", "isr"),
+    [
+        ((1, 2, 3), partition(2, [2, 3]), None, None),
+        ((1, 3), partition(2, [2, 3]), 3, [3]),
+        ((1,), partition(2, [2, 3]), -1, [2, 3]),
+        ((1,), partition(-1, [2, 3]), None, None),
+        ((1, 2), partition(-1, [3, 2, 1]), 1, [1, 2]),
+        ((2, 3), partition(-1, [], -1), 2, [2, 3]),
+    ],
+)
+def test_the_first_living_replica_in_sync_leads(
+    living: tuple[int, ...], before: PartitionImage, leader: int | None, isr: list[int] | None
+) -> None:
+    elected = elect(cluster(*living), before)
+    if leader is None:
+        assert elected is None
+        return
+    assert elected is not None
+    assert (elected.leader, elected.isr) == (leader, isr)
+    assert elected.leader_epoch == (0 if before.partition_epoch < 0 else 8)
+
+
+def test_a_takeover_leaves_healthy_topics_alone() -> None:
+    assert plan_takeover(cluster(0, topics=(topic_image("t", [0]),))) == []
+
+
+def test_a_takeover_renews_epochs_of_a_broker_that_may_have_lost_records() -> None:
+    (plan,) = plan_takeover(cluster(0, 1, topics=(topic_image("t", [0], [1]),)), unclean_brokers=[0])
+    assert [p.leader_epoch for p in plan.topic.partitions] == [1, 0]
+    assert [p.leader for p in plan.topic.partitions] == [0, 1]
+    (write,) = plan.operations
+    assert isinstance(write, SetData)
+    assert (write.path, write.version) == ("/brokers/topics/t/partitions/0/state", 0)
+
+
+def test_a_takeover_gives_ids_and_states_to_topics_that_an_administrator_wrote() -> None:
+    bare = TopicImage("t", ZERO_ID, (PartitionImage(0, -1, 0, [0], [], -1),), {}, 4)
+    (plan,) = plan_takeover(cluster(0, topics=(bare,)))
+    assert plan.topic.topic_id != ZERO_ID
+    assert plan.topic.partitions[0].leader == 0
+    assert [type(operation) for operation in plan.operations] == [Create, SetData]

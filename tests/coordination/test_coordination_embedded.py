@@ -1,0 +1,305 @@
+"""The embedded engine: what survives, what does not, and what it says when its file is no good."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tidemill.coordination import embedded
+from tidemill.coordination.embedded import Database, EmbeddedStore
+from tidemill.coordination.port import Create, Delete, Event, NoNode, SetData, StoreError, ensure_paths
+
+
+def store_path(directory: Path) -> str:
+    """Where the store of a test is."""
+    return str(directory / "coordination.db")
+
+
+def test_what_was_written_is_there_after_a_restart(tmp_path: Path) -> None:
+    async def first() -> int:
+        store = EmbeddedStore.open(store_path(tmp_path))
+        await store.transact(
+            [Create("/a", b"one"), Create("/a/b"), Create("/gone"), Create("/e", ephemeral=True)]
+        )
+        await store.transact([SetData("/a", b"two"), Delete("/gone")])
+        await store.transact([Create("/a/n_", sequential=True)])
+        await store.transact([Delete("/a/n_0000000001")])
+        await store.close()
+        return 4
+
+    async def second(changes: int) -> None:
+        store = EmbeddedStore.open(store_path(tmp_path))
+        node = await store.get("/a")
+        assert node is not None
+        assert (node.data, node.version, node.creation_id) == (b"two", 1, 1)
+        assert await store.children("/") == ["a"]
+        assert await store.children("/a") == ["b"]
+        (result,) = await store.transact([Create("/a/n_", sequential=True)])
+        assert result.path == "/a/n_0000000002"
+        later = await store.get(result.path)
+        assert later is not None
+        assert later.creation_id > changes
+        await store.close()
+
+    asyncio.run(second(asyncio.run(first())))
+
+
+def test_creation_ids_of_ephemeral_nodes_grow_over_restarts(tmp_path: Path) -> None:
+    async def register() -> int:
+        store = EmbeddedStore.open(store_path(tmp_path))
+        await store.transact([Create("/broker", ephemeral=True)])
+        node = await store.get("/broker")
+        assert node is not None
+        await store.close()
+        return node.creation_id
+
+    epochs = [asyncio.run(register()) for _ in range(3)]
+    assert epochs == sorted(set(epochs))
+
+
+def test_a_store_without_changes_opens_without_writing(tmp_path: Path) -> None:
+    async def write() -> None:
+        store = EmbeddedStore.open(store_path(tmp_path))
+        await store.transact([Create("/a")])
+        await store.close()
+
+    asyncio.run(write())
+    before = Path(store_path(tmp_path)).read_bytes()
+    asyncio.run(EmbeddedStore.open(store_path(tmp_path)).close())
+    assert Path(store_path(tmp_path)).read_bytes() == before
+
+
+WRITER = """
+import asyncio, sys
+from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.port import Create, SetData
+
+async def main():
+    store = EmbeddedStore.open(sys.argv[1])
+    if not await store.exists("/n"):
+        await store.transact([Create("/n", b"0")])
+    await store.transact([Create("/alive", ephemeral=True)])
+    number = int((await store.get("/n")).data)
+    while True:
+        number += 1
+        await store.transact([SetData("/n", b"%d" % number), Create("/n/%d" % number, b"x" * 200)])
+        print(number, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("acknowledged_min", [1, 40])
+def test_every_acknowledged_write_outlives_a_kill(tmp_path: Path, acknowledged_min: int) -> None:
+    for _ in range(3):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, store_path(tmp_path)], stdout=subprocess.PIPE, text=True
+        ) as writer:
+            assert writer.stdout is not None
+            acknowledged = 0
+            for _ in range(acknowledged_min):
+                acknowledged = int(writer.stdout.readline())
+            os.kill(writer.pid, signal.SIGKILL)
+            acknowledged = max([acknowledged, *(int(line) for line in writer.stdout if line.endswith("\n"))])
+
+        async def look(acknowledged: int = acknowledged) -> None:
+            store = EmbeddedStore.open(store_path(tmp_path))
+            node = await store.get("/n")
+            assert node is not None
+            last = int(node.data)
+            # The last write may have reached the disk without its acknowledgement reaching us.
+            assert acknowledged <= last <= acknowledged + 1
+            assert sorted(map(int, await store.children("/n"))) == list(range(1, last + 1))
+            assert not await store.exists("/alive")
+            await store.close()
+
+        asyncio.run(look())
+
+
+def test_a_second_process_is_turned_away(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = EmbeddedStore.open(store_path(tmp_path))
+        code = (
+            "import sys\n"
+            "from tidemill.coordination.embedded import EmbeddedStore\n"
+            "from tidemill.coordination.port import StoreError\n"
+            "try:\n    EmbeddedStore.open(sys.argv[1])\n"
+            "except StoreError as error:\n    print(error)"
+        )
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, store_path(tmp_path), stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await process.communicate()
+        assert b"in use by another process" in output
+        assert output.count(b"\n") == 1
+        await store.close()
+        again = EmbeddedStore.open(store_path(tmp_path))
+        await again.close()
+
+    asyncio.run(story())
+
+
+def one_line(error: StoreError) -> str:
+    """The text of an error, which names the file and the next step in one line."""
+    text = str(error)
+    assert "coordination.db" in text
+    assert "\n" not in text
+    return text
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    Path(store_path(tmp_path)).write_bytes(b"this is no database" * 100)
+    with pytest.raises(StoreError) as caught:
+        EmbeddedStore.open(store_path(tmp_path))
+    assert "damaged" in one_line(caught.value)
+
+
+def test_the_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    with sqlite3.connect(store_path(tmp_path)) as connection:
+        connection.execute("CREATE TABLE theirs (x)")
+    connection.close()
+    before = Path(store_path(tmp_path)).read_bytes()
+    with pytest.raises(StoreError) as caught:
+        EmbeddedStore.open(store_path(tmp_path))
+    assert "another program" in one_line(caught.value)
+    assert Path(store_path(tmp_path)).read_bytes() == before
+
+
+def test_a_later_layout_is_refused(tmp_path: Path) -> None:
+    asyncio.run(EmbeddedStore.open(store_path(tmp_path)).close())
+    with sqlite3.connect(store_path(tmp_path)) as connection:
+        connection.execute("PRAGMA user_version=99")
+    connection.close()
+    with pytest.raises(StoreError) as caught:
+        EmbeddedStore.open(store_path(tmp_path))
+    assert "layout 99" in one_line(caught.value)
+
+
+def test_damage_in_the_middle_of_the_file_is_noticed(tmp_path: Path) -> None:
+    async def fill() -> None:
+        store = EmbeddedStore.open(store_path(tmp_path))
+        await store.transact([Create(f"/{number:05}", b"x" * 500) for number in range(200)])
+        await store.close()
+
+    asyncio.run(fill())
+    path = Path(store_path(tmp_path))
+    data = bytearray(path.read_bytes())
+    data[8192:40960] = os.urandom(32768)
+    path.write_bytes(data)
+    with pytest.raises(StoreError) as caught:
+        EmbeddedStore.open(store_path(tmp_path))
+    assert "damaged" in one_line(caught.value)
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError) as caught:
+        EmbeddedStore.open(str(tmp_path / "missing" / "coordination.db"))
+    assert "Make its directory" in one_line(caught.value)
+
+
+class FailingDatabase(Database):
+    """A file on a disk that is full while ``full`` is set: SQLite itself refuses the pages."""
+
+    full = False
+
+    def commit(self, rows, last_id):  # type: ignore[no-untyped-def]
+        """Bounds the file to its present size while the disk is full."""
+        (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
+        self._connection.execute(f"PRAGMA max_page_count={pages if self.full else 1_000_000}")
+        super().commit(rows, last_id)
+
+
+def test_a_full_disk_refuses_the_write_and_forgets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "Database", FailingDatabase)
+
+    async def story() -> None:
+        store = EmbeddedStore.open(store_path(tmp_path))
+        await store.transact([Create("/a", b"kept")])
+        seen: list[Event] = []
+        await store.watch("/a", seen.append)
+        monkeypatch.setattr(FailingDatabase, "full", True)
+        outcomes = await asyncio.gather(
+            store.transact([SetData("/a", b"lost"), Create("/big", b"x" * 100_000)]),
+            store.transact([Create("/big/child", b"rests on what failed")]),
+            store.get("/a"),
+            return_exceptions=True,
+        )
+        assert all(isinstance(outcome, StoreError) for outcome in outcomes[:2])
+        assert "the disk is full" in one_line(outcomes[0])  # type: ignore[arg-type]
+        node = await store.get("/a")
+        assert node is not None
+        assert (node.data, node.version) == (b"kept", 0)
+        assert await store.children("/") == ["a"]
+        assert seen == []
+        monkeypatch.setattr(FailingDatabase, "full", False)
+        await store.transact([SetData("/a", b"again", 0), Create("/big", b"x" * 100_000)])
+        await store.close()
+        again = EmbeddedStore.open(store_path(tmp_path))
+        assert await again.children("/") == ["a", "big"]
+        await again.close()
+
+    asyncio.run(story())
+
+
+def test_a_cancelled_caller_does_not_undo_its_write(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = EmbeddedStore.open(store_path(tmp_path))
+        task = asyncio.ensure_future(store.transact([Create("/a")]))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await store.exists("/a")
+        await store.close()
+
+    asyncio.run(story())
+
+
+def test_the_loop_goes_on_while_the_disk_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    gate = threading.Event()
+
+    class SlowDatabase(Database):
+        def commit(self, rows, last_id):  # type: ignore[no-untyped-def]
+            gate.wait(30)
+            super().commit(rows, last_id)
+
+    monkeypatch.setattr(embedded, "Database", SlowDatabase)
+
+    async def story() -> None:
+        store = EmbeddedStore.open(store_path(tmp_path))
+        write = asyncio.ensure_future(store.transact([Create("/a")]))
+        read = asyncio.ensure_future(store.get("/a"))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not write.done()
+        assert not read.done()
+        gate.set()
+        assert await read is not None
+        assert write.done()
+        await store.close()
+
+    asyncio.run(story())
+
+
+def test_thousands_of_nodes_in_one_transaction(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = EmbeddedStore.open(store_path(tmp_path))
+        await ensure_paths(store, ["/t"])
+        await store.transact([Create(f"/t/{number}") for number in range(5000)])
+        with pytest.raises(NoNode):
+            await store.transact([*(Delete(f"/t/{number}") for number in range(5000)), Delete("/missing")])
+        assert len(await store.children("/t")) == 5000
+        await store.close()
+
+    asyncio.run(story())

@@ -1,0 +1,200 @@
+"""The data of Kafka's nodes: as Kafka 3.9 writes it, and as older ones did."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tidemill.coordination.nodes import (
+    DEFAULT_ENTITY,
+    BrokerNode,
+    BrokerRegistration,
+    ClusterIdNode,
+    ConfigChangeNode,
+    ConfigNode,
+    ControllerEpochNode,
+    ControllerNode,
+    DeleteTopicNode,
+    Endpoint,
+    LogDirEventNode,
+    NodeFormatError,
+    PartitionListNode,
+    PartitionState,
+    PartitionStateNode,
+    ProducerIdBlock,
+    ProducerIdBlockNode,
+    ReassignmentNode,
+    TopicAssignment,
+    TopicNode,
+    decode_id,
+    encode_id,
+    new_id,
+)
+from tidemill.model.types import TopicPartition
+
+TOPIC_ID = bytes.fromhex("8d6b13f5c2e14f0bb9fd2f2f8d31a3e4")
+
+
+def same_json(data: bytes, text: str) -> bool:
+    """Whether both are the same JSON value; the order of keys means nothing."""
+    return bool(json.loads(data) == json.loads(text)) and b" " not in data
+
+
+def test_a_topic_is_written_as_kafka_writes_it() -> None:
+    data = TopicNode.encode(TopicAssignment(TOPIC_ID, {0: [1, 2], 1: [2, 1]}))
+    assert same_json(
+        data,
+        '{"removing_replicas":{},"partitions":{"0":[1,2],"1":[2,1]},"topic_id":"jWsT9cLhTwu5_S8vjTGj5A",'
+        '"adding_replicas":{},"version":3}',
+    )
+    assert TopicNode.path("t") == "/brokers/topics/t"
+
+
+def test_topics_of_all_versions_are_read() -> None:
+    first = TopicNode.decode("t", b'{"version":1,"partitions":{"0":[1],"10":[2]}}')
+    assert first == TopicAssignment(None, {0: [1], 10: [2]})
+    third = TopicNode.decode(
+        "t",
+        b'{"version":3,"topic_id":"jWsT9cLhTwu5_S8vjTGj5A","partitions":{"0":[1,2,3]},'
+        b'"adding_replicas":{"0":[3]},"removing_replicas":{"0":[1]},"later":true}',
+    )
+    assert third == TopicAssignment(TOPIC_ID, {0: [1, 2, 3]}, {0: [3]}, {0: [1]})
+
+
+def test_a_partition_state_is_written_as_kafka_writes_it() -> None:
+    state = PartitionState(leader=1, leader_epoch=7, isr=[1, 2], controller_epoch=3)
+    data = PartitionStateNode.encode(state)
+    assert same_json(data, '{"controller_epoch":3,"leader":1,"version":1,"leader_epoch":7,"isr":[1,2]}')
+    assert PartitionStateNode.decode("t", 0, data) == state
+    assert PartitionStateNode.path("t", 4) == "/brokers/topics/t/partitions/4/state"
+
+
+def test_a_broker_is_written_as_kafka_writes_it() -> None:
+    registration = BrokerRegistration(
+        1,
+        (Endpoint("CLIENT", "SSL", "host1", 9092), Endpoint("INTERNAL", "PLAINTEXT", "fe80::1", 9093)),
+        "dc1",
+        2233345666,
+        {"feature": {"min_version": 1, "max_version": 3}},
+    )
+    data = BrokerNode.encode(registration)
+    assert same_json(
+        data,
+        '{"features":{"feature":{"min_version":1,"max_version":3}},'
+        '"listener_security_protocol_map":{"CLIENT":"SSL","INTERNAL":"PLAINTEXT"},"endpoints":'
+        '["CLIENT://host1:9092","INTERNAL://[fe80::1]:9093"],"jmx_port":-1,"port":9093,"host":"fe80::1",'
+        '"version":5,"timestamp":"2233345666","rack":"dc1"}',
+    )
+    assert BrokerNode.decode(1, data) == registration
+
+
+def test_a_broker_without_a_plaintext_listener_tells_old_clients_nothing() -> None:
+    data = BrokerNode.encode(BrokerRegistration(1, (Endpoint("SSL", "SSL", "h", 9092),)))
+    value = json.loads(data)
+    assert (value["host"], value["port"], "rack" in value) == (None, -1, False)
+
+
+@pytest.mark.parametrize(
+    ("data", "endpoints"),
+    [
+        (
+            b'{"version":1,"host":"localhost","port":9092,"jmx_port":9999,"timestamp":"2233345666"}',
+            (Endpoint("PLAINTEXT", "PLAINTEXT", "localhost", 9092),),
+        ),
+        (
+            b'{"version":2,"host":"localhost","port":9092,"jmx_port":9999,"timestamp":"2233345666",'
+            b'"endpoints":["PLAINTEXT://host1:9092","SSL://host1:9093"]}',
+            (Endpoint("PLAINTEXT", "PLAINTEXT", "host1", 9092), Endpoint("SSL", "SSL", "host1", 9093)),
+        ),
+        (
+            b'{"version":4,"host":"localhost","port":9092,"jmx_port":9999,"timestamp":"2233345666",'
+            b'"endpoints":["CLIENT://host1:9092"],"listener_security_protocol_map":{"CLIENT":"SSL"},"rack":"dc1"}',
+            (Endpoint("CLIENT", "SSL", "host1", 9092),),
+        ),
+    ],
+)
+def test_brokers_of_older_versions_are_read(data: bytes, endpoints: tuple[Endpoint, ...]) -> None:
+    decoded = BrokerNode.decode(3, data)
+    assert (decoded.broker_id, decoded.endpoints, decoded.timestamp_ms) == (3, endpoints, 2233345666)
+
+
+def test_small_nodes_are_written_as_kafka_writes_them() -> None:
+    assert same_json(
+        ControllerNode.encode(1, 1700000000000),
+        '{"version":2,"brokerid":1,"timestamp":"1700000000000","kraftControllerEpoch":-1}',
+    )
+    assert ControllerNode.decode(b'{"version":1,"brokerid":5,"timestamp":"1"}') == 5
+    assert ControllerEpochNode.encode(12) == b"12"
+    assert ControllerEpochNode.decode(b"12") == 12
+    assert same_json(ClusterIdNode.encode("abc"), '{"version":"1","id":"abc"}')
+    assert ClusterIdNode.decode(b'{"version":"1","id":"abc"}') == "abc"
+    assert same_json(ConfigNode.encode({"a": "1"}), '{"version":1,"config":{"a":"1"}}')
+    assert ConfigNode.decode("/config/topics/t", b'{"version":1,"config":{"a":"1"}}') == {"a": "1"}
+    assert ConfigNode.decode("/config/topics/t", b"") == {}
+    assert same_json(ConfigChangeNode.encode("topics", "t"), '{"version":2,"entity_path":"topics/t"}')
+    assert ConfigChangeNode.decode(b'{"version":1,"entity_type":"topics","entity_name":"t"}') == "topics/t"
+    block = ProducerIdBlock(1, 1000, 1999)
+    assert same_json(
+        ProducerIdBlockNode.encode(block), '{"version":1,"broker":1,"block_start":"1000","block_end":"1999"}'
+    )
+    assert ProducerIdBlockNode.decode(ProducerIdBlockNode.encode(block)) == block
+    listed = [TopicPartition("t", 0)]
+    assert same_json(
+        PartitionListNode.encode(listed), '{"version":1,"partitions":[{"topic":"t","partition":0}]}'
+    )
+    assert PartitionListNode.decode("/p", PartitionListNode.encode(listed)) == listed
+    wishes = {TopicPartition("t", 0): [1, 2]}
+    assert same_json(
+        ReassignmentNode.encode(wishes),
+        '{"version":1,"partitions":[{"topic":"t","partition":0,"replicas":[1,2]}]}',
+    )
+    assert ReassignmentNode.decode(ReassignmentNode.encode(wishes)) == wishes
+    assert same_json(LogDirEventNode.encode(2), '{"version":1,"broker":2,"event":1}')
+    assert LogDirEventNode.decode(LogDirEventNode.encode(2)) == 2
+    assert DeleteTopicNode.path("t") == "/admin/delete_topics/t"
+
+
+def test_config_nodes_of_users_are_percent_encoded() -> None:
+    assert ConfigNode.path("users", "CN=a, OU=/b") == "/config/users/CN%3Da%2C%20OU%3D%2Fb"
+    assert ConfigNode.name("users", "CN%3Da%2C%20OU%3D%2Fb") == "CN=a, OU=/b"
+    assert ConfigNode.path("brokers", DEFAULT_ENTITY) == "/config/brokers/<default>"
+    assert ConfigNode.path("topics", "a.b_c-d") == "/config/topics/a.b_c-d"
+
+
+@pytest.mark.parametrize(
+    ("decode", "data"),
+    [
+        (lambda data: TopicNode.decode("t", data), b"{"),
+        (lambda data: TopicNode.decode("t", data), b"[]"),
+        (lambda data: TopicNode.decode("t", data), b'{"version":3}'),
+        (lambda data: TopicNode.decode("t", data), b'{"partitions":{"x":[1]}}'),
+        (lambda data: TopicNode.decode("t", data), b'{"partitions":{"0":[1]},"topic_id":"short"}'),
+        (lambda data: PartitionStateNode.decode("t", 0, data), b'{"leader":1}'),
+        (lambda data: BrokerNode.decode(1, data), b'{"version":5,"endpoints":["PLAINTEXT://h"]}'),
+        (ControllerNode.decode, b"{}"),
+        (ControllerEpochNode.decode, b"x"),
+        (ClusterIdNode.decode, b'{"id":""}'),
+        (ProducerIdBlockNode.decode, b'{"broker":1}'),
+        (lambda data: ConfigNode.decode("/config/topics/t", data), b'{"config":[]}'),
+    ],
+)
+def test_data_that_is_wrong_is_named_with_its_node(decode, data: bytes) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(NodeFormatError, match=r"^/.*cannot be read"):
+        decode(data)
+
+
+def test_ids_are_22_characters_of_url_safe_base64() -> None:
+    assert encode_id(bytes(16)) == "A" * 22
+    assert decode_id(encode_id(TOPIC_ID)) == TOPIC_ID
+    for bad in ("", "A" * 21, "A" * 24, "=" * 22, "A" * 21 + "!"):
+        with pytest.raises(ValueError):
+            decode_id(bad)
+    with pytest.raises(ValueError):
+        encode_id(b"short")
+
+
+def test_new_ids_differ_and_do_not_look_like_options() -> None:
+    ids = {new_id() for _ in range(2000)}
+    assert len(ids) == 2000
+    assert not any(encode_id(one).startswith("-") for one in ids)

@@ -1,0 +1,1 @@
+"""The main job on real data: ``python -m tidemill.pipeline.demo``, which is ``make run``."""

@@ -1,0 +1,121 @@
+"""What Spark makes of the loaded tables. DataFrame to DataFrame: neither broker nor files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+WEATHER_FIELDS = ("temp", "wind_speed", "precip", "visib")
+
+PRECIPITATION_EDGES = (0.0, 0.01, 0.05, 0.1, 0.2)
+"""Inches an hour; each class begins at one of these."""
+
+
+def with_weather(flights: DataFrame, weather: DataFrame) -> DataFrame:
+    """Each flight once, with the weather of its airport in the hour of its scheduled departure.
+
+    A left join: a flight without a report of that hour stays, ``has_weather`` is false there. The hour is the
+    moment ``time_hour``: local year, month, day and hour are ambiguous when clocks go back.
+    """
+    from pyspark.sql import functions as f
+
+    reports = weather.select("origin", "time_hour", *WEATHER_FIELDS, f.lit(True).alias("reported"))
+    joined = flights.join(reports, ["origin", "time_hour"], "left")
+    return joined.withColumn("has_weather", f.coalesce(f.col("reported"), f.lit(False))).drop("reported")
+
+
+def delays_by_carrier_and_hour(joined: DataFrame) -> DataFrame:
+    """One row for each carrier and hour of the day (local time): flights, delays in minutes, weather."""
+    from pyspark.sql import functions as f
+
+    return (
+        joined.groupBy("carrier", "hour")
+        .agg(
+            f.count(f.lit(1)).alias("flights"),
+            f.count("dep_delay").alias("departed"),
+            f.avg("dep_delay").alias("dep_delay_mean"),
+            f.percentile_approx("dep_delay", 0.9).alias("dep_delay_p90"),
+            f.avg("arr_delay").alias("arr_delay_mean"),
+            f.count_if("has_weather").alias("with_weather"),
+            f.avg("visib").alias("visib_mean"),
+            f.avg("wind_speed").alias("wind_speed_mean"),
+            f.avg("precip").alias("precip_mean"),
+        )
+        .orderBy("carrier", "hour")
+    )
+
+
+def delay_by_weather(joined: DataFrame) -> DataFrame:
+    """Mean departure delay and its number of flights, by class of visibility, precipitation and wind.
+
+    Rows of (``measure``, ``class_from``, ``flights``, ``dep_delay_mean``, ``cancelled``); units are miles,
+    inches an hour and miles an hour, ``cancelled`` is a share.
+    """
+    from functools import reduce
+
+    from pyspark.sql import functions as f
+
+    rain = f.lit(PRECIPITATION_EDGES[0])
+    for edge in PRECIPITATION_EDGES[1:]:
+        rain = f.when(f.col("precip") >= edge, f.lit(edge)).otherwise(rain)
+    classes = {
+        "visib": f.floor("visib").cast("double"),
+        "precip": f.when(f.col("precip").isNotNull(), rain),
+        "wind_speed": (f.floor(f.least(f.col("wind_speed"), f.lit(34.0)) / 5) * 5).cast("double"),
+    }
+    parts = [
+        joined.select(f.lit(measure).alias("measure"), value.alias("class_from"), "dep_delay")
+        for measure, value in classes.items()
+    ]
+    together = reduce(lambda one, other: one.unionByName(other), parts)
+    return (
+        together.where(f.col("class_from").isNotNull())
+        .groupBy("measure", "class_from")
+        .agg(
+            f.count(f.lit(1)).alias("flights"),
+            f.avg("dep_delay").alias("dep_delay_mean"),
+            (1 - f.count("dep_delay") / f.count(f.lit(1))).alias("cancelled"),
+        )
+        .orderBy("measure", "class_from")
+    )
+
+
+def places(loaded: DataFrame) -> DataFrame:
+    """By partition of the topic: rows, distinct offsets, first and last offset, rows that were no JSON."""
+    from pyspark.sql import functions as f
+
+    return (
+        loaded.groupBy("kafka_partition")
+        .agg(
+            f.count(f.lit(1)).alias("rows"),
+            f.countDistinct("kafka_offset").alias("distinct_offsets"),
+            f.min("kafka_offset").alias("first_offset"),
+            f.max("kafka_offset").alias("last_offset"),
+            f.count("corrupt_record").alias("corrupt"),
+        )
+        .orderBy("kafka_partition")
+    )
+
+
+def months(loaded: DataFrame, measure: str) -> DataFrame:
+    """By month of the fields: rows, sum and number of values of ``measure``, rows with another event date."""
+    from pyspark.sql import functions as f
+
+    date = f.make_date("year", "month", "day")
+    return (
+        loaded.groupBy("month")
+        .agg(
+            f.count(f.lit(1)).alias("rows"),
+            f.sum(measure).alias("total"),
+            f.count(measure).alias("values"),
+            f.count_if(~f.col("event_date").eqNullSafe(date)).alias("other_date"),
+        )
+        .orderBy("month")
+    )
+
+
+def days(loaded: DataFrame) -> DataFrame:
+    """Rows by event date."""
+    return loaded.groupBy("event_date").count().orderBy("event_date")

@@ -1,0 +1,127 @@
+"""The demo's broker: ``tidemill serve`` as a process of its own, on a free port."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tidemill.client.ranges import RangeReader
+from tidemill.model.errors import KafkaError, TidemillError
+
+START_SECONDS_MAX = 20.0
+STOP_SECONDS_MAX = 20.0
+
+
+class BrokerFailed(TidemillError):
+    """The broker did not start, or ended on its own; the text has the end of its log."""
+
+
+class DemoBroker:
+    """Starts a broker with its data in ``directory``, and stops it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.log_path = directory / "broker.log"
+        self._data = directory / "broker-data"
+        self._pid_path = directory / "broker.pid"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.bootstrap = ""
+        self.ready_seconds = 0.0
+
+    def start(self) -> None:
+        """Returns when the broker answers. Raises BrokerFailed."""
+        port = free_port()
+        self.bootstrap = f"127.0.0.1:{port}"
+        command = [sys.executable, "-m", "tidemill", "serve"]
+        command += ["--set", f"listeners=PLAINTEXT://{self.bootstrap}", "--set", f"log.dirs={self._data}"]
+        began_s = time.monotonic()
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._pid_path.write_text(str(self._process.pid))
+        while not self._answers():
+            if self._process.poll() is not None:
+                raise BrokerFailed(f"the broker ended with code {self._process.returncode}:\n{self.log_end()}")
+            if time.monotonic() - began_s > START_SECONDS_MAX:
+                self.stop()
+                raise BrokerFailed(f"the broker does not answer at {self.bootstrap}:\n{self.log_end()}")
+            time.sleep(0.01)
+        self.ready_seconds = time.monotonic() - began_s
+
+    def stop(self) -> int | None:
+        """Ends the broker in order, and gives its exit code back; kills it when it does not end."""
+        process = self._process
+        if process is None:
+            return None
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(STOP_SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._pid_path.unlink(missing_ok=True)
+        return process.returncode
+
+    def log_end(self, lines: int = 20) -> str:
+        """The last lines of the broker's log."""
+        try:
+            return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+        except OSError:
+            return "(it has no log)"
+
+    def resident_bytes(self) -> int | None:
+        """Memory of the broker's process; None where the system does not tell."""
+        try:
+            pages = int(Path(f"/proc/{self._process.pid if self._process else 0}/statm").read_text().split()[1])
+        except (OSError, ValueError, IndexError):
+            return None
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def _answers(self) -> bool:
+        host, port = self.bootstrap.rsplit(":", 1)
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+        except OSError:
+            return False
+        try:
+            with RangeReader(self.bootstrap, default_api_timeout_ms=5000) as reader:
+                reader.topic_names()
+        except (KafkaError, OSError):
+            return False
+        return True
+
+
+def stop_leftover(directory: Path) -> None:
+    """Stops the broker of an earlier demo that was killed: it holds the lock of the data directory."""
+    pid_path = directory / "broker.pid"
+    try:
+        pid = int(pid_path.read_text())
+    except (OSError, ValueError):
+        return
+    shown = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    if "tidemill serve" in shown.stdout and str(directory) in shown.stdout:
+        os.kill(pid, signal.SIGTERM)
+        deadline_s = time.monotonic() + STOP_SECONDS_MAX
+        while _alive(pid) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,87 @@
+"""The first run of the load: a process of its own, killed in the middle of a micro-batch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from tidemill.model.errors import TidemillError
+
+WAIT_SECONDS_MAX = 180.0
+IN_THE_MIDDLE_SECONDS = 0.4
+"""From the moment a batch is planned until the kill: its tasks read and write then."""
+
+
+class KilledLoad(NamedTuple):
+    """Batches that were committed before the kill, and the one that was planned and not committed."""
+
+    committed: tuple[int, ...]
+    interrupted: int | None
+    seconds: float
+
+
+class LoadFailed(TidemillError):
+    """The load ended by itself before it could be killed."""
+
+
+def load_and_kill(
+    command_options: list[str], checkpoint: Path, log_path: Path, batch: int, on_wait: Callable[[str], None]
+) -> KilledLoad:
+    """Runs ``tidemill pipeline load`` and kills it, with SIGKILL, while it works on ``batch``.
+
+    A load that ends before is not an error when it has loaded everything: then nothing was interrupted.
+    """
+    began_s = time.monotonic()
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tidemill", "pipeline", "load", *command_options],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # the JVM is in the same session, and dies with it
+        )
+    try:
+        _wait_for(checkpoint / "offsets" / str(batch), process, log_path, on_wait, checkpoint)
+        time.sleep(IN_THE_MIDDLE_SECONDS)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    committed = batches_in(checkpoint / "commits")
+    planned = batches_in(checkpoint / "offsets")
+    open_batches = [number for number in planned if number not in committed]
+    return KilledLoad(tuple(committed), open_batches[0] if open_batches else None, time.monotonic() - began_s)
+
+
+def batches_in(directory: Path) -> list[int]:
+    """The micro-batches that a folder of a checkpoint names."""
+    if not directory.is_dir():
+        return []
+    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
+
+
+def _wait_for(
+    path: Path,
+    process: subprocess.Popen[bytes],
+    log_path: Path,
+    on_wait: Callable[[str], None],
+    checkpoint: Path,
+) -> None:
+    deadline_s = time.monotonic() + WAIT_SECONDS_MAX
+    while not path.exists():
+        if process.poll() is not None:
+            if process.returncode == 0:
+                return
+            end = log_path.read_text(errors="replace").strip().splitlines()[-15:]
+            raise LoadFailed("the load ended with code {}:\n{}".format(process.returncode, "\n".join(end)))
+        if time.monotonic() > deadline_s:
+            raise LoadFailed(f"the load did not come to {path} within {WAIT_SECONDS_MAX:.0f} s; see {log_path}")
+        on_wait(f"{len(batches_in(checkpoint / 'commits'))} micro-batches committed")
+        time.sleep(0.01)

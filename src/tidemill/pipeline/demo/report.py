@@ -1,0 +1,241 @@
+"""The report page: one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tidemill.client.partitioners import murmur2_partition
+from tidemill.pipeline.demo import plots
+from tidemill.pipeline.demo.flights import FLIGHTS, WEATHER
+from tidemill.pipeline.demo.results import Results
+
+CSS = """
+:root { color-scheme: light; }
+* { box-sizing: border-box; }
+body { font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; color: #1e293b;
+  background: #f1f5f9; margin: 0; }
+main { max-width: 1040px; margin: 0 auto; padding: 32px 20px 64px; }
+h1 { font-size: 30px; line-height: 1.2; margin: 0 0 8px; letter-spacing: -0.02em; }
+h2 { font-size: 20px; margin: 0 0 6px; letter-spacing: -0.01em; }
+p { margin: 0 0 12px; max-width: 78ch; }
+section { background: #fff; border: 1px solid #e2e8f0; border-radius: 12px; padding: 22px 24px; margin: 18px 0; }
+svg { width: 100%; height: auto; display: block; margin: 10px 0 2px; }
+table { border-collapse: collapse; width: 100%; font-size: 14.5px; margin-top: 6px; }
+th { text-align: left; color: #64748b; font-weight: 600; border-bottom: 1px solid #cbd5e1; padding: 6px 10px 6px 0; }
+td { border-bottom: 1px solid #eef2f7; padding: 6px 10px 6px 0; vertical-align: top; }
+tr:last-child td { border-bottom: 0; }
+.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.ok { color: #15803d; font-weight: 600; white-space: nowrap; }
+.bad { color: #b91c1c; font-weight: 700; white-space: nowrap; }
+.verdict { border-left: 6px solid #16a34a; }
+.verdict.failed { border-left-color: #dc2626; }
+.verdict h1 { margin-top: 2px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin-top: 18px; }
+.tile { background: #f8fafc; border: 1px solid #e2e8f0; border-radius: 10px; padding: 12px 14px; }
+.tile b { display: block; font-size: 23px; letter-spacing: -0.02em; }
+.tile span { color: #64748b; font-size: 13.5px; }
+.bar { background: #dbeafe; height: 12px; border-radius: 3px; min-width: 2px; }
+.muted { color: #64748b; font-size: 14px; }
+code { background: #f1f5f9; padding: 1px 5px; border-radius: 4px; font-size: 13.5px; }
+"""
+
+
+def write_report(path: Path, results: Results) -> None:
+    """Writes the page."""
+    parts = [
+        _verdict(results),
+        _days(results),
+        _partitions(results),
+        _restart(results),
+        _delays(results),
+        _checks(results),
+        _files(results),
+        _timings(results),
+    ]
+    page = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Tidemill: the flights of 2013</title><style>{CSS}</style></head>"
+        f"<body><main>{''.join(parts)}</main></body></html>"
+    )
+    path.write_text(page, encoding="utf-8")
+
+
+def _verdict(results: Results) -> str:
+    failed = [check for check in results.checks if not check.passed]
+    count = len(results.checks)
+    head = f"All {count} checks passed" if results.passed else f"{len(failed)} of {count} checks failed"
+    flights, weather = (results.topics[topic].published for topic in (FLIGHTS, WEATHER))
+    seconds = sum(step.seconds for step in results.steps)
+    tiles = [
+        (f"{flights.rows:,}", "flights, each once in Parquet"),
+        (f"{weather.rows:,}", "weather reports, likewise"),
+        (f"{(flights.value_bytes + weather.value_bytes) / 1e6:,.0f} MB", "of JSON through the log"),
+        ("1", "load killed (SIGKILL) and started again"),
+        (f"{results.aggregate_rows:,}", "rows of delays, in Parquet and in a topic"),
+        (f"{seconds:,.0f} s", "from start to this page"),
+    ]
+    text = "".join(f'<div class="tile"><b>{number}</b><span>{label}</span></div>' for number, label in tiles)
+    failures = "".join(
+        f'<p class="bad">{html.escape(check.question)}: expected {check.expected}, found {check.found}</p>'
+        for check in failed
+    )
+    return (
+        f'<section class="verdict{"" if results.passed else " failed"}">'
+        f"<h1>{head}</h1><p>The flights that left New York in 2013, and the weather there, were published to a "
+        "tidemill broker, loaded by Spark into Parquet while the load was killed once, joined, and the result "
+        f'published again. This page shows what was found.</p>{failures}<div class="tiles">{text}</div></section>'
+    )
+
+
+def _days(results: Results) -> str:
+    published = {topic: loaded.published.by_date for topic, loaded in results.topics.items()}
+    loaded = {
+        topic: {row["event_date"].isoformat(): row["count"] for row in one.days if row["event_date"] is not None}
+        for topic, one in results.topics.items()
+    }
+    return _section(
+        "Published and loaded, day by day",
+        "The area is what the producer counted while it sent; the line is what lies in the folder of that date. "
+        "A date is the local date in New York of the record's time: the scheduled departure of a flight, the hour "
+        "of a weather report. In UTC, more than a tenth of the flights would lie under another date.",
+        plots.messages_a_day(published, loaded),
+    )
+
+
+def _partitions(results: Results) -> str:
+    rows = {
+        topic: {partition: end - first for partition, (first, end) in loaded.ends.items()}
+        for topic, loaded in results.topics.items()
+    }
+    keys = {topic: loaded.published.by_key for topic, loaded in results.topics.items()}
+    flights = rows[FLIGHTS]
+    largest = max(flights, key=lambda partition: flights[partition])
+    share = flights[largest] / max(1, sum(flights.values()))
+    empty = [str(partition) for partition, count in flights.items() if count == 0]
+    text = (
+        "All messages of a key go to one partition: murmur2 of the key, modulo the number of partitions, as with "
+        f"every Kafka client. Few keys therefore spread unevenly. Partition {largest} has {share:.0%} of the flights"
+        + (f", partition {' and '.join(empty)} none at all" if empty else "")
+        + f", and the {len(keys[WEATHER])} airports of the weather fill "
+        f"{sum(1 for count in rows[WEATHER].values() if count)} partitions. That is the price of order by key, not a "
+        "fault; Spark evens it out when it brings the rows of a date together."
+    )
+    return _section(
+        "Why partitions are uneven",
+        text,
+        plots.rows_a_partition(rows, keys, lambda key, count: murmur2_partition(key.encode(), count)),
+    )
+
+
+def _restart(results: Results) -> str:
+    largest = max((batch.rows for batch in results.batches), default=1)
+    lines = []
+    for batch in results.batches:
+        done = batch.seconds is not None
+        state = f'<span class="ok">{batch.seconds:.1f} s</span>' if done else '<span class="bad">killed</span>'
+        width = 100 * batch.rows / largest
+        lines.append(
+            f'<tr><td>{batch.run}</td><td class="n">{batch.batch}</td><td class="n">{batch.rows:,}</td>'
+            f'<td style="width:45%"><div class="bar" style="width:{width:.1f}%;'
+            f'{"" if done else "background:#fecaca"}"></div></td><td>{state}</td></tr>'
+        )
+    table = (
+        '<table><tr><th>run</th><th class="n">batch</th><th class="n">messages</th><th></th><th>took</th></tr>'
+        f"{''.join(lines)}</table>"
+    )
+    return _section(
+        "The load that was killed",
+        html.escape(results.killed) + " The second run found the offsets of the unfinished batch in the checkpoint "
+        "and did it again, from the same first message to the same last. Files of its first try are not in the "
+        "sink's list, so nobody reads them.",
+        table,
+    )
+
+
+def _delays(results: Results) -> str:
+    first = _section(
+        "Delay by hour and carrier",
+        "Delay grows over the day and with it the difference between carriers. From the aggregate that was written "
+        "to Parquet and to the topic.",
+        plots.delay_by_hour_and_carrier(results.delays),
+    )
+    second = _section(
+        "Delay and weather",
+        "Each flight with the weather of its airport in the hour of its scheduled departure. The number above a bar "
+        "is how many flights are in the class: the ends are thin. Poor sight, rain and wind cost minutes, and "
+        "flights.",
+        plots.delay_by_weather(results.weather),
+    )
+    return first + second
+
+
+def _checks(results: Results) -> str:
+    lines = [
+        [
+            html.escape(check.question),
+            f'<td class="n">{check.expected}</td>',
+            f'<td class="n">{check.found}</td>',
+            f'<td class="{"ok" if check.passed else "bad"}">{"agrees" if check.passed else "differs"}</td>',
+        ]
+        for check in results.checks
+    ]
+    body = "".join(f"<tr><td>{line[0]}</td>{''.join(line[1:])}</tr>" for line in lines)
+    table = f'<table><tr><th>check</th><th class="n">expected</th><th class="n">found</th><th></th></tr>{body}</table>'
+    return _section(
+        "Every check, with its numbers",
+        "What is expected comes from the files themselves, read with Python's csv module, or from the broker's "
+        "offsets; what is found from Parquet, or from the topic read again.",
+        table,
+    )
+
+
+def _files(results: Results) -> str:
+    rows = [
+        [
+            topic,
+            f"{loaded.files.folders:,}",
+            f"{loaded.files.listed:,}",
+            f"{loaded.files.listed_bytes / 1e6:,.1f} MB",
+            f"{loaded.files.listed_bytes / max(1, loaded.published.value_bytes):.0%}",
+            f"{loaded.files.left_over:,}",
+        ]
+        for topic, loaded in results.topics.items()
+    ]
+    head = ["table", "dates", "files that count", "bytes", "of the JSON", "files of the killed try"]
+    return _section(
+        "Files",
+        "Rows are brought together by date before they are written: about one file a date and micro-batch, where "
+        "each task writing for itself would make six.",
+        _table(head, rows),
+    )
+
+
+def _timings(results: Results) -> str:
+    longest = max((step.seconds for step in results.steps), default=1)
+    lines = "".join(
+        f'<tr><td>{html.escape(step.name)}</td><td class="n">{step.seconds:.1f} s</td>'
+        f'<td style="width:38%"><div class="bar" style="width:{100 * step.seconds / longest:.1f}%"></div></td>'
+        f'<td class="muted">{html.escape(step.note)}</td></tr>'
+        for step in results.steps
+    )
+    facts = "".join(
+        f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
+        for name, value in {**results.facts, **results.versions}.items()
+    )
+    return _section("Time", "", f"<table>{lines}</table>") + _section("This run", "", f"<table>{facts}</table>")
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    names = "".join(f'<th{" class=n" if index else ""}>{name}</th>' for index, name in enumerate(head))
+    body = "".join(
+        "<tr>" + "".join(f'<td{" class=n" if index else ""}>{cell}</td>' for index, cell in enumerate(row)) + "</tr>"
+        for row in rows
+    )
+    return f"<table><tr>{names}</tr>{body}</table>"
+
+
+def _section(title: str, text: str, body: str) -> str:
+    return f"<section><h2>{title}</h2>{f'<p>{text}</p>' if text else ''}{body}</section>"

@@ -1,0 +1,303 @@
+"""The run: a broker, the data, the jobs, the checks, the report."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tidemill.model.errors import ConfigError
+from tidemill.pipeline.demo import analysis, checks
+from tidemill.pipeline.demo.broker import DemoBroker, stop_leftover
+from tidemill.pipeline.demo.flights import FLIGHTS, ROWS, SCHEMAS, WEATHER
+from tidemill.pipeline.demo.killed_load import KilledLoad, load_and_kill
+from tidemill.pipeline.demo.publish import Published, publish_topic
+from tidemill.pipeline.demo.results import Files, Loaded, MicroBatch, Results, Step
+from tidemill.pipeline.demo.show import Show
+from tidemill.pipeline.demo.topics import make_topics
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PARTITIONS = 6
+TIME_ZONE = "America/New_York"
+OFFSETS_A_BATCH = 100_000
+KILLED_BATCH = 1
+MARKER = ".tidemill-demo"
+DELAYS = "flight-delays"
+
+
+class Demo:
+    """One run in one directory."""
+
+    def __init__(self, directory: Path, show: Show, bootstrap: str | None = None, limit: int | None = None) -> None:
+        self.directory = directory
+        self.results = Results()
+        self._show = show
+        self._limit = limit
+        self._broker = DemoBroker(directory) if bootstrap is None else None
+        self.bootstrap = bootstrap or ""
+        # On a cluster that is not the demo's own, its topics must not meet those of others.
+        suffix = "" if bootstrap is None else f"-demo-{uuid.uuid4().hex[:8]}"
+        self.names = {topic: f"{topic}{suffix}" for topic in (FLIGHTS, WEATHER, DELAYS)}
+
+    def run(self) -> Results:
+        """All steps; the broker is stopped at the end, whatever happens."""
+        from tidemill.pipeline.demo.report import write_report
+
+        clean_directory(self.directory)
+        try:
+            self._start_broker()
+            self._publish()
+            killed = self._first_load()
+            spark = self._start_spark()
+            try:
+                self._second_load(spark, killed)
+                self._aggregate(spark)
+                self._check(spark)
+            finally:
+                spark.stop()
+        finally:
+            code = self._broker.stop() if self._broker is not None else None
+        if self._broker is not None:
+            self.results.checks.append(checks.equal("the broker's exit code after SIGTERM", 0, -1 if code is None else code))
+        with self._step("report"):
+            write_report(self.directory / "report.html", self.results)
+        return self.results
+
+    @contextmanager
+    def _step(self, name: str) -> Iterator[list[str]]:
+        """Times a step; what is put into the list becomes its note."""
+        began_s = time.monotonic()
+        notes: list[str] = []
+        with self._show.step(name):
+            yield notes
+        step = Step(name, time.monotonic() - began_s, ", ".join(notes))
+        self.results.steps.append(step)
+        self._show.done(step)
+
+    def _start_broker(self) -> None:
+        with self._step("start the broker") as notes:
+            if self._broker is not None:
+                self._broker.start()
+                self.bootstrap = self._broker.bootstrap
+                notes.append(f"answers after {self._broker.ready_seconds:.2f} s, at {self.bootstrap}")
+            else:
+                notes.append(f"a cluster that is there: {self.bootstrap}")
+            make_topics(self.bootstrap, list(self.names.values()), PARTITIONS)
+
+    def _publish(self) -> None:
+        for topic in (FLIGHTS, WEATHER):
+            total = self._limit or ROWS[topic]
+            with self._step(f"publish {topic}") as notes, self._show.progress(f"publish {topic}", total) as tell:
+                published = publish_topic(self.bootstrap, topic, self.names[topic], tell, self._limit)
+                ends = checks.broker_ends(self.bootstrap, self.names[topic])
+                self.results.topics[topic] = Loaded(published, ends)
+                notes.append(f"{published.rows:,} messages, {published.value_bytes / 1e6:.0f} MB of JSON")
+
+    def _first_load(self) -> KilledLoad:
+        """Loads flights with the command line, and kills it."""
+        with self._step("load flights, killed in the middle") as notes, self._show.waiting() as tell:
+            options = ["--bootstrap-server", self.bootstrap, "--topic", self.names[FLIGHTS]]
+            options += ["--output", str(self._table(FLIGHTS)), "--checkpoint", str(self._checkpoint(FLIGHTS))]
+            options += ["--schema", SCHEMAS[FLIGHTS], "--time-zone", TIME_ZONE]
+            options += ["--max-offsets", str(self._offsets_a_batch()), "--group", "tidemill-demo"]
+            killed = load_and_kill(
+                options, self._checkpoint(FLIGHTS), self.directory / "killed-load.log", KILLED_BATCH, tell
+            )
+            what = f"killed in micro-batch {killed.interrupted}" if killed.interrupted is not None else "not in a batch"
+            notes.append(f"{len(killed.committed)} micro-batches committed, {what}")
+        return killed
+
+    def _start_spark(self) -> SparkSession:
+        from tidemill.pipeline.jobs.session import local_session
+
+        with self._step("start Spark") as notes:
+            warehouse = (self.directory / "spark-warehouse").as_uri()
+            spark = local_session(
+                "tidemill demo", settings={"spark.sql.warehouse.dir": warehouse, "spark.driver.memory": "1g"}
+            )
+            spark.conf.set("spark.sql.session.timeZone", TIME_ZONE)
+            notes.append(f"Spark {spark.version}")
+            self._note_versions(spark)
+        return spark
+
+    def _second_load(self, spark: SparkSession, killed: KilledLoad) -> None:
+        from tidemill.pipeline.jobs.load import LoadJob, load
+
+        for topic in (FLIGHTS, WEATHER):
+            total = self._limit or ROWS[topic]
+            name = "load flights, the rest" if topic == FLIGHTS else "load weather"
+            with self._step(name) as notes, self._show.progress(name, total) as tell:
+                source = {"kafka.bootstrap.servers": self.bootstrap, "subscribe": self.names[topic]}
+                source |= {"kafka.group.id": "tidemill-demo", "commitOffsets": "true"}
+                if topic == FLIGHTS:
+                    source["maxOffsetsPerTrigger"] = str(self._offsets_a_batch())
+                job = LoadJob(
+                    source=source,
+                    output=str(self._table(topic)),
+                    checkpoint=str(self._checkpoint(topic)),
+                    schema=SCHEMAS[topic],
+                    time_zone=TIME_ZONE,
+                )
+                before = killed_rows(self._checkpoint(topic), killed) if topic == FLIGHTS else {}
+                committed = sum(rows for batch, rows in before.items() if batch in killed.committed)
+                tell(committed)
+                seen = [0]
+
+                def forward(progress: Any, tell: Any = tell, seen: list[int] = seen) -> None:
+                    tell(progress.rows - seen[0])
+                    seen[0] = progress.rows
+
+                result = load(spark, job, forward)
+                notes.append(f"{result.rows:,} messages in {len(result.batches)} micro-batches")
+                if topic == FLIGHTS:
+                    self._note_batches(before, killed, result.batches)
+                self.results.topics[topic].files = files_of(self._table(topic))
+
+    def _note_batches(
+        self, before: dict[int, int], killed: KilledLoad, after: tuple[tuple[int, int, float], ...]
+    ) -> None:
+        for batch in killed.committed:
+            self.results.batches.append(MicroBatch(1, batch, before.get(batch, 0), 0.0))
+        if killed.interrupted is not None:
+            self.results.batches.append(MicroBatch(1, killed.interrupted, before.get(killed.interrupted, 0), None))
+            self.results.killed = (
+                f"The first run was the command tidemill pipeline load. It was killed with SIGKILL, JVM and all, "
+                f"while it worked on micro-batch {killed.interrupted}."
+            )
+        else:
+            self.results.killed = "The first run was killed with SIGKILL between two micro-batches."
+        self.results.batches += [MicroBatch(2, batch, rows, seconds) for batch, rows, seconds in after]
+
+    def _aggregate(self, spark: SparkSession) -> None:
+        from tidemill.pipeline.jobs.publish import PublishJob, publish
+
+        with self._step("join with weather, aggregate, write and publish") as notes:
+            joined = self._joined(spark).cache()
+            path = str(self.directory / DELAYS)
+            analysis.delays_by_carrier_and_hour(joined).coalesce(1).write.mode("overwrite").parquet(path)
+            stored = spark.read.parquet(path)
+            sink = {"kafka.bootstrap.servers": self.bootstrap}
+            done = publish(stored, PublishJob(sink=sink, topic=self.names[DELAYS], key="carrier"))
+            self.results.aggregate_rows = done.rows
+            self.results.delays = stored.collect()
+            self.results.weather = analysis.delay_by_weather(joined).collect()
+            notes.append(f"{done.rows:,} rows of carrier and hour")
+
+    def _check(self, spark: SparkSession) -> None:
+        with self._step("check") as notes:
+            for topic in (FLIGHTS, WEATHER):
+                loaded = self.results.topics[topic]
+                table = spark.read.parquet(str(self._table(topic)))
+                places, months, loaded.days = checks.loaded_facts(table, topic)
+                loaded.places = places
+                expected = checks.months_of_file(topic, self._limit)
+                self.results.checks += checks.check_topic(
+                    topic, loaded.published, loaded.ends, places, months, expected, self._limit
+                )
+                self._check_days(topic, loaded)
+                same, _ = checks.check_bytes(spark, self.bootstrap, loaded.published)
+                self.results.checks.append(same)
+            without = checks.flights_without_weather(self._limit) if self._limit is None else None
+            total = self._limit or ROWS[FLIGHTS]
+            self.results.checks += checks.check_join(self._joined(spark), without, total)
+            self.results.checks += checks.check_aggregate(
+                spark, self.bootstrap, self.names[DELAYS], str(self.directory / DELAYS)
+            )
+            passed = sum(check.passed for check in self.results.checks)
+            notes.append(f"{passed} of {len(self.results.checks)} agree")
+            if self._broker is not None and (resident := self._broker.resident_bytes()) is not None:
+                self.results.facts["broker, resident memory at the end"] = f"{resident / 1e6:.0f} MB"
+
+    def _check_days(self, topic: str, loaded: Loaded) -> None:
+        found = {row["event_date"].isoformat(): row["count"] for row in loaded.days if row["event_date"] is not None}
+        published = dict(loaded.published.by_date)
+        agreeing = sum(1 for day, count in published.items() if found.get(day) == count)
+        extra = len(found.keys() - published.keys())
+        self.results.checks.append(
+            checks.equal(f"{topic}: days with as many rows as were published", len(published), agreeing - extra)
+        )
+
+    def _joined(self, spark: SparkSession) -> Any:
+        flights = spark.read.parquet(str(self._table(FLIGHTS)))
+        return analysis.with_weather(flights, spark.read.parquet(str(self._table(WEATHER))))
+
+    def _note_versions(self, spark: SparkSession) -> None:
+        from tidemill import __version__, _mode
+
+        mode = "compiled data path" if _mode.compiled else f"plain Python data path ({_mode.reason})"
+        self.results.versions = {
+            "tidemill": f"{__version__}, {mode}",
+            "Spark": spark.version,
+            "Python": platform.python_version(),
+            "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}",
+        }
+        self.results.facts["cluster"] = (
+            f"one tidemill broker, ready in {self._broker.ready_seconds:.2f} s" if self._broker else self.bootstrap
+        )
+
+    def _table(self, topic: str) -> Path:
+        return self.directory / f"{topic}.parquet"
+
+    def _checkpoint(self, topic: str) -> Path:
+        return self.directory / f"{topic}.checkpoint"
+
+    def _offsets_a_batch(self) -> int:
+        return OFFSETS_A_BATCH if self._limit is None else max(1, self._limit // 3)
+
+
+def clean_directory(directory: Path) -> None:
+    """Makes the directory, or empties one of an earlier demo. Raises ConfigError for one of somebody else."""
+    if directory.exists() and any(directory.iterdir()) and not (directory / MARKER).exists():
+        raise ConfigError(
+            f"{directory} has files and is no folder of an earlier demo: the demo starts clean and will not remove "
+            "them. Give another folder with --directory, or move them away"
+        )
+    stop_leftover(directory)
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    (directory / MARKER).write_text("Made by `make run`, which removes everything in here when it starts.\n")
+
+
+def killed_rows(checkpoint: Path, killed: KilledLoad) -> dict[int, int]:
+    """Messages of the first run's micro-batches, from the offsets in the checkpoint."""
+    before: dict[tuple[str, str], int] = {}
+    rows: dict[int, int] = {}
+    batches = sorted({*killed.committed, *(() if killed.interrupted is None else (killed.interrupted,))})
+    for batch in batches:
+        # Lines: version, metadata of the batch, the offsets of its source.
+        offsets = json.loads((checkpoint / "offsets" / str(batch)).read_text().splitlines()[2])
+        after = {
+            (topic, number): offset
+            for topic, part in offsets["topics"].items()
+            for number, offset in part["next"].items()
+        }
+        rows[batch] = sum(offset - before.get(place, 0) for place, offset in after.items())
+        before = after
+    return rows
+
+
+def files_of(table: Path) -> Files:
+    """What the file sink's list names, and what lies there beside it."""
+    listed: dict[str, int] = {}
+    log = table / "_spark_metadata"
+    compacted = [int(path.name.removesuffix(".compact")) for path in log.glob("*.compact")]
+    newest = max(compacted, default=-1)
+    for path in log.iterdir():
+        name = path.name.removesuffix(".compact")
+        if not name.isdigit() or int(name) < newest or (int(name) == newest and path.suffix != ".compact"):
+            continue
+        for line in path.read_text().splitlines()[1:]:
+            entry = json.loads(line)
+            listed[Path(entry["path"]).name] = entry["size"]
+    there = {path.name for path in table.glob("event_date=*/*.parquet")}
+    folders = sum(1 for path in table.glob("event_date=*") if any(file.name in listed for file in path.iterdir()))
+    return Files(folders, len(listed), sum(listed.values()), len(there - listed.keys()))

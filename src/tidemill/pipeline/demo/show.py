@@ -1,0 +1,74 @@
+"""What the demo shows in the terminal: steps, bars, the table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from tidemill.pipeline.demo.results import Results, Step
+
+
+class Show:
+    """One line for each step that is done; a bar, or a spinner, for the one that runs."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False)
+        self._step = ""
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        self._step = name
+        yield
+
+    def done(self, step: Step) -> None:
+        self.console.print(f"[green]✓[/] {step.name:<48} [bold]{step.seconds:6.1f} s[/]  [dim]{step.note}[/]")
+
+    @contextmanager
+    def progress(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A bar over ``total`` messages; the function adds to it."""
+        columns = (
+            TextColumn("  {task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=self.console, transient=True) as bars:
+            task = bars.add_task(name, total=total)
+            yield lambda count: bars.advance(task, count)
+
+    @contextmanager
+    def waiting(self) -> Iterator[Callable[[str], None]]:
+        """A spinner; the function changes the text beside it."""
+        with self.console.status(f"  {self._step}") as status:
+            yield lambda text: status.update(f"  {self._step}: {text}")
+
+    def summary(self, results: Results, report: Path) -> None:
+        """The table at the end, and the verdict."""
+        table = Table(title="What came out", title_justify="left", title_style="bold", header_style="bold")
+        table.add_column("check")
+        table.add_column("expected", justify="right")
+        table.add_column("found", justify="right")
+        table.add_column("")
+        for check in results.checks:
+            mark = "[green]✓[/]" if check.passed else "[bold red]✗ differs[/]"
+            table.add_row(check.question, check.expected, check.found, mark)
+        self.console.print(table)
+        seconds = sum(step.seconds for step in results.steps)
+        failed = sum(not check.passed for check in results.checks)
+        verdict = (
+            f"[bold green]All {len(results.checks)} checks passed[/]"
+            if results.passed
+            else f"[bold red]{failed} of {len(results.checks)} checks failed[/]"
+        )
+        self.console.print(f"{verdict} in {seconds:.0f} s. The report: [bold]{report}[/]", soft_wrap=True)

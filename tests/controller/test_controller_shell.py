@@ -221,10 +221,12 @@ def test_a_deletion_removes_every_node(tmp_path: Path) -> None:
             setting.deltas.clear()
             gone, missing, kept = await setting.controller.delete_topics(["t", "missing", "u"])
             assert gone.error is None
-            assert kept.error is None and kept.topic is not None
+            assert kept.error is None
+            assert kept.topic is not None
             assert missing.error is not None
             assert missing.error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            assert [one.topic_id for one in setting.deltas[0].deleted] == [topic.topic_id, kept.topic.topic_id]
+            deleted = [one.topic_id for one in setting.deltas[0].deleted]
+            assert deleted == [topic.topic_id, kept.topic.topic_id]
             assert setting.controller.image.topics == {}
             assert setting.controller.image.deleting == {}
             assert await subtree(setting.store, "/") == before

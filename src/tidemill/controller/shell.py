@@ -191,7 +191,8 @@ class Controller:
         plans = plan_takeover(self._image, unclean_brokers)
         operations = [operation for plan in plans for operation in plan.operations]
         # An administrator who writes a topic's node leaves those below it to the controller.
-        await ensure_paths(self._store, [parent_of(made.path) for made in operations if isinstance(made, Create)])
+        made = [operation.path for operation in operations if isinstance(operation, Create)]
+        await ensure_paths(self._store, map(parent_of, made))
         for start in range(0, len(operations), OPERATIONS_PER_TRANSACTION_MAX):
             await self._write(operations[start : start + OPERATIONS_PER_TRANSACTION_MAX])
         self._image = self._image.with_topics(plan.topic for plan in plans)

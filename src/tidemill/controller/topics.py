@@ -226,7 +226,7 @@ def plan_growth(image: ClusterImage, growth: Growth, random: Random, budget: Par
         raise KafkaError(f"the topic has {existing} partition(s) already", ErrorCode.INVALID_PARTITIONS)
     if growth.partition_count < existing:
         raise KafkaError(
-            f"the topic has {existing} partition(s): {growth.partition_count} would take some away, which is not possible",
+            f"the topic has {existing} partitions: it cannot shrink to {growth.partition_count}",
             ErrorCode.INVALID_PARTITIONS,
         )
     budget.take(growth.partition_count - existing)

@@ -61,6 +61,8 @@ def _result(
     asked = set(resource.configuration_keys or ())
     for entry in entries:
         if not asked or entry.name in asked:
+            if context.api_version == 0:
+                entry.is_default = entry.config_source == DEFAULT
             if not request.include_synonyms:
                 entry.synonyms = []
             if not request.include_documentation:
@@ -130,7 +132,6 @@ def _entry(
         name=key.name,
         value=value,
         read_only=read_only,
-        is_default=source == DEFAULT,
         config_source=source,
         is_sensitive=key.sensitive,
         synonyms=[
@@ -147,7 +148,6 @@ def _logger_entry(name: str, level: str) -> DescribeConfigsResourceResult:
         name=name,
         value=level,
         read_only=False,
-        is_default=False,
         config_source=DYNAMIC_LOGGER,
         is_sensitive=False,
         config_type=STRING,

@@ -1,0 +1,880 @@
+"""The APIs of topics, partitions, settings and the cluster, over a real controller and a real store.
+
+Every request and response goes through the wire codec of its version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tidemill.broker.context import Listener, Peer, RequestContext
+from tidemill.broker.metadata import Delta, MetadataCache, effective_config
+from tidemill.controller.shell import Controller
+from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.nodes import BrokerRegistration, Endpoint
+from tidemill.model.configs import BROKER_KEYS, TOPIC_KEYS, BrokerConfig
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.ports import Clock
+from tidemill.wire.apis import ApiKey, request_class, response_class
+from tidemill.wire.messages.alter_configs import AlterConfigsRequest
+from tidemill.wire.messages.create_partitions import CreatePartitionsRequest
+from tidemill.wire.messages.create_topics import CreateTopicsRequest
+from tidemill.wire.messages.delete_topics import DeleteTopicsRequest
+from tidemill.wire.messages.describe_cluster import DescribeClusterRequest
+from tidemill.wire.messages.describe_configs import DescribeConfigsRequest
+from tidemill.wire.messages.describe_topic_partitions import DescribeTopicPartitionsRequest
+from tidemill.wire.messages.incremental_alter_configs import IncrementalAlterConfigsRequest
+from tidemill.wire.messages.metadata import MetadataRequest
+from tidemill.wire.schema import decode, encode
+
+INSIDE = Endpoint("INSIDE", "PLAINTEXT", "10.0.0.1", 19092)
+OUTSIDE = Endpoint("OUTSIDE", "PLAINTEXT", "broker.example", 9092)
+TOPIC, BROKER, LOGGER, GROUP = 2, 4, 8, 32
+SET, DELETE, APPEND = 0, 1, 2
+
+
+class StillClock(Clock):
+    """A clock that stands still."""
+
+    def wall_ms(self) -> int:
+        """Some time in 2023."""
+        return 1_700_000_000_000
+
+
+class SmallBroker:
+    """A broker without partitions: configuration, store, controller and metadata are the real ones."""
+
+    node_id = 7
+
+    def __init__(self, store: EmbeddedStore, **config: Any) -> None:
+        self.static_config = BrokerConfig.of(**config)
+        self.config = self.static_config
+        self.store = store
+        self.clock = StillClock()
+        self.metadata = MetadataCache()
+        self.controller = Controller(
+            store, self.node_id, lambda: self.config, self.metadata.publish, self.clock, Random(1)
+        )
+        self.made: list[str] = []
+        self.fail_with: KafkaError | None = None
+        self.metadata.on_change(self.apply)
+
+    async def apply(self, delta: Delta) -> None:
+        """What the real broker does about its configuration, and a log of what it would do about topics."""
+        await asyncio.sleep(0)
+        if delta.broker_configs_changed:
+            self.config = effective_config(self.static_config, delta.image, self.node_id)
+        if self.fail_with is not None:
+            raise self.fail_with
+        self.made += [topic.name for topic in delta.created]
+
+    async def ask(self, request: Any, version: int, listener: Endpoint = OUTSIDE) -> Any:
+        """Sends a request through the codec of ``version``, and returns the response that came back."""
+        name = type(request).__name__.removesuffix("Request")
+        key = ApiKey[re_snake(name).upper()]
+        arrived = decode(request_class(key), version, encode(request, version))
+        peer = Peer(
+            Listener(listener.listener, listener.host, listener.port),
+            "default",
+            "User:ANONYMOUS",
+            "127.0.0.1",
+            1,
+        )
+        context = RequestContext(peer, "test", key, version, 1, None)
+        handle = importlib.import_module(f"tidemill.broker.handlers.{re_snake(name)}").handle
+        answer = handle(self, context, arrived)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        return decode(response_class(key), version, encode(answer, version))
+
+
+def re_snake(name: str) -> str:
+    """``CreateTopics`` as ``create_topics``."""
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
+
+
+@asynccontextmanager
+async def broker_in(directory: Path, **config: Any) -> AsyncIterator[SmallBroker]:
+    """A broker that has taken office."""
+    store = EmbeddedStore.open(str(directory / "coordination.db"))
+    broker = SmallBroker(store, **config)
+    image = await broker.controller.load()
+    broker.config = effective_config(broker.static_config, image, broker.node_id)
+    await broker.controller.activate(BrokerRegistration(broker.node_id, (INSIDE, OUTSIDE), "rack-1"))
+    try:
+        yield broker
+    finally:
+        await store.close()
+
+
+def run(story: Coroutine[Any, Any, None]) -> None:
+    """Runs a test's story."""
+    asyncio.run(story)
+
+
+def new_topics(
+    *names: str, count: int = 1, factor: int = 1, validate_only: bool = False, **config: str
+) -> CreateTopicsRequest:
+    """A request for topics that are alike."""
+    from tidemill.wire.messages.create_topics import CreatableTopic, CreatableTopicConfig
+
+    return CreateTopicsRequest(
+        topics=[
+            CreatableTopic(
+                name=name,
+                num_partitions=count,
+                replication_factor=factor,
+                assignments=[],
+                configs=[
+                    CreatableTopicConfig(name=key.replace("_", "."), value=value)
+                    for key, value in config.items()
+                ],
+            )
+            for name in names
+        ],
+        timeout_ms=10_000,
+        validate_only=validate_only,
+    )
+
+
+def metadata_of(*names: str | None, ids: tuple[bytes, ...] = (), create: bool = False) -> MetadataRequest:
+    """A request for these topics."""
+    from tidemill.wire.messages.metadata import MetadataRequestTopic
+
+    topics = [MetadataRequestTopic(name=name, topic_id=bytes(16)) for name in names]
+    topics += [MetadataRequestTopic(name=None, topic_id=topic_id) for topic_id in ids]
+    return MetadataRequest(topics=topics, allow_auto_topic_creation=create)
+
+
+# Metadata
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_metadata_names_brokers_controller_and_leaders(tmp_path: Path, version: int) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            await broker.ask(new_topics("t", "__consumer_offsets", count=2), 7)
+            answer = await broker.ask(MetadataRequest(topics=[] if version == 0 else None), version)
+            (node,) = answer.brokers
+            assert (node.node_id, node.host, node.port) == (7, "broker.example", 9092)
+            assert node.rack == ("rack-1" if version >= 1 else None)
+            assert answer.controller_id == (7 if version >= 1 else -1)
+            assert answer.cluster_id == (broker.metadata.cluster_id if version >= 2 else None)
+            topics = {topic.name: topic for topic in answer.topics}
+            assert set(topics) == {"t", "__consumer_offsets"}
+            assert topics["__consumer_offsets"].is_internal == (version >= 1)
+            topic = topics["t"]
+            assert topic.error_code == 0
+            known = broker.metadata.topic("t")
+            assert known is not None
+            assert topic.topic_id == (known.topic_id if version >= 10 else bytes(16))
+            for number, partition in enumerate(topic.partitions):
+                assert (partition.error_code, partition.partition_index, partition.leader_id) == (
+                    0,
+                    number,
+                    7,
+                )
+                assert (partition.replica_nodes, partition.isr_nodes) == ([7], [7])
+                assert partition.leader_epoch == (0 if version >= 7 else -1)
+
+    run(story())
+
+
+def test_metadata_tells_each_listener_its_own_address(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            answer = await broker.ask(metadata_of(), 12, INSIDE)
+            assert [(node.host, node.port) for node in answer.brokers] == [("10.0.0.1", 19092)]
+
+    run(story())
+
+
+def test_metadata_of_a_listener_that_a_broker_has_not(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            await broker.ask(new_topics("t"), 7)
+            other = Endpoint("OTHER", "PLAINTEXT", "h", 1)
+            answer = await broker.ask(metadata_of("t"), 12, other)
+            assert answer.brokers == []
+            (partition,) = answer.topics[0].partitions
+            assert (partition.error_code, partition.leader_id) == (ErrorCode.LISTENER_NOT_FOUND, -1)
+            old = await broker.ask(metadata_of("t"), 5, other)
+            assert old.topics[0].partitions[0].error_code == ErrorCode.LEADER_NOT_AVAILABLE
+
+    run(story())
+
+
+def test_metadata_of_no_topics(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            await broker.ask(new_topics("t"), 7)
+            assert (await broker.ask(metadata_of(create=True), 1)).topics == []
+            assert len((await broker.ask(metadata_of(create=True), 0)).topics) == 1
+
+    run(story())
+
+
+def test_metadata_by_topic_id(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            created = await broker.ask(new_topics("t"), 7)
+            topic_id = created.topics[0].topic_id
+            unknown = bytes(range(16))
+            known, missing = (await broker.ask(metadata_of(ids=(topic_id, unknown)), 12)).topics
+            assert (known.name, known.topic_id, known.error_code) == ("t", topic_id, 0)
+            assert (missing.name, missing.topic_id) == (None, unknown)
+            assert missing.error_code == ErrorCode.UNKNOWN_TOPIC_ID
+            (refused,) = (await broker.ask(metadata_of(ids=(topic_id,)), 11)).topics
+            assert refused.error_code == ErrorCode.INVALID_REQUEST
+
+    run(story())
+
+
+@pytest.mark.parametrize("version", [0, 1, 3, 4, 12])
+def test_metadata_makes_a_topic_that_is_asked_for(tmp_path: Path, version: int) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path, num_partitions=3) as broker:
+            answer = await broker.ask(metadata_of("new", "bad name", "new", create=True), version)
+            new, bad = answer.topics
+            assert (new.name, new.error_code, len(new.partitions)) == ("new", 0, 3)
+            assert new.partitions[0].leader_id == 7
+            assert (bad.name, bad.error_code) == ("bad name", ErrorCode.INVALID_TOPIC_EXCEPTION)
+            assert broker.made == ["new"]
+
+    run(story())
+
+
+def test_metadata_makes_nothing_when_one_side_does_not_want_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            answer = await broker.ask(metadata_of("new", create=False), 4)
+            assert answer.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert answer.topics[0].partitions == []
+        (tmp_path / "other").mkdir()
+        async with broker_in(tmp_path / "other", auto_create_topics_enable=False) as broker:
+            answer = await broker.ask(metadata_of("new", create=True), 12)
+            assert answer.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert broker.made == []
+
+    run(story())
+
+
+def test_metadata_says_why_a_topic_could_not_be_made(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path, default_replication_factor=3) as broker:
+            answer = await broker.ask(metadata_of("new", create=True), 12)
+            assert answer.topics[0].error_code == ErrorCode.INVALID_REPLICATION_FACTOR
+
+    run(story())
+
+
+def test_metadata_for_one_name_asked_for_by_many_makes_one_topic(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            answers = await asyncio.gather(
+                *(broker.ask(metadata_of("new", create=True), 12) for _ in range(20))
+            )
+            assert {answer.topics[0].error_code for answer in answers} == {0}
+            assert len({answer.topics[0].topic_id for answer in answers}) == 1
+
+    run(story())
+
+
+def test_metadata_lists_what_may_be_done_when_asked(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            await broker.ask(new_topics("t"), 7)
+            plain = await broker.ask(MetadataRequest(topics=None), 8)
+            assert plain.topics[0].topic_authorized_operations == -(2**31)
+            request = MetadataRequest(
+                topics=None,
+                include_cluster_authorized_operations=True,
+                include_topic_authorized_operations=True,
+            )
+            asked = await broker.ask(request, 8)
+            # READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: bits 3-8, 10, 11.
+            assert asked.topics[0].topic_authorized_operations == 0b1101_1111_1000
+            # CREATE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE.
+            assert asked.cluster_authorized_operations == 0b1_1111_1010_0000
+
+    run(story())
+
+
+# CreateTopics
+
+
+@pytest.mark.parametrize("version", range(8))
+def test_a_created_topic_is_described_in_the_answer(tmp_path: Path, version: int) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            answer = await broker.ask(new_topics("t", count=3, retention_ms="5"), version)
+            (topic,) = answer.topics
+            assert (topic.name, topic.error_code) == ("t", 0)
+            assert broker.made == ["t"]
+            known = broker.metadata.topic("t")
+            assert known is not None
+            if version >= 7:
+                assert topic.topic_id == known.topic_id
+            if version >= 5:
+                assert (topic.num_partitions, topic.replication_factor) == (3, 1)
+                configs = {config.name: config for config in topic.configs}
+                retention, segment = configs["retention.ms"], configs["segment.bytes"]
+                assert (retention.value, retention.config_source) == ("5", 1)
+                assert (segment.value, segment.config_source) == ("1073741824", 5)
+                assert not any(config.read_only or config.is_sensitive for config in topic.configs)
+
+    run(story())
+
+
+def test_topics_that_cannot_be_made_are_told_one_by_one(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            await broker.ask(new_topics("old"), 7)
+            request = new_topics("old", "ok", "twice", "twice", "a/b")
+            answer = await broker.ask(request, 7)
+            codes = {topic.name: topic.error_code for topic in answer.topics}
+            assert codes == {
+                "old": ErrorCode.TOPIC_ALREADY_EXISTS,
+                "ok": 0,
+                "twice": ErrorCode.INVALID_REQUEST,
+                "a/b": ErrorCode.INVALID_TOPIC_EXCEPTION,
+            }
+            assert all(topic.error_message for topic in answer.topics if topic.error_code)
+            bad = (await broker.ask(new_topics("c", retention_ms="soon"), 7)).topics[0]
+            assert bad.error_code == ErrorCode.INVALID_CONFIG
+            assert "retention.ms=soon" in bad.error_message
+            factor = (await broker.ask(new_topics("d", factor=2), 7)).topics[0]
+            assert factor.error_code == ErrorCode.INVALID_REPLICATION_FACTOR
+
+    run(story())
+
+
+def test_counts_of_minus_one_are_the_brokers_defaults(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path, num_partitions=4) as broker:
+            (topic,) = (await broker.ask(new_topics("t", count=-1, factor=-1), 7)).topics
+            assert (topic.num_partitions, topic.replication_factor) == (4, 1)
+
+    run(story())
+
+
+def test_replicas_may_be_assigned_by_hand(tmp_path: Path) -> None:
+    async def story() -> None:
+        from tidemill.wire.messages.create_topics import CreatableReplicaAssignment
+
+        async with broker_in(tmp_path) as broker:
+            request = new_topics("t", count=-1, factor=-1)
+            request.topics[0].assignments = [
+                CreatableReplicaAssignment(partition_index=number, broker_ids=[7]) for number in (1, 0)
+            ]
+            (topic,) = (await broker.ask(request, 7)).topics
+            assert (topic.error_code, topic.num_partitions) == (0, 2)
+            request.topics[0].name = "u"
+            request.topics[0].assignments[0].partition_index = 0
+            (topic,) = (await broker.ask(request, 7)).topics
+            assert topic.error_code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+
+    run(story())
+
+
+def test_a_validated_topic_is_not_made(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            (topic,) = (await broker.ask(new_topics("t", count=5, validate_only=True), 7)).topics
+            assert (topic.error_code, topic.num_partitions, topic.topic_id) == (0, 5, bytes(16))
+            assert broker.metadata.topic("t") is None
+            assert broker.made == []
+
+    run(story())
+
+
+def test_a_topic_whose_logs_cannot_be_made_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            broker.fail_with = KafkaError("no room", ErrorCode.KAFKA_STORAGE_ERROR)
+            (topic,) = (await broker.ask(new_topics("t"), 7)).topics
+            assert (topic.error_code, topic.error_message) == (ErrorCode.KAFKA_STORAGE_ERROR, "no room")
+
+    run(story())
+
+
+def test_a_creation_that_takes_too_long_is_told_and_goes_on(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            request = new_topics("t")
+            request.timeout_ms = 0
+            (topic,) = (await broker.ask(request, 7)).topics
+            assert topic.error_code == ErrorCode.REQUEST_TIMED_OUT
+            (later,) = (await broker.ask(new_topics("t"), 7)).topics
+            assert later.error_code == ErrorCode.TOPIC_ALREADY_EXISTS
+
+    run(story())
+
+
+# DeleteTopics
+
+
+@pytest.mark.parametrize("version", range(7))
+def test_topics_are_deleted_by_name(tmp_path: Path, version: int) -> None:
+    from tidemill.wire.messages.delete_topics import DeleteTopicState
+
+    def delete(*names: str) -> DeleteTopicsRequest:
+        if version >= 6:
+            states = [DeleteTopicState(name=name, topic_id=bytes(16)) for name in names]
+            return DeleteTopicsRequest(topics=states, topic_names=[], timeout_ms=5000)
+        return DeleteTopicsRequest(topics=[], topic_names=list(names), timeout_ms=5000)
+
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            await broker.ask(new_topics("t", "u"), 7)
+            known = broker.metadata.topic("t")
+            assert known is not None
+            gone, missing = (await broker.ask(delete("t", "missing"), version)).responses
+            assert (gone.name, gone.error_code) == ("t", 0)
+            assert gone.topic_id == (known.topic_id if version >= 6 else bytes(16))
+            assert missing.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert list(broker.metadata.topics) == ["u"]
+
+    run(story())
+
+
+def test_topics_are_deleted_by_id(tmp_path: Path) -> None:
+    from tidemill.wire.messages.delete_topics import DeleteTopicState
+
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            created = await broker.ask(new_topics("t", "u", "v"), 7)
+            ids = {topic.name: topic.topic_id for topic in created.topics}
+            states = [
+                DeleteTopicState(name=None, topic_id=ids["t"]),
+                DeleteTopicState(name=None, topic_id=bytes(range(16))),
+                DeleteTopicState(name=None, topic_id=bytes(16)),
+                DeleteTopicState(name="u", topic_id=ids["u"]),
+                DeleteTopicState(name=None, topic_id=ids["v"]),
+                DeleteTopicState(name="v", topic_id=bytes(16)),
+            ]
+            request = DeleteTopicsRequest(topics=states, topic_names=[], timeout_ms=5000)
+            responses = (await broker.ask(request, 6)).responses
+            assert [response.error_code for response in responses] == [
+                0,
+                ErrorCode.UNKNOWN_TOPIC_ID,
+                ErrorCode.INVALID_REQUEST,
+                ErrorCode.INVALID_REQUEST,
+                ErrorCode.INVALID_REQUEST,
+                ErrorCode.INVALID_REQUEST,
+            ]
+            assert (responses[0].name, responses[0].topic_id) == ("t", ids["t"])
+            assert responses[1].name is None
+            assert list(broker.metadata.topics) == ["u", "v"]
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("version", "code"), [(1, ErrorCode.INVALID_REQUEST), (3, ErrorCode.TOPIC_DELETION_DISABLED)]
+)
+def test_deletion_that_is_switched_off_is_told(tmp_path: Path, version: int, code: ErrorCode) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path, delete_topic_enable=False) as broker:
+            await broker.ask(new_topics("t"), 7)
+            request = DeleteTopicsRequest(topics=[], topic_names=["t"], timeout_ms=5000)
+            (response,) = (await broker.ask(request, version)).responses
+            assert response.error_code == code
+            assert broker.metadata.topic("t") is not None
+
+    run(story())
+
+
+# CreatePartitions
+
+
+@pytest.mark.parametrize("version", range(4))
+def test_topics_grow(tmp_path: Path, version: int) -> None:
+    from tidemill.wire.messages.create_partitions import CreatePartitionsAssignment, CreatePartitionsTopic
+
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            await broker.ask(new_topics("t", "u", "v"), 7)
+            assigned = [CreatePartitionsAssignment(broker_ids=[7])]
+            topics = [
+                CreatePartitionsTopic(name="t", count=3, assignments=None),
+                CreatePartitionsTopic(name="u", count=1, assignments=None),
+                CreatePartitionsTopic(name="v", count=2, assignments=assigned),
+                CreatePartitionsTopic(name="missing", count=2, assignments=None),
+                CreatePartitionsTopic(name="twice", count=2, assignments=None),
+                CreatePartitionsTopic(name="twice", count=3, assignments=None),
+            ]
+            request = CreatePartitionsRequest(topics=topics, timeout_ms=5000, validate_only=True)
+            for request.validate_only in (True, False):
+                results = (await broker.ask(request, version)).results
+                assert {result.name: result.error_code for result in results} == {
+                    "t": 0,
+                    "u": ErrorCode.INVALID_PARTITIONS,
+                    "v": 0,
+                    "missing": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    "twice": ErrorCode.INVALID_REQUEST,
+                }
+                counts = {name: len(topic.partitions) for name, topic in broker.metadata.topics.items()}
+                grown = not request.validate_only
+                assert counts == {"t": 3 if grown else 1, "u": 1, "v": 2 if grown else 1}
+
+    run(story())
+
+
+# DescribeConfigs
+
+
+def describe(
+    kind: int, name: str, *keys: str, synonyms: bool = False, docs: bool = False
+) -> DescribeConfigsRequest:
+    """A request for one resource's settings."""
+    from tidemill.wire.messages.describe_configs import DescribeConfigsResource
+
+    resource = DescribeConfigsResource(
+        resource_type=kind, resource_name=name, configuration_keys=list(keys) or None
+    )
+    return DescribeConfigsRequest(resources=[resource], include_synonyms=synonyms, include_documentation=docs)
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_a_topics_settings_are_described(tmp_path: Path, version: int) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path, log_segment_bytes=2_000_000) as broker:
+            await broker.ask(new_topics("t", retention_ms="5"), 7)
+            request = describe(TOPIC, "t", synonyms=version >= 1, docs=version >= 3)
+            (result,) = (await broker.ask(request, version)).results
+            assert (result.error_code, result.resource_type, result.resource_name) == (0, TOPIC, "t")
+            configs = {config.name: config for config in result.configs}
+            assert set(configs) == {name for name in TOPIC_KEYS if not name.startswith("internal.")}
+            retention, segment, policy = (
+                configs[name] for name in ("retention.ms", "segment.bytes", "cleanup.policy")
+            )
+            assert (retention.value, segment.value, policy.value) == ("5", "2000000", "delete")
+            assert not retention.read_only
+            if version == 0:
+                assert [retention.is_default, segment.is_default, policy.is_default] == [False, False, True]
+                return
+            assert [c.config_source for c in (retention, segment, policy)] == [1, 4, 5]
+            assert [(s.name, s.value, s.source) for s in segment.synonyms] == [
+                ("log.segment.bytes", "2000000", 4),
+                ("log.segment.bytes", "1073741824", 5),
+            ]
+            assert (retention.synonyms[0].name, retention.synonyms[0].source) == ("retention.ms", 1)
+            if version >= 3:
+                assert [c.config_type for c in (retention, segment, policy)] == [5, 3, 7]
+                assert all(config.documentation for config in result.configs)
+
+    run(story())
+
+
+def test_only_the_keys_that_are_asked_for_are_described(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            await broker.ask(new_topics("t"), 7)
+            (result,) = (await broker.ask(describe(TOPIC, "t", "segment.bytes", "no.such.key"), 4)).results
+            (config,) = result.configs
+            assert config.name == "segment.bytes"
+            assert (config.synonyms, config.documentation) == ([], None)
+
+    run(story())
+
+
+def test_a_brokers_settings_are_described(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path, num_partitions=3) as broker:
+            (result,) = (await broker.ask(describe(BROKER, "7", synonyms=True), 4)).results
+            configs = {config.name: config for config in result.configs}
+            assert set(configs) == {name for name in BROKER_KEYS if not name.startswith("internal.")}
+            partitions = configs["num.partitions"]
+            assert (partitions.value, partitions.config_source) == ("3", 4)
+            assert configs["broker.rack"].read_only
+            assert not configs["log.retention.ms"].read_only
+            secrets = [config for config in result.configs if config.is_sensitive]
+            assert secrets
+            assert all(config.value is None for config in secrets)
+            (empty,) = (await broker.ask(describe(BROKER, ""), 4)).results
+            assert (empty.error_code, empty.configs) == (0, [])
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "code"),
+    [
+        (TOPIC, "missing", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (TOPIC, "a/b", ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (BROKER, "8", ErrorCode.INVALID_REQUEST),
+        (BROKER, "seven", ErrorCode.INVALID_REQUEST),
+        (LOGGER, "", ErrorCode.INVALID_REQUEST),
+        (99, "x", ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_resources_that_cannot_be_described(tmp_path: Path, kind: int, name: str, code: ErrorCode) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            (result,) = (await broker.ask(describe(kind, name), 4)).results
+            assert (result.error_code, result.configs) == (code, [])
+            assert result.error_message
+
+    run(story())
+
+
+# AlterConfigs, IncrementalAlterConfigs
+
+
+def change(
+    kind: int, name: str, *changes: tuple[str, int, str | None], validate_only: bool = False
+) -> IncrementalAlterConfigsRequest:
+    """A request that changes one resource: key, operation, value."""
+    from tidemill.wire.messages import incremental_alter_configs as messages
+
+    configs = [
+        messages.AlterableConfig(name=key, config_operation=operation, value=value)
+        for key, operation, value in changes
+    ]
+    resource = messages.AlterConfigsResource(resource_type=kind, resource_name=name, configs=configs)
+    return IncrementalAlterConfigsRequest(resources=[resource], validate_only=validate_only)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_settings_are_changed_one_by_one(tmp_path: Path, version: int) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            await broker.ask(new_topics("t", retention_ms="5"), 7)
+            request = change(
+                TOPIC,
+                "t",
+                ("segment.bytes", SET, "1048576"),
+                ("retention.ms", DELETE, None),
+                ("cleanup.policy", APPEND, "compact"),
+                validate_only=True,
+            )
+            (checked,) = (await broker.ask(request, version)).responses
+            assert (checked.error_code, checked.error_message) == (0, None)
+            topic = broker.metadata.topic("t")
+            assert topic is not None
+            assert topic.config == {"retention.ms": "5"}
+            request.validate_only = False
+            (done,) = (await broker.ask(request, version)).responses
+            assert (done.error_code, done.resource_type, done.resource_name) == (0, TOPIC, "t")
+            topic = broker.metadata.topic("t")
+            assert topic is not None
+            assert topic.config == {"segment.bytes": "1048576", "cleanup.policy": "delete,compact"}
+            (bad,) = (await broker.ask(change(TOPIC, "t", ("retention.ms", SET, "x")), version)).responses
+            assert bad.error_code == ErrorCode.INVALID_CONFIG
+            assert "retention.ms=x" in bad.error_message
+
+    run(story())
+
+
+def test_a_brokers_settings_change_at_once_and_stay(tmp_path: Path) -> None:
+    async def alter() -> None:
+        async with broker_in(tmp_path) as broker:
+            request = change(BROKER, "7", ("log.retention.ms", SET, "1000"))
+            assert (await broker.ask(request, 1)).responses[0].error_code == 0
+            assert broker.config.int("log.retention.ms") == 1000
+            request = change(
+                BROKER, "", ("log.retention.ms", SET, "2000"), ("message.max.bytes", SET, "3000")
+            )
+            assert (await broker.ask(request, 1)).responses[0].error_code == 0
+            assert broker.config.int("log.retention.ms") == 1000
+            assert broker.config.int("message.max.bytes") == 3000
+            (own,) = (await broker.ask(describe(BROKER, "7", "log.retention.ms", synonyms=True), 4)).results
+            assert [(s.value, s.source) for s in own.configs[0].synonyms][:2] == [("1000", 2), ("2000", 3)]
+            (every,) = (await broker.ask(describe(BROKER, ""), 4)).results
+            assert {c.name: (c.value, c.config_source) for c in every.configs} == {
+                "log.retention.ms": ("2000", 3),
+                "message.max.bytes": ("3000", 3),
+            }
+            refused = await broker.ask(change(BROKER, "7", ("broker.id", SET, "8")), 1)
+            assert refused.responses[0].error_code == ErrorCode.INVALID_REQUEST
+
+    async def find() -> None:
+        async with broker_in(tmp_path) as broker:
+            assert broker.config.int("log.retention.ms") == 1000
+            assert broker.config.int("message.max.bytes") == 3000
+            await broker.ask(change(BROKER, "7", ("log.retention.ms", DELETE, None)), 1)
+            assert broker.config.int("log.retention.ms") == 2000
+            await broker.ask(new_topics("t"), 7)
+            (result,) = (await broker.ask(describe(TOPIC, "t", "retention.ms"), 4)).results
+            assert (result.configs[0].value, result.configs[0].config_source) == ("2000", 3)
+
+    run(alter())
+    run(find())
+
+
+@pytest.mark.parametrize("version", range(3))
+def test_settings_are_replaced_as_a_whole(tmp_path: Path, version: int) -> None:
+    from tidemill.wire.messages import alter_configs as messages
+
+    def replace(name: str, **settings: str | None) -> messages.AlterConfigsResource:
+        configs = [messages.AlterableConfig(name=k.replace("_", "."), value=v) for k, v in settings.items()]
+        return messages.AlterConfigsResource(resource_type=TOPIC, resource_name=name, configs=configs)
+
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            await broker.ask(new_topics("t", "u", retention_ms="5"), 7)
+            request = AlterConfigsRequest(
+                resources=[
+                    replace("t", segment_bytes="1048576"),
+                    replace("u", retention_ms=None),
+                    replace("twice"),
+                    replace("twice"),
+                ],
+                validate_only=False,
+            )
+            responses = (await broker.ask(request, version)).responses
+            assert [response.error_code for response in responses] == [
+                0,
+                ErrorCode.INVALID_REQUEST,
+                ErrorCode.INVALID_REQUEST,
+                ErrorCode.INVALID_REQUEST,
+            ]
+            assert {name: topic.config for name, topic in broker.metadata.topics.items()} == {
+                "t": {"segment.bytes": "1048576"},
+                "u": {"retention.ms": "5"},
+            }
+
+    run(story())
+
+
+def test_loggers_are_listed_and_set(tmp_path: Path) -> None:
+    logger = logging.getLogger("tidemill.test_handlers_topics")
+    before = logger.level
+
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            (result,) = (await broker.ask(describe(LOGGER, "7"), 4)).results
+            names = [config.name for config in result.configs]
+            assert names[0] == "root"
+            assert logger.name in names
+            assert {config.config_source for config in result.configs} == {6}
+            await broker.ask(change(LOGGER, "7", (logger.name, SET, "DEBUG"), validate_only=True), 1)
+            assert logger.level == before
+            await broker.ask(change(LOGGER, "7", (logger.name, SET, "DEBUG")), 1)
+            assert logger.level == logging.DEBUG
+            (result,) = (await broker.ask(describe(LOGGER, "7", logger.name), 4)).results
+            assert result.configs[0].value == "DEBUG"
+            for wrong in ((logger.name, SET, "LOUD"), ("no.such", SET, "INFO"), ("root", DELETE, None)):
+                (refused,) = (await broker.ask(change(LOGGER, "7", wrong), 1)).responses
+                assert refused.error_code != 0
+
+    try:
+        run(story())
+    finally:
+        logger.setLevel(before)
+
+
+# DescribeCluster
+
+
+def test_the_cluster_is_described(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            for version in range(3):
+                answer = await broker.ask(
+                    DescribeClusterRequest(include_cluster_authorized_operations=True), version
+                )
+                assert (answer.error_code, answer.cluster_id) == (0, broker.metadata.cluster_id)
+                assert answer.controller_id == 7
+                (node,) = answer.brokers
+                assert (node.broker_id, node.host, node.port, node.rack) == (
+                    7,
+                    "broker.example",
+                    9092,
+                    "rack-1",
+                )
+                assert answer.cluster_authorized_operations == 0b1_1111_1010_0000
+            plain = await broker.ask(DescribeClusterRequest(), 0)
+            assert plain.cluster_authorized_operations == -(2**31)
+            for endpoint_type, code in (
+                (2, ErrorCode.MISMATCHED_ENDPOINT_TYPE),
+                (9, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE),
+            ):
+                refused = await broker.ask(DescribeClusterRequest(endpoint_type=endpoint_type), 1)
+                assert refused.error_code == code
+                assert refused.brokers == []
+
+    run(story())
+
+
+# DescribeTopicPartitions
+
+
+def pages(
+    *names: str, limit: int = 2000, cursor: tuple[str, int] | None = None
+) -> DescribeTopicPartitionsRequest:
+    """A request for a page."""
+    from tidemill.wire.messages.describe_topic_partitions import Cursor, TopicRequest
+
+    return DescribeTopicPartitionsRequest(
+        topics=[TopicRequest(name=name) for name in names],
+        response_partition_limit=limit,
+        cursor=Cursor(topic_name=cursor[0], partition_index=cursor[1]) if cursor else None,
+    )
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 6, 2000])
+def test_pages_hold_every_partition_once(tmp_path: Path, limit: int) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            await broker.ask(new_topics("b", count=3), 7)
+            await broker.ask(new_topics("a", "c", count=2), 7)
+            for names in ((), ("a", "b", "c")):
+                seen = []
+                cursor = None
+                while True:
+                    answer = await broker.ask(pages(*names, limit=limit, cursor=cursor), 0)
+                    page = [(t.name, p.partition_index) for t in answer.topics for p in t.partitions]
+                    assert 1 <= len(page) <= limit
+                    seen += page
+                    if answer.next_cursor is None:
+                        break
+                    cursor = (answer.next_cursor.topic_name, answer.next_cursor.partition_index)
+                assert seen == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("b", 2), ("c", 0), ("c", 1)]
+
+    run(story())
+
+
+def test_a_page_tells_of_topics_that_are_not_there(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            created = await broker.ask(new_topics("t"), 7)
+            answer = await broker.ask(pages("t", "missing", "a/b"), 0)
+            found = {topic.name: topic for topic in answer.topics}
+            assert {name: topic.error_code for name, topic in found.items()} == {
+                "a/b": ErrorCode.INVALID_TOPIC_EXCEPTION,
+                "missing": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                "t": 0,
+            }
+            assert found["t"].topic_id == created.topics[0].topic_id
+            (partition,) = found["t"].partitions
+            assert (partition.leader_id, partition.leader_epoch) == (7, 0)
+            assert (partition.replica_nodes, partition.isr_nodes, partition.offline_replicas) == (
+                [7],
+                [7],
+                [],
+            )
+
+    run(story())
+
+
+def test_the_brokers_limit_of_a_page_holds(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path, max_request_partition_size_limit=2) as broker:
+            await broker.ask(new_topics("t", count=5), 7)
+            answer = await broker.ask(pages(), 0)
+            assert len(answer.topics[0].partitions) == 2
+            assert answer.next_cursor.partition_index == 2
+
+    run(story())

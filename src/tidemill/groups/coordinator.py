@@ -340,9 +340,6 @@ class Coordinator:
             membership.assignment_stored(group, done, error, turn)
         elif isinstance(done, StaticMemberStored):
             membership.static_member_stored(group, done, error, turn)
-        elif error is ErrorCode.NONE:
-            group.persisted = True
-        self._forget_if_nothing(group)
 
     def _groups_removed(self, done: GroupsRemoved, error: ErrorCode, turn: Turn) -> None:
         for group_id in done.group_ids:

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 
 from tidemill.groups.coordinator import Coordinator
 from tidemill.groups.effects import Now
-from tidemill.groups.offsets import OffsetRecord, OffsetsRecord, decode_record
-from tidemill.model.errors import CorruptMessage
-from tidemill.records.batch import Batch, parse_batches
+from tidemill.groups.offsets import OffsetRecord, decode_record
+from tidemill.groups.ports import OFFSETS_TOPIC
+from tidemill.model.errors import CorruptMessage, KafkaError
+from tidemill.records.batch import Batch, check_crc, parse_batches
 from tidemill.records.builder import COMMIT_MARKER
-from tidemill.records.reader import Record, iter_records
+from tidemill.records.reader import Record, read_records
 
 log = logging.getLogger("tidemill.groups")
 
@@ -36,8 +37,7 @@ class Loader:
     def replay(self, data: bytes, now: Now) -> Iterator[None]:
         """Replays the batches in ``data``; pauses after each record, for the caller to share the loop."""
         for batch in parse_batches(data, 0, len(data)):
-            whole = data[batch.position : batch.position + batch.size]
-            for record in iter_records(whole):
+            for record in self._read(batch):
                 self.records += 1
                 if batch.is_control:
                     self._end_transaction(batch, record, now)
@@ -45,28 +45,33 @@ class Loader:
                     self._replay_record(batch, record, now)
                 yield
 
+    def _read(self, batch: Batch) -> list[Record]:
+        try:
+            check_crc(batch)
+            return read_records(batch)
+        except KafkaError as problem:
+            self._skip(batch.base_offset, problem)
+            return []
+
+    def _skip(self, offset: int, problem: KafkaError) -> None:
+        # What cannot be read costs its own offsets or group; refusing to load would cost all of them.
+        self.skipped += 1
+        log.error(
+            "%s-%d: what begins at offset %d is skipped: %s", OFFSETS_TOPIC, self.partition, offset, problem
+        )
+
     def _replay_record(self, batch: Batch, record: Record, now: Now) -> None:
         try:
             change = decode_record(record.key, record.value)
         except CorruptMessage as problem:
-            # One unreadable record costs one offset or group; refusing to load would cost all of them.
-            self.skipped += 1
-            log.error(
-                "__consumer_offsets-%d: the record at offset %d is skipped: %s",
-                self.partition,
-                record.offset,
-                problem,
-            )
+            self._skip(record.offset, problem)
             return
         if change is None:
-            self.skipped += 1
-        elif batch.is_transactional and isinstance(change, OffsetRecord):
+            return
+        if batch.is_transactional and isinstance(change, OffsetRecord):
             self.open_transactions.setdefault(batch.producer_id, []).append(change)
         else:
-            self._replay(change, now)
-
-    def _replay(self, change: OffsetsRecord, now: Now) -> None:
-        self.coordinator.replay(change, now)
+            self.coordinator.replay(change, now)
 
     def _end_transaction(self, batch: Batch, record: Record, now: Now) -> None:
         changes = self.open_transactions.pop(batch.producer_id, [])
@@ -74,4 +79,4 @@ class Loader:
         if len(key) < MARKER_KEY_BYTES or int.from_bytes(key[2:4], "big") != COMMIT_MARKER:
             return
         for change in changes:
-            self._replay(change, now)
+            self.coordinator.replay(change, now)

@@ -45,6 +45,7 @@ from tidemill.groups.rebalance import (
     maybe_complete_join,
     prepare_rebalance,
     rebalance_or_complete_join,
+    store_group,
     sync_received,
     touch,
 )
@@ -219,7 +220,7 @@ def _replace_static_member(
     _update_member(group, new, request, waiter, turn)
     instance_id = request.instance_id or ""
     if group.state is GroupState.STABLE and group.select_protocol() == group.protocol_name:
-        record = group.record({member.member_id: member.assignment for member in group.members.values()})
+        assignment = {member.member_id: member.assignment for member in group.members.values()}
         then = StaticMemberStored(
             group.group_id,
             instance_id,
@@ -229,7 +230,7 @@ def _replace_static_member(
             *before,
             request.may_skip_assignment,
         )
-        turn.append((record,), then, replay=False)
+        store_group(group, assignment, then, turn)
     elif group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
         # The old id may be with the leader already, whose assignment would miss the new one.
         prepare_rebalance(group, turn, f"static member {instance_id} comes back{_because(request)}")
@@ -251,7 +252,6 @@ def static_member_stored(group: Group, done: StaticMemberStored, error: ErrorCod
         if waiter is not None:
             turn.reply(waiter, JoinResult(error, ""))
         return
-    group.persisted = True
     if group.state is not GroupState.STABLE:
         return
     waiter = group.set_joining(member, None)
@@ -287,7 +287,7 @@ def sync(group: Group, request: SyncRequest, waiter: Waiter, turn: Turn) -> None
         assignment = {member_id: given.get(member_id, b"") for member_id in group.members}
         group.storing_generation = group.generation
         then = AssignmentStored(group.group_id, group.generation, assignment)
-        turn.append((group.record(assignment),), then, replay=False)
+        store_group(group, assignment, then, turn)
 
 
 def _check_sync(group: Group, request: SyncRequest) -> ErrorCode:
@@ -315,8 +315,6 @@ def assignment_stored(group: Group, done: AssignmentStored, error: ErrorCode, tu
     """The assignment may be handed out; when it could not be written everybody joins again."""
     if group.generation == done.generation:
         group.storing_generation = None
-    if error is ErrorCode.NONE:
-        group.persisted = True
     if group.state is not GroupState.COMPLETING_REBALANCE or group.generation != done.generation:
         return
     if error is not ErrorCode.NONE:

@@ -201,7 +201,7 @@ def complete_join(group: Group, turn: Turn) -> None:
         group.leader = None
         group.read_subscriptions()
         turn.move(group, GroupState.EMPTY, "no members are left")
-        turn.append((group.record({}),), EmptyGroupStored(group.group_id), replay=False)
+        store_group(group, {}, EmptyGroupStored(group.group_id), turn)
         return
     group.protocol_name = group.select_protocol()
     group.read_subscriptions()
@@ -214,6 +214,12 @@ def complete_join(group: Group, turn: Turn) -> None:
         touch(group, member, turn)
         group.pending_syncs.add(member.member_id)
     turn.set_timer(SYNC_TIMER, group, group.rebalance_timeout_ms)
+
+
+def store_group(group: Group, assignment: dict[str, bytes], then: Continuation, turn: Turn) -> None:
+    """Writes the group with ``assignment``, and goes on with ``then``."""
+    group.persisted = True
+    turn.append((group.record(assignment),), then, replay=False)
 
 
 def joined(group: Group, member: Member) -> JoinResult:

@@ -175,7 +175,7 @@ class Group:
         self.deleting = False
         """Tombstones are on their way to the log."""
         self.persisted = False
-        """Whether the log has a record of the group itself."""
+        """Whether the log has, or may have, a record of the group itself."""
 
     def is_in(self, *states: GroupState) -> bool:
         """Whether the group is in one of ``states``."""

@@ -1,0 +1,490 @@
+"""The shell around the group coordinator: order, failures, timeouts, loading, leadership."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from groups_stage import PARTITIONS, MemoryLog, Stage, commit, join, turns
+
+from tidemill.groups.effects import CommitRequest, LeavingMember, OffsetToCommit
+from tidemill.groups.offsets import CommittedOffset, GroupRecord, OffsetRecord
+from tidemill.groups.ports import offsets_topic_config, offsets_topic_replicas
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.records.batch import parse_batches
+from tidemill.records.builder import BatchBuilder, build_batch, build_end_marker
+
+Story = Callable[[], Coroutine[Any, Any, None]]
+
+
+def on_stage(story: Story) -> Callable[[], None]:
+    """Runs a test in a loop of its own."""
+
+    def play() -> None:
+        asyncio.run(story())
+
+    play.__name__ = story.__name__
+    play.__doc__ = story.__doc__
+    return play
+
+
+@on_stage
+async def test_a_group_forms_commits_and_is_reloaded_by_its_next_coordinator() -> None:
+    log = MemoryLog()
+    async with Stage(log) as stage:
+        member = await stage.stable()
+        assert member.startswith("app-")
+        request = commit(generation=1, member_id=member)
+        assert (await stage.service.commit(request)).errors == (ErrorCode.NONE,)
+        assert stage.service.heartbeat("g", member, 1, None) is ErrorCode.NONE
+        assert stage.service.rebalances == 1
+        assert stage.service.commits == 1
+    async with Stage(log) as stage:
+        assert stage.service.heartbeat("g", member, 1, None) is ErrorCode.NONE
+        error, offsets = await stage.service.fetch("g")
+        assert error is ErrorCode.NONE
+        assert offsets["t"][0].offset == 5
+        view = stage.service.describe("g")
+        assert not isinstance(view, ErrorCode)
+        assert (view.state, view.members[0].assignment) == ("Stable", b"x")
+        await stage.time.advance(9_000)
+        assert stage.service.heartbeat("g", member, 1, None) is ErrorCode.NONE
+        await stage.time.advance(10_002)
+        assert stage.service.heartbeat("g", member, 1, None) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+@on_stage
+async def test_nothing_is_answered_before_it_is_committed() -> None:
+    async with Stage() as stage:
+        stage.log.gate.clear()
+        committing = asyncio.ensure_future(stage.service.commit(commit()))
+        await turns()
+        assert not committing.done()
+        assert await stage.service.fetch("g") == (ErrorCode.NONE, {})
+        stable = asyncio.ensure_future(stage.service.fetch("g", require_stable=True))
+        await turns()
+        assert not stable.done()
+        stage.log.gate.set()
+        assert (await committing).errors == (ErrorCode.NONE,)
+        assert (await stable)[1]["t"][0].offset == 5
+
+
+@on_stage
+async def test_a_stable_fetch_does_not_wait_for_later_commits() -> None:
+    async with Stage() as stage:
+        await stage.service.commit(commit())
+        assert (await asyncio.wait_for(stage.service.fetch("g", require_stable=True), 1))[1]["t"][
+            0
+        ].offset == 5
+
+
+@on_stage
+async def test_requests_of_one_turn_share_a_batch() -> None:
+    async with Stage() as stage:
+        results = await asyncio.gather(*(stage.service.commit(commit(topic=f"t{n}")) for n in range(50)))
+        assert {result.errors for result in results} == {(ErrorCode.NONE,)}
+        assert len(stage.log.batches[stage.partition()]) == 1
+        assert len(stage.log.records(stage.partition())) == 50
+
+
+@on_stage
+async def test_a_commit_too_big_for_one_batch_is_written_in_several() -> None:
+    async with Stage() as stage:
+        offsets = tuple(OffsetToCommit("t", n, n, metadata="m" * 4_000) for n in range(300))
+        result = await stage.service.commit(CommitRequest("g", offsets))
+        assert set(result.errors) == {ErrorCode.NONE}
+        batches = stage.log.batches[stage.partition()]
+        assert len(batches) == 3
+        assert max(len(batch) for batch in batches) < 600_000
+        assert len((await stage.service.fetch("g"))[1]["t"]) == 300
+
+
+@on_stage
+async def test_when_one_of_its_batches_fails_a_commit_has_failed() -> None:
+    async with Stage() as stage:
+        offsets = tuple(OffsetToCommit("t", n, n, metadata="m" * 4_000) for n in range(300))
+        stage.log.errors.append(KafkaError("one replica", ErrorCode.NOT_ENOUGH_REPLICAS))
+        result = await stage.service.commit(CommitRequest("g", offsets))
+        assert set(result.errors) == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
+        held = (await stage.service.fetch("g"))[1]["t"]
+        assert set(held) == {record.partition for record in stage.log.records(stage.partition())}
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NOT_COORDINATOR),
+        (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_COORDINATOR),
+        (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.INVALID_COMMIT_OFFSET_SIZE),
+        (ErrorCode.INVALID_RECORD, ErrorCode.INVALID_RECORD),
+    ],
+)
+def test_append_errors_are_told_in_a_coordinators_words(error: ErrorCode, told: ErrorCode) -> None:
+    async def story() -> None:
+        async with Stage() as stage:
+            stage.log.errors.append(KafkaError("refused", error))
+            assert (await stage.service.commit(commit())).errors == (told,)
+            assert (await stage.service.commit(commit())).errors == (ErrorCode.NONE,)
+
+    asyncio.run(story())
+
+
+@on_stage
+async def test_an_append_that_breaks_is_an_error_of_ours() -> None:
+    async with Stage() as stage:
+        stage.log.errors.append(RuntimeError("bug"))
+        assert (await stage.service.commit(commit())).errors == (ErrorCode.UNKNOWN_SERVER_ERROR,)
+
+
+@on_stage
+async def test_a_commit_that_takes_too_long_is_answered_and_may_still_count() -> None:
+    async with Stage() as stage:
+        stage.log.gate.clear()
+        committing = asyncio.ensure_future(stage.service.commit(commit()))
+        await stage.time.advance(4_990)
+        assert not committing.done()
+        await stage.time.advance(20)
+        assert (await committing).errors == (ErrorCode.COORDINATOR_NOT_AVAILABLE,)
+        stage.log.gate.set()
+        await turns()
+        assert (await stage.service.fetch("g"))[1]["t"][0].offset == 5
+
+
+@on_stage
+async def test_a_failed_assignment_sends_members_back_to_join() -> None:
+    async with Stage() as stage:
+        joining = asyncio.ensure_future(stage.service.join(join()))
+        await stage.time.advance(10)
+        joined = await joining
+        stage.log.errors.append(KafkaError("gone", ErrorCode.NOT_ENOUGH_REPLICAS))
+        from tidemill.groups.effects import SyncRequest
+
+        synced = await stage.service.sync(SyncRequest("g", joined.member_id, 1))
+        assert synced.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert stage.service.heartbeat("g", joined.member_id, 1, None) is ErrorCode.REBALANCE_IN_PROGRESS
+
+
+# Leadership.
+
+
+@on_stage
+async def test_groups_of_other_coordinators_are_sent_there() -> None:
+    async with Stage(lead=False) as stage:
+        service = stage.service
+        assert (await service.join(join())).error is ErrorCode.NOT_COORDINATOR
+        assert (await service.commit(commit())).errors == (ErrorCode.NOT_COORDINATOR,)
+        assert await service.fetch("g") == (ErrorCode.NOT_COORDINATOR, {})
+        assert service.heartbeat("g", "m", 1, None) is ErrorCode.NOT_COORDINATOR
+        assert service.describe("g") is ErrorCode.NOT_COORDINATOR
+        assert await service.delete_groups(("g",)) == [ErrorCode.NOT_COORDINATOR]
+        assert service.list_groups() == (ErrorCode.NONE, [])
+
+
+@on_stage
+async def test_while_groups_are_loaded_clients_are_asked_to_wait() -> None:
+    async with Stage(lead=False) as stage:
+        service = stage.service
+        stage.log.reading.clear()
+        stage.lead()
+        await turns()
+        assert (await service.join(join())).error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        assert await service.fetch("g") == (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, {})
+        assert service.heartbeat("g", "m", 1, None) is ErrorCode.NONE
+        assert service.list_groups()[0] is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        stage.log.reading.set()
+        await turns()
+        assert await service.fetch("g") == (ErrorCode.NONE, {})
+
+
+@on_stage
+async def test_a_log_that_cannot_be_read_is_tried_again() -> None:
+    async with Stage(lead=False) as stage:
+        stage.log.read_errors = [OSError("disk")]
+        stage.service.become_leader(stage.partition(), 1)
+        await turns()
+        assert (await stage.service.fetch("g"))[0] is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        await stage.time.advance(1_010)
+        assert (await stage.service.fetch("g"))[0] is ErrorCode.NONE
+
+
+@on_stage
+async def test_who_waits_is_sent_away_when_the_partition_moves() -> None:
+    async with Stage(initial_rebalance_delay_ms=3_000) as stage:
+        partition = stage.partition()
+        stage.log.gate.clear()
+        joining = asyncio.ensure_future(stage.service.join(join()))
+        committing = asyncio.ensure_future(stage.service.commit(commit("h" if stage.partition("h") else "g")))
+        await turns()
+        for each in range(PARTITIONS):
+            stage.service.resign(each, 2)
+        assert (await joining).error is ErrorCode.NOT_COORDINATOR
+        assert (await committing).errors in ((ErrorCode.NOT_COORDINATOR,), (ErrorCode.UNKNOWN_MEMBER_ID,))
+        assert (await stage.service.fetch("g"))[0] is ErrorCode.NOT_COORDINATOR
+        stage.service.become_leader(partition, 3)
+        stage.log.gate.set()
+        await turns()
+        assert (await stage.service.fetch("g"))[0] is ErrorCode.NONE
+        await stage.time.advance(10_000)
+
+
+@on_stage
+async def test_a_commit_decided_before_the_partition_moved_is_not_written() -> None:
+    async with Stage() as stage:
+        committing = asyncio.ensure_future(stage.service.commit(commit()))
+        await asyncio.sleep(0)
+        stage.service.resign(stage.partition())
+        stage.service.become_leader(stage.partition(), 2)
+        assert (await committing).errors == (ErrorCode.NOT_COORDINATOR,)
+        assert stage.log.batches == {}
+
+
+@on_stage
+async def test_news_of_an_older_epoch_are_ignored() -> None:
+    async with Stage() as stage:
+        partition = stage.partition()
+        await stage.service.commit(commit())
+        stage.service.become_leader(partition, 7)
+        stage.service.resign(partition, 6)
+        assert (await stage.service.fetch("g"))[1]["t"][0].offset == 5
+        stage.service.resign(partition, 7)
+        assert (await stage.service.fetch("g"))[0] is ErrorCode.NOT_COORDINATOR
+
+
+@on_stage
+async def test_timers_of_an_earlier_leadership_do_not_fire() -> None:
+    async with Stage() as stage:
+        member = await stage.stable()
+        await stage.time.advance(8_000)
+        stage.service.resign(stage.partition())
+        stage.service.become_leader(stage.partition(), 2)
+        await stage.time.advance(9_000)
+        assert stage.service.heartbeat("g", member, 1, None) is ErrorCode.NONE
+
+
+# Loading.
+
+
+def offset_record(topic: str, offset: int | None, group: str = "g") -> tuple[int, bytes, bytes | None, None]:
+    value = None if offset is None else CommittedOffset(offset)
+    record = OffsetRecord(group, topic, 0, value)
+    return (0, record.key_bytes(), record.value_bytes(), None)
+
+
+async def offsets_after(*batches: bytes) -> dict[str, int]:
+    log = MemoryLog()
+    async with Stage(log, lead=False) as stage:
+        log.batches[stage.partition()] = list(batches)
+        stage.lead()
+        await turns(40)
+        error, offsets = await stage.service.fetch("g")
+        assert error is ErrorCode.NONE
+        return {topic: of_topic[0].offset for topic, of_topic in offsets.items()}
+
+
+@on_stage
+async def test_the_last_record_of_a_key_counts() -> None:
+    batches = [
+        build_batch([offset_record("t", 5), offset_record("u", 1)]),
+        build_batch([offset_record("t", 7), offset_record("u", None)], base_offset=2),
+    ]
+    assert await offsets_after(*batches) == {"t": 7}
+    assert await offsets_after(b"".join(batches)) == {"t": 7}
+
+
+@on_stage
+async def test_compressed_batches_are_read() -> None:
+    for codec in range(1, 5):
+        assert await offsets_after(build_batch([offset_record("t", 5)], codec=codec)) == {"t": 5}
+
+
+@on_stage
+async def test_what_cannot_be_read_costs_no_more_than_itself() -> None:
+    strange = (0, b"\x00\x09other", b"\x00\x00", None)
+    broken = (0, offset_record("t", 5)[1], b"\x00\x63", None)
+    corrupt = bytearray(build_batch([offset_record("v", 5)]))
+    corrupt[-1] ^= 1
+    batches = [
+        build_batch([strange, broken, (0, None, b"x", None), offset_record("t", 5)]),
+        bytes(corrupt),
+        build_batch([offset_record("u", 6)]),
+    ]
+    assert await offsets_after(*batches) == {"t": 5, "u": 6}
+
+
+@on_stage
+async def test_offsets_of_a_transaction_count_when_it_is_committed() -> None:
+    def of_producer(producer_id: int, topic: str) -> bytes:
+        return build_batch(
+            [offset_record(topic, 5)],
+            producer_id=producer_id,
+            producer_epoch=0,
+            base_sequence=0,
+            transactional=True,
+        )
+
+    batches = [
+        of_producer(1, "committed"),
+        of_producer(2, "aborted"),
+        of_producer(3, "open"),
+        build_end_marker(True, 0, 1, 0, 0),
+        build_end_marker(False, 0, 2, 0, 0),
+    ]
+    assert await offsets_after(*batches) == {"committed": 5}
+
+
+@on_stage
+async def test_loading_shares_the_loop() -> None:
+    log = MemoryLog()
+    builder = BatchBuilder()
+    for number in range(5_000):
+        builder.append(*offset_record(f"t{number}", number)[:3])
+    async with Stage(log, lead=False) as stage:
+        log.batches[stage.partition()] = [builder.build()]
+        stage.lead()
+        turns_taken = 0
+        while (await stage.service.fetch("g"))[0] is not ErrorCode.NONE:
+            await asyncio.sleep(0)
+            turns_taken += 1
+        assert turns_taken >= 10
+        assert len((await stage.service.fetch("g"))[1]) == 5_000
+
+
+# Finding.
+
+
+@on_stage
+async def test_the_topic_is_created_once_for_all_who_ask() -> None:
+    async with Stage() as stage:
+        stage.topic.leads = None
+        found = await asyncio.gather(*(stage.service.find_coordinator("g", "EXTERNAL") for _ in range(20)))
+        assert {endpoint.host for endpoint in found} == {"host-of-EXTERNAL"}
+        assert found[0].port == 9092 + stage.partition()
+        assert stage.topic.ensured == 1
+
+
+@on_stage
+async def test_a_topic_that_cannot_be_created_is_no_coordinator_yet() -> None:
+    async with Stage() as stage:
+        stage.topic.leads = None
+        stage.topic.error = KafkaError("no brokers", ErrorCode.INVALID_REPLICATION_FACTOR)
+        with pytest.raises(KafkaError, match="no brokers") as caught:
+            await stage.service.find_coordinator("g", "L")
+        assert caught.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        stage.topic.error = None
+        assert (await stage.service.find_coordinator("g", "L")).node_id == 1
+
+
+@pytest.mark.parametrize(("live", "factor", "replicas"), [(1, 3, 1), (2, 3, 2), (5, 3, 3), (0, 3, 1)])
+def test_the_topic_has_as_many_replicas_as_brokers_up_to_its_factor(
+    live: int, factor: int, replicas: int
+) -> None:
+    assert offsets_topic_replicas(live, factor) == replicas
+    assert offsets_topic_config(1 << 20)["cleanup.policy"] == "compact"
+
+
+# Everything else.
+
+
+@on_stage
+async def test_expired_offsets_leave_the_log_by_tombstones() -> None:
+    async with Stage() as stage:
+        stage.service.start()
+        await stage.service.commit(commit())
+        await stage.time.advance(50_000)
+        assert (await stage.service.fetch("g"))[1] != {}
+        await stage.time.advance(20_000)
+        assert await stage.service.fetch("g") == (ErrorCode.NONE, {})
+        assert stage.log.records(stage.partition())[1:] == [
+            OffsetRecord("g", "t", 0, None),
+            GroupRecord("g", None),
+        ]
+
+
+@on_stage
+async def test_groups_are_deleted_wherever_they_are() -> None:
+    async with Stage() as stage:
+        await asyncio.gather(*(stage.service.commit(commit(f"g{n}")) for n in range(10)))
+        member = await stage.stable("busy")
+        asked = ("g3", "busy", "nobody", "g3", *(f"g{n}" for n in range(10)))
+        errors = await stage.service.delete_groups(asked)
+        assert errors[:4] == [
+            ErrorCode.NONE,
+            ErrorCode.NON_EMPTY_GROUP,
+            ErrorCode.GROUP_ID_NOT_FOUND,
+            ErrorCode.NONE,
+        ]
+        assert set(errors[4:]) == {ErrorCode.NONE}
+        assert [group.group_id for group in stage.service.list_groups()[1]] == ["busy"]
+        left = await stage.service.leave("busy", (LeavingMember(member),))
+        assert left.members[0][1] is ErrorCode.NONE
+
+
+@on_stage
+async def test_deleted_topics_take_their_offsets_along() -> None:
+    async with Stage() as stage:
+        await asyncio.gather(*(stage.service.commit(commit(f"g{n}", topic=f"t{n % 2}")) for n in range(10)))
+        stage.service.topics_deleted(["t0"])
+        await turns()
+        assert sorted(group.group_id for group in stage.service.list_groups()[1]) == [
+            f"g{n}" for n in (1, 3, 5, 7, 9)
+        ]
+
+
+@on_stage
+async def test_ids_and_timeouts_are_checked_at_the_door() -> None:
+    async with Stage() as stage:
+        service = stage.service
+        assert (await service.join(join(""))).error is ErrorCode.INVALID_GROUP_ID
+        assert (await service.leave("", ())).error is ErrorCode.INVALID_GROUP_ID
+        assert (await service.delete_offsets("", ())).error is ErrorCode.INVALID_GROUP_ID
+        assert service.heartbeat("", "m", 1, None) is ErrorCode.INVALID_GROUP_ID
+        for timeout_ms in (5_999, 1_800_001):
+            result = await service.join(join(session_timeout_ms=timeout_ms))
+            assert result.error is ErrorCode.INVALID_SESSION_TIMEOUT
+        assert (await service.commit(commit(""))).errors == (ErrorCode.NONE,)
+
+
+@on_stage
+async def test_a_client_that_hangs_up_leaves_no_trace_in_the_loop() -> None:
+    async with Stage(initial_rebalance_delay_ms=1_000) as stage:
+        joining = asyncio.ensure_future(stage.service.join(join()))
+        await turns()
+        joining.cancel()
+        await stage.time.advance(1_010)
+        view = stage.service.describe("g")
+        assert not isinstance(view, ErrorCode)
+        assert view.state == "CompletingRebalance"
+        await stage.time.advance(60_000)
+        view = stage.service.describe("g")
+        assert not isinstance(view, ErrorCode)
+        assert view.state == "Empty"
+
+
+@on_stage
+async def test_a_thousand_idle_groups_hold_one_timer_of_the_loop() -> None:
+    async with Stage() as stage:
+        members = [await stage.stable(f"g{n}", session_timeout_ms=60_000) for n in range(1_000)]
+        assert stage.time.armed == 1
+        batches = sum(len(each) for each in stage.log.batches.values())
+        await stage.time.advance(5_000)
+        for number, member in enumerate(members):
+            assert stage.service.heartbeat(f"g{number}", member, 1, None) is ErrorCode.NONE
+        await stage.time.advance(5_000)
+        assert stage.time.armed == 1
+        assert sum(len(each) for each in stage.log.batches.values()) == batches
+
+
+@on_stage
+async def test_batches_bear_the_wall_clock() -> None:
+    async with Stage() as stage:
+        await stage.service.commit(commit())
+        data = stage.log.batches[stage.partition()][0]
+        batch = parse_batches(data, 0, len(data))[0]
+        assert batch.max_timestamp == stage.time.wall_ms()
+        assert not batch.is_control

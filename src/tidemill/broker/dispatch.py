@@ -21,7 +21,7 @@ from tidemill.model.errors import KafkaError, ProtocolError
 from tidemill.net.connection import Connection, FileRange, Reply
 from tidemill.wire.apis import ApiKey, request_class
 from tidemill.wire.header import encode_response, parse_request_header
-from tidemill.wire.schema import decode
+from tidemill.wire.schema import decode_prefix
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
@@ -68,7 +68,8 @@ class Dispatch:
             connection.reply_now(encode_response(ApiKey.API_VERSIONS, 0, correlation_id, unsupported()))
             return
         header = parse_request_header(data, start, end)
-        request = decode(request_class(api_key), version, data, header.body_position, end)
+        # What follows the request is ignored, as Apache Kafka does: librdkafka's Metadata 13 has bytes there.
+        request, _ = decode_prefix(request_class(api_key), version, data, header.body_position, end)
         peer: Peer = connection.context
         context = RequestContext(peer, header.client_id, api_key, version, correlation_id, connection)
         started = time.perf_counter()

@@ -1,6 +1,7 @@
 """FindCoordinator: which broker coordinates a group; from v4 on several in one request.
 
-Transactions are not served yet: their coordinator is never available, as in Kafka without its topic.
+Transactions are not served yet. Their coordinator is refused as for an id that one may not use: that is what
+clients give up on at once, where they would ask for ever for a coordinator that is not available.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ async def _find(
     broker: Broker, context: RequestContext, key_type: int, key: str
 ) -> tuple[ErrorCode, str | None, CoordinatorEndpoint]:
     if key_type == TRANSACTION:
-        text = f"no coordinator for transactional id {key!r}: this broker does not serve transactions yet"
-        return ErrorCode.COORDINATOR_NOT_AVAILABLE, text, NOWHERE
+        text = f"transactional id {key!r} is refused: this broker does not serve transactions yet"
+        return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text, NOWHERE
     if key_type != GROUP:
         text = f"there is no coordinator of type {key_type} here: 0 is a group's, 1 a transaction's"
         return ErrorCode.INVALID_REQUEST, text, NOWHERE

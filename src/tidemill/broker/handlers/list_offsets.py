@@ -28,6 +28,8 @@ EARLIEST_PENDING_UPLOAD = -6
 FIRST_VERSION_OF = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 """A request of an older version may not ask for these."""
 
+EPOCHS_FROM = 4
+
 
 def handle(broker: Broker, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
     """Looks each partition up."""
@@ -42,6 +44,8 @@ def handle(broker: Broker, context: RequestContext, request: ListOffsetsRequest)
             except KafkaError as error:
                 answer = ListOffsetsPartitionResponse(error_code=error.code)
             answer.partition_index = wanted.partition_index
+            if context.api_version < EPOCHS_FROM:
+                answer.leader_epoch = -1
             answers.append(answer)
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
     return ListOffsetsResponse(topics=topics)

@@ -1,0 +1,64 @@
+"""One broker for all tests of clients, and fresh topics on it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tidemill.testing import Broker
+
+CONFIG = {
+    "auto.create.topics.enable": "true",
+    "num.partitions": "2",
+    "message.max.bytes": "2000000",
+    "group.min.session.timeout.ms": "1000",
+}
+"""What the tests rely on beside the defaults."""
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def client_broker() -> Iterator[Broker]:
+    """The broker that the tests of this folder share."""
+    with Broker(CONFIG) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def admin(client_broker: Broker) -> AdminClient:
+    """librdkafka's admin client of the shared broker."""
+    return AdminClient({"bootstrap.servers": client_broker.bootstrap})
+
+
+@pytest.fixture(scope="session")
+def bootstrap(client_broker: Broker) -> str:
+    """Where the shared broker is."""
+    return client_broker.bootstrap
+
+
+@pytest.fixture
+def new_name(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """Names that nothing else has: ``new_name("group")``."""
+
+    def make(kind: str = "topic") -> str:
+        return f"{kind}-{next(_numbers)}"
+
+    return make
+
+
+@pytest.fixture
+def new_topic(admin: AdminClient, new_name: Callable[[str], str]) -> Callable[..., str]:
+    """Makes topics on the shared broker: ``new_topic(partitions=3, **{"cleanup.policy": "compact"})``."""
+
+    def make(partitions: int = 1, **config: Any) -> str:
+        name = new_name("topic")
+        wanted = NewTopic(name, partitions, 1, config={key: str(value) for key, value in config.items()})
+        admin.create_topics([wanted], operation_timeout=20)[name].result(20)
+        return name
+
+    return make

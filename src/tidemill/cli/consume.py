@@ -1,0 +1,292 @@
+"""``tidemill consume``: messages of topics, printed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tidemill.cli.options import Duration, Moment, Target, target_options, unescape
+from tidemill.cli.output import on_terminal, time_text
+from tidemill.cli.records import as_text, for_terminal, hexadecimal, to_json
+
+if TYPE_CHECKING:
+    from tidemill.client import Consumer
+    from tidemill.client.chunks import ConsumerRecord
+    from tidemill.model.types import TopicPartition
+
+TOO_FEW = 1
+
+
+class Start:
+    """Where to begin: one of the ways at most."""
+
+    __slots__ = ("beginning", "offset", "since_ms")
+
+    def __init__(self, beginning: bool, offset: int | None, since_ms: int | None) -> None:
+        if sum((beginning, offset is not None, since_ms is not None)) > 1:
+            raise click.UsageError("--from-beginning, --offset and --since: one of them at most")
+        self.beginning = beginning
+        self.offset = offset
+        self.since_ms = since_ms
+
+    @property
+    def given(self) -> bool:
+        """Whether the user said where to begin."""
+        return self.beginning or self.offset is not None or self.since_ms is not None
+
+    def offsets(self, consumer: Consumer, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset to read of each partition."""
+        starts = consumer.beginning_offsets(partitions)
+        if self.beginning:
+            return starts
+        ends = consumer.end_offsets(partitions)
+        if self.since_ms is not None:
+            found = consumer.offsets_for_times(dict.fromkeys(partitions, self.since_ms))
+            times = {item: at.offset if at is not None else ends[item] for item, at in found.items()}
+            return {item: times.get(item, ends[item]) for item in partitions}
+        if self.offset is None:
+            return ends
+        if self.offset < 0:
+            return {item: max(starts[item], ends[item] + self.offset) for item in partitions}
+        return {item: min(max(starts[item], self.offset), ends[item]) for item in partitions}
+
+
+class Format:
+    """How a record is printed."""
+
+    def __init__(
+        self, kind: str, show: set[str], separator: str, write: Callable[[bytes], Any], terminal: bool
+    ) -> None:
+        self.kind = kind
+        self.show = show
+        self.separator = separator
+        self._write = write
+        self._terminal = terminal
+
+    def print(self, record: ConsumerRecord) -> None:
+        """One record, one line."""
+        if self.kind == "json":
+            self._write(to_json(record).encode("utf-8", "surrogatepass") + b"\n")
+            return
+        if self.kind == "plain" and not self.show and not self._terminal:
+            self._write((record.value or b"") + b"\n")
+            return
+        head = self._head(record)
+        text = self.separator.join([*head, self._data(record.value, "null")])
+        if self._terminal and head:
+            dim = click.style(self.separator.join(head) + self.separator, fg="cyan")
+            text = dim + self._data(record.value, click.style("null", dim=True))
+        self._write(text.encode("utf-8", "surrogateescape") + b"\n")
+
+    def _head(self, record: ConsumerRecord) -> list[str]:
+        head = []
+        if "topic" in self.show:
+            head.append(record.topic)
+        if "partition" in self.show:
+            head.append(str(record.partition))
+        if "offset" in self.show:
+            head.append(str(record.offset))
+        if "timestamp" in self.show:
+            head.append(time_text(record.timestamp))
+        if "headers" in self.show:
+            head.append(",".join(f"{name}={self._data(data, 'null')}" for name, data in record.headers))
+        if "key" in self.show:
+            head.append(self._data(record.key, "null"))
+        return head
+
+    def _data(self, data: bytes | None, null: str) -> str:
+        if data is None:
+            return null
+        if self.kind == "hex":
+            return hexadecimal(data)
+        if not self._terminal:
+            return data.decode("utf-8", "surrogateescape")
+        text, _ = as_text(data)
+        return for_terminal(text) if text is not None else repr(data)[2:-1]
+
+
+@click.command(
+    "consume",
+    epilog="""\b
+Examples:
+  tidemill consume hello --from-beginning
+  tidemill consume hello --offset -10 --show key,offset        the last ten of each partition
+  tidemill consume hello --since 15m --json | jq .value
+  tidemill consume hello -g readers                            as a member of a group
+  tidemill consume --pattern 'orders\\..*' -v
+  tidemill consume hello -n 1 --timeout 5s                     exit code 1 if none comes
+
+Without a start it begins with what comes next; a group goes on where it was.""",
+)
+@click.argument("topics", nargs=-1)
+@click.option("--pattern", metavar="REGEX", help="Topics whose whole name matches.")
+@click.option("--from-beginning", is_flag=True, help="Begin with the oldest message.")
+@click.option(
+    "--offset", type=int, metavar="N", help="Begin at offset N; -N: at the last N of each partition."
+)
+@click.option(
+    "--since", type=Moment(), metavar="TIME", help="Begin at a time: 2026-03-01T12:00, or 10m (ago)."
+)
+@click.option(
+    "-p", "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this one."
+)
+@click.option("-g", "--group", metavar="NAME", help="Join this group, and commit its offsets.")
+@click.option("-n", "--max-messages", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
+@click.option("--timeout", type=Duration(), metavar="TIME", help="End when none comes for so long (5s, 1m).")
+@click.option("-e", "--exit-at-end", is_flag=True, help="End with what is there now.")
+@click.option(
+    "-o", "--format", "kind", type=click.Choice(["plain", "json", "hex"]), default="plain", show_default=True
+)
+@click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
+@click.option(
+    "--show", default="", metavar="FIELDS", help="Also topic, partition, offset, timestamp, headers, key."
+)
+@click.option("-v", "--verbose", is_flag=True, help="Show all of them.")
+@click.option("--separator", default="\\t", show_default=True, metavar="TEXT", help="Between the fields.")
+@click.option("--read-committed", is_flag=True, help="Leave out open and aborted transactions.")
+@target_options
+def command(
+    topics: tuple[str, ...],
+    pattern: str | None,
+    from_beginning: bool,
+    offset: int | None,
+    since: int | None,
+    partitions: tuple[int, ...],
+    group: str | None,
+    max_messages: int | None,
+    timeout: float | None,
+    exit_at_end: bool,
+    kind: str,
+    as_json: bool,
+    show: str,
+    verbose: bool,
+    separator: str,
+    read_committed: bool,
+    target: Target,
+) -> int:
+    """Print the messages of TOPICS, one a line.
+
+    Exit code 1 when --max-messages was given and fewer came before --timeout or the end.
+    """
+    if bool(topics) == (pattern is not None):
+        raise click.UsageError("name topics, or a --pattern")
+    if group is not None and partitions:
+        raise click.UsageError("a group shares partitions out by itself: leave --partition or --group out")
+    from tidemill.client import Consumer
+
+    start = Start(from_beginning, offset, since)
+    out = sys.stdout.buffer
+    terminal = on_terminal()
+    shown = Format(
+        "json" if as_json else kind, _fields(show, verbose), unescape(separator), out.write, terminal
+    )
+    config = target.config(
+        group_id=group,
+        auto_offset_reset="earliest" if from_beginning else "latest",
+        isolation_level="read_committed" if read_committed else "read_uncommitted",
+    )
+    if group is None:
+        config.pop("group.id", None)
+        config["enable.auto.commit"] = False
+    with Consumer(target.bootstrap, config) as consumer:
+        if group is not None:
+            _subscribe(consumer, topics, pattern, start)
+        else:
+            _assign(consumer, topics, pattern, partitions, start)
+        count = _print_all(consumer, shown, max_messages, timeout, exit_at_end)
+    return TOO_FEW if max_messages is not None and count < max_messages else 0
+
+
+FIELDS = ("topic", "partition", "offset", "timestamp", "headers", "key")
+
+
+def _fields(show: str, verbose: bool) -> set[str]:
+    if verbose:
+        return set(FIELDS)
+    wanted = {part.strip() for part in show.split(",") if part.strip()}
+    unknown = wanted - {*FIELDS, "value"}
+    if unknown:
+        raise click.UsageError(f"--show {show}: {', '.join(sorted(unknown))} is none of {', '.join(FIELDS)}")
+    return wanted - {"value"}
+
+
+def _assign(
+    consumer: Consumer,
+    topics: tuple[str, ...],
+    pattern: str | None,
+    partitions: tuple[int, ...],
+    start: Start,
+) -> None:
+    import re
+
+    names = list(topics)
+    if pattern is not None:
+        compiled = re.compile(pattern)
+        names = [name for name in consumer.topics() if compiled.fullmatch(name)]
+        if not names:
+            raise click.ClickException(
+                f"no topic matches {pattern!r}; 'tidemill topic list' shows what there is"
+            )
+    chosen = [
+        item
+        for name in names
+        for item in consumer.partitions_for(name)
+        if not partitions or item.partition in partitions
+    ]
+    missing = set(partitions) - {item.partition for item in chosen}
+    if missing:
+        raise click.ClickException(f"{', '.join(names)}: there is no partition {min(missing)}")
+    consumer.assign(chosen)
+    for item, at in start.offsets(consumer, chosen).items():
+        consumer.seek(item, at)
+
+
+def _subscribe(consumer: Consumer, topics: tuple[str, ...], pattern: str | None, start: Start) -> None:
+    class Seek:
+        """Moves what was just assigned to where the user wants to begin."""
+
+        def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+            if start.given and partitions:
+                for item, at in start.offsets(consumer, partitions).items():
+                    consumer.seek(item, at)
+
+        def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+            pass
+
+        def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+            pass
+
+    consumer.subscribe(topics, pattern=pattern, listener=Seek())
+
+
+def _print_all(
+    consumer: Consumer, shown: Format, max_messages: int | None, timeout: float | None, exit_at_end: bool
+) -> int:
+    count = 0
+    last = time.monotonic()
+    ends: dict[TopicPartition, int] | None = None
+    while True:
+        wait = 1.0 if timeout is None else max(0.0, min(1.0, last + timeout - time.monotonic()))
+        records = consumer.poll(
+            wait, max_records=None if max_messages is None else min(500, max_messages - count)
+        )
+        for record in records:
+            shown.print(record)
+            count += 1
+        if records:
+            last = time.monotonic()
+            sys.stdout.buffer.flush()
+        if max_messages is not None and count >= max_messages:
+            return count
+        if timeout is not None and time.monotonic() - last >= timeout:
+            return count
+        if exit_at_end:
+            assigned = consumer.assignment()
+            if assigned and (ends is None or set(ends) != assigned):
+                ends = consumer.end_offsets(assigned)
+            if ends is not None and all(consumer.position(item) >= end for item, end in ends.items()):
+                return count

@@ -1,0 +1,171 @@
+"""Options that several commands share, and how their texts become values."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tidemill.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    # Only newer versions of click know what a parameter's type makes.
+    FloatType = click.ParamType[float]
+    WholeType = click.ParamType[int]
+else:
+    FloatType = WholeType = click.ParamType
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+API_TIMEOUT_S = 15
+"""How long a command waits for the cluster before it gives up, unless -X says otherwise."""
+
+_UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+class Target:
+    """The cluster a command talks to, and the client configuration it uses."""
+
+    def __init__(self, bootstrap: str, config: dict[str, Any]) -> None:
+        self.bootstrap = bootstrap
+        self._config = config
+
+    def config(self, **defaults: Any) -> dict[str, Any]:
+        """The configuration of a client: ``defaults`` (dots as underscores) below what the user gave."""
+        timeout = API_TIMEOUT_S * 1000
+        merged: dict[str, Any] = {"default.api.timeout.ms": timeout, "client.id": "tidemill-cli"}
+        merged.update({name.replace("_", "."): value for name, value in defaults.items()})
+        merged.update(self._config)
+        return merged
+
+
+def target_options(function: F) -> F:
+    """Adds ``--bootstrap-server``, ``--command-config`` and ``-X``; the command gets ``target``."""
+
+    def made(
+        *arguments: Any, bootstrap: str, config_file: str | None, settings: tuple[str, ...], **rest: Any
+    ) -> Any:
+        return function(*arguments, target=Target(bootstrap, client_settings(config_file, settings)), **rest)
+
+    made.__name__ = function.__name__
+    made.__doc__ = function.__doc__
+    # Options that the decorators below this one have collected so far.
+    made.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+    for option in (
+        click.option(
+            "-X", "settings", multiple=True, metavar="KEY=VALUE", help="Set one client key; can be repeated."
+        ),
+        click.option(
+            "--command-config", "config_file", metavar="FILE", help="Properties file of client keys."
+        ),
+        click.option(
+            "-b",
+            "--bootstrap-server",
+            "bootstrap",
+            envvar="TIDEMILL_BOOTSTRAP",
+            default="localhost:9092",
+            show_default=True,
+            show_envvar=True,
+            metavar="HOST:PORT",
+            help="Brokers to ask first, apart by commas.",
+        ),
+    ):
+        made = option(made)
+    return made  # type: ignore[return-value]
+
+
+def client_settings(config_file: str | None, settings: tuple[str, ...]) -> dict[str, Any]:
+    """Client keys of a properties file and of ``KEY=VALUE`` texts, the texts going before the file."""
+    found: dict[str, Any] = {}
+    if config_file is not None:
+        from tidemill.model.configs.properties import read_properties
+
+        found.update({line.key: line.value for line in read_properties(config_file)})
+    found.update(pairs("-X", settings))
+    return found
+
+
+def pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
+    """``("a=1", "b=2")`` as a mapping; a usage error for a text without ``=``."""
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise click.UsageError(f"{option} {text}: it must be KEY=VALUE")
+        found[key.strip()] = value
+    return found
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of ``500ms``, ``90s``, ``10m``, ``2h``, ``7d``, ``1w``; a bare number is seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)?", text.strip())
+    if match is None:
+        raise ConfigError(f"{text!r} is no duration: use 500ms, 90s, 10m, 2h, 7d or 1w")
+    return float(match[1]) * _UNITS_S[match[2] or "s"]
+
+
+def parse_moment(text: str) -> int:
+    """Milliseconds since 1970 of a moment.
+
+    ``2026-03-01``, ``2026-03-01T12:00`` (local time, unless it names a zone), ``10m`` (that long ago), or
+    milliseconds as a number of at least 11 digits.
+    """
+    from datetime import datetime
+
+    text = text.strip()
+    if text.isascii() and text.isdigit() and len(text) >= 11:
+        return int(text)
+    if text == "now":
+        return int(time.time() * 1000)
+    if re.fullmatch(r"\d+(?:\.\d+)?\s*(ms|s|m|h|d|w)", text):
+        return int((time.time() - parse_duration(text)) * 1000)
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        raise ConfigError(
+            f"{text!r} is no moment: use 2026-03-01T12:00 (local time, or with a zone as +01:00), "
+            "10m for ten minutes ago, or milliseconds since 1970"
+        ) from None
+
+
+class Duration(FloatType):
+    """A duration in seconds, for an option."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float | int):
+            return float(value)
+        try:
+            return parse_duration(value)
+        except ConfigError as problem:
+            self.fail(str(problem), param, ctx)
+
+
+class Moment(WholeType):
+    """A moment in ms since 1970, for an option."""
+
+    name = "moment"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_moment(value)
+        except ConfigError as problem:
+            self.fail(str(problem), param, ctx)
+
+
+def unescape(text: str) -> str:
+    """``\\t``, ``\\n``, ``\\0``, ``\\xNN`` and ``\\\\`` in a separator, as shells find hard to pass."""
+    names = {"t": "\t", "n": "\n", "r": "\r", "0": "\0", "\\": "\\"}
+
+    def replaced(match: re.Match[str]) -> str:
+        if match[2]:
+            return chr(int(match[2], 16))
+        return names[match[1]]
+
+    return re.sub(r"\\(?:([tnr0\\])|x([0-9a-fA-F]{2}))", replaced, text)

@@ -1,0 +1,182 @@
+"""``tidemill produce``: messages from standard input or files."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING
+
+import click
+
+from tidemill.cli.options import Target, target_options, unescape
+from tidemill.cli.output import count_text, on_terminal
+from tidemill.cli.records import BadInput, InputRecord, from_json
+
+if TYPE_CHECKING:
+    from tidemill.client.producer import BulkDelivery, Producer
+
+CHUNK_BYTES = 1024 * 1024
+LINE_BYTES_MAX = 256 * 1024 * 1024
+UNDER_WAY_MAX = 256
+"""Chunks of input whose fate is not known yet; the oldest is waited for."""
+
+
+@click.command(
+    "produce",
+    epilog="""\b
+Examples:
+  echo 'good morning' | tidemill produce hello
+  tidemill produce hello -K : < lines.txt             lines such as  key:value
+  tidemill produce hello -f day1.txt -f day2.txt -z zstd
+  tidemill produce hello -k user7 -H source=cli -p 0
+  tidemill consume hello --from-beginning --json -e | tidemill produce copy --json""",
+)
+@click.argument("topic")
+@click.option("-f", "--file", "files", multiple=True, metavar="FILE", help="Read this file; can be repeated.")
+@click.option(
+    "-K", "--key-separator", metavar="TEXT", help="A line's key ends here (\\t, \\x01 are understood)."
+)
+@click.option("-k", "--key", metavar="TEXT", help="Key of every message.")
+@click.option(
+    "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of every message."
+)
+@click.option("-p", "--partition", type=click.IntRange(min=0), help="Partition; by the key when left out.")
+@click.option(
+    "-z",
+    "--compression",
+    type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
+    help="Compress batches.",
+)
+@click.option(
+    "-a", "--acks", type=click.Choice(["all", "1", "0"]), help="Acknowledgements to wait for.  [all]"
+)
+@click.option(
+    "-Z", "--null", "null_marker", metavar="TEXT", help="A value of TEXT is no value (a tombstone)."
+)
+@click.option("--json", "as_json", is_flag=True, help="Lines are JSON, as 'consume --json' prints them.")
+@click.option("--keep-place", is_flag=True, help="With --json: keep partition and timestamp.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not say how many messages were sent.")
+@target_options
+def command(
+    topic: str,
+    files: tuple[str, ...],
+    key_separator: str | None,
+    key: str | None,
+    headers: tuple[str, ...],
+    partition: int | None,
+    compression: str | None,
+    acks: str | None,
+    null_marker: str | None,
+    as_json: bool,
+    keep_place: bool,
+    quiet: bool,
+    target: Target,
+) -> int:
+    """Send each line of standard input, or of files, as a message to TOPIC.
+
+    Exit code 0 means that every message was acknowledged.
+    """
+    if as_json and (key_separator or key):
+        raise click.UsageError("--json lines carry their keys: leave --key and --key-separator out")
+    from tidemill.client import Producer
+
+    fixed = [_header(text) for text in headers]
+    separator = unescape(key_separator).encode() if key_separator is not None else None
+    fixed_key = key.encode() if key is not None else None
+    null_value = null_marker.encode() if null_marker is not None else None
+
+    def read(line: bytes) -> InputRecord:
+        if as_json:
+            record = from_json(line, keep_place=keep_place)
+            record.headers = [*record.headers, *fixed]
+        else:
+            record = InputRecord(line, fixed_key, fixed)
+            if separator is not None:
+                before, found, after = line.partition(separator)
+                if found:
+                    record.key, record.value = before, after
+            if record.value == null_value:
+                record.value = None
+        if partition is not None:
+            record.partition = partition
+        return record
+
+    choices = {"acks": acks, "compression_type": compression}
+    config = target.config(max_block_ms=15_000, **{name: text for name, text in choices.items() if text})
+    sent = 0
+    with Producer(target.bootstrap, config) as producer:
+        under_way: deque[BulkDelivery] = deque()
+        for number, lines in _chunks(files):
+            under_way.append(_send(producer, topic, lines, read, number))
+            while under_way and (len(under_way) > UNDER_WAY_MAX or under_way[0].done()):
+                sent += under_way.popleft().result()
+        while under_way:
+            sent += under_way.popleft().result()
+    if not quiet and (on_terminal() or sys.stderr.isatty()):
+        click.secho(
+            f"{count_text(sent)} {'message' if sent == 1 else 'messages'} sent to {topic}", dim=True, err=True
+        )
+    return 0
+
+
+def _header(text: str) -> tuple[str, bytes | None]:
+    name, equals, value = text.partition("=")
+    if not name:
+        raise click.UsageError(f"--header {text}: it must be NAME=VALUE")
+    return name, value.encode() if equals else None
+
+
+def _send(producer: Producer, topic: str, lines: list[bytes], read: object, first_line: int) -> BulkDelivery:
+    records = []
+    for index, line in enumerate(lines):
+        try:
+            records.append(read(line))  # type: ignore[operator]
+        except BadInput as problem:
+            raise BadInput(f"line {first_line + index}: {problem}") from None
+    placed = any(record.partition is not None for record in records)
+    if placed and not all(record.partition is not None for record in records):
+        raise BadInput(
+            "some lines name a partition and some do not: give --partition, or leave --keep-place out"
+        )
+    return producer.send_batch(
+        topic,
+        [record.value for record in records],
+        [record.key for record in records],
+        headers=[record.headers for record in records],
+        timestamps_ms=[record.timestamp_ms for record in records],
+        partitions=[record.partition or 0 for record in records] if placed else None,
+    )
+
+
+def _chunks(files: tuple[str, ...]) -> Iterator[tuple[int, list[bytes]]]:
+    """Lines as they become available, with the number of the first one."""
+    if not files:
+        if sys.stdin.isatty():
+            click.secho("One message a line; ctrl-D ends.", dim=True, err=True)
+        yield from _lines_of(sys.stdin.buffer)
+        return
+    for name in files:
+        with open(name, "rb") as file:
+            yield from _lines_of(file)
+
+
+def _lines_of(file: IO[bytes]) -> Iterator[tuple[int, list[bytes]]]:
+    descriptor = file.fileno()
+    rest = b""
+    number = 1
+    while True:
+        # os.read gives what is there: a line typed or piped slowly is sent at once, not with the next ones.
+        data = os.read(descriptor, CHUNK_BYTES)
+        if not data:
+            break
+        lines = (rest + data).split(b"\n")
+        rest = lines.pop()
+        if len(rest) > LINE_BYTES_MAX:
+            raise BadInput(f"line {number + len(lines)} is longer than {LINE_BYTES_MAX} bytes")
+        if lines:
+            yield number, lines
+            number += len(lines)
+    if rest:
+        yield number, [rest]

@@ -1,0 +1,131 @@
+"""How records are shown and read as text: plain, hexadecimal, and JSON that comes back as it went."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any
+
+from tidemill.model.errors import TidemillError
+
+if TYPE_CHECKING:
+    from tidemill.client.chunks import ConsumerRecord
+
+
+class BadInput(TidemillError):
+    """A line of input that is no record."""
+
+
+def as_text(data: bytes | None) -> tuple[str | None, str | None]:
+    """(text, None) for UTF-8, (None, base64) for other bytes, (None, None) for none."""
+    if data is None:
+        return None, None
+    try:
+        return data.decode("utf-8"), None
+    except UnicodeDecodeError:
+        return None, base64.b64encode(data).decode("ascii")
+
+
+def to_json(record: ConsumerRecord) -> str:
+    """One line. What is not UTF-8 stands in ``key_base64``, ``value_base64``; headers likewise."""
+    shown: dict[str, Any] = {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        "timestamp_type": "append" if record.timestamp_type == 1 else "create",
+    }
+    for name, data in (("key", record.key), ("value", record.value)):
+        text, encoded = as_text(data)
+        if encoded is not None:
+            shown[f"{name}_base64"] = encoded
+        else:
+            shown[name] = text
+    headers = []
+    for name, data in record.headers:
+        text, encoded = as_text(data)
+        headers.append({"key": name, "value_base64": encoded} if encoded else {"key": name, "value": text})
+    shown["headers"] = headers
+    return json.dumps(shown, ensure_ascii=False)
+
+
+class InputRecord:
+    """A record to be sent. ``partition`` and ``timestamp_ms`` are None where the input leaves them open."""
+
+    __slots__ = ("headers", "key", "partition", "timestamp_ms", "value")
+
+    def __init__(
+        self,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: list[tuple[str, bytes | None]] | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> None:
+        self.value = value
+        self.key = key
+        self.headers = headers or []
+        self.partition = partition
+        self.timestamp_ms = timestamp_ms
+
+
+def from_json(line: bytes, *, keep_place: bool = False) -> InputRecord:
+    """Reads what :func:`to_json` writes. Partition and time are taken over only with ``keep_place``.
+
+    A value that is a JSON object, list or number is sent as its compact JSON text.
+    """
+    try:
+        found = json.loads(line)
+    except ValueError as problem:
+        raise BadInput(f"no JSON: {problem}") from None
+    if not isinstance(found, dict):
+        raise BadInput('a JSON record is an object, as {"key": "k", "value": "v"}')
+    headers = []
+    for header in found.get("headers") or []:
+        if not isinstance(header, dict) or not isinstance(header.get("key"), str):
+            raise BadInput('headers are a list of objects, as [{"key": "k", "value": "v"}]')
+        headers.append((header["key"], _bytes_of(header, "value")))
+    return InputRecord(
+        _bytes_of(found, "value"),
+        _bytes_of(found, "key"),
+        headers,
+        _whole(found, "partition") if keep_place else None,
+        _whole(found, "timestamp") if keep_place else None,
+    )
+
+
+def _bytes_of(found: dict[str, Any], name: str) -> bytes | None:
+    encoded = found.get(f"{name}_base64")
+    if encoded is not None:
+        try:
+            return base64.b64decode(encoded, validate=True)
+        except (ValueError, TypeError):
+            raise BadInput(f"{name}_base64 is no base64 text") from None
+    value = found.get(name)
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _whole(found: dict[str, Any], name: str) -> int | None:
+    value = found.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise BadInput(f"{name} is {value!r}: a whole number is needed")
+    return value
+
+
+def for_terminal(text: str) -> str:
+    """``text`` with control characters as escapes, so that a message cannot take over the terminal."""
+    return "".join(
+        letter if letter.isprintable() or letter == "\t" else letter.encode("unicode_escape").decode("ascii")
+        for letter in text
+    )
+
+
+def hexadecimal(data: bytes | None) -> str:
+    """``68 65 6c``; empty for no bytes."""
+    return data.hex(" ") if data else ""

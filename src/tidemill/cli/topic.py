@@ -1,0 +1,353 @@
+"""``tidemill topic``: create, list, describe, alter, delete."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tidemill.cli.options import Target, pairs, target_options
+from tidemill.cli.output import (
+    bytes_text,
+    count_text,
+    done,
+    json_option,
+    on_terminal,
+    print_json,
+    print_table,
+)
+from tidemill.model.types import TopicPartition
+
+if TYPE_CHECKING:
+    from tidemill.client import Admin
+    from tidemill.client.admin_types import PartitionDescription
+
+FAILED = 1
+
+
+@click.group("topic")
+def command() -> None:
+    """Create, list, describe, alter and delete topics."""
+
+
+@command.command(
+    "create",
+    epilog="""\b
+Examples:
+  tidemill topic create hello
+  tidemill topic create orders -p 6 --set retention.ms=-1 --set compression.type=zstd""",
+)
+@click.argument("names", nargs=-1, required=True)
+@click.option(
+    "-p", "--partitions", type=click.IntRange(min=1), help="Partitions.  [the broker's num.partitions]"
+)
+@click.option(
+    "-r", "--replication-factor", type=click.IntRange(min=1), help="Replicas.  [the broker's default]"
+)
+@click.option("-s", "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set one topic key.")
+@click.option("--if-not-exists", is_flag=True, help="A topic that is there already is fine.")
+@click.option("--dry-run", is_flag=True, help="Check, and create nothing.")
+@json_option
+@target_options
+def create(
+    names: tuple[str, ...],
+    partitions: int | None,
+    replication_factor: int | None,
+    settings: tuple[str, ...],
+    if_not_exists: bool,
+    dry_run: bool,
+    as_json: bool,
+    target: Target,
+) -> int:
+    """Create topics."""
+    from tidemill.client import Admin, ClientError, NewTopic
+    from tidemill.model.errors import ErrorCode
+
+    configs = pairs("--set", settings)
+    wanted = [NewTopic(name, partitions or -1, replication_factor or -1, configs) for name in names]
+    with Admin(target.bootstrap, target.config()) as admin:
+        outcomes = admin.create_topics(wanted, validate_only=dry_run)
+    failures = 0
+    rows: list[dict[str, Any]] = []
+    for name, outcome in outcomes.items():
+        if isinstance(outcome, ClientError):
+            exists = outcome.code == ErrorCode.TOPIC_ALREADY_EXISTS
+            if exists and if_not_exists:
+                rows.append({"name": name, "created": False})
+                continue
+            failures += 1
+            click.echo(f"tidemill: {outcome}", err=True)
+            continue
+        rows.append(
+            {
+                "name": name,
+                "created": not dry_run,
+                "partitions": outcome.partitions,
+                "replication_factor": outcome.replication_factor,
+                "topic_id": topic_id_text(outcome.topic_id),
+            }
+        )
+    if as_json:
+        print_json(rows)
+    else:
+        for row in rows:
+            if not row["created"]:
+                done(f"{row['name']}: could be created" if dry_run else f"{row['name']} is there already")
+            else:
+                count = row["partitions"]
+                parts = f" with {count} {'partition' if count == 1 else 'partitions'}" if count > 0 else ""
+                done(f"created {row['name']}{parts}")
+    return FAILED if failures else 0
+
+
+@command.command(
+    "list",
+    epilog="""\b
+Examples:
+  tidemill topic list
+  tidemill topic list --counts
+  tidemill topic list --json | jq -r '.[].name'""",
+)
+@click.option("-a", "--all", "include_internal", is_flag=True, help="Also internal topics.")
+@click.option("--counts", is_flag=True, help="Also how many messages they hold.")
+@json_option
+@target_options
+def list_(include_internal: bool, counts: bool, as_json: bool, target: Target) -> None:
+    """List topics."""
+    from tidemill.client import Admin
+
+    with Admin(target.bootstrap, target.config()) as admin:
+        topics = admin.list_topics(include_internal=include_internal)
+        held: dict[str, int] = {}
+        if counts:
+            items = [TopicPartition(topic.name, p) for topic in topics for p in range(topic.partitions)]
+            starts, ends = _ends(admin, items)
+            for item in items:
+                held[item.topic] = held.get(item.topic, 0) + ends[item] - starts[item]
+    if as_json:
+        print_json(
+            [
+                {
+                    "name": topic.name,
+                    "topic_id": topic_id_text(topic.topic_id),
+                    "partitions": topic.partitions,
+                    "replication_factor": topic.replication_factor,
+                    "internal": topic.internal,
+                    **({"messages": held[topic.name]} if counts else {}),
+                }
+                for topic in topics
+            ]
+        )
+        return
+    columns = ["topic", "partitions", "replicas", *(["messages"] if counts else [])]
+    shown = count_text if on_terminal() else str
+    rows = [
+        [
+            topic.name,
+            topic.partitions,
+            topic.replication_factor,
+            *([shown(held[topic.name])] if counts else []),
+        ]
+        for topic in topics
+    ]
+    print_table(columns, rows, right=columns[1:], empty="no topics; 'tidemill topic create NAME' makes one")
+
+
+@command.command(
+    "describe",
+    epilog="\b\nExamples:\n  tidemill topic describe orders\n  tidemill topic describe orders --json",
+)
+@click.argument("names", nargs=-1, required=True)
+@click.option("--configs", "all_configs", is_flag=True, help="Every topic key, also those at their defaults.")
+@json_option
+@target_options
+def describe(names: tuple[str, ...], all_configs: bool, as_json: bool, target: Target) -> None:
+    """Show partitions, offsets, sizes and settings of topics."""
+    from tidemill.client import Admin
+
+    with Admin(target.bootstrap, target.config()) as admin:
+        found = [_described(admin, name, all_configs) for name in names]
+    if as_json:
+        print_json(found)
+        return
+    for topic in found:
+        _print_topic(topic)
+
+
+def _described(admin: Admin, name: str, all_configs: bool) -> dict[str, Any]:
+    topic = admin.describe_topic(name)
+    led = [TopicPartition(name, p.partition) for p in topic.partitions if p.leader >= 0]
+    starts, ends = _ends(admin, led)
+    sizes = _sizes(admin, name)
+    configs = admin.topic_configs(name)
+    return {
+        "name": name,
+        "topic_id": topic_id_text(topic.topic_id),
+        "internal": topic.internal,
+        "partitions": [
+            {
+                "partition": p.partition,
+                "leader": p.leader,
+                "leader_epoch": p.leader_epoch,
+                "replicas": p.replicas,
+                "isr": p.isr,
+                "start_offset": starts.get(TopicPartition(name, p.partition)),
+                "end_offset": ends.get(TopicPartition(name, p.partition)),
+                "size_bytes": sizes.get(p.partition),
+                "state": _state(p),
+            }
+            for p in topic.partitions
+        ],
+        "configs": {
+            key: {"value": entry.value, "source": entry.source}
+            for key, entry in sorted(configs.items())
+            if all_configs or not entry.is_default
+        },
+    }
+
+
+def _state(partition: PartitionDescription) -> str:
+    if partition.leader < 0:
+        return "offline"
+    return "under-replicated" if partition.under_replicated else "ok"
+
+
+def _sizes(admin: Admin, name: str) -> dict[int, int]:
+    """Bytes of each partition on its largest replica; empty where the cluster does not tell."""
+    from tidemill.client import ClientError
+
+    sizes: dict[int, int] = {}
+    try:
+        directories = admin.describe_log_dirs()
+    except ClientError:
+        return sizes
+    for listed in directories.values():
+        for directory in listed:
+            for replica in directory.replicas:
+                if replica.topic == name and not replica.future:
+                    sizes[replica.partition] = max(sizes.get(replica.partition, 0), replica.size_bytes)
+    return sizes
+
+
+def _ends(
+    admin: Admin, items: list[TopicPartition]
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    starts = admin.list_offsets(dict.fromkeys(items, "earliest"))
+    ends = admin.list_offsets(dict.fromkeys(items, "latest"))
+    return {i: at.offset for i, at in starts.items()}, {i: at.offset for i, at in ends.items()}
+
+
+def _print_topic(topic: dict[str, Any]) -> None:
+    terminal = on_terminal()
+    partitions = topic["partitions"]
+    messages = sum((p["end_offset"] or 0) - (p["start_offset"] or 0) for p in partitions)
+    size = sum(p["size_bytes"] or 0 for p in partitions)
+    if terminal:
+        noun = "partition" if len(partitions) == 1 else "partitions"
+        click.echo(
+            f"{click.style(topic['name'], bold=True)}  {len(partitions)} {noun}, "
+            f"{count_text(messages)} messages, {bytes_text(size)}  {click.style(topic['topic_id'], dim=True)}"
+        )
+    columns = ["partition", "leader", "replicas", "in sync", "start", "end", "messages", "size", "state"]
+    if not terminal:
+        columns.insert(0, "topic")
+    rows = []
+    for p in partitions:
+        held = (p["end_offset"] or 0) - (p["start_offset"] or 0)
+        size_bytes = p["size_bytes"]
+        shown = "" if size_bytes is None else bytes_text(size_bytes) if terminal else size_bytes
+        row = [
+            p["partition"],
+            p["leader"] if p["leader"] >= 0 else "none",
+            ",".join(map(str, p["replicas"])),
+            ",".join(map(str, p["isr"])),
+            p["start_offset"],
+            p["end_offset"],
+            count_text(held) if terminal else held,
+            shown,
+            p["state"],
+        ]
+        rows.append(row if terminal else [topic["name"], *row])
+    print_table(columns, rows, right=("partition", "leader", "start", "end", "messages", "size"))
+    if topic["configs"] and terminal:
+        print_table(
+            ["setting", "value", "set by"],
+            [[key, entry["value"], entry["source"]] for key, entry in topic["configs"].items()],
+        )
+
+
+@command.command(
+    "alter",
+    epilog="""\b
+Examples:
+  tidemill topic alter orders --set retention.ms=86400000 --unset compression.type
+  tidemill topic alter orders --partitions 12""",
+)
+@click.argument("name")
+@click.option("-p", "--partitions", type=click.IntRange(min=1), help="Grow to so many; they cannot shrink.")
+@click.option("-s", "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set one topic key.")
+@click.option("-u", "--unset", "removed", multiple=True, metavar="KEY", help="Back to the broker's value.")
+@click.option("--dry-run", is_flag=True, help="Check, and change nothing.")
+@target_options
+def alter(
+    name: str,
+    partitions: int | None,
+    settings: tuple[str, ...],
+    removed: tuple[str, ...],
+    dry_run: bool,
+    target: Target,
+) -> None:
+    """Change settings of a topic, or let it grow."""
+    from tidemill.client import Admin, ConfigResource, ResourceType
+
+    wanted = pairs("--set", settings)
+    if not (partitions or wanted or removed):
+        raise click.UsageError("nothing to change: give --partitions, --set or --unset")
+    said = []
+    with Admin(target.bootstrap, target.config()) as admin:
+        if wanted or removed:
+            resource = ConfigResource(ResourceType.TOPIC, name)
+            admin.alter_configs(resource, wanted, remove=removed, validate_only=dry_run)
+            said += [f"{key}={value}" for key, value in wanted.items()]
+            said += [f"{key} unset" for key in removed]
+        if partitions:
+            admin.create_partitions(name, partitions, validate_only=dry_run)
+            said.append(f"{partitions} partitions")
+    done(f"{name}: {'could have ' if dry_run else ''}{', '.join(said)}")
+
+
+@command.command(
+    "delete", epilog="\b\nExamples:\n  tidemill topic delete hello\n  tidemill topic delete --yes a b c"
+)
+@click.argument("names", nargs=-1, required=True)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--if-exists", is_flag=True, help="A topic that is not there is fine.")
+@target_options
+def delete(names: tuple[str, ...], yes: bool, if_exists: bool, target: Target) -> int:
+    """Delete topics and all their messages. Asks first on a terminal."""
+    from tidemill.client import Admin
+    from tidemill.model.errors import ErrorCode
+
+    if not yes and sys.stdin.isatty() and sys.stdout.isatty():
+        click.confirm(f"Delete {', '.join(names)} and all messages?", abort=True)
+    failures = 0
+    with Admin(target.bootstrap, target.config()) as admin:
+        for name, problem in admin.delete_topics(names).items():
+            if problem is None:
+                done(f"deleted {name}")
+            elif if_exists and problem.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                done(f"{name} is not there")
+            else:
+                failures += 1
+                click.echo(f"tidemill: {problem}", err=True)
+    return FAILED if failures else 0
+
+
+def topic_id_text(topic_id: bytes) -> str | None:
+    """A topic id as Kafka's tools print it (base64 for URLs, unpadded); None for no id."""
+    if not any(topic_id):
+        return None
+    import base64
+
+    return base64.urlsafe_b64encode(topic_id).decode("ascii").rstrip("=")

@@ -1,0 +1,364 @@
+"""A file system in memory that behaves as badly as a real one may: for crash tests and the simulator.
+
+What POSIX promises is kept, and nothing more:
+
+- bytes that were not synced are lost, kept in part, or torn by :meth:`FaultyFiles.power_cut`;
+- a file that was made, renamed or removed is that only once its directory was synced;
+- space is counted in pages, and a full disk refuses appends and writes, while a store into the map of a page
+  that has no space yet ends the process, as SIGBUS does (:class:`Killed`);
+- any operation on any path can be told to fail (:meth:`FaultyFiles.fail`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from random import Random
+from typing import Any, Final
+
+from tidemill.model.ports import File, Files
+
+PAGE_BYTES: Final = 4096
+SECTOR_BYTES: Final = 512
+
+
+class Killed(BaseException):
+    """The process would be gone now. Not an Exception: nothing may catch it and go on."""
+
+
+class _Node:
+    """The content of a file: what processes see, what is on the disk, and what was written in between."""
+
+    def __init__(self) -> None:
+        self.current = bytearray()
+        self.durable = b""
+        self.pending: list[tuple[int, bytes]] = []
+        self.pages: set[int] = set()
+        self.modified_ms = 0
+
+    def write(self, position: int, data: bytes) -> None:
+        if position > len(self.current):
+            self.current.extend(bytes(position - len(self.current)))
+        self.current[position : position + len(data)] = data
+        self.pending.append((position, data))
+
+    def resize(self, size: int) -> None:
+        if size < len(self.current):
+            del self.current[size:]
+        else:
+            self.current.extend(bytes(size - len(self.current)))
+        self.pages = {page for page in self.pages if page * PAGE_BYTES < size}
+
+    def sync(self) -> None:
+        self.durable = bytes(self.current)
+        self.pending.clear()
+
+    def after_power_cut(self, random: Random | None) -> bytes:
+        """What the disk has: what was synced, and of the rest what luck had written."""
+        if random is None:
+            return self.durable
+        content = bytearray(self.durable)
+        for position, data in self.pending:
+            luck = random.random()
+            if luck < 0.4 or position > len(self.current):
+                continue
+            kept = (
+                data if luck < 0.8 else data[: random.randrange(len(data) // SECTOR_BYTES + 1) * SECTOR_BYTES]
+            )
+            end = position + len(data)
+            if end > len(content):
+                content.extend(bytes(end - len(content)))
+            content[position : position + len(kept)] = kept
+        return bytes(content)
+
+
+class _Map:
+    """A memory map of a node."""
+
+    def __init__(self, files: FaultyFiles, node: _Node, writable: bool) -> None:
+        self._files = files
+        self._node = node
+        self._size = len(node.current)
+        self._writable = writable
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, span: slice) -> bytes:
+        if span.stop > len(self._node.current) > self._size:
+            raise Killed("a mapped page beyond the end of its file was read: SIGBUS")
+        return bytes(self._node.current[span])
+
+    def __setitem__(self, span: slice, data: bytes) -> None:
+        if not self._writable:
+            raise TypeError("the map is read-only")
+        if span.stop > len(self._node.current):
+            raise Killed("a mapped page beyond the end of its file was written: SIGBUS")
+        if not self._files.take_pages(self._node, span.start, len(data)):
+            raise Killed("a mapped page was written that the disk has no room for: SIGBUS")
+        self._node.write(span.start, bytes(data))
+
+
+class FaultyFile(File):
+    """An open file of :class:`FaultyFiles`."""
+
+    def __init__(self, files: FaultyFiles, path: str, node: _Node) -> None:
+        self._files = files
+        self._path = path
+        self._node = node
+        self._life = files.life
+        self._closed = False
+
+    def _check(self, operation: str) -> None:
+        if self._life != self._files.life:
+            raise OSError(errno.EIO, "the machine lost its power", self._path)
+        if self._closed:
+            raise OSError(errno.EBADF, "the file is closed", self._path)
+        self._files.check(operation, self._path)
+
+    def append(self, buffers: list[Any]) -> int:
+        self._check("append")
+        data = b"".join(bytes(buffer) for buffer in buffers)
+        self._grow(len(self._node.current), len(data))
+        self._node.write(len(self._node.current), data)
+        self._node.modified_ms = self._files.now_ms
+        return len(data)
+
+    def write_at(self, position: int, data: bytes) -> None:
+        self._check("write_at")
+        self._grow(position, len(data))
+        self._node.write(position, bytes(data))
+        self._node.modified_ms = self._files.now_ms
+
+    def _grow(self, position: int, count: int) -> None:
+        if not self._files.take_pages(self._node, position, count):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+
+    def read_at(self, position: int, count: int) -> bytes:
+        self._check("read_at")
+        return bytes(self._node.current[position : position + count])
+
+    def size(self) -> int:
+        return len(self._node.current)
+
+    def truncate(self, size: int) -> None:
+        self._check("truncate")
+        self._node.resize(size)
+
+    def sync(self) -> None:
+        self._check("sync")
+        self._node.sync()
+
+    def map(self, writable: bool) -> _Map:
+        self._check("map")
+        if not self._node.current:
+            raise ValueError("cannot mmap an empty file")
+        return _Map(self._files, self._node, writable)
+
+    def is_cached(self, position: int, count: int) -> bool:
+        return True
+
+    def send_to(self, descriptor: int, position: int, count: int) -> int:
+        return os.write(descriptor, self.read_at(position, count))
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class _Lock:
+    def __init__(self, files: FaultyFiles, path: str) -> None:
+        self._files = files
+        self._path = path
+
+    def close(self) -> None:
+        self._files.locks.discard(self._path)
+
+
+class FaultyFiles(Files):
+    """The file system. ``space_bytes`` is what fits on it; None: no limit. :attr:`now_ms` is its clock."""
+
+    def __init__(self, space_bytes: int | None = None) -> None:
+        self.space_bytes = space_bytes
+        self.now_ms = 0
+        self.life = 0
+        self.locks: set[str] = set()
+        self.operations: list[tuple[str, str]] = []
+        self._names: dict[str, _Node | None] = {"/": None}
+        self._durable_names: dict[str, _Node | None] = {"/": None}
+        self._faults: list[list[Any]] = []
+
+    # -- faults
+
+    def fail(
+        self, operation: str, path_part: str, number: int = errno.EIO, times: int = 1, after: int = 0
+    ) -> None:
+        """Lets ``operation`` (a method's name) fail on paths that contain ``path_part``.
+
+        The first ``after`` calls go well, the next ``times`` raise OSError with ``number``.
+        """
+        self._faults.append([operation, path_part, number, times, after])
+
+    def heal(self) -> None:
+        """Forgets all faults that were asked for."""
+        self._faults.clear()
+
+    def check(self, operation: str, path: str) -> None:
+        """Raises what :meth:`fail` asked for."""
+        self.operations.append((operation, path))
+        for fault in self._faults:
+            if fault[0] != operation or fault[1] not in path or fault[3] <= 0:
+                continue
+            if fault[4] > 0:
+                fault[4] -= 1
+                continue
+            fault[3] -= 1
+            raise OSError(fault[2], os.strerror(fault[2]), path)
+
+    def take_pages(self, node: _Node, position: int, count: int) -> bool:
+        """Gives a node the pages of a write; False when the disk is full."""
+        if count <= 0:
+            return True
+        needed = set(range(position // PAGE_BYTES, (position + count - 1) // PAGE_BYTES + 1)) - node.pages
+        if self.space_bytes is not None and len(needed) * PAGE_BYTES > self.free_bytes("/"):
+            return False
+        node.pages |= needed
+        return True
+
+    def power_cut(self, random: Random | None = None) -> None:
+        """The machine stops and comes back: only what was synced is sure to be there.
+
+        With ``random`` parts of the rest are there too: whole writes, their first sectors, or zeros where
+        the file had grown. Open files are dead, locks are free.
+        """
+        self.life += 1
+        self.locks.clear()
+        names: dict[str, _Node | None] = {}
+        for path, node in sorted(self._durable_names.items()):
+            if path != "/" and os.path.dirname(path) not in names:
+                continue
+            if node is None:
+                names[path] = None
+                continue
+            fresh = _Node()
+            content = node.after_power_cut(random)
+            fresh.current = bytearray(content)
+            fresh.durable = content
+            fresh.modified_ms = node.modified_ms
+            fresh.pages = set(range((len(content) + PAGE_BYTES - 1) // PAGE_BYTES))
+            names[path] = fresh
+        self._names = names
+        self._durable_names = dict(names)
+
+    def kill(self) -> None:
+        """The process stops, the machine goes on: everything written is there. Open files are dead."""
+        self.life += 1
+        self.locks.clear()
+
+    # -- the port
+
+    def open(self, path: str, create: bool = False, read_only: bool = False) -> FaultyFile:
+        self.check("open", path)
+        if path not in self._names:
+            if not create:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            self._need_directory(os.path.dirname(path))
+            self._names[path] = _Node()
+        return FaultyFile(self, path, self._file_node(path))
+
+    def read(self, path: str) -> bytes:
+        self.check("read", path)
+        return bytes(self._file_node(path).current)
+
+    def replace(self, path: str, data: bytes) -> None:
+        self.check("replace", path)
+        self._need_directory(os.path.dirname(path))
+        node = _Node()
+        if not self.take_pages(node, 0, len(data)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        node.write(0, data)
+        node.sync()
+        self._names[path] = node
+        self.sync_directory(os.path.dirname(path))
+
+    def exists(self, path: str) -> bool:
+        return path in self._names
+
+    def size(self, path: str) -> int:
+        return len(self._file_node(path).current)
+
+    def modified_ms(self, path: str) -> int:
+        return self._file_node(path).modified_ms
+
+    def list(self, directory: str) -> list[str]:
+        self.check("list", directory)
+        self._need_directory(directory)
+        prefix = directory.rstrip("/") + "/"
+        return sorted(
+            path[len(prefix) :]
+            for path in self._names
+            if path.startswith(prefix) and path != "/" and "/" not in path[len(prefix) :]
+        )
+
+    def make_directory(self, path: str) -> None:
+        self.check("make_directory", path)
+        if path not in self._names:
+            parent = os.path.dirname(path)
+            if parent != path:
+                self.make_directory(parent)
+            self._names[path] = None
+
+    def rename(self, old: str, new: str) -> None:
+        self.check("rename", old)
+        if old not in self._names:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), old)
+        for path in [path for path in self._names if path == old or path.startswith(old + "/")]:
+            self._names[new + path[len(old) :]] = self._names.pop(path)
+
+    def remove(self, path: str) -> None:
+        self.check("remove", path)
+        if path not in self._names:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if self._names[path] is None and self.list(path):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        del self._names[path]
+
+    def sync_directory(self, path: str) -> None:
+        self.check("sync_directory", path)
+        prefix = path.rstrip("/") + "/"
+        for table in (self._durable_names, self._names):
+            for name in [
+                name for name in table if name.startswith(prefix) and "/" not in name[len(prefix) :]
+            ]:
+                if name not in self._names:
+                    for below in [other for other in self._durable_names if other.startswith(name + "/")]:
+                        del self._durable_names[below]
+                    self._durable_names.pop(name, None)
+                elif name != "/":
+                    self._durable_names[name] = self._names[name]
+
+    def free_bytes(self, path: str) -> int:
+        if self.space_bytes is None:
+            return 1 << 50
+        nodes = {id(node): node for node in self._names.values() if node is not None}
+        return self.space_bytes - sum(len(node.pages) for node in nodes.values()) * PAGE_BYTES
+
+    def lock(self, path: str) -> _Lock:
+        self.open(path, create=True)
+        if path in self.locks:
+            raise BlockingIOError(errno.EAGAIN, "locked", path)
+        self.locks.add(path)
+        return _Lock(self, path)
+
+    def _need_directory(self, path: str) -> None:
+        if path not in self._names:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if self._names[path] is not None:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+
+    def _file_node(self, path: str) -> _Node:
+        if path not in self._names:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        node = self._names[path]
+        if node is None:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        return node

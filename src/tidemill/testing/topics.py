@@ -1,0 +1,50 @@
+"""Fresh topics for tests, taken away afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from types import TracebackType
+
+from tidemill.client import Admin
+from tidemill.model.errors import KafkaError
+
+_NUMBERS = itertools.count(1)
+NAME_LENGTH_MAX = 200
+
+
+class TopicMaker:
+    """``make(partitions=1, **config)`` creates a topic whose name begins with the test's."""
+
+    def __init__(self, bootstrap: str, test_name: str = "topic") -> None:
+        self._admin = Admin(bootstrap)
+        self._stem = re.sub(r"[^A-Za-z0-9._-]+", "-", test_name).strip("-")[:NAME_LENGTH_MAX] or "topic"
+        self._made: list[str] = []
+
+    def make(self, partitions: int = 1, **config: object) -> str:
+        """Creates a topic; its name. Topic keys come with underscores: ``retention_ms=-1``."""
+        name = f"{self._stem}-{next(_NUMBERS)}"
+        configs = {key.replace("_", "."): _text(value) for key, value in config.items()}
+        self._admin.create_topic(name, partitions, 1, configs=configs)
+        self._made.append(name)
+        return name
+
+    def close(self) -> None:
+        """Deletes what was made, as far as it is still there."""
+        with contextlib.suppress(KafkaError, OSError):
+            if self._made:
+                self._admin.delete_topics(self._made)
+        self._admin.close()
+
+    def __enter__(self) -> TopicMaker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

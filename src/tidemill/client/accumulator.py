@@ -390,8 +390,6 @@ class Accumulator:
 
     def await_batch(self, batch: PendingBatch, timeout: float | None) -> None:
         """Returns once ``batch`` is settled; RequestTimeout after ``timeout`` seconds."""
-        if batch.done:
-            return
         with self.lock:
             if batch.done:
                 return
@@ -400,7 +398,8 @@ class Accumulator:
             if not batch.urgent:
                 batch.urgent = True
                 self.wake()
-        if not batch.event.wait(timeout):
+            event = batch.event
+        if not event.wait(timeout):
             raise RequestTimeout(
                 f"the batch for {batch.queue.topic}-{batch.queue.partition} is not settled after {timeout} s; "
                 "wait longer: it goes on until delivery.timeout.ms"

@@ -281,20 +281,21 @@ class Connection:
             if not self._read_lock.acquire(timeout=max(0.0, deadline - now)):
                 return request.done
             try:
-                if not request.done:
-                    self._step(min(deadline, request.expires), request)
-                    if not request.done and time.monotonic() >= deadline:
-                        return False
+                if not self._step(min(deadline, request.expires), request) and time.monotonic() >= deadline:
+                    return False
             finally:
                 self._read_lock.release()
         return True
 
-    def _step(self, deadline: float, request: Request) -> None:
-        """Reads one answer if one begins by ``deadline``; closes when the request has expired."""
+    def _step(self, deadline: float, request: Request) -> bool:
+        """Reads one answer if one begins by ``deadline``; closes when the request has expired. Done?"""
+        if request.done:
+            return True
         if self._readable(max(0.0, deadline - time.monotonic())):
             self._receive()
         elif time.monotonic() >= request.expires:
             self._fail(self._late(request))
+        return request.done
 
     def _late(self, request: Request) -> RequestTimeout:
         return RequestTimeout(

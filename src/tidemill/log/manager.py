@@ -104,7 +104,7 @@ class LogManager:
         """
         for directory in self.directories:
             try:
-                self.files.make_directory(directory.path)
+                self._make_directory(directory.path)
                 directory.lock = self.files.lock(directory.file(LOCK))
             except BlockingIOError:
                 self.unlock()
@@ -115,6 +115,16 @@ class LogManager:
             except OSError as problem:
                 self.unlock()
                 raise storage_error("use the data directory", directory.path, problem) from problem
+
+    def _make_directory(self, path: str) -> None:
+        """Makes a data directory so that it is still there after a power cut."""
+        missing: list[str] = []
+        while not self.files.exists(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for made in reversed(missing):
+            self.files.make_directory(made)
+            self.files.sync_directory(os.path.dirname(made))
 
     def unlock(self) -> None:
         """Gives the locks back."""

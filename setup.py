@@ -52,6 +52,14 @@ def extensions() -> list[Extension]:
     return modules
 
 
+def remove_stale() -> None:
+    """Removes what an earlier build left: a shim without its part of the new library would not load."""
+    for built in (ROOT / "src").rglob("*.so"):
+        source = built.with_name(built.name.split(".")[0] + ".py").relative_to(ROOT)
+        if not built.name.startswith("tidemill__mypyc") and str(source) not in compiled_sources():
+            built.unlink()
+
+
 def record_sources() -> None:
     """Notes what was compiled, so that a compiled file beside edited source is noticed."""
     digests = {
@@ -61,6 +69,7 @@ def record_sources() -> None:
 
 
 modules = extensions()
+remove_stale()
 if modules:
     record_sources()
 setup(ext_modules=modules)

@@ -21,7 +21,7 @@ from librt.strings import (
     write_i32_be,
     write_i64_be,
 )
-from mypy_extensions import i16, i32, i64
+from mypy_extensions import i16, i32, i64, mypyc_attr
 
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
 from tidemill.model.ports import Clock
@@ -45,6 +45,7 @@ BY_ID: Final = 13
 NONE: Final[i16] = 0
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
 class ProducePart:
     """One partition's records of a request, and what became of them."""
 
@@ -71,6 +72,7 @@ class ProducePart:
             self.record_errors = error.record_errors
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
 class ProduceTopic:
     """One topic of a request: its name or id as it came, and its partitions."""
 
@@ -152,11 +154,12 @@ class ProducePath:
     ) -> None:
         """Takes the request whose fields begin at ``body``. IndexError or ProtocolError: it is none."""
         request = decode(connection, data, body, end, version, correlation_id)
-        if self.check(request) and not self.prepare(request):
+        now_ms = self.clock.wall_ms()
+        if self.check(request) and not self.prepare(request, now_ms):
             request.reply = connection.reply_later()
             self.slow_lane(request)
             return
-        self.append_all(request)
+        self.append_all(request, now_ms)
 
     def check(self, request: ProduceRequest) -> bool:
         """Whether any of it may be appended; otherwise every partition carries the error."""
@@ -177,9 +180,8 @@ class ProducePath:
                 part.fail(error)
         return False
 
-    def prepare(self, request: ProduceRequest) -> bool:
+    def prepare(self, request: ProduceRequest, now_ms: i64) -> bool:
         """Finds partitions and checks batches; False when one of them is too costly to check here."""
-        now_ms = self.clock.wall_ms()
         quick = True
         for topic in request.topics:
             entry = (
@@ -203,9 +205,8 @@ class ProducePath:
                     part.fail(error)
         return quick
 
-    def append_all(self, request: ProduceRequest) -> None:
+    def append_all(self, request: ProduceRequest, now_ms: i64) -> None:
         """Appends what was found good, and answers now or once it is committed."""
-        now_ms = self.clock.wall_ms()
         failed = False
         for topic in request.topics:
             for part in topic.parts:

@@ -57,7 +57,7 @@ class SlowLane:
         finally:
             connection.context.busy = False
         if not connection.closed:
-            path.append_all(request)
+            path.append_all(request, path.clock.wall_ms())
 
     async def check(self, part: ProducePart, batch: Batch, now_ms: int) -> None:
         """Checks one batch; what is wrong with it becomes the answer of its partition."""

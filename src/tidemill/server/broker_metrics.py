@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tidemill.model.errors import ErrorCode
-from tidemill.server.metrics import Family, counter, gauge
+from tidemill.server.metrics import HISTOGRAM, Family, counter, gauge
 from tidemill.wire.apis import API, ApiKey
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ def families(server: BrokerServer) -> Iterator[Family]:
 def _connections(server: BrokerServer) -> Iterator[Family]:
     acceptor = server.acceptor
     live = list(acceptor.connections)
-    bytes_in = acceptor.bytes_in + sum(one.bytes_in for one in live)
-    bytes_out = acceptor.bytes_out + sum(one.bytes_out for one in live)
+    bytes_in = acceptor.bytes_in + sum(int(one.bytes_in) for one in live)
+    bytes_out = acceptor.bytes_out + sum(int(one.bytes_out) for one in live)
     yield gauge("tidemill_connections", "Open connections of clients.", len(live))
     yield counter("tidemill_connections_accepted", "Connections accepted.", acceptor.accepted)
     yield counter(
@@ -42,12 +42,13 @@ def _requests(server: BrokerServer) -> Iterator[Family]:
         if count:
             requests.add(count, api=_name(key))
     yield requests
-    seconds = counter(
+    seconds = Family(
         "tidemill_request_seconds",
+        HISTOGRAM,
         "Seconds from a request to its answer, waiting included, by API; Produce and Fetch are not timed.",
     )
-    for key, (_, spent) in server.dispatch.durations.items():
-        seconds.add(spent, api=_name(key))
+    for key, times in server.dispatch.durations.items():
+        seconds.add(times, api=_name(key))
     yield seconds
     errors = counter("tidemill_request_errors", "Partitions answered with an error, by API and error.")
     for key, counts in ((ApiKey.PRODUCE, server.produces.errors), (ApiKey.FETCH, server.fetches.errors)):
@@ -72,10 +73,10 @@ def _topics(server: BrokerServer) -> Iterator[Family]:
     size = gauge("tidemill_topic_log_size_bytes", "Bytes of the topic's logs on this broker.")
     for entry in server.broker.partitions.topics.by_name.values():
         held = [one for one in entry.partitions if one is not None]
-        messages.add(sum(one.messages_in for one in held), topic=entry.name)
-        bytes_in.add(sum(one.bytes_in for one in held), topic=entry.name)
-        bytes_out.add(sum(one.bytes_out for one in held), topic=entry.name)
-        size.add(sum(one.log.size_bytes for one in held), topic=entry.name)
+        messages.add(sum(int(one.messages_in) for one in held), topic=entry.name)
+        bytes_in.add(sum(int(one.bytes_in) for one in held), topic=entry.name)
+        bytes_out.add(sum(int(one.bytes_out) for one in held), topic=entry.name)
+        size.add(sum(int(one.log.size_bytes) for one in held), topic=entry.name)
     yield from (messages, bytes_in, bytes_out, size)
 
 
@@ -85,7 +86,7 @@ def _waiting(server: BrokerServer) -> Iterator[Family]:
         "tidemill_waiting_requests", "Requests that wait: produces for replicas, fetches for data."
     )
     waiting.add(sum(one.waiting_appends for one in held), api="Produce")
-    waiting.add(server.fetches.waiting, api="Fetch")
+    waiting.add(int(server.fetches.waiting), api="Fetch")
     yield waiting
     yield gauge("tidemill_deadlines", "Entries on the timer of waiting requests.", len(server.deadlines))
     yield gauge("tidemill_fetch_sessions", "Fetch sessions kept.", len(server.sessions.sessions))

@@ -331,6 +331,41 @@ def test_describe_cluster(peer: WirePeer, client_broker: Broker, version: int) -
     assert (answer.error_code, [one.port for one in answer.brokers]) == (0, [client_broker.port])
 
 
+@pytest.mark.parametrize("version", versions(ApiKey.DESCRIBE_ACLS))
+def test_access_rules_are_refused_with_a_reason(peer: WirePeer, version: int) -> None:
+    everything: dict[str, Any] = {
+        "resource_type_filter": 1,
+        "resource_name_filter": None,
+        "principal_filter": None,
+        "host_filter": None,
+        "operation": 1,
+        "permission_type": 1,
+    }
+    described = peer.ask(
+        ApiKey.DESCRIBE_ACLS, version, message("describe_acls", "DescribeAclsRequest", **everything)
+    )
+    rule = message(
+        "create_acls",
+        "AclCreation",
+        resource_type=2,
+        resource_name="t",
+        principal="User:a",
+        host="*",
+        operation=3,
+        permission_type=3,
+    )
+    created = peer.ask(
+        ApiKey.CREATE_ACLS, version, message("create_acls", "CreateAclsRequest", creations=[rule, rule])
+    )
+    matching = message("delete_acls", "DeleteAclsFilter", **everything)
+    deleted = peer.ask(
+        ApiKey.DELETE_ACLS, version, message("delete_acls", "DeleteAclsRequest", filters=[matching])
+    )
+    answers = [described, *created.results, *deleted.filter_results]
+    assert [one.error_code for one in answers] == [ErrorCode.SECURITY_DISABLED] * 4
+    assert all("no authorizer" in one.error_message for one in answers)
+
+
 def test_describe_producers(peer: WirePeer, new_topic: NewTopic) -> None:
     asked = message("describe_producers", "TopicRequest", name=new_topic(), partition_indexes=[0, 9])
     request = message("describe_producers", "DescribeProducersRequest", topics=[asked])

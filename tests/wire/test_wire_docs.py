@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tidemill.broker.registry import APIS
 from tidemill.wire.apis import API
 from tidemill.wire.header import decode_request, encode_request, parse_request_header
 from tidemill.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
@@ -29,4 +30,13 @@ def test_the_table_on_the_page() -> None:
     assert described == {
         int(key): (spec.name, spec.version_min, spec.version_max, spec.flexible_from)
         for key, spec in API.items()
+    }
+
+
+def test_the_versions_of_the_broker_on_the_page() -> None:
+    rows = re.findall(r"^\| (\d+) \| \w+ \| [\d-]+ \| \w+ \| ([\d-]+) \| ([\d-]+) \|$", PAGE, re.MULTILINE)
+    told = {int(key): (announced, handled) for key, announced, handled in rows if announced != "-"}
+    assert len(rows) == len(API)
+    assert told == {
+        api.key: (f"{api.announced_min}-{api.last}", f"{api.first}-{api.last}") for api in APIS.values()
     }

@@ -1,0 +1,23 @@
+"""CreateAcls: refused, see :mod:`tidemill.broker.handlers.describe_acls`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidemill.broker.handlers.describe_acls import NO_AUTHORIZER
+from tidemill.model.errors import ErrorCode
+from tidemill.wire.messages.create_acls import AclCreationResult, CreateAclsRequest, CreateAclsResponse
+
+if TYPE_CHECKING:
+    from tidemill.broker.broker import Broker
+    from tidemill.broker.context import RequestContext
+
+
+def handle(broker: Broker, context: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
+    """The same refusal for each rule."""
+    return CreateAclsResponse(
+        results=[
+            AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
+            for _ in request.creations
+        ]
+    )

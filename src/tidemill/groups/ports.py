@@ -22,7 +22,11 @@ class OffsetsLog(Protocol):
         ...
 
     def read(self, partition: int) -> AsyncIterator[bytes]:
-        """All committed batches from the start of the log, a bounded slice of whole batches at a time."""
+        """Every batch from the start to the end of the log, a bounded slice of whole batches at a time.
+
+        To its end, not to its high watermark: what a new leader has beyond that may have been acknowledged
+        by the one before, and will be committed.
+        """
         ...
 
 

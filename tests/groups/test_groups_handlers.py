@@ -1,0 +1,548 @@
+"""The handlers of the group APIs, in every version: requests and responses go over the wire's codec."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from groups_stage import Stage
+
+from tidemill.broker.context import ANONYMOUS, DEFAULT_TENANT, Listener, Peer, RequestContext
+from tidemill.broker.metadata import MetadataCache
+from tidemill.broker.registry import APIS
+from tidemill.coordination.image import ClusterImage, PartitionImage, TopicImage
+from tidemill.groups.offsets import CommittedOffset
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.wire.apis import ApiKey, request_class, response_class
+from tidemill.wire.messages.delete_groups import DeleteGroupsRequest
+from tidemill.wire.messages.describe_groups import DescribeGroupsRequest
+from tidemill.wire.messages.find_coordinator import FindCoordinatorRequest
+from tidemill.wire.messages.heartbeat import HeartbeatRequest
+from tidemill.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from tidemill.wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
+from tidemill.wire.messages.list_groups import ListGroupsRequest
+from tidemill.wire.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from tidemill.wire.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+)
+from tidemill.wire.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+    OffsetFetchRequestTopics,
+)
+from tidemill.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from tidemill.wire.schema import Struct, decode, encode
+
+TOPIC_ID = b"t" * 16
+GONE_ID = b"g" * 16
+
+
+def versions(key: ApiKey) -> list[int]:
+    """Every version that this broker takes."""
+    api = APIS[key]
+    return list(range(api.first, api.last + 1))
+
+
+def topic(name: str, topic_id: bytes, partitions: int) -> TopicImage:
+    images = tuple(PartitionImage(number, 1, 0, [1], [1]) for number in range(partitions))
+    return TopicImage(name, topic_id, images, {})
+
+
+class Play(Stage):
+    """A stage with handlers on it."""
+
+    def __init__(self, **config: int) -> None:
+        super().__init__(**config)
+        self.metadata = MetadataCache(ClusterImage(topics={"t": topic("t", TOPIC_ID, 3)}))
+
+    async def __aenter__(self) -> Play:
+        await super().__aenter__()
+        return self
+
+    def start(self, key: ApiKey, version: int, request: Struct) -> Any:
+        """Calls the handler with what is left of the request after the wire."""
+        peer = Peer(Listener("L", "h", 1), DEFAULT_TENANT, ANONYMOUS, "10.0.0.9", 5)
+        context = RequestContext(peer, "app", key, version, 1, None)
+        asked = decode(request_class(key), version, encode(request, version))
+        broker = SimpleNamespace(groups=self.service, metadata=self.metadata)
+        return APIS[key].handler()(broker, context, asked)
+
+    async def ask(self, key: ApiKey, version: int, request: Struct) -> Any:
+        """The response as a client decodes it."""
+        outcome = self.start(key, version, request)
+        if inspect.isawaitable(outcome):
+            pending = asyncio.ensure_future(outcome)
+            await self.time.advance(10)
+            outcome = await pending
+        return decode(response_class(key), version, encode(outcome, version))
+
+    async def commit(self, version: int, partitions: dict[int, int], **given: Any) -> list[tuple[int, int]]:
+        """Partition and error of each, for topic t of group g."""
+        items = [
+            OffsetCommitRequestPartition(
+                partition_index=index, committed_offset=offset, committed_metadata="md"
+            )
+            for index, offset in partitions.items()
+        ]
+        name = given.pop("name", "t")
+        named = {"topic_id": given.pop("topic_id", TOPIC_ID)} if version >= 10 else {"name": name}
+        request = OffsetCommitRequest(
+            group_id="g", topics=[OffsetCommitRequestTopic(**named, partitions=items)], **given
+        )
+        response = await self.ask(ApiKey.OFFSET_COMMIT, version, request)
+        return [(one.partition_index, one.error_code) for one in response.topics[0].partitions]
+
+    async def fetch(self, version: int, partitions: list[int] | None = None, **given: Any) -> Any:
+        """The response to a fetch of topic t of group g."""
+        if version < 8:
+            topics = (
+                None
+                if partitions is None
+                else [OffsetFetchRequestTopic(name="t", partition_indexes=partitions)]
+            )
+            return await self.ask(
+                ApiKey.OFFSET_FETCH, version, OffsetFetchRequest(group_id="g", topics=topics, **given)
+            )
+        named = {"topic_id": given.pop("topic_id", TOPIC_ID)} if version >= 10 else {"name": "t"}
+        wanted = None
+        if partitions is not None:
+            wanted = [OffsetFetchRequestTopics(**named, partition_indexes=partitions)]
+        groups = [OffsetFetchRequestGroup(group_id="g", topics=wanted)]
+        return await self.ask(ApiKey.OFFSET_FETCH, version, OffsetFetchRequest(groups=groups, **given))
+
+    async def member(self, version: int = 9, **given: Any) -> Any:
+        """Joins group g; the response once it is in."""
+        request = JoinGroupRequest(
+            group_id="g",
+            session_timeout_ms=10_000,
+            rebalance_timeout_ms=30_000 if version else -1,
+            protocol_type="consumer",
+            protocols=[JoinGroupRequestProtocol(name="range", metadata=b"s")],
+            **given,
+        )
+        response = await self.ask(ApiKey.JOIN_GROUP, version, request)
+        if response.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+            request.member_id = response.member_id
+            response = await self.ask(ApiKey.JOIN_GROUP, version, request)
+        return response
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.FIND_COORDINATOR))
+def test_find_coordinator(version: int) -> None:
+    async def story() -> None:
+        async with Play() as play:
+            key = {"coordinator_keys": ["g", "h"]} if version >= 4 else {"key": "g"}
+            response = await play.ask(ApiKey.FIND_COORDINATOR, version, FindCoordinatorRequest(**key))
+            found = response.coordinators if version >= 4 else [response]
+            ports = [9092 + play.partition(group) for group in ("g", "h")]
+            assert [(one.node_id, one.host, one.port, one.error_code) for one in found] == [
+                (1, "host-of-L", port, 0) for port in ports[: len(found)]
+            ]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", [1, 4, 6])
+@pytest.mark.parametrize(
+    ("kind", "error", "text"),
+    [
+        (1, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions"),
+        (2, ErrorCode.INVALID_REQUEST, "no coordinator of type 2"),
+    ],
+)
+def test_other_coordinators_are_refused_with_a_reason(version: int, kind: int, error: int, text: str) -> None:
+    async def story() -> None:
+        async with Play() as play:
+            key = {"coordinator_keys": ["tx"]} if version >= 4 else {"key": "tx"}
+            request = FindCoordinatorRequest(key_type=kind, **key)
+            response = await play.ask(ApiKey.FIND_COORDINATOR, version, request)
+            found = response.coordinators[0] if version >= 4 else response
+            assert (found.error_code, found.node_id) == (error, -1)
+            assert text in found.error_message
+
+    asyncio.run(story())
+
+
+def test_a_topic_that_cannot_be_made_is_told_in_the_response() -> None:
+    async def story() -> None:
+        async with Play() as play:
+            play.topic.leads = None
+            play.topic.error = KafkaError("no brokers")
+            response = await play.ask(ApiKey.FIND_COORDINATOR, 3, FindCoordinatorRequest(key="g"))
+            assert response.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+            assert "no brokers" in response.error_message
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.JOIN_GROUP))
+def test_join_group(version: int) -> None:
+    async def story() -> None:
+        async with Play() as play:
+            response = await play.member(version)
+            assert response.error_code == 0
+            assert response.member_id.startswith("app-")
+            assert (response.generation_id, response.leader) == (1, response.member_id)
+            assert (response.protocol_name, [one.metadata for one in response.members]) == ("range", [b"s"])
+            assert response.protocol_type == ("consumer" if version >= 7 else None)
+            view = play.service.describe("g")
+            assert not isinstance(view, ErrorCode)
+            assert (view.members[0].client_id, view.members[0].client_host) == ("app", "/10.0.0.9")
+            shard = play.service._shards[play.partition()]
+            member = shard.core.groups["g"].members[response.member_id]
+            assert member.rebalance_timeout_ms == (30_000 if version else 10_000)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.JOIN_GROUP))
+def test_join_group_with_an_error(version: int) -> None:
+    async def story() -> None:
+        async with Play() as play:
+            response = await play.member(version, member_id="stranger")
+            assert (response.error_code, response.member_id) == (ErrorCode.UNKNOWN_MEMBER_ID, "stranger")
+            assert (response.generation_id, response.leader, response.members) == (-1, "", [])
+            assert response.protocol_name == (None if version >= 7 else "")
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.SYNC_GROUP))
+def test_sync_group(version: int) -> None:
+    async def story() -> None:
+        async with Play() as play:
+            joined = await play.member()
+            given = SyncGroupRequestAssignment(member_id=joined.member_id, assignment=b"mine")
+            request = SyncGroupRequest(
+                group_id="g", generation_id=1, member_id=joined.member_id, assignments=[given]
+            )
+            response = await play.ask(ApiKey.SYNC_GROUP, version, request)
+            assert (response.error_code, response.assignment) == (0, b"mine")
+            assert response.protocol_name == ("range" if version >= 5 else None)
+            request.generation_id = 9
+            response = await play.ask(ApiKey.SYNC_GROUP, version, request)
+            assert (response.error_code, response.assignment) == (ErrorCode.ILLEGAL_GENERATION, b"")
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.HEARTBEAT))
+def test_heartbeat(version: int) -> None:
+    async def story() -> None:
+        async with Play() as play:
+            member = await play.stable()
+            for generation, error in [(1, ErrorCode.NONE), (2, ErrorCode.ILLEGAL_GENERATION)]:
+                request = HeartbeatRequest(group_id="g", generation_id=generation, member_id=member)
+                assert (await play.ask(ApiKey.HEARTBEAT, version, request)).error_code == error
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.LEAVE_GROUP))
+def test_leave_group(version: int) -> None:
+    async def story() -> None:
+        async with Play() as play:
+            member = await play.stable()
+            for error in (ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID):
+                if version < 3:
+                    request = LeaveGroupRequest(group_id="g", member_id=member)
+                    response = await play.ask(ApiKey.LEAVE_GROUP, version, request)
+                    assert response.error_code == error
+                    continue
+                ids = [MemberIdentity(member_id=member), MemberIdentity(member_id="stranger")]
+                request = LeaveGroupRequest(group_id="g", members=ids)
+                response = await play.ask(ApiKey.LEAVE_GROUP, version, request)
+                assert response.error_code == 0
+                assert [(one.member_id, one.error_code) for one in response.members] == [
+                    (member, error),
+                    ("stranger", ErrorCode.UNKNOWN_MEMBER_ID),
+                ]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.OFFSET_COMMIT))
+def test_offset_commit(version: int) -> None:
+    async def story() -> None:
+        async with Play() as play:
+            unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert await play.commit(version, {0: 5, 7: 9, 2: 6}) == [(0, 0), (7, unknown), (2, 0)]
+            held = (await play.service.fetch("g"))[1]["t"]
+            assert {index: (one.offset, one.metadata) for index, one in held.items()} == {
+                0: (5, "md"),
+                2: (6, "md"),
+            }
+            assert held[0].topic_id == TOPIC_ID
+            if version >= 10:
+                errors = await play.commit(version, {0: 5}, topic_id=GONE_ID)
+                assert errors == [(0, ErrorCode.UNKNOWN_TOPIC_ID)]
+            else:
+                assert await play.commit(version, {0: 5}, name="nope") == [(0, unknown)]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.OFFSET_COMMIT)[1:])
+def test_offset_commit_of_a_member(version: int) -> None:
+    async def story() -> None:
+        async with Play() as play:
+            missing = ErrorCode.GROUP_ID_NOT_FOUND if version >= 9 else ErrorCode.ILLEGAL_GENERATION
+            given: dict[str, Any] = {"generation_id_or_member_epoch": 1, "member_id": "m"}
+            assert await play.commit(version, {0: 5}, **given) == [(0, missing)]
+            given["member_id"] = await play.stable()
+            assert await play.commit(version, {0: 5}, **given) == [(0, 0)]
+            given["generation_id_or_member_epoch"] = 2
+            assert await play.commit(version, {0: 5}, **given) == [(0, ErrorCode.ILLEGAL_GENERATION)]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_offset_commit_with_a_retention(version: int) -> None:
+    async def story() -> None:
+        async with Play() as play:
+            await play.commit(version, {0: 5}, retention_time_ms=1_234)
+            held = (await play.service.fetch("g"))[1]["t"][0]
+            assert held.expire_timestamp_ms == held.commit_timestamp_ms + 1_234
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH))
+def test_offset_fetch(version: int) -> None:
+    async def story() -> None:
+        async with Play() as play:
+            await play.commit(8, {0: 5})
+            response = await play.fetch(version, [0, 1])
+            if version >= 8:
+                assert [(group.group_id, group.error_code) for group in response.groups] == [("g", 0)]
+                response = response.groups[0]
+            found = [
+                (one.partition_index, one.committed_offset, one.metadata, one.error_code)
+                for one in response.topics[0].partitions
+            ]
+            none = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if version == 0 else ErrorCode.NONE
+            assert found == [(0, 5, "md", 0), (1, -1, "", none)]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH)[2:])
+def test_offset_fetch_of_all_topics(version: int) -> None:
+    async def story() -> None:
+        async with Play() as play:
+            await play.commit(8, {0: 5, 2: 6})
+            response = await play.fetch(version)
+            if version >= 8:
+                response = response.groups[0]
+            assert len(response.topics) == 1
+            if version >= 10:
+                assert response.topics[0].topic_id == TOPIC_ID
+            else:
+                assert response.topics[0].name == "t"
+            found = [(one.partition_index, one.committed_offset) for one in response.topics[0].partitions]
+            assert found == [(0, 5), (2, 6)]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH))
+def test_offset_fetch_at_the_wrong_broker(version: int) -> None:
+    async def story() -> None:
+        async with Play() as play:
+            play.service.resign(play.partition())
+            response = await play.fetch(version, [0])
+            if version >= 8:
+                response = response.groups[0]
+            if version >= 2:
+                assert response.error_code == ErrorCode.NOT_COORDINATOR
+                assert response.topics == []
+            else:
+                assert response.topics[0].partitions[0].error_code == ErrorCode.NOT_COORDINATOR
+
+    asyncio.run(story())
+
+
+def test_offset_fetch_of_several_groups() -> None:
+    async def story() -> None:
+        async with Play() as play:
+            await play.commit(8, {0: 5})
+            groups = [OffsetFetchRequestGroup(group_id=name, topics=None) for name in ("g", "other", "")]
+            response = await play.ask(ApiKey.OFFSET_FETCH, 8, OffsetFetchRequest(groups=groups))
+            assert [(one.group_id, one.error_code, len(one.topics)) for one in response.groups] == [
+                ("g", 0, 1),
+                ("other", 0, 0),
+                ("", 0, 0),
+            ]
+
+    asyncio.run(story())
+
+
+def test_offset_fetch_by_topic_id_sees_only_that_topics_offsets() -> None:
+    async def story() -> None:
+        async with Play() as play:
+            await play.commit(10, {0: 5})
+            response = await play.fetch(10, [0], topic_id=GONE_ID)
+            partition = response.groups[0].topics[0].partitions[0]
+            assert (partition.error_code, partition.committed_offset) == (ErrorCode.UNKNOWN_TOPIC_ID, -1)
+            play.metadata.image = ClusterImage(topics={"t": topic("t", GONE_ID, 3)})
+            response = await play.fetch(10, [0], topic_id=GONE_ID)
+            partition = response.groups[0].topics[0].partitions[0]
+            assert (partition.error_code, partition.committed_offset) == (0, -1)
+
+    asyncio.run(story())
+
+
+class Kept:
+    """Offsets as ZooKeeper would keep them."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[tuple[str, str, int], CommittedOffset] = {}
+        self.broken = False
+
+    async def commit(self, group: str, topic: str, partition: int, offset: CommittedOffset) -> None:
+        if self.broken:
+            raise KafkaError("lost", ErrorCode.NETWORK_EXCEPTION)
+        self.offsets[group, topic, partition] = offset
+
+    async def fetch(self, group: str, topic: str, partition: int) -> CommittedOffset | None:
+        if self.broken:
+            raise KafkaError("lost", ErrorCode.NETWORK_EXCEPTION)
+        return self.offsets.get((group, topic, partition))
+
+
+def test_version_0_keeps_offsets_in_zookeeper_where_there_is_one() -> None:
+    async def story() -> None:
+        async with Play() as play:
+            kept = Kept()
+            play.service.zookeeper_offsets = kept
+            assert await play.commit(0, {0: 5}) == [(0, 0)]
+            assert kept.offsets == {("g", "t", 0): CommittedOffset(5, metadata="md")}
+            assert (await play.service.fetch("g"))[1] == {}
+            found = (await play.fetch(0, [0, 1])).topics[0].partitions
+            assert [(one.committed_offset, one.error_code) for one in found] == [
+                (5, 0),
+                (-1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+            ]
+            kept.broken = True
+            assert await play.commit(0, {0: 5}) == [(0, ErrorCode.NETWORK_EXCEPTION)]
+            found = (await play.fetch(0, [0])).topics[0].partitions
+            assert found[0].error_code == ErrorCode.NETWORK_EXCEPTION
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.DESCRIBE_GROUPS))
+def test_describe_groups(version: int) -> None:
+    async def story() -> None:
+        async with Play() as play:
+            member = await play.stable()
+            request = DescribeGroupsRequest(groups=["g", "none"], include_authorized_operations=version >= 3)
+            stable, none = (await play.ask(ApiKey.DESCRIBE_GROUPS, version, request)).groups
+            assert (stable.error_code, stable.group_state, stable.protocol_type) == (0, "Stable", "consumer")
+            assert stable.protocol_data == "range"
+            assert [
+                (one.member_id, one.member_metadata, one.member_assignment) for one in stable.members
+            ] == [(member, b"s", b"x")]
+            assert stable.authorized_operations == -(2**31)
+            assert (none.group_id, none.group_state, none.members) == ("none", "Dead", [])
+            if version >= 6:
+                assert none.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+                assert "none" in none.error_message
+            else:
+                assert none.error_code == 0
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.LIST_GROUPS))
+def test_list_groups(version: int) -> None:
+    async def story() -> None:
+        async with Play() as play:
+            await play.stable("stable")
+            await play.commit(8, {0: 5})
+            response = await play.ask(ApiKey.LIST_GROUPS, version, ListGroupsRequest())
+            state = {"stable": "Stable", "g": "Empty"} if version >= 4 else {"stable": "", "g": ""}
+            kind = "classic" if version >= 5 else ""
+            found = {
+                (one.group_id, one.protocol_type, one.group_state, one.group_type) for one in response.groups
+            }
+            assert found == {("stable", "consumer", state["stable"], kind), ("g", "", state["g"], kind)}
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("states", "types", "names"),
+    [
+        (["sTable"], [], {"stable"}),
+        (["Empty", "Stable"], ["Classic"], {"stable", "g"}),
+        (["Dead"], [], set()),
+        ([], ["consumer"], set()),
+        (["nonsense"], [], set()),
+        ([], ["nonsense"], set()),
+    ],
+)
+def test_list_groups_filters(states: list[str], types: list[str], names: set[str]) -> None:
+    async def story() -> None:
+        async with Play() as play:
+            await play.stable("stable")
+            await play.commit(8, {0: 5})
+            request = ListGroupsRequest(states_filter=states, types_filter=types)
+            response = await play.ask(ApiKey.LIST_GROUPS, 5, request)
+            assert {one.group_id for one in response.groups} == names
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.DELETE_GROUPS))
+def test_delete_groups(version: int) -> None:
+    async def story() -> None:
+        async with Play() as play:
+            await play.commit(8, {0: 5})
+            await play.stable("busy")
+            request = DeleteGroupsRequest(groups_names=["busy", "g", "none", "g"])
+            response = await play.ask(ApiKey.DELETE_GROUPS, version, request)
+            assert [(one.group_id, one.error_code) for one in response.results] == [
+                ("busy", ErrorCode.NON_EMPTY_GROUP),
+                ("g", 0),
+                ("none", ErrorCode.GROUP_ID_NOT_FOUND),
+            ]
+
+    asyncio.run(story())
+
+
+def test_offset_delete() -> None:
+    async def story() -> None:
+        async with Play() as play:
+            await play.commit(8, {0: 5, 1: 6})
+            partitions = [OffsetDeleteRequestPartition(partition_index=index) for index in (0, 9)]
+            request = OffsetDeleteRequest(
+                group_id="g",
+                topics=[
+                    OffsetDeleteRequestTopic(name="t", partitions=partitions),
+                    OffsetDeleteRequestTopic(name="nope", partitions=partitions[:1]),
+                ],
+            )
+            response = await play.ask(ApiKey.OFFSET_DELETE, 0, request)
+            unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            found = [
+                [(one.partition_index, one.error_code) for one in each.partitions] for each in response.topics
+            ]
+            assert (response.error_code, found) == (0, [[(0, 0), (9, unknown)], [(0, unknown)]])
+            assert set((await play.service.fetch("g"))[1]["t"]) == {1}
+            request.group_id = "none"
+            response = await play.ask(ApiKey.OFFSET_DELETE, 0, request)
+            assert response.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+
+    asyncio.run(story())

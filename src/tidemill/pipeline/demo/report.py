@@ -32,7 +32,7 @@ tr:last-child td { border-bottom: 0; }
 .verdict { border-left: 6px solid #16a34a; }
 .verdict.failed { border-left-color: #dc2626; }
 .verdict h1 { margin-top: 2px; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin-top: 18px; }
+.tiles { display: grid; grid-template-columns: repeat(3, 1fr); gap: 12px; margin-top: 18px; }
 .tile { background: #f8fafc; border: 1px solid #e2e8f0; border-radius: 10px; padding: 12px 14px; }
 .tile b { display: block; font-size: 23px; letter-spacing: -0.02em; }
 .tile span { color: #64748b; font-size: 13.5px; }

@@ -21,7 +21,7 @@ from tidemill.pipeline.demo.killed_load import KilledLoad, load_and_kill
 from tidemill.pipeline.demo.publish import Published, publish_topic
 from tidemill.pipeline.demo.results import Files, Loaded, MicroBatch, Results, Step
 from tidemill.pipeline.demo.show import Show
-from tidemill.pipeline.demo.topics import make_topics
+from tidemill.pipeline.demo.topics import make_topics, remove_topics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,12 +65,19 @@ class Demo:
             finally:
                 spark.stop()
         finally:
-            code = self._broker.stop() if self._broker is not None else None
-        if self._broker is not None:
-            self.results.checks.append(checks.equal("the broker's exit code after SIGTERM", 0, -1 if code is None else code))
+            self._finish()
         with self._step("report"):
             write_report(self.directory / "report.html", self.results)
         return self.results
+
+    def _finish(self) -> None:
+        """Stops the broker, or leaves somebody else's cluster as it was."""
+        if self._broker is None:
+            remove_topics(self.bootstrap, list(self.names.values()))
+            return
+        code = self._broker.stop()
+        if code is not None:
+            self.results.checks.append(checks.equal("the broker's exit code after SIGTERM", 0, code))
 
     @contextmanager
     def _step(self, name: str) -> Iterator[list[str]]:
@@ -113,7 +120,7 @@ class Demo:
                 options, self._checkpoint(FLIGHTS), self.directory / "killed-load.log", KILLED_BATCH, tell
             )
             what = f"killed in micro-batch {killed.interrupted}" if killed.interrupted is not None else "not in a batch"
-            notes.append(f"{len(killed.committed)} micro-batches committed, {what}")
+            notes.append(f"{counted(len(killed.committed), 'micro-batch', 'micro-batches')} committed, {what}")
         return killed
 
     def _start_spark(self) -> SparkSession:
@@ -157,7 +164,8 @@ class Demo:
                     seen[0] = progress.rows
 
                 result = load(spark, job, forward)
-                notes.append(f"{result.rows:,} messages in {len(result.batches)} micro-batches")
+                batches = counted(len(result.batches), "micro-batch", "micro-batches")
+                notes.append(f"{result.rows:,} messages in {batches}")
                 if topic == FLIGHTS:
                     self._note_batches(before, killed, result.batches)
                 self.results.topics[topic].files = files_of(self._table(topic))
@@ -166,7 +174,8 @@ class Demo:
         self, before: dict[int, int], killed: KilledLoad, after: tuple[tuple[int, int, float], ...]
     ) -> None:
         for batch in killed.committed:
-            self.results.batches.append(MicroBatch(1, batch, before.get(batch, 0), 0.0))
+            seconds = seconds_of(self._checkpoint(FLIGHTS), batch)
+            self.results.batches.append(MicroBatch(1, batch, before.get(batch, 0), seconds))
         if killed.interrupted is not None:
             self.results.batches.append(MicroBatch(1, killed.interrupted, before.get(killed.interrupted, 0), None))
             self.results.killed = (
@@ -204,8 +213,7 @@ class Demo:
                     topic, loaded.published, loaded.ends, places, months, expected, self._limit
                 )
                 self._check_days(topic, loaded)
-                same, _ = checks.check_bytes(spark, self.bootstrap, loaded.published)
-                self.results.checks.append(same)
+                self.results.checks.append(checks.check_bytes(spark, self.bootstrap, topic, loaded.published))
             without = checks.flights_without_weather(self._limit) if self._limit is None else None
             total = self._limit or ROWS[FLIGHTS]
             self.results.checks += checks.check_join(self._joined(spark), without, total)
@@ -283,6 +291,17 @@ def killed_rows(checkpoint: Path, killed: KilledLoad) -> dict[int, int]:
         rows[batch] = sum(offset - before.get(place, 0) for place, offset in after.items())
         before = after
     return rows
+
+
+def seconds_of(checkpoint: Path, batch: int) -> float:
+    """How long a committed micro-batch took, from its entry in the offset log to the one in the commit log."""
+    planned, committed = (checkpoint / log / str(batch) for log in ("offsets", "commits"))
+    return max(0.0, committed.stat().st_mtime - planned.stat().st_mtime)
+
+
+def counted(count: int, one: str, many: str) -> str:
+    """A number with its noun."""
+    return f"{count:,} {one if count == 1 else many}"
 
 
 def files_of(table: Path) -> Files:

@@ -1,9 +1,29 @@
-"""SCAFFOLD"""
+"""The demo's topics."""
+
 from __future__ import annotations
 
+from collections.abc import Sequence
 
-def make_topics(bootstrap: str, names: list[str], partitions: int) -> None:
-    from confluent_kafka.admin import AdminClient, NewTopic
-    a = AdminClient({"bootstrap.servers": bootstrap})
-    for f in a.create_topics([NewTopic(n, partitions, config={"retention.ms": "-1"}) for n in names]).values():
-        f.result()
+from tidemill.client.admin import Admin
+from tidemill.client.admin_types import NewTopic
+from tidemill.client.errors import ClientError
+
+KEEP_FOREVER = {"retention.ms": "-1"}
+"""Record times are of 2013: with the default retention of 7 days everything would be deleted at once."""
+
+
+def make_topics(bootstrap: str, names: Sequence[str], partitions: int) -> None:
+    """Creates the topics. Raises ClientError for one that cannot be."""
+    wanted = [NewTopic(name, partitions, configs=dict(KEEP_FOREVER)) for name in names]
+    with Admin(bootstrap) as admin:
+        for outcome in admin.create_topics(wanted).values():
+            if isinstance(outcome, ClientError):
+                raise outcome
+
+
+def remove_topics(bootstrap: str, names: Sequence[str]) -> None:
+    """Deletes the topics of a run on a cluster that is not the demo's own."""
+    with Admin(bootstrap) as admin:
+        for outcome in admin.delete_topics(names).values():
+            if outcome is not None:
+                raise outcome

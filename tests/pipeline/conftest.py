@@ -1,0 +1,167 @@
+"""A real local Spark and a real broker for the tests of the pipeline.
+
+``TIDEMILL_TEST_BOOTSTRAP=host:port`` runs them against a cluster that is there, for instance Apache Kafka.
+Messages are produced, and what Spark wrote is consumed, with confluent-kafka: a peer that shares no code
+with the source.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+
+class Cluster:
+    """The cluster under test, with short words for what tests do to it."""
+
+    def __init__(self, bootstrap: str) -> None:
+        from confluent_kafka import Producer
+        from confluent_kafka.admin import AdminClient
+
+        self.bootstrap = bootstrap
+        self.admin = AdminClient({"bootstrap.servers": bootstrap})
+        self.producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+
+    def topic(self, partitions: int = 1, name: str | None = None, **config: str) -> str:
+        """Makes a topic; waits until it is there."""
+        from confluent_kafka.admin import NewTopic
+
+        name = name or f"spark-{uuid.uuid4().hex[:12]}"
+        settings = {key.replace("_", "."): value for key, value in config.items()}
+        made = self.admin.create_topics([NewTopic(name, partitions, config=settings)], operation_timeout=10)
+        made[name].result(20)
+        return name
+
+    def produce(self, topic: str, count: int, partition: int = 0, *, start: int = 0, **more: Any) -> None:
+        """Sends ``count`` messages: value ``b"0"``, ``b"1"`` ... from ``start``; all are acknowledged."""
+        for number in range(start, start + count):
+            self.producer.produce(topic, str(number).encode(), partition=partition, **more)
+        assert self.producer.flush(20) == 0
+
+    def send(self, topic: str, value: bytes | None, **more: Any) -> None:
+        self.producer.produce(topic, value, **more)
+        assert self.producer.flush(20) == 0
+
+    def delete(self, topic: str) -> None:
+        self.admin.delete_topics([topic], operation_timeout=10)[topic].result(20)
+
+    def delete_before(self, topic: str, offset: int, partition: int = 0) -> None:
+        """Deletes the records of a partition before ``offset``."""
+        from confluent_kafka import TopicPartition
+
+        place = TopicPartition(topic, partition, offset)
+        for done in self.admin.delete_records([place]).values():
+            done.result(20)
+
+    def grow(self, topic: str, partitions: int) -> None:
+        from confluent_kafka.admin import NewPartitions
+
+        self.admin.create_partitions([NewPartitions(topic, partitions)], operation_timeout=10)[topic].result(20)
+
+    def consume(self, topic: str, count: int) -> list[Any]:
+        """The first ``count`` messages of a topic, as confluent-kafka has them."""
+        from confluent_kafka import Consumer
+
+        consumer = Consumer(
+            {"bootstrap.servers": self.bootstrap, "group.id": uuid.uuid4().hex, "auto.offset.reset": "earliest"}
+        )
+        consumer.subscribe([topic])
+        found: list[Any] = []
+        try:
+            while len(found) < count:
+                messages = consumer.consume(count - len(found), 15)
+                assert messages, f"only {len(found)} of {count} messages came"
+                found += messages
+        finally:
+            consumer.close()
+        assert not [message.error() for message in found if message.error()]
+        return found
+
+    def committed(self, group: str) -> dict[tuple[str, int], int]:
+        """What the group has committed."""
+        from confluent_kafka import ConsumerGroupTopicPartitions
+
+        request = ConsumerGroupTopicPartitions(group)
+        answer = self.admin.list_consumer_group_offsets([request])[group].result(20)
+        return {(one.topic, one.partition): one.offset for one in answer.topic_partitions}
+
+
+class Lab:
+    """Spark on that cluster."""
+
+    def __init__(self, spark: SparkSession, cluster: Cluster, directory: Path) -> None:
+        self.spark = spark
+        self.cluster = cluster
+        self.output = directory / "out"
+        self.checkpoint = directory / "checkpoint"
+
+    def options(self, topic: str, **options: Any) -> dict[str, str]:
+        given = {"kafka.bootstrap.servers": self.cluster.bootstrap}
+        if "assign" not in options and "subscribePattern" not in options:
+            given["subscribe"] = topic
+        return {**given, **{name: str(value) for name, value in options.items()}}
+
+    def batch(self, topic: str, schema: str | None = None, **options: Any) -> DataFrame:
+        reader = self.spark.read.format("tidemill").options(**self.options(topic, **options))
+        return (reader.schema(schema) if schema else reader).load()
+
+    def start(self, topic: str, *, now: bool = True, **options: Any) -> StreamingQuery:
+        """Starts a stream from the topic into Parquet."""
+        given = self.options(topic, **{"startingOffsets": "earliest", **options})
+        writer = (
+            self.spark.readStream.format("tidemill")
+            .options(**given)
+            .load()
+            .writeStream.format("parquet")
+            .option("path", str(self.output))
+            .option("checkpointLocation", str(self.checkpoint))
+        )
+        return writer.trigger(availableNow=True).start() if now else writer.start()
+
+    def run(self, topic: str, **options: Any) -> list[int]:
+        """Runs a stream to the present end; rows of each of its micro-batches."""
+        query = self.start(topic, **options)
+        query.awaitTermination()
+        return [one["numInputRows"] for one in query.recentProgress if one["numInputRows"]]
+
+    def places(self) -> list[tuple[str, int, int]]:
+        """Topic, partition and offset of every row that was loaded, sorted."""
+        rows = self.spark.read.parquet(str(self.output)).select("topic", "partition", "offset").collect()
+        return sorted((row[0], row[1], row[2]) for row in rows)
+
+
+@pytest.fixture(scope="session")
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    given = os.environ.get("TIDEMILL_TEST_BOOTSTRAP")
+    return Cluster(given or request.getfixturevalue("tidemill_session_broker").bootstrap)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from tidemill.pipeline.jobs.session import local_session
+
+    # Python workers inherit "warnings are errors" from here.
+    session = local_session(
+        "tidemill tests",
+        master="local[2]",
+        settings={"spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC"},
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def lab(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> Lab:
+    return Lab(spark, cluster, tmp_path)

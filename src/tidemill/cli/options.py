@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +24,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 API_TIMEOUT_S = 15
 """How long a command waits for the cluster before it gives up, unless -X says otherwise."""
 
+CONNECT_TIMEOUT_S = 3
+"""How long the first look at a broker takes at most; a slow one is left to the client."""
+
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -41,14 +45,36 @@ class Target:
         merged.update(self._config)
         return merged
 
+    def check_reachable(self) -> None:
+        """Says at once when nobody listens there, where a client would go on trying for a while."""
+        from tidemill.client.config import parse_address
+
+        failures = []
+        for text in self.bootstrap.split(","):
+            host, port = parse_address(text.strip())
+            try:
+                socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
+            except TimeoutError:
+                return
+            except OSError as problem:
+                failures.append(f"{text.strip()}: {problem.strerror or problem}")
+            else:
+                return
+        raise click.ClickException(
+            f"no broker can be reached ({'; '.join(failures)}): start one with 'tidemill serve', or name "
+            "another with -b HOST:PORT"
+        )
+
 
 def target_options(function: F) -> F:
     """Adds ``--bootstrap-server``, ``--command-config`` and ``-X``; the command gets ``target``."""
 
     def made(
-        *arguments: Any, bootstrap: str, config_file: str | None, settings: tuple[str, ...], **rest: Any
+        *arguments: Any, bootstrap: str, client_file: str | None, client_sets: tuple[str, ...], **rest: Any
     ) -> Any:
-        return function(*arguments, target=Target(bootstrap, client_settings(config_file, settings)), **rest)
+        target = Target(bootstrap, client_settings(client_file, client_sets))
+        target.check_reachable()
+        return function(*arguments, target=target, **rest)
 
     made.__name__ = function.__name__
     made.__doc__ = function.__doc__
@@ -56,10 +82,14 @@ def target_options(function: F) -> F:
     made.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
     for option in (
         click.option(
-            "-X", "settings", multiple=True, metavar="KEY=VALUE", help="Set one client key; can be repeated."
+            "-X",
+            "client_sets",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Set one client key; can be repeated.",
         ),
         click.option(
-            "--command-config", "config_file", metavar="FILE", help="Properties file of client keys."
+            "--command-config", "client_file", metavar="FILE", help="Properties file of client keys."
         ),
         click.option(
             "-b",

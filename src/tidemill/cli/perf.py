@@ -1,0 +1,348 @@
+"""``tidemill perf``: measure producing, consuming and latency against a running cluster."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tidemill.cli.options import Duration, Target, target_options
+from tidemill.cli.output import bytes_text, count_text, json_option, print_json, print_table
+
+if TYPE_CHECKING:
+    from tidemill.client import Admin
+    from tidemill.client.producer import BulkDelivery, RecordMetadata
+
+BULK = 1_000
+"""Messages that are handed over at once."""
+SAMPLE_EVERY = 1_000
+"""One message of so many is timed."""
+VALUES = 512
+"""Different values that are sent in turn."""
+PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
+ALPHABET = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 "
+
+
+@click.group("perf")
+def command() -> None:
+    """Measure producing, consuming and latency.
+
+    The figures are those of this client and of this machine as well as of the cluster.
+    """
+
+
+class Rates:
+    """A line on stderr, once a second: how fast it goes. Silent where nobody looks."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._shown = sys.stderr.isatty()
+        self._last = self._began = time.perf_counter()
+        self._last_count = 0
+        self._last_bytes = 0
+
+    def note(self, count: int, size_bytes: int) -> None:
+        """Says how far it is, at most once a second."""
+        if not self._shown:
+            return
+        now = time.perf_counter()
+        passed = now - self._last
+        if passed < 1.0:
+            return
+        rate = (count - self._last_count) / passed
+        speed = (size_bytes - self._last_bytes) / passed
+        share = f"{count / self._total:4.0%}" if self._total else ""
+        line = (
+            f"{share} {count_text(count):>14} messages  {count_text(rate):>12}/s  {bytes_text(speed):>10}/s"
+        )
+        click.echo(f"\r{line}\x1b[K", nl=False, err=True)
+        self._last, self._last_count, self._last_bytes = now, count, size_bytes
+
+    def end(self) -> None:
+        """Takes the line away."""
+        if self._shown:
+            click.echo("\r\x1b[K", nl=False, err=True)
+
+
+def make_values(size_bytes: int, seed: int = 1) -> list[bytes]:
+    """Values of letters, the same in every run: compressible as text is, not as zeros are."""
+    randomness = random.Random(seed)
+    return [bytes(randomness.choices(ALPHABET, k=size_bytes)) for _ in range(VALUES)]
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """Mean, percentiles and maximum, in milliseconds; empty for no times."""
+    if not seconds:
+        return {}
+    ordered = sorted(seconds)
+    found = {"mean": sum(ordered) / len(ordered)}
+    for share in PERCENTILES:
+        # The smallest time that at least this share of all stays at or below.
+        rank = max(0, -(-len(ordered) * share // 100) - 1)
+        found[f"p{share:g}"] = ordered[int(rank)]
+    found["max"] = ordered[-1]
+    return {name: round(value * 1000, 3) for name, value in found.items()}
+
+
+def _report(result: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(result)
+        return
+    rows: list[list[str]] = [
+        ["messages", count_text(result["messages"])],
+        ["seconds", f"{result['seconds']:.3f}"],
+        ["messages/s", count_text(result["messages_per_second"])],
+        ["throughput", f"{bytes_text(result['bytes_per_second'])}/s"],
+    ]
+    for title in ("latency_ms", "end_to_end_ms"):
+        label = title.removesuffix("_ms").replace("_", " ")
+        rows += [[f"{label} {name}", f"{value:.3f} ms"] for name, value in result.get(title, {}).items()]
+    print_table(["what", "figure"], rows, right=["figure"])
+
+
+def _result(count: int, size_bytes: int, seconds: float, **more: Any) -> dict[str, Any]:
+    seconds = max(seconds, 1e-9)
+    return {
+        "messages": count,
+        "bytes": size_bytes,
+        "seconds": round(seconds, 6),
+        "messages_per_second": round(count / seconds, 1),
+        "bytes_per_second": round(size_bytes / seconds, 1),
+        **more,
+    }
+
+
+def _ensure_topic(admin: Admin, topic: str, partitions: int) -> None:
+    from tidemill.client import ClientError
+    from tidemill.model.errors import ErrorCode
+
+    try:
+        admin.create_topic(topic, partitions)
+    except ClientError as problem:
+        if problem.code != ErrorCode.TOPIC_ALREADY_EXISTS:
+            raise
+
+
+@command.command(
+    "produce",
+    epilog="""\b
+Examples:
+  tidemill perf produce bench -n 5000000 --size 100
+  tidemill perf produce bench -n 1000000 --size 1024 -z zstd -X linger.ms=20
+  tidemill perf produce bench -n 60000 --rate 1000 --json | jq .latency_ms.p99""",
+)
+@click.argument("topic")
+@click.option("-n", "--messages", "count", type=click.IntRange(min=1), default=1_000_000, show_default=True)
+@click.option("--size", type=click.IntRange(min=0), default=100, show_default=True, help="Bytes of a value.")
+@click.option(
+    "--rate", type=click.IntRange(min=1), help="Messages a second; as fast as possible when left out."
+)
+@click.option(
+    "-p", "--partitions", type=click.IntRange(min=1), default=1, show_default=True, help="When it is new."
+)
+@click.option("-z", "--compression", default="none", show_default=True, help="none, gzip, snappy, lz4, zstd.")
+@click.option("-a", "--acks", type=click.Choice(["all", "1", "0"]), default="all", show_default=True)
+@json_option
+@target_options
+def produce(
+    topic: str,
+    count: int,
+    size: int,
+    rate: int | None,
+    partitions: int,
+    compression: str,
+    acks: str,
+    as_json: bool,
+    target: Target,
+) -> None:
+    """Send messages as fast as they go, or at a rate. Latency: from send() to the acknowledgement."""
+    from tidemill.client import Admin, Producer
+
+    with Admin(target.bootstrap, target.config()) as admin:
+        _ensure_topic(admin, topic, partitions)
+    values = make_values(size)
+    latencies: list[float] = []
+    rates = Rates(count)
+    # In small steps where a rate is asked for: a second's worth at once is no steady rate.
+    step = BULK if rate is None else max(1, min(BULK, rate // 100))
+    config = target.config(compression_type=compression, acks=acks)
+    with Producer(target.bootstrap, config) as producer:
+        producer.partitions_for(topic)
+        began = time.perf_counter()
+        under_way: deque[BulkDelivery] = deque()
+        sent = acknowledged = 0
+        for part in _parts(values, count, step):
+            if rate is not None:
+                time.sleep(max(0.0, began + sent / rate - time.perf_counter()))
+            if rate is not None or sent % SAMPLE_EVERY < len(part):
+                _send_timed(producer, topic, part[0], latencies)
+                part = part[1:]
+                sent += 1
+                acknowledged += 1
+            if part:
+                under_way.append(producer.send_batch(topic, part))
+                sent += len(part)
+            while under_way and under_way[0].done():
+                acknowledged += under_way.popleft().result()
+            rates.note(acknowledged, acknowledged * size)
+        for delivery in under_way:
+            acknowledged += delivery.result()
+        producer.flush()
+        seconds = time.perf_counter() - began
+    rates.end()
+    _report(_result(count, count * size, seconds, latency_ms=percentiles(latencies)), as_json)
+
+
+def _parts(values: list[bytes], count: int, step: int) -> Iterator[list[bytes]]:
+    source = itertools.cycle(values)
+    for first in range(0, count, step):
+        yield list(itertools.islice(source, min(step, count - first)))
+
+
+def _send_timed(producer: Any, topic: str, value: bytes, latencies: list[float]) -> None:
+    began = time.perf_counter()
+
+    def delivered(metadata: RecordMetadata | None, error: Exception | None) -> None:
+        if error is None:
+            latencies.append(time.perf_counter() - began)
+
+    producer.send(topic, value, on_delivery=delivered)
+
+
+@command.command(
+    "consume",
+    epilog="""\b
+Examples:
+  tidemill perf consume bench
+  tidemill perf consume bench --arrow --json""",
+)
+@click.argument("topics", nargs=-1, required=True)
+@click.option("-n", "--messages", "count", type=click.IntRange(min=1), help="So many.  [all that are there]")
+@click.option("--arrow", is_flag=True, help="As Arrow tables, without an object a message.")
+@click.option(
+    "--timeout", type=Duration(), default="10s", show_default=True, help="End when none comes so long."
+)
+@json_option
+@target_options
+def consume(
+    topics: tuple[str, ...], count: int | None, arrow: bool, timeout: float, as_json: bool, target: Target
+) -> int:
+    """Read topics from their beginning as fast as it goes. Exit code 1 when messages were missing."""
+    from tidemill.client import Consumer
+
+    if arrow:
+        import pyarrow.compute  # noqa: F401 - its import is no part of what is measured
+
+    config = target.config(enable_auto_commit=False, max_poll_records=10_000)
+    config.pop("group.id", None)
+    with Consumer(target.bootstrap, config) as consumer:
+        partitions = [item for topic in topics for item in consumer.partitions_for(topic)]
+        starts, ends = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
+        total = sum(ends[item] - starts[item] for item in partitions)
+        wanted = total if count is None else min(count, total)
+        consumer.assign(partitions)
+        consumer.seek_to_beginning(*partitions)
+        rates = Rates(wanted)
+        read = size_bytes = 0
+        first = last = began = time.perf_counter()
+        while read < wanted:
+            if arrow:
+                number, size = _poll_arrow(consumer)
+            else:
+                number, size = _poll_records(consumer, min(10_000, wanted - read))
+            now = time.perf_counter()
+            if not number:
+                if now - last > timeout:
+                    break
+                continue
+            first = now if not read else first
+            last = now
+            read += number
+            size_bytes += size
+            rates.note(read, size_bytes)
+        seconds = last - began
+    rates.end()
+    waited = round((first - began) * 1000, 3)
+    _report(_result(read, size_bytes, seconds, first_poll_ms=waited), as_json)
+    return 0 if read >= (wanted if count is None else count) else 1
+
+
+def _poll_records(consumer: Any, most: int) -> tuple[int, int]:
+    records = consumer.poll(1.0, max_records=most)
+    size_bytes = 0
+    for item in records.partitions():
+        for record in records[item]:
+            size_bytes += len(record.value or b"") + len(record.key or b"")
+    return len(records), size_bytes
+
+
+def _poll_arrow(consumer: Any) -> tuple[int, int]:
+    import pyarrow.compute as compute
+
+    table = consumer.poll_arrow(1.0)
+    if table is None:
+        return 0, 0
+    size_bytes = sum(
+        compute.sum(compute.binary_length(table[name])).as_py() or 0 for name in ("key", "value")
+    )
+    return table.num_rows, size_bytes
+
+
+@command.command(
+    "latency",
+    epilog="""\b
+Examples:
+  tidemill perf latency bench
+  tidemill perf latency bench -n 10000 --size 1024 --acks 1 --json""",
+)
+@click.argument("topic")
+@click.option("-n", "--messages", "count", type=click.IntRange(min=1), default=1_000, show_default=True)
+@click.option("--size", type=click.IntRange(min=0), default=100, show_default=True, help="Bytes of a value.")
+@click.option("-a", "--acks", type=click.Choice(["all", "1"]), default="all", show_default=True)
+@json_option
+@target_options
+def latency(topic: str, count: int, size: int, acks: str, as_json: bool, target: Target) -> None:
+    """Send one message after the other, each acknowledged and read back before the next.
+
+    "latency" is from send() to the acknowledgement, "end to end" from send() to the consumer.
+    """
+    from tidemill.client import Admin, Consumer, Producer, TopicPartition
+
+    with Admin(target.bootstrap, target.config()) as admin:
+        _ensure_topic(admin, topic, 1)
+    values = make_values(size)
+    produced: list[float] = []
+    end_to_end: list[float] = []
+    rates = Rates(count)
+    item = TopicPartition(topic, 0)
+    reading = target.config(enable_auto_commit=False, fetch_max_wait_ms=1_000)
+    reading.pop("group.id", None)
+    with (
+        Producer(target.bootstrap, target.config(acks=acks, linger_ms=0)) as producer,
+        Consumer(target.bootstrap, reading) as consumer,
+    ):
+        consumer.assign([item])
+        consumer.seek_to_end(item)
+        position = consumer.position(item)
+        began = time.perf_counter()
+        for index in range(count):
+            start = time.perf_counter()
+            offset = producer.send(topic, values[index % VALUES], partition=0).result(30).offset
+            produced.append(time.perf_counter() - start)
+            while position <= offset:
+                for record in consumer.poll(30.0)[item]:
+                    position = record.offset + 1
+            end_to_end.append(time.perf_counter() - start)
+            rates.note(index + 1, (index + 1) * size)
+        seconds = time.perf_counter() - began
+    rates.end()
+    result = _result(
+        count, count * size, seconds, latency_ms=percentiles(produced), end_to_end_ms=percentiles(end_to_end)
+    )
+    _report(result, as_json)

@@ -67,10 +67,13 @@ class SystemFile(File):
         if position < 0:
             position = self._append_position = os.lseek(self._descriptor, 0, os.SEEK_END)
         try:
-            written = os.writev(self._descriptor, buffers)
             expected = 0
             for buffer in buffers:
                 expected += len(buffer)
+            if len(buffers) == 1:
+                written = os.write(self._descriptor, buffers[0])
+            else:
+                written = os.writev(self._descriptor, buffers)
             if written != expected:
                 self._append_rest(buffers, written)
         except OSError:

@@ -14,7 +14,7 @@ import zlib
 from typing import Any, Final
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
-from mypy_extensions import i32, i64
+from mypy_extensions import i32, i64, mypyc_attr
 
 from tidemill.log.errors import OffsetOutOfRange, storage_error
 from tidemill.log.lookup import first_at, largest
@@ -25,6 +25,7 @@ from tidemill.log.store import LogStore
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError
 from tidemill.records.batch import (
     CONTROL_FLAG,
+    COPIED_BYTES_MAX,
     LENGTH,
     LOG_OVERHEAD,
     MAGIC,
@@ -40,6 +41,7 @@ PREFIX_BYTES: Final = MAGIC
 NO_TIMESTAMP: Final = -1
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
 class AppendResult:
     """Where a produced batch lies. ``append_time_ms`` is -1 unless the topic stores append time."""
 
@@ -90,10 +92,12 @@ class Log(LogStore):
         write_i64_be(prefix, base_offset)
         write_i32_be(prefix, i32(size - LOG_OVERHEAD))
         write_i32_be(prefix, i32(leader_epoch))
-        buffers: list[Any] = [
-            prefix.getvalue(),
-            memoryview(data)[position + PREFIX_BYTES : position + size],
-        ]
+        buffers: list[Any]
+        if size <= COPIED_BYTES_MAX:
+            prefix.write(data[position + PREFIX_BYTES : position + size])
+            buffers = [prefix.getvalue()]
+        else:
+            buffers = [prefix.getvalue(), memoryview(data)[position + PREFIX_BYTES : position + size]]
         try:
             segment.append(buffers, size, base_offset, last_offset, timestamp)
         except OSError as problem:

@@ -1,0 +1,50 @@
+"""A broker for the tests that need one: TIDEMILL_TEST_BOOTSTRAP (Apache Kafka, say), or one of ours."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tidemill.client import Admin
+
+
+@pytest.fixture(scope="session")
+def broker_address() -> Iterator[str]:
+    """``host:port`` of a running broker."""
+    given = os.environ.get("TIDEMILL_TEST_BOOTSTRAP")
+    if given:
+        yield given
+        return
+    from tidemill.testing.broker import Broker
+
+    with Broker() as broker:
+        yield broker.bootstrap
+
+
+@pytest.fixture(scope="session")
+def admin(broker_address: str) -> Iterator[Admin]:
+    with Admin(broker_address) as found:
+        yield found
+
+
+@pytest.fixture
+def new_topic(admin: Admin) -> Iterator[Callable[..., str]]:
+    """Makes topics of random names, and takes them away."""
+    made: list[str] = []
+
+    def make(partitions: int = 3, **configs: str) -> str:
+        name = f"client-{uuid.uuid4().hex[:12]}"
+        admin.create_topic(name, partitions, 1, configs={k.replace("_", "."): v for k, v in configs.items()})
+        made.append(name)
+        return name
+
+    yield make
+    admin.delete_topics(made)
+
+
+@pytest.fixture
+def group() -> str:
+    return f"group-{uuid.uuid4().hex[:12]}"

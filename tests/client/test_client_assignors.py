@@ -1,0 +1,189 @@
+"""Assignment: the worked cases of the documents, and the properties of the sticky strategies."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidemill.client.assignors import (
+    CooperativeStickyAssignor,
+    Member,
+    RangeAssignor,
+    RoundRobinAssignor,
+    StickyAssignor,
+    assignors_for,
+    deal,
+)
+from tidemill.model.errors import ConfigError
+from tidemill.model.types import TopicPartition
+
+
+def members(count: int, *topics: str) -> list[Member]:
+    return [Member(f"m{i}", topics) for i in range(count)]
+
+
+def numbers(items: list[TopicPartition], topic: str = "t") -> list[int]:
+    return [item.partition for item in items if item.topic == topic]
+
+
+def test_range_of_ten_partitions_to_three_members() -> None:
+    result = RangeAssignor().assign({"t": 10}, members(3, "t"))
+    assert [numbers(result[f"m{i}"]) for i in range(3)] == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
+
+
+def test_range_of_eleven_partitions_to_three_members() -> None:
+    result = RangeAssignor().assign({"t": 11}, members(3, "t"))
+    assert [numbers(result[f"m{i}"]) for i in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+
+
+def test_range_of_two_topics_gives_the_first_member_more_of_each() -> None:
+    result = RangeAssignor().assign({"t": 10, "u": 10}, members(3, "t", "u"))
+    assert numbers(result["m0"], "t") == numbers(result["m0"], "u") == [0, 1, 2, 3]
+
+
+def test_round_robin_over_the_documents_order() -> None:
+    order = [TopicPartition("T1", p) for p in (5, 3, 0, 8, 2, 1, 4, 7, 6, 9)]
+    result = deal(order, [Member(name, ("T1",)) for name in ("C1-0", "C1-1", "C2-0", "C2-1")])
+    assert {name: numbers(items, "T1") for name, items in result.items()} == {
+        "C1-0": [5, 2, 6],
+        "C1-1": [3, 1, 9],
+        "C2-0": [0, 4],
+        "C2-1": [8, 7],
+    }
+
+
+def test_round_robin_deals_the_partitions_of_all_topics_in_order() -> None:
+    result = RoundRobinAssignor().assign({"t": 3, "u": 3}, members(2, "t", "u"))
+    assert result["m0"] == [TopicPartition("t", 0), TopicPartition("t", 2), TopicPartition("u", 1)]
+
+
+def test_round_robin_passes_over_who_has_not_subscribed() -> None:
+    people = [Member("a", ("t",)), Member("b", ("t", "u")), Member("c", ("t", "u"))]
+    result = RoundRobinAssignor().assign({"t": 1, "u": 2}, people)
+    assert (result["a"], numbers(result["b"], "u"), numbers(result["c"], "u")) == (
+        [TopicPartition("t", 0)],
+        [0],
+        [1],
+    )
+
+
+def test_more_members_than_partitions_leaves_some_idle() -> None:
+    for assignor in (RangeAssignor(), RoundRobinAssignor(), StickyAssignor()):
+        result = assignor.assign({"t": 2}, members(4, "t"))
+        assert sorted(map(len, result.values())) == [0, 0, 1, 1]
+
+
+def test_static_members_keep_their_place_under_new_member_ids() -> None:
+    before = [Member("x9", ("t",), instance_id="a"), Member("x1", ("t",), instance_id="b")]
+    after = [Member("a0", ("t",), instance_id="b"), Member("z7", ("t",), instance_id="a")]
+    first, second = (RangeAssignor().assign({"t": 4}, people) for people in (before, after))
+    assert first["x9"] == second["z7"]
+
+
+def test_a_topic_that_is_not_there_is_left_out() -> None:
+    for assignor in (RangeAssignor(), RoundRobinAssignor(), StickyAssignor()):
+        assert assignor.assign({}, members(2, "gone")) == {"m0": [], "m1": []}
+
+
+def test_sticky_moves_only_what_a_newcomer_needs() -> None:
+    first = StickyAssignor().assign({"t": 9}, members(2, "t"))
+    people = [Member(m, ("t",), tuple(items), 1) for m, items in first.items()]
+    second = StickyAssignor().assign({"t": 9}, [*people, Member("new", ("t",))])
+    assert {len(items) for items in second.values()} == {3}
+    for member, items in first.items():
+        assert set(second[member]) <= set(items)
+
+
+def test_sticky_believes_the_later_generation() -> None:
+    item = TopicPartition("t", 0)
+    people = [Member("stale", ("t",), (item,), 3), Member("right", ("t",), (item,), 4)]
+    assert StickyAssignor().assign({"t": 1}, people)["right"] == [item]
+
+
+def test_cooperative_hands_a_partition_on_in_the_second_round() -> None:
+    every = tuple(TopicPartition("t", p) for p in range(4))
+    people = [Member("old", ("t",), every, 1), Member("new", ("t",))]
+    first = CooperativeStickyAssignor().assign({"t": 4}, people)
+    assert (len(first["old"]), first["new"]) == (2, [])
+    people = [Member("old", ("t",), tuple(first["old"]), 2), Member("new", ("t",), (), 2)]
+    second = CooperativeStickyAssignor().assign({"t": 4}, people)
+    assert second["old"] == first["old"]
+    assert set(second["new"]) == set(every) - set(first["old"])
+
+
+TOPICS = ("a", "b", "c")
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> tuple[dict[str, int], list[Member]]:
+    partitions = {topic: draw(st.integers(0, 8)) for topic in TOPICS}
+    people: list[Member] = []
+    for i in range(draw(st.integers(1, 6))):
+        topics = tuple(draw(st.sets(st.sampled_from(TOPICS))))
+        owned = draw(
+            st.sets(st.builds(TopicPartition, st.sampled_from(TOPICS), st.integers(0, 9)), max_size=8)
+        )
+        people.append(Member(f"m{i}", topics, tuple(sorted(owned)), draw(st.integers(-1, 3))))
+    return partitions, people
+
+
+@given(groups())
+@settings(max_examples=300, deadline=None)
+def test_sticky_gives_every_partition_once_and_is_balanced(
+    case: tuple[dict[str, int], list[Member]],
+) -> None:
+    partitions, people = case
+    result = StickyAssignor().assign(partitions, people)
+    given = [item for items in result.values() for item in items]
+    subscribed = {topic for member in people for topic in member.topics}
+    expected = {TopicPartition(t, p) for t in subscribed for p in range(partitions.get(t, 0))}
+    assert len(given) == len(set(given))
+    assert set(given) == expected
+    by_id = {member.member_id: member for member in people}
+    for member_id, items in result.items():
+        assert all(item.topic in by_id[member_id].topics for item in items)
+        for item in items:
+            takers = [m.member_id for m in people if item.topic in m.topics]
+            assert all(len(items) - len(result[other]) <= 1 for other in takers)
+
+
+@given(groups())
+@settings(max_examples=200, deadline=None)
+def test_sticky_stays_where_it_is(case: tuple[dict[str, int], list[Member]]) -> None:
+    partitions, people = case
+    first = StickyAssignor().assign(partitions, people)
+    again = [Member(m.member_id, m.topics, tuple(first[m.member_id]), 9) for m in people]
+    assert StickyAssignor().assign(partitions, again) == first
+
+
+@given(groups())
+@settings(max_examples=200, deadline=None)
+def test_cooperative_ends_after_two_rounds_without_a_partition_at_two_members(
+    case: tuple[dict[str, int], list[Member]],
+) -> None:
+    partitions, people = case
+    start = StickyAssignor().assign(partitions, people)
+    people = [Member(m.member_id, m.topics, tuple(start[m.member_id]), 1) for m in people]
+    people.append(Member("new", TOPICS))
+    assignor = CooperativeStickyAssignor()
+    first = assignor.assign(partitions, people)
+    owner = {item: m.member_id for m in people for item in m.owned}
+    assert all(owner.get(item, m) == m for m, items in first.items() for item in items)
+    kept = [Member(m.member_id, m.topics, tuple(first[m.member_id]), 2) for m in people]
+    second = assignor.assign(partitions, kept)
+    subscribed = {topic for member in people for topic in member.topics}
+    expected = {TopicPartition(t, p) for t in subscribed for p in range(partitions.get(t, 0))}
+    assert {item for items in second.values() for item in items} == expected
+    assert all(set(first[m]) <= set(second[m]) for m in first)
+
+
+def test_an_unknown_strategy_names_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="range, roundrobin, sticky, cooperative-sticky"):
+        assignors_for(["fair"])
+
+
+def test_names_of_the_java_client_and_ones_own_strategies() -> None:
+    own = RangeAssignor()
+    found = assignors_for(["org.apache.kafka.clients.consumer.CooperativeStickyAssignor", own])
+    assert [found[0].name, found[1]] == ["cooperative-sticky", own]

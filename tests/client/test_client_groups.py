@@ -1,0 +1,247 @@
+"""Groups: members of ours, members of librdkafka, and both in one group."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import confluent_kafka
+import pytest
+
+from tidemill.client import Admin, Consumer, Producer, TopicPartition
+from tidemill.client.errors import CommitFailed
+
+QUICK = {"heartbeat.interval.ms": 100, "session.timeout.ms": 6000, "auto.offset.reset": "earliest"}
+
+
+def until(condition: Callable[[], bool], *work: Callable[[], Any], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come about"
+        for step in work:
+            step()
+
+
+def fill(address: str, topic: str, count: int = 60, partitions: int = 6) -> None:
+    with Producer(address) as producer:
+        producer.send_batch(
+            topic, [b"%d" % i for i in range(count)], partitions=[i % partitions for i in range(count)]
+        ).result(10)
+
+
+class Foreign:
+    """A member of librdkafka, polled by a thread of its own, as programs do."""
+
+    def __init__(self, address: str, group: str, topic: str, strategy: str) -> None:
+        self._consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": address,
+                "group.id": group,
+                "auto.offset.reset": "earliest",
+                "partition.assignment.strategy": strategy,
+                "heartbeat.interval.ms": 100,
+                "session.timeout.ms": 6000,
+            }
+        )
+        self._consumer.subscribe([topic])
+        self._stop = threading.Event()
+        self.partitions: set[int] = set()
+        self.values: list[bytes] = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            message = self._consumer.poll(0.05)
+            if message is not None and message.error() is None:
+                self.values.append(message.value())
+            self.partitions = {item.partition for item in self._consumer.assignment()}
+        self._consumer.close()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def numbers(consumer: Consumer) -> set[int]:
+    return {item.partition for item in consumer.assignment()}
+
+
+@pytest.mark.parametrize("strategy", ["range", "roundrobin", "sticky", "cooperative-sticky"])
+def test_two_members_share_and_the_one_left_takes_all(
+    broker_address: str, new_topic: Callable[..., str], group: str, strategy: str
+) -> None:
+    topic = new_topic(6)
+    settings = {**QUICK, "group.id": group, "partition.assignment.strategy": strategy}
+    with Consumer(broker_address, settings) as first:
+        first.subscribe([topic])
+        until(lambda: len(numbers(first)) == 6, lambda: first.poll(0.05))
+        with Consumer(broker_address, settings) as second:
+            second.subscribe([topic])
+            until(
+                lambda: len(numbers(first)) == 3 and len(numbers(second)) == 3,
+                lambda: first.poll(0.05),
+                lambda: second.poll(0.05),
+            )
+            assert numbers(first) | numbers(second) == set(range(6))
+        until(lambda: len(numbers(first)) == 6, lambda: first.poll(0.05))
+
+
+@pytest.mark.parametrize("strategy", ["range", "roundrobin", "cooperative-sticky"])
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_our_member_and_one_of_librdkafka_share_a_group(
+    broker_address: str, new_topic: Callable[..., str], group: str, strategy: str, ours_first: bool
+) -> None:
+    topic = new_topic(6)
+    fill(broker_address, topic)
+    settings = {**QUICK, "group.id": group, "partition.assignment.strategy": strategy}
+    ours = Consumer(broker_address, settings)
+    ours.subscribe([topic])
+    seen: list[bytes] = []
+
+    def poll() -> None:
+        seen.extend(record.value or b"" for record in ours.poll(0.05))
+
+    if ours_first:
+        until(lambda: len(numbers(ours)) == 6, poll)
+    theirs = Foreign(broker_address, group, topic, strategy)
+    try:
+        if not ours_first:
+            until(lambda: len(theirs.partitions) == 6, lambda: time.sleep(0.05))
+        until(lambda: len(numbers(ours)) == 3 and len(theirs.partitions) == 3, poll)
+        assert numbers(ours) | theirs.partitions == set(range(6))
+        until(lambda: {*seen, *theirs.values} == {b"%d" % i for i in range(60)}, poll)
+    finally:
+        theirs.close()
+    until(lambda: len(numbers(ours)) == 6, poll)
+    ours.close()
+
+
+def test_cooperative_members_keep_reading_what_does_not_move(
+    broker_address: str, new_topic: Callable[..., str], group: str
+) -> None:
+    topic = new_topic(6)
+    settings = {**QUICK, "group.id": group, "partition.assignment.strategy": "cooperative-sticky"}
+    events: list[tuple[str, set[int]]] = []
+
+    class Listener:
+        def on_assigned(self, partitions: Any) -> None:
+            events.append(("assigned", {item.partition for item in partitions}))
+
+        def on_revoked(self, partitions: Any) -> None:
+            events.append(("revoked", {item.partition for item in partitions}))
+
+        def on_lost(self, partitions: Any) -> None:
+            events.append(("lost", {item.partition for item in partitions}))
+
+    with Consumer(broker_address, settings) as first, Consumer(broker_address, settings) as second:
+        first.subscribe([topic], listener=Listener())
+        until(lambda: len(numbers(first)) == 6, lambda: first.poll(0.05))
+        second.subscribe([topic])
+        until(lambda: len(numbers(second)) == 3, lambda: first.poll(0.05), lambda: second.poll(0.05))
+        revoked = [items for kind, items in events if kind == "revoked"]
+        assert events[0] == ("assigned", set(range(6)))
+        assert revoked == [numbers(second)]
+
+
+def test_committed_offsets_are_where_another_member_goes_on(
+    broker_address: str, new_topic: Callable[..., str], group: str
+) -> None:
+    topic = new_topic(1)
+    fill(broker_address, topic, 10, 1)
+    settings = {**QUICK, "group.id": group, "enable.auto.commit": False}
+    with Consumer(broker_address, settings) as consumer:
+        consumer.subscribe([topic])
+        got: list[int] = []
+        until(lambda: len(got) >= 4, lambda: got.extend(r.offset for r in consumer.poll(1, max_records=4)))
+        consumer.commit()
+        answers: list[Any] = []
+        consumer.commit_async(on_commit=answers.append)
+        until(lambda: bool(answers), lambda: consumer.poll(0.05, max_records=1))
+        assert answers == [None]
+        assert consumer.committed([TopicPartition(topic, 0)])[TopicPartition(topic, 0)].offset == 4
+    with Consumer(broker_address, settings) as consumer:
+        consumer.subscribe([topic])
+        records = consumer.poll(10)
+        assert next(iter(records)).offset == 4
+
+
+def test_closing_commits_what_was_given_out(
+    broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
+) -> None:
+    topic = new_topic(1)
+    fill(broker_address, topic, 10, 1)
+    with Consumer(broker_address, {**QUICK, "group.id": group}) as consumer:
+        consumer.subscribe([topic])
+        assert len(consumer.poll(10, max_records=7)) == 7
+    assert admin.group_offsets(group)[TopicPartition(topic, 0)].offset == 7
+    assert [row.lag for row in admin.group_lag(group)] == [3]
+
+
+def test_a_member_that_does_not_poll_loses_its_partitions_and_cannot_commit(
+    broker_address: str, new_topic: Callable[..., str], group: str
+) -> None:
+    topic = new_topic(2)
+    settings = {**QUICK, "group.id": group, "enable.auto.commit": False}
+    with Consumer(broker_address, {**settings, "max.poll.interval.ms": 600}) as slow:
+        slow.subscribe([topic])
+        until(lambda: len(numbers(slow)) == 2, lambda: slow.poll(0.05))
+        with Consumer(broker_address, settings) as other:
+            other.subscribe([topic])
+            until(lambda: len(numbers(other)) == 2, lambda: other.poll(0.05))
+            with pytest.raises(CommitFailed, match="another member may have the partitions"):
+                slow.commit({TopicPartition(topic, 0): 1})
+
+
+def test_a_static_member_comes_back_without_a_rebalance(
+    broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
+) -> None:
+    topic = new_topic(4)
+    settings = {**QUICK, "group.id": group}
+    with Consumer(broker_address, {**settings, "group.instance.id": "a"}) as keeper:
+        keeper.subscribe([topic])
+        until(lambda: len(numbers(keeper)) == 4, lambda: keeper.poll(0.05))
+        with Consumer(broker_address, {**settings, "group.instance.id": "b"}) as leaver:
+            leaver.subscribe([topic])
+            until(lambda: len(numbers(leaver)) == 2, lambda: leaver.poll(0.05), lambda: keeper.poll(0.05))
+            had = numbers(leaver)
+        assert {m.instance_id for m in admin.describe_group(group).members} == {"a", "b"}
+        generation = keeper._group.generation if keeper._group else -1
+        with Consumer(broker_address, {**settings, "group.instance.id": "b"}) as back:
+            back.subscribe([topic])
+            until(lambda: len(numbers(back)) == 2, lambda: back.poll(0.05), lambda: keeper.poll(0.05))
+            assert numbers(back) == had
+        assert keeper._group is not None
+        assert keeper._group.generation == generation
+    admin.remove_member(group, instance_id="a")
+    admin.remove_member(group, instance_id="b")
+
+
+def test_a_pattern_takes_in_topics_that_come_later(
+    broker_address: str, new_topic: Callable[..., str], group: str
+) -> None:
+    first = new_topic(1)
+    prefix = first[:10]
+    settings = {**QUICK, "group.id": group, "metadata.max.age.ms": 200}
+    with Consumer(broker_address, settings) as consumer:
+        consumer.subscribe(pattern=prefix + ".*")
+        until(lambda: first in {i.topic for i in consumer.assignment()}, lambda: consumer.poll(0.05))
+        with Admin(broker_address) as admin:
+            later = f"{prefix}-later-{group}"
+            admin.create_topic(later, 1, 1)
+            until(lambda: later in {i.topic for i in consumer.assignment()}, lambda: consumer.poll(0.05))
+            admin.delete_topic(later)
+
+
+def test_partitions_added_under_way_are_shared_out(
+    broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
+) -> None:
+    topic = new_topic(1)
+    settings = {**QUICK, "group.id": group, "metadata.max.age.ms": 200}
+    with Consumer(broker_address, settings) as consumer:
+        consumer.subscribe([topic])
+        until(lambda: numbers(consumer) == {0}, lambda: consumer.poll(0.05))
+        admin.create_partitions(topic, 3)
+        until(lambda: numbers(consumer) == {0, 1, 2}, lambda: consumer.poll(0.05))

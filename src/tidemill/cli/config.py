@@ -9,7 +9,7 @@ import click
 
 from tidemill.cli.output import json_option, on_terminal, print_json, print_table
 from tidemill.model.configs import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, BrokerConfig, Key
-from tidemill.model.configs.keys import TYPE_NAMES
+from tidemill.model.configs.keys import READ_ONLY, TYPE_NAMES
 
 SCOPES = {"broker": BROKER_KEYS, "topic": TOPIC_KEYS, "group": GROUP_KEYS}
 
@@ -50,23 +50,46 @@ def keys(part: str, scope: str | None, all_keys: bool, markdown: bool, as_json: 
     if as_json:
         print_json([as_object(key) for key in chosen])
         return
-    columns = ["key", "scope", "type", "default", "allowed", "changes", "meaning"]
-    rows = [
-        [
-            key.name,
-            key.scope,
-            TYPE_NAMES[key.type],
-            key.render(key.default) or "-",
-            key.allowed_text() if key.allowed else "",
-            key.dynamic,
-            key.doc + ("" if key.takes_effect else f" ({key.effect})"),
-        ]
-        for key in chosen
-    ]
-    print_table(columns, rows, empty=f"no key has {part!r} in its name")
+    if on_terminal():
+        for key in chosen:
+            _print_key(key)
+        if not chosen:
+            click.secho(f"no key has {part!r} in its name", dim=True)
+    else:
+        columns = ["key", "scope", "type", "default", "allowed", "changes", "effect", "meaning"]
+        print_table(columns, [_row(key) for key in chosen])
     hidden = sum(not key.takes_effect for table in SCOPES.values() for key in table.values())
     if on_terminal() and not all_keys and not part:
         click.secho(f"{hidden} keys are known and have no effect here; --all shows them and why.", dim=True)
+
+
+def _print_key(key: Key) -> None:
+    """A key as people read it: its facts in one line, what it means below."""
+    default = key.render(key.default)
+    facts = [
+        TYPE_NAMES[key.type],
+        "no default" if default is None else f"default {default or '(empty)'}",
+        *([f"allowed is {key.allowed_text()}"] if key.allowed else []),
+        *([f"changes {key.dynamic}"] if key.dynamic != READ_ONLY else []),
+    ]
+    scope = "" if key.scope == "broker" else f" ({key.scope})"
+    click.echo(f"{click.style(key.name, bold=True)}{scope}  {click.style('; '.join(facts), dim=True)}")
+    click.echo(f"    {key.doc}")
+    if not key.takes_effect:
+        click.secho(f"    {key.effect}", fg="yellow")
+
+
+def _row(key: Key) -> list[str]:
+    return [
+        key.name,
+        key.scope,
+        TYPE_NAMES[key.type],
+        key.render(key.default) or "",
+        key.allowed_text() if key.allowed else "",
+        key.dynamic,
+        key.effect or "yes",
+        key.doc,
+    ]
 
 
 def as_object(key: Key) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 :func:`entries` gives plain dictionaries, for machines; :func:`lines` the lines that Kafka's
 ``kafka-dump-log`` prints for the same file, so that scripts around that tool go on working.
 
-The files may be in use: nothing is written, and what a running broker has not written yet is simply not there.
+The files may be in use: nothing is written to them, and what a running broker has not written is not there.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ def entries(files: Files, path: str, *, records: bool = False) -> Iterator[dict[
     """What is in a file of a partition's directory, by the ending of its name.
 
     Each dictionary has a ``kind``: ``batch``, ``record`` (with ``records``), ``invalid_bytes``,
-    ``index_entry``, ``time_index_entry``, ``mismatch``, ``producer``, ``epoch``, ``topic_id``. Raises ConfigError for a file
-    of another kind, OSError when it cannot be read, StorageError when its content makes no sense.
+    ``index_entry``, ``time_index_entry``, ``mismatch``, ``producer``, ``epoch``, ``topic_id``. Raises
+    ConfigError for a file of another kind, OSError when it cannot be read, StorageError when its content
+    makes no sense.
     """
     name = os.path.basename(path)
     if offset_of(name, LOG) >= 0:
@@ -108,7 +109,12 @@ def _log_entries(files: Files, path: str, records: bool) -> Iterator[dict[str, A
                 yield _record_entry(batch, record)
     left = size - int(scan.next_position)
     if left > 0:
-        yield {"kind": "invalid_bytes", "count": left, "position": int(scan.next_position), "fault": scan.fault}
+        yield {
+            "kind": "invalid_bytes",
+            "count": left,
+            "position": int(scan.next_position),
+            "fault": scan.fault,
+        }
 
 
 def _is_valid(batch: Batch) -> bool:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import mmap
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, Final
 
 from mypy_extensions import i64
@@ -25,6 +27,9 @@ that pages come and go in runs longer than this."""
 
 COPY_BYTES: Final = 256 * 1024
 """What one call of the portable send reads at most."""
+
+_WRITE_AND_WAIT: Final = 1 | 2 | 4
+"""SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER."""
 
 _NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)
 _HAS_SENDFILE: Final = hasattr(os, "sendfile")
@@ -45,6 +50,21 @@ def _sync_descriptor(descriptor: int) -> None:
         os.fdatasync(descriptor)
     else:
         os.fsync(descriptor)
+
+
+@functools.cache
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    """The C library's ``sync_file_range``, which only Linux has; found when it is first wanted."""
+    if sys.platform != "linux":
+        return None
+    import ctypes
+
+    function = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
+    if function is None:
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    found: Callable[[int, int, int, int], int] = function
+    return found
 
 
 class SystemFile(File):
@@ -127,6 +147,11 @@ class SystemFile(File):
 
     def sync(self) -> None:
         _sync_descriptor(self._descriptor)
+
+    def write_back(self, position: i64, count: i64) -> None:
+        call = _sync_file_range()
+        if call is not None:
+            call(self._descriptor, position, count, _WRITE_AND_WAIT)
 
     def map(self, writable: bool) -> mmap.mmap:
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ

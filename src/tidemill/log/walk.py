@@ -42,10 +42,11 @@ def walk_segment(
     scan = BatchScan(segment.file(), 0, segment.size, CHUNK_BYTES)
     expected: i64 = segment.base_offset
     latest_epoch: i64 = leader_epochs.latest
+    fault: str = ""
     while scan.step():
         fault = _fault_of(scan, expected)
         if fault:
-            return Walk(scan.position, expected, fault, False)
+            break
         segment.note(scan.position, scan.size, scan.base_offset, scan.last_offset, scan.max_timestamp)
         expected = scan.last_offset + 1
         epoch: i64 = scan.leader_epoch
@@ -56,6 +57,8 @@ def walk_segment(
             note_scanned(producers, scan, now_ms)
     if producers.end_offset < expected:
         producers.end_offset = expected
+    if fault:
+        return Walk(scan.position, expected, fault, False)
     if scan.fault:
         missing = scan.cut_off or _zeros_to_end(segment, scan.position)
         return Walk(scan.position, expected, scan.fault, missing)

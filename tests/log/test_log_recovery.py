@@ -1,0 +1,371 @@
+"""Opening a log after an unclean stop: a catalogue of damage."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tidemill.log.checkpoints import CheckpointDamaged
+from tidemill.log.config import LogConfig
+from tidemill.log.files import SystemFiles
+from tidemill.log.log import Log
+from tidemill.log.recovery import Opening
+from tidemill.log.removals import Removals
+from tidemill.model.types import TopicPartition
+from tidemill.records.batch import Batch
+from tidemill.records.reader import iter_batches
+
+NOW = 1_700_000_000_000
+MakeBatch = Callable[..., Batch]
+MakeLog = Callable[..., Log]
+SMALL = {"segment_bytes": 3000, "index_interval_bytes": 300, "segment_index_bytes": 480}
+FIRST = "00000000000000000000"
+
+
+def opening(
+    directory: str, *, clean: bool = False, recovery_point: int = 0, **settings: object
+) -> tuple[Log, list[str]]:
+    one = Opening(
+        SystemFiles(),
+        directory,
+        TopicPartition("events", 0),
+        LogConfig(**{**SMALL, **settings}),  # type: ignore[arg-type]
+        removals=Removals(),
+        now_ms=NOW,
+        clean=clean,
+        recovery_point=recovery_point,
+    )
+    return one.open(), one.warnings
+
+
+def offsets(log: Log) -> list[int]:
+    """Every batch's base offset, read through the log."""
+    found: list[int] = []
+    offset = int(log.start_offset)
+    while offset < log.end_offset:
+        part = log.read(offset, 700, log.end_offset, True)
+        assert part is not None
+        data = part.read()
+        batches = list(iter_batches(data))
+        found += [int(batch.base_offset) for batch in batches]
+        offset = int(batches[-1].last_offset) + 1
+    return found
+
+
+@pytest.fixture
+def filled(log_of: MakeLog, batch: MakeBatch) -> Log:
+    """60 batches of two records, 120 offsets, in several segments; not closed."""
+    log = log_of(SMALL)
+    for number in range(60):
+        log.append(
+            [batch(2, timestamp=NOW + number, producer_id=5, producer_epoch=0, base_sequence=number * 2)],
+            number // 25,
+            NOW,
+        )
+    assert len(log.segments) > 2
+    return log
+
+
+def path_of(log: Log, at: int, suffix: str = ".log") -> Path:
+    return Path(log.segments[at].path).with_suffix(suffix)
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0xFF
+    path.write_bytes(data)
+
+
+def test_an_unclean_stop_without_damage_loses_nothing(filled: Log, directory: str) -> None:
+    log, warnings = opening(directory)
+    assert warnings == []
+    assert offsets(log) == list(range(0, 120, 2))
+    assert (log.leader_epochs.epochs, log.leader_epochs.starts) == ([0, 1, 2], [0, 50, 100])
+    assert log.producer_state.entries[5].last_sequence == 119
+    assert len(log.producer_state.entries[5].batches) == 5
+
+
+def test_appends_go_on_after_recovery(filled: Log, directory: str, batch: MakeBatch) -> None:
+    log, _ = opening(directory)
+    assert log.append([batch(3)], 2, NOW).base_offset == 120
+    again, warnings = opening(directory)
+    assert (again.end_offset, warnings) == (123, [])
+
+
+def test_a_truncated_last_batch_is_cut(filled: Log, directory: str) -> None:
+    path = path_of(filled, -1)
+    os.truncate(path, path.stat().st_size - 7)
+    log, warnings = opening(directory)
+    assert offsets(log) == list(range(0, 118, 2))
+    assert len(warnings) == 1
+    assert "truncation at byte" in warnings[0]
+    assert "(offset 118)" in warnings[0]
+
+
+def test_garbage_after_the_last_batch_is_cut(filled: Log, directory: str) -> None:
+    path = path_of(filled, -1)
+    with path.open("ab") as file:
+        file.write(b"\x07garbage" * 20)
+    log, warnings = opening(directory)
+    assert offsets(log) == list(range(0, 120, 2))
+    assert "corruption at byte" in warnings[0]
+    assert "160 bytes are cut" in warnings[0]
+
+
+def test_zeros_after_the_last_batch_are_a_truncation(filled: Log, directory: str) -> None:
+    path = path_of(filled, -1)
+    os.truncate(path, path.stat().st_size + 5000)
+    log, warnings = opening(directory)
+    assert offsets(log) == list(range(0, 120, 2))
+    assert "truncation at byte" in warnings[0]
+
+
+def test_a_flipped_bit_cuts_the_log_there_and_removes_later_segments(filled: Log, directory: str) -> None:
+    path = path_of(filled, 1)
+    base = filled.segments[1].base_offset
+    flip(path, 100)
+    log, warnings = opening(directory)
+    assert log.end_offset == base
+    assert offsets(log) == list(range(0, base, 2))
+    assert "has checksum" in warnings[0]
+    assert f"and {len(filled.segments) - 2} later segments removed" in warnings[0]
+    assert list(Path(directory).glob("*.log.deleted"))
+
+
+def test_a_flipped_bit_before_the_recovery_point_is_not_looked_for(filled: Log, directory: str) -> None:
+    flip(path_of(filled, 0), 100)
+    log, warnings = opening(directory, recovery_point=110)
+    assert (log.end_offset, warnings) == (120, [])
+
+
+def test_a_length_that_lies_cuts_the_log(filled: Log, directory: str) -> None:
+    path = path_of(filled, -1)
+    data = bytearray(path.read_bytes())
+    struct.pack_into(">i", data, 8, 0x7FFFFFF0)
+    path.write_bytes(data)
+    log, warnings = opening(directory)
+    assert log.end_offset == filled.active.base_offset
+    assert "says that it has 2147483644 bytes" in warnings[0]
+
+
+def test_offsets_that_go_back_cut_the_log(filled: Log, directory: str) -> None:
+    path = path_of(filled, -1)
+    data = path.read_bytes()
+    size = 12 + int.from_bytes(data[8:12], "big")
+    path.write_bytes(data + data[:size])
+    log, warnings = opening(directory)
+    assert offsets(log) == list(range(0, 120, 2))
+    assert "comes where 120 or later must be" in warnings[0]
+
+
+def test_an_unknown_magic_byte_cuts_the_log(filled: Log, directory: str) -> None:
+    path = path_of(filled, -1)
+    data = bytearray(path.read_bytes())
+    data[16] = 9
+    path.write_bytes(data)
+    log, warnings = opening(directory)
+    assert log.end_offset == filled.active.base_offset
+    assert "magic byte 9 is not known" in warnings[0]
+
+
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+@pytest.mark.parametrize("damage", ["missing", "odd size", "backwards", "beyond the log", "garbage"])
+@pytest.mark.parametrize("recovery_point", [0, 119])
+def test_a_damaged_index_is_made_anew(
+    filled: Log, directory: str, suffix: str, damage: str, recovery_point: int
+) -> None:
+    path = path_of(filled, 0, suffix)
+    good = path.read_bytes()
+    entry = 8 if suffix == ".index" else 12
+    if damage == "missing":
+        path.unlink()
+    elif damage == "odd size":
+        path.write_bytes(good + b"\1")
+    elif damage == "backwards":
+        path.write_bytes(good[entry : 2 * entry] + good[:entry])
+    elif damage == "beyond the log":
+        path.write_bytes(good[:-4] + b"\x0f\xff\xff\xff")
+    else:
+        path.write_bytes(bytes(range(1, 1 + 2 * entry)))
+    log, warnings = opening(directory, recovery_point=recovery_point)
+    assert offsets(log) == list(range(0, 120, 2))
+    assert log.offset_for_timestamp(NOW + 3) == (NOW + 3, 6)
+    log.segments[0].index.trim()
+    log.segments[0].time_index.trim()
+    assert path.read_bytes() == good
+    if recovery_point:
+        assert [
+            warning for warning in warnings if "indexes are made anew" in warning or damage == "missing"
+        ] or (damage == "missing")
+
+
+def test_a_damaged_index_is_noticed_by_a_lookup_after_a_clean_stop(filled: Log, directory: str) -> None:
+    path = path_of(filled, 0, ".index")
+    good = path.read_bytes()
+    filled.close(NOW)
+    data = bytearray(good)
+    for at in range(0, len(data), 8):
+        struct.pack_into(">i", data, at + 4, struct.unpack_from(">i", data, at + 4)[0] + 3)
+    path.write_bytes(data)
+    log, warnings = opening(directory, clean=True)
+    assert warnings == []
+    assert offsets(log) == list(range(0, 120, 2))
+    for offset in range(0, 20):
+        part = log.read(offset, 1, 120, True)
+        assert part is not None
+        assert int.from_bytes(part.read()[:8], "big") == offset // 2 * 2
+
+
+def test_preallocated_zero_tails_of_indexes_are_no_damage(filled: Log, directory: str) -> None:
+    for segment in filled.segments[:-1]:
+        for index, full in ((segment.index.path, 480), (segment.time_index.path, 480)):
+            os.truncate(index, full)
+    log, warnings = opening(directory, recovery_point=119)
+    assert warnings == []
+    assert offsets(log) == list(range(0, 120, 2))
+
+
+def test_a_missing_snapshot_is_read_from_the_log(filled: Log, directory: str) -> None:
+    for path in Path(directory).glob("*.snapshot"):
+        path.unlink()
+    log, warnings = opening(directory, recovery_point=119)
+    assert warnings == []
+    assert log.producer_state.entries[5].last_sequence == 119
+
+
+def test_a_damaged_snapshot_is_removed_and_the_log_read(filled: Log, directory: str) -> None:
+    damaged = sorted(Path(directory).glob("*.snapshot"))
+    for path in damaged:
+        flip(path, 20)
+    log, warnings = opening(directory, recovery_point=119)
+    assert [kept.last_sequence for kept in log.producer_state.entries[5].batches] == [111, 113, 115, 117, 119]
+    assert len([warning for warning in warnings if "has checksum" in warning]) >= 1
+
+
+@pytest.mark.parametrize("content", [b"", b"0\n3\n0 0\n", b"garbage", b"1\n0\n", b"0\n2\n5 0\n4 10\n"])
+def test_a_damaged_leader_epoch_file_is_read_from_the_log(
+    filled: Log, directory: str, content: bytes
+) -> None:
+    Path(directory, "leader-epoch-checkpoint").write_bytes(content)
+    log, warnings = opening(directory, recovery_point=119)
+    assert (log.leader_epochs.epochs, log.leader_epochs.starts) == ([0, 1, 2], [0, 50, 100])
+    assert any("leader epochs are read from the log" in warning for warning in warnings)
+
+
+def test_a_missing_last_segment_ends_the_log_before_it(filled: Log, directory: str) -> None:
+    path_of(filled, -1).unlink()
+    log, _ = opening(directory)
+    assert log.end_offset == filled.active.base_offset
+    assert offsets(log) == list(range(0, int(filled.active.base_offset), 2))
+
+
+def test_an_empty_last_segment_is_kept(filled: Log, directory: str) -> None:
+    filled.roll(NOW)
+    log, warnings = opening(directory)
+    assert (log.end_offset, log.active.base_offset, log.active.size, warnings) == (120, 120, 0, [])
+
+
+def test_stray_files_are_left_alone_and_named(filled: Log, directory: str) -> None:
+    Path(directory, "notes.txt").write_text("mine")
+    Path(directory, "12.log").write_text("too short a name")
+    log, warnings = opening(directory, recovery_point=119)
+    assert log.end_offset == 120
+    assert sorted(warning.split(" ")[0].rsplit("/")[-1] for warning in warnings) == ["12.log", "notes.txt"]
+    assert Path(directory, "notes.txt").read_text() == "mine"
+
+
+def test_an_index_without_its_log_is_removed(filled: Log, directory: str) -> None:
+    orphan = Path(directory, "00000000000000009999.index")
+    orphan.write_bytes(b"")
+    _, warnings = opening(directory, recovery_point=119)
+    assert not orphan.exists()
+    assert any("has no log file beside it" in warning for warning in warnings)
+
+
+def test_what_a_removal_had_renamed_is_removed(filled: Log, directory: str) -> None:
+    gone = path_of(filled, 0)
+    gone.rename(gone.with_suffix(".log.deleted"))
+    Path(directory, f"{FIRST}.log.cleaned").write_bytes(b"half")
+    log, _ = opening(directory)
+    assert log.start_offset == filled.segments[1].base_offset
+    assert (
+        sorted(path.name for path in Path(directory).iterdir() if path.suffix in (".deleted", ".cleaned"))
+        == []
+    )
+
+
+def test_a_swap_that_a_crash_interrupted_is_ended(filled: Log, directory: str) -> None:
+    merged = path_of(filled, 0).read_bytes() + path_of(filled, 1).read_bytes()
+    Path(directory, f"{FIRST}.log.swap").write_bytes(merged)
+    log, warnings = opening(directory)
+    assert offsets(log) == list(range(0, 120, 2))
+    assert [int(segment.base_offset) for segment in log.segments[:2]] == [
+        0,
+        int(filled.segments[2].base_offset),
+    ]
+    assert any("compaction that a crash had interrupted" in warning for warning in warnings)
+
+
+def test_a_clean_stop_whose_end_is_damaged_is_recovered(filled: Log, directory: str) -> None:
+    filled.close(NOW)
+    path = path_of(filled, -1)
+    os.truncate(path, path.stat().st_size - 3)
+    log, warnings = opening(directory, clean=True)
+    assert offsets(log) == list(range(0, 118, 2))
+    assert "the last stop was a clean one, but its end is damaged" in warnings[0]
+
+
+def test_a_log_cut_at_every_byte_of_its_last_two_batches_serves_a_valid_prefix(
+    log_of: MakeLog, batch: MakeBatch, directory: str
+) -> None:
+    log = log_of(SMALL)
+    for _ in range(6):
+        log.append([batch(2)], 0, NOW)
+    log.release()
+    path = path_of(log, -1)
+    whole = path.read_bytes()
+    size = len(whole) // 6
+    for length in range(len(whole) - 2 * size, len(whole) + 1):
+        path.write_bytes(whole[:length])
+        for clean in (False, True):
+            again, warnings = opening(directory, clean=clean)
+            batches = length // size
+            assert again.end_offset == batches * 2
+            assert offsets(again) == list(range(0, batches * 2, 2))
+            assert bool(warnings) == (length % size != 0 and not clean) or clean
+            assert again.append([batch(1)], 0, NOW).base_offset == batches * 2
+            again.release()
+            path.write_bytes(whole[:length])
+
+
+def test_messages_of_old_formats_are_kept(log_of: MakeLog, directory: str) -> None:
+    import zlib
+
+    def old(magic: int, offset: int) -> bytes:
+        fields = struct.pack(">bb", magic, 0) + (struct.pack(">q", NOW) if magic else b"")
+        fields += struct.pack(">i3si5s", 3, b"key", 5, b"value")
+        return struct.pack(">qiI", offset, len(fields) + 4, zlib.crc32(fields)) + fields
+
+    assert (len(old(0, 0)), len(old(1, 0))) == (34, 42)
+    data = b"".join(old(0, offset) for offset in range(3)) + b"".join(
+        old(1, offset) for offset in range(3, 6)
+    )
+    path = Path(directory, f"{FIRST}.log")
+    path.write_bytes(data)
+    log, warnings = opening(directory)
+    assert (log.end_offset, warnings) == (6, [])
+    path.write_bytes(data[:-1] + b"X")
+    log, warnings = opening(directory)
+    assert log.end_offset == 5
+    assert "corruption" in warnings[0]
+
+
+def test_checkpoints_name_what_is_wrong() -> None:
+    from tidemill.log.checkpoints import parse_checkpoint
+
+    with pytest.raises(CheckpointDamaged, match="does not have the 2 entries of 3 fields"):
+        parse_checkpoint(b"0\n2\nt 0 5\n", 3, "x")

@@ -148,15 +148,36 @@ class ProducePath:
         self.slow_lane = slow_lane
         """Called with a request that holds a batch too costly for the loop, after ``reply`` was set."""
         self.errors: dict[int, int] = {}
+        self.congested = False
+        self.held_back: list[ProduceRequest] = []
 
     def handle(
         self, connection: Connection, data: bytes, body: i64, end: i64, version: i16, correlation_id: i32
     ) -> None:
         """Takes the request whose fields begin at ``body``. IndexError or ProtocolError: it is none."""
         request = decode(connection, data, body, end, version, correlation_id)
+        if self.congested:
+            request.reply = connection.reply_later()
+            connection.context.busy = True
+            self.held_back.append(request)
+            return
+        self.take(request)
+
+    def set_congested(self, congested: bool) -> None:
+        """While the disk falls behind, requests wait here; each connection has one at most."""
+        self.congested = congested
+        while self.held_back and not self.congested:
+            request = self.held_back.pop(0)
+            request.connection.context.busy = False
+            if not request.connection.closed:
+                self.take(request)
+
+    def take(self, request: ProduceRequest) -> None:
+        """Checks and appends a request."""
         now_ms = self.clock.wall_ms()
         if self.check(request) and not self.prepare(request, now_ms):
-            request.reply = connection.reply_later()
+            if request.reply is None:
+                request.reply = request.connection.reply_later()
             self.slow_lane(request)
             return
         self.append_all(request, now_ms)

@@ -58,6 +58,13 @@ class File:
         """Returns once what was written is on the disk."""
         raise NotImplementedError
 
+    def write_back(self, position: i64, count: i64) -> None:
+        """Writes the range to the disk and waits for it, without the promise that :meth:`sync` gives.
+
+        It keeps what waits for the disk short, so that a later append is not held up by the kernel. Does
+        nothing where the system has no such call.
+        """
+
     def map(self, writable: bool) -> Any:
         """The whole file as a memory map (``mmap.mmap`` or a buffer that acts like one)."""
         raise NotImplementedError

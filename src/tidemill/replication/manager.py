@@ -24,6 +24,11 @@ from tidemill.replication.partition import Partition, PartitionEvents, TopicEntr
 
 log = logging.getLogger("tidemill.replication")
 
+UNWRITTEN_HIGH_BYTES = 512 * 1024 * 1024
+"""With more than this on its way to the disk, produces wait until it is below the low mark again."""
+UNWRITTEN_LOW_BYTES = 256 * 1024 * 1024
+WRITTEN_TO_MAX = 10_000
+"""Segments whose written part is remembered; forgetting one costs writing its pages' checks again."""
 UNPACKED_FACTOR = 32
 """A compressed batch may unpack to so many times the largest batch that the topic takes."""
 
@@ -60,16 +65,23 @@ class ReplicaManager(PartitionEvents):
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
         syncers: Executor,
+        writers: Executor,
     ) -> None:
         self.node_id = node_id
         self.logs = logs
         self.clock = clock
         self.loop = loop
         self.syncers = syncers
+        self.writers = writers
         self.topics = TopicTable()
         self.leadership_listeners: list[Callable[[Partition, bool], None]] = []
         """Called with a partition and whether this broker leads it, when that changes."""
+        self.congestion_listeners: list[Callable[[bool], None]] = []
+        """Called with True when the disk falls behind, with False when it has caught up."""
         self._flushes: set[asyncio.Future[None]] = set()
+        self._written_to: dict[str, int] = {}
+        self._unwritten_bytes = 0
+        self._congested = False
 
     def find(self, topic: str, index: int) -> Partition | None:
         """The partition when this broker has it."""
@@ -184,6 +196,36 @@ class ReplicaManager(PartitionEvents):
         await self.loop.run_in_executor(self.syncers, job.run)
         one.finish_flush(job, self.clock.wall_ms())
         return job.offset
+
+    # Writing back.
+
+    def write_back_wanted(self, partition: Partition) -> None:
+        """Writes what ``partition`` appended since the last time, in a thread.
+
+        Left to itself the kernel collects gigabytes of unwritten pages and then holds up whoever writes
+        next, which would be the loop. When the disk cannot keep up, produces wait (:attr:`congestion`).
+        """
+        segment = partition.log.active
+        begin = self._written_to.get(segment.path, 0)
+        end = int(segment.size)
+        if len(self._written_to) > WRITTEN_TO_MAX:
+            self._written_to.clear()
+        self._written_to[segment.path] = end
+        self._unwritten_bytes += end - begin
+        self._tell_congestion()
+        future = self.loop.run_in_executor(self.writers, segment.file().write_back, begin, end - begin)
+        future.add_done_callback(lambda _: self._written_back(end - begin))
+
+    def _written_back(self, count: int) -> None:
+        self._unwritten_bytes -= count
+        self._tell_congestion()
+
+    def _tell_congestion(self) -> None:
+        over = self._unwritten_bytes > (UNWRITTEN_LOW_BYTES if self._congested else UNWRITTEN_HIGH_BYTES)
+        if over != self._congested:
+            self._congested = over
+            for listener in self.congestion_listeners:
+                listener(over)
 
     # Upkeep.
 

@@ -68,9 +68,16 @@ class FetchWaiter:
 class PartitionEvents:
     """What a partition asks of the broker around it."""
 
+    def write_back_wanted(self, partition: Partition) -> None:
+        """Much was appended: begin to write it to the disk elsewhere."""
+
     def flush_wanted(self, partition: Partition) -> None:
         """Appends wait for a flush (``flush.messages``): sync the log elsewhere, then call ``flushed``."""
         raise NotImplementedError
+
+
+WRITE_BACK_BYTES: Final = 16 * 1024 * 1024
+"""So much is appended to a partition before its writing to the disk is begun."""
 
 
 class Partition:
@@ -106,6 +113,7 @@ class Partition:
         self._alone = False
         self._flushing = False
         self._unflushed_bytes: i64 = 0
+        self._unwritten_bytes: i64 = 0
         self._append_waiters: list[tuple[i64, AppendWaiter]] = []
         self._fetch_waiters: dict[FetchWaiter, None] = {}
 
@@ -188,6 +196,10 @@ class Partition:
             size += batch.size
             self.messages_in += batch.record_count
         self.bytes_in += size
+        self._unwritten_bytes += size
+        if self._unwritten_bytes >= WRITE_BACK_BYTES:
+            self._unwritten_bytes = 0
+            self.events.write_back_wanted(self)
         if self.log.needs_flush:
             self._unflushed_bytes += size
             self._want_flush()

@@ -70,6 +70,7 @@ class BrokerServer:
         self._sockets: list[tuple[ConfiguredListener, list[socket.socket]]] = []
         self._upkeep: list[asyncio.Task[None]] = []
         self._syncers = ThreadPoolExecutor(2, thread_name_prefix="sync")
+        self._writers = ThreadPoolExecutor(2, thread_name_prefix="write-back")
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="read-ahead")
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="unpack")
         self._started = False
@@ -127,7 +128,7 @@ class BrokerServer:
         broker.logs.load(broker.clock.wall_ms(), config_of)
         self._loaded = True
         broker.partitions = ReplicaManager(
-            broker.node_id, broker.logs, broker.clock, self.loop, self._syncers
+            broker.node_id, broker.logs, broker.clock, self.loop, self._syncers, self._writers
         )
         broker.partitions.report_warnings()
 
@@ -144,6 +145,7 @@ class BrokerServer:
         topics = broker.partitions.topics
         self.produces = ProducePath(topics, broker.clock, self.deadlines, self.slow_lane)
         self.slow_lane.path = self.produces
+        broker.partitions.congestion_listeners.append(self.produces.set_congested)
         self.sessions = FetchSessions(broker.clock, config.int("max.incremental.fetch.session.cache.slots"))
         self.fetches = FetchPath(
             topics, self.loop, self.deadlines, self.sessions, config.int("fetch.max.bytes")
@@ -280,7 +282,7 @@ class BrokerServer:
             broker.logs.unlock()
         if hasattr(broker, "store"):
             await broker.store.close()
-        for pool in (self._syncers, self._readers, self._workers):
+        for pool in (self._syncers, self._writers, self._readers, self._workers):
             pool.shutdown(wait=False)
 
     # What is told.

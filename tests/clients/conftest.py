@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,19 @@ CONFIG = {
 }
 """What the tests rely on beside the defaults."""
 
+HERE = Path(__file__).parent
+
 _numbers = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Warnings are errors, but for those of the clients themselves."""
+    for item in items:
+        if HERE in item.path.parents:
+            # How kafka-python reads its own schemas.
+            item.add_marker(
+                pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning")
+            )
 
 
 @pytest.fixture(scope="session")

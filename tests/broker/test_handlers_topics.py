@@ -471,7 +471,6 @@ def test_topics_are_deleted_by_id(tmp_path: Path) -> None:
                 ErrorCode.INVALID_REQUEST,
                 ErrorCode.INVALID_REQUEST,
                 ErrorCode.INVALID_REQUEST,
-                ErrorCode.INVALID_REQUEST,
             ]
             assert (responses[0].name, responses[0].topic_id) == ("t", ids["t"])
             assert responses[1].name is None
@@ -608,9 +607,22 @@ def test_a_brokers_settings_are_described(tmp_path: Path) -> None:
     run(story())
 
 
+def test_a_groups_settings_are_the_brokers(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            (result,) = (await broker.ask(describe(GROUP, "g", synonyms=True), 4)).results
+            configs = {config.name: config for config in result.configs}
+            timeout = configs["consumer.session.timeout.ms"]
+            assert (timeout.value, timeout.config_source) == ("45000", 5)
+            assert [synonym.name for synonym in timeout.synonyms] == ["group.consumer.session.timeout.ms"]
+
+    run(story())
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "code"),
     [
+        (GROUP, "", ErrorCode.INVALID_REQUEST),
         (TOPIC, "missing", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         (TOPIC, "a/b", ErrorCode.INVALID_TOPIC_EXCEPTION),
         (BROKER, "8", ErrorCode.INVALID_REQUEST),
@@ -865,6 +877,21 @@ def test_a_page_tells_of_topics_that_are_not_there(tmp_path: Path) -> None:
                 [7],
                 [],
             )
+
+    run(story())
+
+
+def test_a_cursor_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            await broker.ask(new_topics("t", "u"), 7)
+            for cursor in (("other", 0), ("t", -1)):
+                answer = await broker.ask(pages("t", "u", cursor=cursor), 0)
+                assert [topic.error_code for topic in answer.topics] == [ErrorCode.INVALID_REQUEST] * 2
+            beyond = await broker.ask(pages("t", "u", cursor=("t", 9)), 0)
+            assert [len(topic.partitions) for topic in beyond.topics] == [0, 1]
+            gone = await broker.ask(pages(cursor=("tt", 3)), 0)
+            assert [topic.name for topic in gone.topics] == ["u"]
 
     run(story())
 

@@ -62,7 +62,6 @@ def test_lists_are_edited_from_the_value_that_holds() -> None:
     ("alterations", "code"),
     [
         ([Alteration("nonsense", SET, "1")], ErrorCode.INVALID_CONFIG),
-        ([Alteration("nonsense", DELETE, None)], ErrorCode.INVALID_CONFIG),
         ([Alteration("retention.ms", SET, "soon")], ErrorCode.INVALID_CONFIG),
         ([Alteration("retention.ms", SET, None)], ErrorCode.INVALID_REQUEST),
         ([Alteration("retention.ms", APPEND, "1")], ErrorCode.INVALID_CONFIG),
@@ -80,7 +79,8 @@ def test_changes_that_cannot_be(alterations: list[Alteration], code: ErrorCode) 
     assert caught.value.code == code
 
 
-def test_a_setting_that_nobody_knows_any_more_can_be_reset() -> None:
+def test_a_setting_that_nobody_knows_can_be_reset() -> None:
+    assert topic_change({}, Alteration("nonsense", DELETE, None)) == {}
     assert topic_change({"from.another.version": "1"}, Alteration("from.another.version", DELETE, None)) == {}
 
 
@@ -97,10 +97,18 @@ def test_replacement_takes_back_what_it_does_not_name() -> None:
             replacement(wrong)
 
 
-def test_an_unknown_topic_has_no_settings() -> None:
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("missing", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ("a/b", ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("", ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_a_topic_that_is_not_there_has_no_settings(name: str, code: ErrorCode) -> None:
     with pytest.raises(KafkaError) as caught:
-        plan_topic_config(image_with({}), "missing", BrokerConfig.of(), [])
-    assert caught.value.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        plan_topic_config(image_with({}), name, BrokerConfig.of(), [])
+    assert caught.value.code == code
 
 
 def test_run_time_settings_of_one_broker_and_of_all() -> None:
@@ -131,7 +139,6 @@ def test_another_brokers_settings_are_not_changed_here(name: str) -> None:
         Alteration("broker.id", SET, "4"),
         Alteration("nonsense", SET, "4"),
         Alteration("log.retention.ms", SET, "soon"),
-        Alteration("nonsense", DELETE, None),
     ],
 )
 def test_broker_settings_that_cannot_be_changed_while_it_runs(alteration: Alteration) -> None:

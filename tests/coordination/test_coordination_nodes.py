@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tidemill.coordination.encoding import NodeFormatError, decode_id, encode_id, new_id
 from tidemill.coordination.nodes import (
     DEFAULT_ENTITY,
     BrokerNode,
@@ -18,7 +19,6 @@ from tidemill.coordination.nodes import (
     DeleteTopicNode,
     Endpoint,
     LogDirEventNode,
-    NodeFormatError,
     PartitionListNode,
     PartitionState,
     PartitionStateNode,
@@ -27,9 +27,6 @@ from tidemill.coordination.nodes import (
     ReassignmentNode,
     TopicAssignment,
     TopicNode,
-    decode_id,
-    encode_id,
-    new_id,
 )
 from tidemill.model.types import TopicPartition
 

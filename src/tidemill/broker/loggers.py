@@ -56,7 +56,9 @@ def alter(broker_id: int, command: ConfigCommand, validate_only: bool) -> None:
             changes[logger] = logging.NOTSET
         elif operation != AlterOperation.SET:
             raise KafkaError("a logger's level can be set or deleted only", ErrorCode.INVALID_REQUEST)
-        elif value is None or value.upper() not in LEVELS:
+        elif value is None:
+            raise KafkaError(f"{name} has no level", ErrorCode.INVALID_REQUEST)
+        elif value.upper() not in LEVELS:
             raise KafkaError(
                 f"{value!r} is no level for {name}: allowed is {', '.join(LEVELS)}", ErrorCode.INVALID_CONFIG
             )

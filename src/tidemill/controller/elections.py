@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tidemill.controller.topics import Plan
+from tidemill.coordination.encoding import new_id
 from tidemill.coordination.image import NO_BROKER, ClusterImage, PartitionImage, TopicImage, partition_state
-from tidemill.coordination.nodes import PartitionStateNode, TopicNode, new_id
+from tidemill.coordination.nodes import PartitionStateNode, TopicNode
 from tidemill.coordination.port import Create, Operation, SetData
 from tidemill.model.types import ZERO_ID
 

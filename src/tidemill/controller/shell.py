@@ -34,6 +34,7 @@ from tidemill.controller.topics import (
     plan_growth,
     unknown_topic,
 )
+from tidemill.coordination.encoding import encode_id, new_id
 from tidemill.coordination.image import ClusterImage, Delta, TopicImage, load_brokers, load_image
 from tidemill.coordination.nodes import (
     BROKER_SEQUENCE,
@@ -49,8 +50,6 @@ from tidemill.coordination.nodes import (
     ControllerNode,
     DeleteTopicNode,
     TopicNode,
-    encode_id,
-    new_id,
 )
 from tidemill.coordination.port import (
     BadVersion,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tidemill.broker.context import RequestContext
 from tidemill.broker.metadata import BrokerImage, ClusterImage, PartitionImage
 from tidemill.controller.configs import ResourceType
 from tidemill.controller.names import name_problem
+from tidemill.model.configs import Key
 from tidemill.model.errors import ErrorCode, KafkaError
 
 Result = TypeVar("Result")
@@ -66,6 +67,11 @@ def missing_topic_error(name: str) -> ErrorCode:
 def internal_resource(context: RequestContext, resource_type: int, name: str) -> str:
     """The name inside the broker of a resource that has settings."""
     return context.internal_name(name) if resource_type == ResourceType.TOPIC else name
+
+
+def shown_keys(keys: Mapping[str, Key]) -> list[Key]:
+    """The keys that clients see: those of Kafka's own tests (``internal.*``) are left out."""
+    return [key for name, key in keys.items() if not name.startswith("internal.")]
 
 
 def external_text(error: KafkaError) -> str:

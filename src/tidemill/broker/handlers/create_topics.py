@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from tidemill.broker.context import RequestContext
-from tidemill.broker.handlers.common import external_text, within
+from tidemill.broker.handlers.common import external_text, shown_keys, within
 from tidemill.controller.shell import Outcome
 from tidemill.controller.topics import NewTopic
 from tidemill.model.configs import TOPIC_KEYS
@@ -74,7 +74,7 @@ def _result(broker: Broker, name: str, outcome: Outcome, validate_only: bool) ->
     if outcome.error is not None or topic is None:
         error = outcome.error or KafkaError()
         return CreatableTopicResult(
-            name=name, error_code=error.code, error_message=external_text(error), configs=None
+            name=name, error_code=error.code, error_message=external_text(error), configs=[]
         )
     config = broker.config.topic_config(topic.config)
     return CreatableTopicResult(
@@ -92,6 +92,6 @@ def _result(broker: Broker, name: str, outcome: Outcome, validate_only: bool) ->
                 config_source=config.source(key.name),
                 is_sensitive=key.sensitive,
             )
-            for key in TOPIC_KEYS.values()
+            for key in shown_keys(TOPIC_KEYS)
         ],
     )

@@ -27,13 +27,14 @@ DISABLED_FROM = 3
 async def handle(
     broker: Broker, context: RequestContext, request: DeleteTopicsRequest
 ) -> DeleteTopicsResponse:
-    """One result a topic; one that is asked for twice is refused each time."""
+    """One result a topic; one that is asked for twice is refused."""
     if context.api_version >= IDS_FROM:
         states = request.topics
     else:
         states = [DeleteTopicState(name=name, topic_id=ZERO_ID) for name in request.topic_names]
-    results = [_named(broker, context, state) for state in states]
-    counts = Counter(result.name for result in results)
+    named = [_named(broker, context, state) for state in states]
+    counts = Counter(result.name for result in named)
+    results = list({(result.name, result.topic_id): result for result in named}.values())
     for result in results:
         if result.error_code == ErrorCode.NONE and counts[result.name] > 1:
             _refuse(result, KafkaError("the topic comes twice in this request", ErrorCode.INVALID_REQUEST))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tidemill.broker import loggers
 from tidemill.broker.context import RequestContext
-from tidemill.broker.handlers.common import external_text
+from tidemill.broker.handlers.common import external_text, shown_keys
 from tidemill.controller.configs import ResourceType, check_own_broker
 from tidemill.controller.names import check_name
 from tidemill.controller.topics import unknown_topic
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
 
 DYNAMIC_DEFAULT_BROKER, DEFAULT, DYNAMIC_LOGGER = 3, 5, 6
 """Where a value is from; the others come with the value."""
-
-HIDDEN_PREFIX = "internal."
-"""Keys of Kafka's own tests are not shown."""
 
 
 def handle(
@@ -84,16 +80,15 @@ def _entries(
         config = broker.config
         return [
             _entry(key, config.rendered(key.name), config.synonyms(key.name), key.dynamic == READ_ONLY)
-            for key in _shown(BROKER_KEYS.values())
+            for key in shown_keys(BROKER_KEYS)
         ]
     if kind == ResourceType.BROKER_LOGGER:
         check_own_broker(name, broker.node_id)
         return [_logger_entry(logger, level) for logger, level in loggers.levels().items()]
     if kind == ResourceType.GROUP:
-        return [
-            _entry(key, key.render(key.default), [Synonym(key.name, key.render(key.default), DEFAULT)], False)
-            for key in GROUP_KEYS.values()
-        ]
+        if not name:
+            raise KafkaError("a group has a name", ErrorCode.INVALID_REQUEST)
+        return [_of_group(broker, key) for key in GROUP_KEYS.values()]
     raise KafkaError(f"resources of type {kind} have no settings here", ErrorCode.INVALID_REQUEST)
 
 
@@ -105,8 +100,16 @@ def _of_topic(broker: Broker, name: str) -> list[DescribeConfigsResourceResult]:
     config = broker.config.topic_config(topic.config)
     return [
         _entry(key, config.rendered(key.name), config.synonyms(key.name), False)
-        for key in _shown(TOPIC_KEYS.values())
+        for key in shown_keys(TOPIC_KEYS)
     ]
+
+
+def _of_group(broker: Broker, key: Key) -> DescribeConfigsResourceResult:
+    """A group has no settings of its own yet: the broker's hold, named with ``group.`` before."""
+    broker_key = f"group.{key.name}"
+    if broker_key in BROKER_KEYS:
+        return _entry(key, broker.config.rendered(broker_key), broker.config.synonyms(broker_key), False)
+    return _entry(key, key.render(key.default), [], False)
 
 
 def _of_all_brokers(broker: Broker) -> list[DescribeConfigsResourceResult]:
@@ -118,10 +121,6 @@ def _of_all_brokers(broker: Broker) -> list[DescribeConfigsResourceResult]:
             value = None if key.sensitive else text
             entries.append(_entry(key, value, [Synonym(name, value, DYNAMIC_DEFAULT_BROKER)], False))
     return entries
-
-
-def _shown(keys: Iterable[Key]) -> list[Key]:
-    return [key for key in keys if not key.name.startswith(HIDDEN_PREFIX)]
 
 
 def _entry(

@@ -15,7 +15,7 @@ from tidemill.broker.handlers.common import (
     offline_replicas,
 )
 from tidemill.broker.metadata import ClusterImage, PartitionImage
-from tidemill.model.errors import ErrorCode, ProtocolError
+from tidemill.model.errors import ErrorCode
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.messages.describe_topic_partitions import (
     Cursor,
@@ -36,13 +36,17 @@ def handle(
 ) -> DescribeTopicPartitionsResponse:
     """One page, from the cursor on (its topic included)."""
     cursor = request.cursor
-    if cursor is not None and cursor.partition_index < 0:
-        raise ProtocolError(f"a cursor at partition {cursor.partition_index} is not possible")
     image = broker.metadata.image
     if request.topics:
         names = {topic.name for topic in request.topics}
     else:
         names = {context.external_name(name) for name in image.topics}
+    if cursor is not None and (
+        cursor.partition_index < 0 or (request.topics and cursor.topic_name not in names)
+    ):
+        return DescribeTopicPartitionsResponse(
+            topics=[_refused(name, ErrorCode.INVALID_REQUEST) for name in sorted(names)]
+        )
     first = cursor.topic_name if cursor is not None else ""
     limit = broker.config.int("max.request.partition.size.limit")
     left = max(1, min(limit, request.response_partition_limit))
@@ -52,7 +56,7 @@ def handle(
         topic = image.topics.get(context.internal_name(name))
         if topic is None:
             if request.topics:
-                response.topics.append(_missing(context, name))
+                response.topics.append(_refused(name, missing_topic_error(context.internal_name(name))))
             continue
         if left == 0:
             response.next_cursor = Cursor(topic_name=name, partition_index=start)
@@ -75,8 +79,7 @@ def handle(
     return response
 
 
-def _missing(context: RequestContext, name: str) -> DescribeTopicPartitionsResponseTopic:
-    code = missing_topic_error(context.internal_name(name))
+def _refused(name: str, code: ErrorCode) -> DescribeTopicPartitionsResponseTopic:
     return DescribeTopicPartitionsResponseTopic(error_code=code, name=name, topic_id=ZERO_ID)
 
 

@@ -1,0 +1,66 @@
+"""How nodes' data is written: JSON objects, and ids as 22 characters."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from tidemill.coordination.port import StoreError
+
+
+class NodeFormatError(StoreError):
+    """A node's data is not what its kind says."""
+
+    def __init__(self, path: str, data: bytes, reason: object) -> None:
+        shown = data[:200].decode("utf-8", "replace")
+        super().__init__(
+            f"{path} holds {shown!r}, which cannot be read: {reason}. Correct or remove the node."
+        )
+
+
+def write_json(value: Mapping[str, Any]) -> bytes:
+    """JSON without spaces, as Kafka writes it."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def read_json(path: str, data: bytes) -> dict[str, Any]:
+    """The JSON object in ``data``; NodeFormatError when it is none."""
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise NodeFormatError(path, data, error) from None
+    if not isinstance(value, dict):
+        raise NodeFormatError(path, data, "it is no JSON object")
+    return value
+
+
+def encode_id(identifier: bytes) -> str:
+    """16 bytes as Kafka writes ids: 22 characters of URL-safe base64 without padding."""
+    if len(identifier) != 16:
+        raise ValueError(f"an id has 16 bytes, this one {len(identifier)}")
+    return base64.urlsafe_b64encode(identifier)[:22].decode()
+
+
+def decode_id(text: str) -> bytes:
+    """The 16 bytes of an id; ValueError when ``text`` is none."""
+    try:
+        identifier = base64.b64decode(text + "==", altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        identifier = b""
+    if len(identifier) != 16:
+        raise ValueError(f"{text!r} is no id: 22 characters of URL-safe base64 are expected")
+    return identifier
+
+
+def new_id() -> bytes:
+    """A random id (UUID version 4), never zero, whose text does not begin with a dash."""
+    while True:
+        raw = bytearray(secrets.token_bytes(16))
+        raw[6] = raw[6] & 0x0F | 0x40
+        raw[8] = raw[8] & 0x3F | 0x80
+        if raw[0] >> 2 != 0x3E:  # "-" would look like an option on a command line.
+            return bytes(raw)

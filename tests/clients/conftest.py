@@ -40,6 +40,9 @@ def client_broker() -> Iterator[Broker]:
     """The broker that the tests of this folder share."""
     with Broker(CONFIG) as broker:
         yield broker
+        running, log = broker.running, broker.log
+    assert running, f"the broker ended by itself:\n{log}"
+    assert "Traceback" not in log, log
 
 
 @pytest.fixture(scope="session")

@@ -112,9 +112,11 @@ def test_a_socket_that_takes_no_more_says_so(tmp_path: Path) -> None:
     here, there = socket.socketpair()
     with here, there:
         here.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            for _ in range(100):
-                file.send_to(here.fileno(), 0, 4 << 20)
+        while True:
+            try:
+                assert file.send_to(here.fileno(), 0, 4 << 20) > 0
+            except BlockingIOError:
+                break
 
 
 def test_what_was_just_written_is_cached(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_a_damaged_index_is_noticed_by_a_lookup_after_a_clean_stop(filled: Log, 
     log, warnings = opening(directory, clean=True)
     assert warnings == []
     assert offsets(log) == list(range(0, 120, 2))
-    for offset in range(0, 20):
+    for offset in range(20):
         part = log.read(offset, 1, 120, True)
         assert part is not None
         assert int.from_bytes(part.read()[:8], "big") == offset // 2 * 2

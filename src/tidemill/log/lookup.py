@@ -30,21 +30,22 @@ def first_at(segments: list[Segment], timestamp: int, start_offset: int) -> tupl
 def largest(segments: list[Segment], start_offset: int) -> tuple[int, int] | None:
     """The first record, by offset, that has the largest timestamp of all."""
     best: Segment | None = None
+    found: tuple[int, int] | None = None
     for at, segment in enumerate(segments):
         beyond = at + 1 < len(segments) and segments[at + 1].base_offset <= start_offset
         if beyond or segment.size == 0:
             continue
-        if best is None or segment.max_timestamp() > best.max_timestamp():
+        if segment.base_offset < start_offset:
+            # What the segment knows of its timestamps may be of records before the start offset.
+            found = _largest_in(segment, start_offset)
+        elif best is None or segment.max_timestamp() > best.max_timestamp():
             best = segment
     if best is None or best.max_timestamp() < 0:
-        return None
-    timestamp = int(best.max_timestamp())
-    position = best.index.lookup(max(int(best.max_timestamp_offset()), start_offset))
-    found = _first_in(best, position, timestamp, start_offset)
-    if found is not None:
         return found
-    # The record that had it is before the start offset: what is left is looked through.
-    return _largest_in(best, start_offset)
+    timestamp = int(best.max_timestamp())
+    if found is not None and found[0] >= timestamp:
+        return found
+    return _first_in(best, best.index.lookup(best.max_timestamp_offset()), timestamp, start_offset)
 
 
 def _first_in(segment: Segment, position: int, timestamp: int, start_offset: int) -> tuple[int, int] | None:

@@ -193,7 +193,27 @@ class Opening:
                     self.warnings.append(f"{path}: an index file is missing, both are made anew")
                 segment.rebuild_indexes()
             segments.append(segment)
+        self._drop_empty(segments)
         return segments
+
+    def _drop_empty(self, segments: list[Segment]) -> None:
+        """Drops empty segments between others: what a roll that failed left, while the old one went on."""
+        for at in range(len(segments) - 1, 0, -1):
+            segment = segments[at]
+            if segment.size:
+                continue
+            if at == len(segments) - 1 and segments[at - 1].last_offset_end() <= segment.base_offset:
+                continue
+            self._put_away(segment)
+            del segments[at]
+
+    def _put_away(self, segment: Segment) -> None:
+        segment.release()
+        for suffix in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX):
+            path = f"{self.directory}/{offset_name(segment.base_offset, suffix)}"
+            if self.files.exists(path):
+                self.files.rename(path, path + DELETED)
+                self.removals.add(path + DELETED, self.now_ms + self.config.file_delete_delay_ms)
 
     def _load_epochs(self, segments: list[Segment]) -> None:
         try:
@@ -289,12 +309,7 @@ class Opening:
             file.sync()
             segment.size = position
         for later in gone:
-            later.release()
-            for suffix in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX):
-                path = f"{self.directory}/{offset_name(later.base_offset, suffix)}"
-                if self.files.exists(path):
-                    self.files.rename(path, path + DELETED)
-                    self.removals.add(path + DELETED, self.now_ms + self.config.file_delete_delay_ms)
+            self._put_away(later)
         del segments[at + 1 :]
 
     def _check_indexes(self, segment: Segment, end_offset: int) -> None:

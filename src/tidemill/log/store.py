@@ -98,10 +98,20 @@ class LogStore:
             self.take_producer_snapshot()
             old.close_indexes()
         except OSError as problem:
+            self._undo_roll(segment)
             raise storage_error("roll to", segment.path, problem) from problem
         self.segments.append(segment)
         self.active = segment
         self.names_unsynced = True
+
+    def _undo_roll(self, segment: Segment) -> None:
+        """Removes what a failed roll made; what cannot be removed is empty, and dropped at the next start."""
+        segment.release()
+        for path in (segment.path, segment.index.path, segment.time_index.path):
+            try:
+                self.files.remove(path)
+            except OSError:
+                continue
 
     def _new_segment(self, base_offset: i64) -> Segment:
         return Segment(

@@ -1,0 +1,291 @@
+"""Power cuts, full disks and failing disks, through a file system that keeps only what was promised."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from tidemill.log.config import LogConfig
+from tidemill.log.errors import DiskFull
+from tidemill.log.log import Log
+from tidemill.log.manager import LogManager
+from tidemill.model.errors import ErrorCode, StorageError
+from tidemill.model.types import TopicPartition
+from tidemill.records.batch import Batch, check_crc
+from tidemill.records.reader import iter_batches
+from tidemill.testing.files import FaultyFiles
+
+NOW = 1_700_000_000_000
+KEY = TopicPartition("t", 0)
+MakeBatch = Callable[..., Batch]
+
+
+def config(**settings: object) -> LogConfig:
+    small = {"segment_bytes": 4000, "index_interval_bytes": 200, "segment_index_bytes": 4096}
+    return LogConfig(**{**small, **settings})  # type: ignore[arg-type]
+
+
+def started(files: FaultyFiles, **settings: object) -> LogManager:
+    manager = LogManager(files, ["/var/data"])
+    manager.lock()
+    manager.claim("c" * 22, 1)
+    manager.load(NOW, lambda topic: config(**settings))
+    return manager
+
+
+def values(log: Log) -> list[bytes]:
+    """What a consumer from the start gets: every batch's checksum holds."""
+    found: list[bytes] = []
+    offset = log.start_offset
+    while offset < log.end_offset:
+        part = log.read(offset, 1 << 20, log.end_offset, True)
+        assert part is not None
+        for batch in iter_batches(part.read()):
+            check_crc(batch)
+            assert batch.base_offset == offset
+            found.append(batch.to_bytes()[-9:-1])
+            offset = int(batch.last_offset) + 1
+    return found
+
+
+def append(log: Log, batch: MakeBatch, number: int, **options: object) -> bytes:
+    value = b"%08d" % number
+    log.append([batch(1, value=value, timestamp=NOW + number, **options)], 3, NOW)
+    return value
+
+
+def fill(log: Log, batch: MakeBatch, written: list[bytes]) -> None:
+    """Appends until that fails."""
+    while len(written) < 10_000:
+        written.append(append(log, batch, len(written)))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_power_cut_takes_nothing_acknowledged_with_flush_messages_1(batch: MakeBatch, seed: int) -> None:
+    random = Random(seed)
+    files = FaultyFiles()
+    log = started(files, flush_messages=1).create(KEY, bytes(16), config(flush_messages=1), NOW)
+    acknowledged: list[bytes] = []
+    for life in range(4):
+        for number in range(random.randrange(5, 80)):
+            value = append(log, batch, number + life * 1000)
+            assert log.needs_flush
+            if random.random() < 0.05:
+                break  # the power goes between the write and its sync
+            log.flush(NOW)
+            acknowledged.append(value)
+        files.power_cut(random if seed % 2 else None)
+        manager = started(files, flush_messages=1)
+        if manager.get(KEY) is None:
+            assert acknowledged == []
+        log = manager.create(KEY, bytes(16), config(flush_messages=1), NOW)
+        stored = values(log)
+        assert stored[: len(acknowledged)] == acknowledged
+        assert len(stored) <= len(acknowledged) + 1
+        acknowledged = stored
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_power_cut_leaves_a_prefix_that_holds_all_that_was_flushed(batch: MakeBatch, seed: int) -> None:
+    random = Random(seed)
+    files = FaultyFiles()
+    manager = started(files)
+    log = manager.create(KEY, bytes(range(16)), config(), NOW)
+    written: list[bytes] = []
+    flushed = 0
+    for number in range(random.randrange(10, 200)):
+        written.append(append(log, batch, number, producer_id=9, producer_epoch=0, base_sequence=number))
+        if random.random() < 0.03:
+            log.flush(NOW)
+            flushed = len(written)
+        if random.random() < 0.03:
+            for one, job in manager.flushes_due(NOW):
+                job.run()
+                one.finish_flush(job, NOW)
+            flushed = max(flushed, int(log.recovery_point))
+        if random.random() < 0.02:
+            manager.checkpoint_recovery_points()
+    files.power_cut(random)
+    again = started(files).get(KEY)
+    if again is None:
+        assert flushed == 0
+        return
+    stored = values(again)
+    assert stored == written[: len(stored)]
+    assert len(stored) >= flushed
+    entry = again.producer_state.entries.get(9)
+    assert (entry.last_sequence if entry is not None else -1) == len(stored) - 1
+    assert again.leader_epochs.epochs == ([3] if stored else [])
+    append(again, batch, 7777)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_kill_takes_nothing(batch: MakeBatch, seed: int) -> None:
+    random = Random(seed)
+    files = FaultyFiles()
+    log = started(files).create(KEY, bytes(16), config(), NOW)
+    written: list[bytes] = []
+    for life in range(4):
+        for number in range(random.randrange(1, 60)):
+            written.append(append(log, batch, number + 1000 * life))
+        files.kill()
+        found = started(files).get(KEY)
+        assert found is not None
+        log = found
+        assert values(log) == written
+
+
+def test_a_name_without_a_directory_sync_is_lost() -> None:
+    files = FaultyFiles()
+    files.make_directory("/d")
+    files.sync_directory("/")
+    files.open("/d/old", create=True).append([b"x"])
+    files.open("/d/old").sync()
+    files.sync_directory("/d")
+    files.rename("/d/old", "/d/new")
+    files.power_cut()
+    assert files.list("/d") == ["old"]
+    files.rename("/d/old", "/d/new")
+    files.sync_directory("/d")
+    files.power_cut()
+    assert (files.list("/d"), files.read("/d/new")) == (["new"], b"x")
+
+
+def test_a_flush_syncs_the_name_of_a_rolled_segment(batch: MakeBatch) -> None:
+    files = FaultyFiles()
+    log = started(files).create(KEY, bytes(16), config(), NOW)
+    append(log, batch, 1)
+    log.flush(NOW)
+    log.roll(NOW)
+    append(log, batch, 2)
+    log.flush(NOW)
+    files.power_cut()
+    again = started(files).get(KEY)
+    assert again is not None
+    assert values(again) == [b"00000001", b"00000002"]
+
+
+def test_a_flush_that_follows_another_does_not_sync_the_directory_again(batch: MakeBatch) -> None:
+    files = FaultyFiles()
+    log = started(files).create(KEY, bytes(16), config(), NOW)
+    append(log, batch, 1)
+    log.flush(NOW)
+    append(log, batch, 2)
+    files.operations.clear()
+    log.flush(NOW)
+    assert [operation for operation, _ in files.operations] == ["sync"]
+
+
+def test_a_flush_that_fails_is_made_up_for_by_the_next(batch: MakeBatch) -> None:
+    files = FaultyFiles()
+    log = started(files).create(KEY, bytes(16), config(), NOW)
+    append(log, batch, 1)
+    files.fail("sync_directory", "t-0")
+    with pytest.raises(StorageError, match=r"cannot sync .*t-0: Input/output error; look for disk faults"):
+        log.flush(NOW)
+    assert log.recovery_point == 0
+    log.flush(NOW)
+    files.power_cut()
+    again = started(files).get(KEY)
+    assert again is not None
+    assert values(again) == [b"00000001"]
+
+
+def test_a_full_disk_refuses_writes_serves_reads_and_recovers(batch: MakeBatch) -> None:
+    files = FaultyFiles(space_bytes=60_000)
+    manager = started(files)
+    log = manager.create(KEY, bytes(16), config(), NOW)
+    written: list[bytes] = []
+    with pytest.raises(
+        DiskFull, match="No space left on device; free or add space: reading goes on"
+    ) as caught:
+        for number in range(10_000):
+            written.append(append(log, batch, number))
+    assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert values(log) == written
+    for _ in range(3):
+        with pytest.raises(DiskFull):
+            fill(log, batch, written)
+    assert values(log) == written
+    files.space_bytes = 300_000
+    for number in range(200):
+        written.append(append(log, batch, 50_000 + number))
+    assert values(log) == written
+    files.kill()
+    again = started(files).get(KEY)
+    assert again is not None
+    assert values(again) == written
+
+
+def test_a_failed_write_leaves_no_trace_in_the_producer_state(batch: MakeBatch) -> None:
+    files = FaultyFiles()
+    log = started(files).create(KEY, bytes(16), config(), NOW)
+    append(log, batch, 1, producer_id=4, producer_epoch=0, base_sequence=0)
+    files.fail("append", ".log")
+    with pytest.raises(StorageError, match=r"cannot append to /var/data/t-0/0+\.log: Input/output error"):
+        append(log, batch, 2, producer_id=4, producer_epoch=0, base_sequence=1)
+    result = log.append([batch(1, producer_id=4, producer_epoch=0, base_sequence=1)], 3, NOW)
+    assert (result.duplicate, result.base_offset) == (False, 1)
+
+
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("undo", [True, False])
+@pytest.mark.parametrize("operation", ["open", "truncate", "append", "rename"])
+def test_a_roll_that_fails_leaves_the_old_segment_in_use(
+    batch: MakeBatch, operation: str, undo: bool, clean: bool
+) -> None:
+    files = FaultyFiles()
+    manager = started(files)
+    log = manager.create(KEY, bytes(16), config(), NOW)
+    written = [append(log, batch, number) for number in range(5)]
+    files.fail(operation, "00005.", errno.ENOSPC)
+    if not undo:
+        files.fail("remove", "00005.", times=3)
+    with pytest.raises(DiskFull):
+        log.roll(NOW)
+    files.heal()
+    written.append(append(log, batch, 5))
+    assert len(log.segments) == 1
+    again = restarted(files, manager, clean)
+    assert values(again) == written
+    again.roll(NOW)
+    written.append(append(again, batch, 6))
+    assert values(again) == written
+    files.kill()
+    last = started(files).get(KEY)
+    assert last is not None
+    assert values(last) == written
+
+
+def restarted(files: FaultyFiles, manager: LogManager, clean: bool) -> Log:
+    """The partition's log after a stop of one kind or the other."""
+    if clean:
+        assert manager.close(NOW, {}) == []
+    files.kill()
+    log = started(files).get(KEY)
+    assert log is not None
+    return log
+
+
+def test_a_directory_that_cannot_be_read_is_put_aside_and_the_others_serve(batch: MakeBatch) -> None:
+    files = FaultyFiles()
+
+    def start() -> LogManager:
+        manager = LogManager(files, ["/a", "/b"])
+        manager.lock()
+        manager.claim("c" * 22, 1)
+        manager.load(NOW, lambda topic: config())
+        return manager
+
+    manager = start()
+    for partition in range(4):
+        append(manager.create(TopicPartition("t", partition), bytes(16), config(), NOW), batch, partition)
+    files.kill()
+    files.fail("read_at", "/a/t-", times=99)
+    again = start()
+    assert sorted(log.directory[:3] for log in again.logs.values()) == ["/b/", "/b/"]
+    assert again.directories[0].failure.startswith("cannot open /a/t-")
+    files.heal()

@@ -1,0 +1,202 @@
+"""Idempotent producers: sequences, epochs, duplicates, the snapshot file."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tidemill.log.log import Log
+from tidemill.log.producer_state import ProducerState, decode_snapshot
+from tidemill.model.errors import ErrorCode, KafkaError, StorageError
+from tidemill.records.batch import Batch, parse_batch
+from tidemill.records.builder import build_end_marker
+from tidemill.records.checksum import crc32c
+
+NOW = 1_700_000_000_000
+HUGE = struct.pack(">i", 1 << 30)
+MakeBatch = Callable[..., Batch]
+MakeLog = Callable[..., Log]
+
+
+def produced(batch: MakeBatch, sequence: int, count: int = 1, epoch: int = 0, producer: int = 42) -> Batch:
+    return batch(count, producer_id=producer, producer_epoch=epoch, base_sequence=sequence)
+
+
+def test_a_batch_sent_again_gets_its_first_offset(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of()
+    for number in range(5):
+        log.append([produced(batch, number * 3, 3)], 0, NOW)
+    for number in range(5):
+        result = log.append([produced(batch, number * 3, 3)], 0, NOW)
+        assert (result.duplicate, result.base_offset, result.last_offset) == (
+            True,
+            number * 3,
+            number * 3 + 2,
+        )
+    assert log.end_offset == 15
+
+
+def test_a_batch_older_than_the_last_five_is_out_of_order(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of()
+    for number in range(6):
+        log.append([produced(batch, number)], 0, NOW)
+    with pytest.raises(KafkaError, match="sent sequence 0, 6 is next") as caught:
+        log.append([produced(batch, 0)], 0, NOW)
+    assert caught.value.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert log.end_offset == 6
+
+
+def test_a_gap_is_out_of_order(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of()
+    log.append([produced(batch, 0, 2)], 0, NOW)
+    with pytest.raises(KafkaError, match="a batch before it is missing"):
+        log.append([produced(batch, 3)], 0, NOW)
+    assert log.append([produced(batch, 2)], 0, NOW).base_offset == 2
+
+
+def test_the_same_first_sequence_with_another_length_is_no_duplicate(
+    log_of: MakeLog, batch: MakeBatch
+) -> None:
+    log = log_of()
+    log.append([produced(batch, 0, 2)], 0, NOW)
+    with pytest.raises(KafkaError, match="sent sequence 0, 2 is next"):
+        log.append([produced(batch, 0, 3)], 0, NOW)
+
+
+def test_sequences_wrap_after_int32(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of()
+    log.append([produced(batch, 0x7FFFFFFE, 4)], 0, NOW)
+    (kept,) = log.producer_state.entries[42].batches
+    assert (kept.first_sequence, kept.last_sequence) == (0x7FFFFFFE, 1)
+    assert log.append([produced(batch, 0x7FFFFFFE, 4)], 0, NOW).duplicate
+    assert log.append([produced(batch, 2)], 0, NOW).base_offset == 4
+    log.append([produced(batch, 0x7FFFFFFF, producer=43)], 0, NOW)
+    assert log.append([produced(batch, 0, producer=43)], 0, NOW).base_offset == 6
+
+
+def test_an_unknown_producer_may_begin_anywhere(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of()
+    assert log.append([produced(batch, 17)], 0, NOW).base_offset == 0
+    assert log.append([produced(batch, 18)], 0, NOW).base_offset == 1
+
+
+def test_an_old_epoch_is_fenced_and_a_new_one_begins_at_0(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of()
+    log.append([produced(batch, 0, epoch=1)], 0, NOW)
+    with pytest.raises(KafkaError, match="came with epoch 0, epoch 1 has replaced it") as caught:
+        log.append([produced(batch, 1, epoch=0)], 0, NOW)
+    assert caught.value.code == ErrorCode.INVALID_PRODUCER_EPOCH
+    with pytest.raises(KafkaError, match="begins epoch 2 with sequence 5, not 0"):
+        log.append([produced(batch, 5, epoch=2)], 0, NOW)
+    assert log.append([produced(batch, 0, epoch=2)], 0, NOW).base_offset == 1
+    assert len(log.producer_state.entries[42].batches) == 1
+
+
+def test_the_state_survives_a_kill_with_the_last_five_batches(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of({"segment_bytes": 400})
+    for number in range(20):
+        log.append([produced(batch, number)], 0, NOW)
+    log.release()
+    again = log_of({"segment_bytes": 400})
+    for number in range(15, 20):
+        assert again.append([produced(batch, number)], 0, NOW).base_offset == number
+    assert again.append([produced(batch, 20)], 0, NOW).base_offset == 20
+
+
+def test_duplicates_are_known_after_a_clean_stop_although_a_snapshot_holds_one_batch(
+    log_of: MakeLog, batch: MakeBatch
+) -> None:
+    log = log_of({"segment_bytes": 800})
+    for number in range(8):
+        log.append([produced(batch, number)], 0, NOW)
+        log.append([produced(batch, number, producer=43)], 0, NOW)
+    log.close(NOW)
+    again = log_of({"segment_bytes": 800}, clean=True)
+    assert len(again.producer_state.entries[42].batches) == 1
+    assert again.append([produced(batch, 8)], 0, NOW).base_offset == 16
+    for number in (4, 5, 6, 7, 8):
+        result = again.append([produced(batch, number)], 0, NOW)
+        assert (result.duplicate, result.base_offset) == (True, number * 2)
+    with pytest.raises(KafkaError, match="sent sequence 3, 9 is next"):
+        again.append([produced(batch, 3)], 0, NOW)
+
+
+def test_silent_producers_expire_by_when_they_were_seen(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of()
+    log.append([batch(1, timestamp=1000, producer_id=1, producer_epoch=0, base_sequence=0)], 0, NOW)
+    log.append([produced(batch, 0, producer=2)], 0, NOW + 500)
+    assert log.producer_state.expire(NOW + 999, 1000) == 0
+    assert log.producer_state.expire(NOW + 1000, 1000) == 1
+    assert list(log.producer_state.entries) == [2]
+
+
+def test_truncation_takes_the_producer_state_back(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of({"segment_bytes": 400})
+    for number in range(20):
+        log.append([produced(batch, number)], 0, NOW)
+    log.truncate_to(12, NOW)
+    assert log.producer_state.entries[42].last_sequence == 11
+    assert log.append([produced(batch, 12)], 0, NOW).base_offset == 12
+
+
+def test_a_snapshot_lies_as_kafka_lays_it(log_of: MakeLog, batch: MakeBatch, directory: str) -> None:
+    log = log_of()
+    log.append([produced(batch, 5, 3, epoch=2)], 0, NOW)
+    log.close(NOW)
+    data = Path(directory, "00000000000000000003.snapshot").read_bytes()
+    entry = struct.pack(">qhiqiqiq", 42, 2, 7, 2, 2, NOW, -1, -1)
+    body = struct.pack(">i", 1) + entry
+    assert data == struct.pack(">hI", 1, crc32c(body)) + body
+    assert len(data) == 10 + 46
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"\0\1", "2 bytes, too few"),
+        (struct.pack(">hIi", 2, 0, 0), "of version 2, only 1 is known"),
+        (struct.pack(">hIi", 1, 7, 0), r"has checksum \d+, its header says 7"),
+        (
+            struct.pack(">hI", 1, crc32c(struct.pack(">i", 1 << 30))) + struct.pack(">i", 1 << 30),
+            "not what 1073741824",
+        ),
+    ],
+)
+def test_a_damaged_snapshot_is_refused(data: bytes, text: str) -> None:
+    with pytest.raises(StorageError, match=text):
+        decode_snapshot(data, "x.snapshot")
+
+
+def test_a_snapshot_comes_back_as_it_was() -> None:
+    state = ProducerState("t-0")
+    for producer in range(10):
+        state.note(producer, 1, producer, producer * 10, 3, NOW, NOW)
+    state.begin_transaction(4, 40)
+    other = ProducerState("t-0")
+    other.restore(state.encode(), 100, NOW, "x")
+    assert other.encode() == state.encode()
+    assert (other.first_unstable_offset(), other.end_offset) == (40, 100)
+
+
+def test_markers_in_the_log_end_transactions(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of()
+    data = b"".join(
+        [
+            batch(2, producer_id=7, producer_epoch=1, base_sequence=0, transactional=True).to_bytes(),
+            build_end_marker(True, NOW, 7, 1, 33, base_offset=2),
+            batch(
+                1, producer_id=7, producer_epoch=1, base_sequence=2, transactional=True, base_offset=3
+            ).to_bytes(),
+        ]
+    )
+    log.append_as_follower(data, NOW)
+    log.release()
+    again = log_of()
+    entry = again.producer_state.entries[7]
+    assert (entry.coordinator_epoch, entry.transaction_first_offset) == (33, 3)
+    assert (again.last_stable_limit, entry.last_sequence) == (3, 2)
+    marker = parse_batch(build_end_marker(True, NOW, 7, 1, 33), 0, 78)
+    assert marker.is_control

@@ -1,0 +1,56 @@
+"""Offsets by time, against a plain list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from tidemill.log.log import Log
+from tidemill.records.batch import Batch
+
+NOW = 1_700_000_000_000
+MakeBatch = Callable[..., Batch]
+MakeLog = Callable[..., Log]
+
+
+@pytest.mark.parametrize("codec", [0, 1, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_first_record_at_or_after_a_time_is_found(
+    log_of: MakeLog, batch: MakeBatch, seed: int, codec: int
+) -> None:
+    random = Random(seed)
+    settings = {"segment_bytes": 3000, "index_interval_bytes": 300}
+    log = log_of(settings)
+    times: list[int] = []
+    for _ in range(80):
+        count, base, step = random.randrange(1, 6), NOW + random.randrange(2000), random.randrange(-50, 50)
+        log.append([batch(count, timestamp=base, step_ms=step, codec=codec)], 0, NOW)
+        times += [base + step * at for at in range(count)]
+    start = 0
+    for _ in range(3):
+        for probe in [*random.sample(times, 20), NOW - 500, NOW + 1000, NOW + 5000]:
+            expected = next(((t, at) for at, t in enumerate(times) if at >= start and t >= probe), None)
+            assert log.offset_for_timestamp(probe) == expected
+        newest = max(times[start:])
+        assert log.max_timestamp_offset() == (newest, times.index(newest, start))
+        start = random.randrange(len(times))
+        log.advance_start(start)
+        start = int(log.start_offset)
+        log.close(NOW)
+        log = log_of(settings, clean=True, start_offset=start)
+
+
+def test_append_time_counts_for_every_record_of_a_batch(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of({"message_timestamp_type": "LogAppendTime"})
+    for number in range(5):
+        log.append([batch(3, timestamp=7)], 0, NOW + number)
+    assert log.offset_for_timestamp(NOW + 2) == (NOW + 2, 6)
+    assert log.max_timestamp_offset() == (NOW + 4, 12)
+    assert log.offset_for_timestamp(NOW + 5) is None
+
+
+def test_an_empty_log_has_no_time(log_of: MakeLog) -> None:
+    log = log_of()
+    assert (log.offset_for_timestamp(0), log.max_timestamp_offset()) == (None, None)

@@ -78,6 +78,10 @@ class FetchRequest(FetchWaiter, Waiting):
         if added_bytes == 0 or self.found_bytes >= self.bytes_min:
             self.path.wake(self)
 
+    def is_over(self) -> bool:
+        """Whether the request was answered, or nobody waits for the answer any more."""
+        return self.done or self.connection.closed
+
     def on_deadline(self) -> None:
         """The client's longest wait is over."""
         if not self.done:
@@ -177,6 +181,7 @@ class FetchPath:
     def park(self, request: FetchRequest) -> None:
         """Lets the request wait on all of its partitions."""
         request.reply = request.connection.reply_later()
+        request.connection.state = request
         for part in request.parts:
             part.slice = None
             partition = part.partition
@@ -184,6 +189,13 @@ class FetchPath:
                 partition.wait_readable(request)
         self.waiting += 1
         self.deadlines.add(request.wait_ms, request)
+
+    def forget(self, connection: Connection) -> None:
+        """The connection has ended: its fetch waits no longer."""
+        request = connection.state
+        connection.state = None
+        if isinstance(request, FetchRequest) and not request.done:
+            self.release(request)
 
     def wake(self, request: FetchRequest) -> None:
         """Answers ``request`` in the loop's next turn, so that all appends of this one are in it."""
@@ -195,6 +207,7 @@ class FetchPath:
     def release(self, request: FetchRequest) -> None:
         """The request waits no longer."""
         request.done = True
+        request.connection.state = None
         self.waiting -= 1
         for part in request.parts:
             partition = part.partition

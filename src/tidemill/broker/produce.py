@@ -120,6 +120,10 @@ class ProduceRequest(AppendWaiter, Waiting):
         if not rest:
             self.finish()
 
+    def is_over(self) -> bool:
+        """Whether the request was answered, or nobody waits for the answer any more."""
+        return self.done or self.connection.closed
+
     def on_deadline(self) -> None:
         """The client's timeout has passed: what is still waited for is answered as timed out."""
         if self.done:

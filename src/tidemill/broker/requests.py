@@ -79,6 +79,7 @@ class Requests(FrameHandler):
 
     def on_close(self, connection: Connection, reason: str) -> None:
         """The connection is gone."""
+        self.fetches.forget(connection)
         self.cold.on_close(connection, reason)
 
     def on_crash(self, connection: Connection, problem: BaseException) -> None:

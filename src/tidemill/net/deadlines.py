@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from typing import Any
+from typing import Any, Final
 
 from mypy_extensions import i64, trait
+
+CLEAN_FROM: Final = 4096
+"""Entries below which the heap is left alone."""
 
 
 @trait
@@ -16,18 +19,23 @@ class Waiting:
         """The deadline has passed. Called also when the wait is over: then it does nothing."""
         raise NotImplementedError
 
+    def is_over(self) -> bool:
+        """Whether the wait ended some other way."""
+        raise NotImplementedError
+
 
 class Deadlines:
     """Calls ``on_deadline`` of each entry when its time has come.
 
-    Entries are never taken out: a wait that ended is left to its deadline, where it costs one call. So
-    adding is all that a request pays for.
+    A wait that ended is left to its deadline, where it costs one call; so adding is all that a request pays
+    for. When such entries have doubled the heap, it is cleaned: deadlines far away keep no memory.
     """
 
     def __init__(self, loop: Any) -> None:
         self._loop = loop
         self._heap: list[tuple[float, i64, Waiting]] = []
         self._added: i64 = 0
+        self._clean_at: i64 = CLEAN_FROM
         self._timer: Any = None
         self._timer_at: float = 0.0
 
@@ -39,8 +47,15 @@ class Deadlines:
         at: float = self._loop.time() + float(delay_ms) / 1000.0
         self._added += 1
         heapq.heappush(self._heap, (at, self._added, waiting))
+        if len(self._heap) > self._clean_at:
+            self._clean()
         if self._timer is None or at < self._timer_at:
             self._arm(at)
+
+    def _clean(self) -> None:
+        self._heap = [entry for entry in self._heap if not entry[2].is_over()]
+        heapq.heapify(self._heap)
+        self._clean_at = max(CLEAN_FROM, 2 * i64(len(self._heap)))
 
     def _arm(self, at: float) -> None:
         if self._timer is not None:

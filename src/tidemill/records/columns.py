@@ -59,6 +59,14 @@ EDGE_MAX: Final = 0x7FFFFFFF
 MILLISECONDS_MAX: Final = 9223372036854775
 """Beyond that microseconds are no int64; such times are held at this bound."""
 
+DELTA_MAX: Final = 1 << 50
+"""Milliseconds; two of them make an int64 in microseconds."""
+
+APPEND_TIME: Final = 1
+USUAL_TIME: Final = 2
+UNUSUAL_TIME: Final = 3
+"""How the time of a batch's records comes about; the last needs all checks."""
+
 OFFSET_MAX: Final = 0x7FFFFFFFFFFFFFFF
 
 
@@ -71,11 +79,6 @@ class Field:
         """Begin and end of each."""
         self.nulls: vec[u8] = vec[u8]([0] * int(capacity))
         """1 for each that is null, else 0."""
-
-    def add_null(self, row: i64) -> None:
-        """Notes that ``row`` is null."""
-        self.nulls[row] = 1
-        self.null_count += 1
 
 
 class HeaderFields:
@@ -114,6 +117,12 @@ class Columns:
         """The byte in the fetched data that belongs to :attr:`next_offset`."""
         self.unfinished = False
         """Whether decoding stopped at ``bytes_max``, before the last whole batch."""
+
+    def take(self, count: i64, key_nulls: i64, value_nulls: i64) -> None:
+        """Counts in what a batch has written: ``count`` rows there are now, with so many more nulls."""
+        self.count = count
+        self.keys.null_count += key_nulls
+        self.values.null_count += value_nulls
 
 
 def decode_columns(
@@ -300,15 +309,17 @@ def _walk(columns: Columns, run: _Run, start_offset: i64, end_offset: i64) -> No
     data = columns.buffer
     position: i64 = run.position
     end: i64 = run.end
-    append_time = batch.append_time
+    base_offset: i64 = batch.base_offset
+    last_offset_delta: i64 = batch.last_offset_delta
     timestamp: i64 = to_microseconds(batch.max_timestamp)
-    keys = columns.keys
-    key_edges = keys.edges
-    values = columns.values
-    value_edges = values.edges
+    base_timestamp: i64 = to_microseconds(batch.base_timestamp)
+    time_kind: i64 = _time_kind(batch)
     headers = columns.headers
-    offsets = columns.offsets
-    timestamps = columns.timestamps
+    key_edges, value_edges = columns.keys.edges, columns.values.edges
+    key_nulls, value_nulls = columns.keys.nulls, columns.values.nulls
+    offsets, timestamps = columns.offsets, columns.timestamps
+    key_null_count: i64 = 0
+    value_null_count: i64 = 0
     row: i64 = columns.count
     last_delta: i64 = -1
     left: i64 = batch.record_count
@@ -320,40 +331,47 @@ def _walk(columns: Columns, run: _Run, start_offset: i64, end_offset: i64) -> No
             raise _wrong_record(batch, "length", length)
         delta, position = read_varlong(data, position + 1, record_end)
         offset_delta, position = read_varint(data, position, record_end)
-        if offset_delta <= last_delta or offset_delta > batch.last_offset_delta:
+        if offset_delta <= last_delta or offset_delta > last_offset_delta:
             raise _wrong_record(batch, "offset delta", offset_delta)
         last_delta = offset_delta
-        offset: i64 = batch.base_offset + offset_delta
+        offset: i64 = base_offset + offset_delta
         if offset < start_offset or offset >= end_offset:
             position = record_end
             continue
         length, position = read_varint(data, position, record_end)
-        key_edges[2 * row] = i32(position)
-        if length == -1:
-            keys.add_null(row)
-        elif length < 0 or length > record_end - position:
+        if length < -1 or length > record_end - position:
             raise _wrong_record(batch, "key length", length)
+        key_edges[2 * row] = i32(position)
+        if length < 0:
+            key_nulls[row] = 1
+            key_null_count += 1
         else:
             position += length
         key_edges[2 * row + 1] = i32(position)
         length, position = read_varint(data, position, record_end)
-        value_edges[2 * row] = i32(position)
-        if length == -1:
-            values.add_null(row)
-        elif length < 0 or length > record_end - position:
+        if length < -1 or length > record_end - position:
             raise _wrong_record(batch, "value length", length)
+        value_edges[2 * row] = i32(position)
+        if length < 0:
+            value_nulls[row] = 1
+            value_null_count += 1
         else:
             position += length
         value_edges[2 * row + 1] = i32(position)
-        position = _walk_headers(headers, data, position, record_end)
-        if not append_time:
+        if headers is None and position == record_end - 1 and data[position] == 0:
+            position = record_end
+        else:
+            position = _walk_headers(headers, data, position, record_end)
+        if time_kind == USUAL_TIME and -DELTA_MAX < delta < DELTA_MAX:
+            timestamp = base_timestamp + 1000 * delta
+        elif time_kind != APPEND_TIME:
             timestamp = to_microseconds(add_timestamp(batch.base_timestamp, delta))
         offsets[row] = offset
         timestamps[row] = timestamp
         row += 1
     if position != end:
         raise _wrong_record(batch, "rest", end - position)
-    columns.count = row
+    columns.take(row, key_null_count, value_null_count)
 
 
 def _walk_headers(headers: HeaderFields | None, data: bytes, position: i64, end: i64) -> i64:
@@ -384,6 +402,12 @@ def _walk_headers(headers: HeaderFields | None, data: bytes, position: i64, end:
     if position != end:
         raise _wrong_header("end", end, position)
     return position
+
+
+def _time_kind(batch: Batch) -> i64:
+    if batch.append_time:
+        return APPEND_TIME
+    return USUAL_TIME if -DELTA_MAX < batch.base_timestamp < DELTA_MAX else UNUSUAL_TIME
 
 
 def to_microseconds(timestamp_ms: i64) -> i64:

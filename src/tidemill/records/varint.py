@@ -29,13 +29,14 @@ VARLONG_BYTES_MAX: Final = 10
 
 def read_varint(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
     """The int32 at ``position``, the position after it; InvalidRecord when it is not whole before ``end``."""
-    byte: i64
-    if position < end:
-        byte = data[position]
-        if byte < 128:
-            return (byte >> 1) ^ -(byte & 1), position + 1
-    value: i64 = 0
-    shift: i64 = 0
+    if position >= end:
+        raise _cut(end)
+    byte: i64 = data[position]
+    position += 1
+    if byte < 128:
+        return (byte >> 1) ^ -(byte & 1), position
+    value: i64 = byte & 0x7F
+    shift: i64 = 7
     while position < end:
         byte = data[position]
         position += 1

@@ -270,13 +270,18 @@ def _print_all(
     last = time.monotonic()
     ends: dict[TopicPartition, int] | None = None
     while True:
+        if exit_at_end:
+            assigned = consumer.assignment()
+            if assigned and (ends is None or set(ends) != assigned):
+                ends = consumer.end_offsets(assigned)
+            if ends is not None and all(consumer.position(item) >= end for item, end in ends.items()):
+                return count
         wait = 1.0 if timeout is None else max(0.0, min(1.0, last + timeout - time.monotonic()))
-        records = consumer.poll(
-            wait, max_records=None if max_messages is None else min(500, max_messages - count)
-        )
+        most = None if max_messages is None else min(500, max_messages - count)
+        records = consumer.poll(wait, max_records=most)
         for record in records:
             shown.print(record)
-            count += 1
+        count += len(records)
         if records:
             last = time.monotonic()
             sys.stdout.buffer.flush()
@@ -284,9 +289,3 @@ def _print_all(
             return count
         if timeout is not None and time.monotonic() - last >= timeout:
             return count
-        if exit_at_end:
-            assigned = consumer.assignment()
-            if assigned and (ends is None or set(ends) != assigned):
-                ends = consumer.end_offsets(assigned)
-            if ends is not None and all(consumer.position(item) >= end for item, end in ends.items()):
-                return count

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
+from click.utils import PacifyFlushWrapper
 
 from tidemill import __version__, _mode
 
@@ -136,9 +137,12 @@ def run(arguments: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except BrokenPipeError:
-        # Nobody reads the output any more: what is left in the buffer must not raise again at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_BROKEN
+        return _reader_gone()
+    except SystemExit as problem:
+        # click turns a broken pipe into exit code 1, by itself, and leaves this wrapper behind.
+        if isinstance(sys.stdout, PacifyFlushWrapper):
+            return _reader_gone()
+        return problem.code if isinstance(problem.code, int) else FAILED
     except ImportError as problem:
         extra = MISSING_EXTRAS.get((problem.name or "").partition(".")[0])
         if extra is None:
@@ -150,6 +154,12 @@ def run(arguments: Sequence[str]) -> int:
             raise
         _say(_one_line(problem))
         return FAILED
+
+
+def _reader_gone() -> int:
+    """Nobody reads the output any more: what is left in the buffer must not raise again at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return PIPE_BROKEN
 
 
 def _is_expected(problem: Exception) -> bool:

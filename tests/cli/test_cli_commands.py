@@ -1,0 +1,286 @@
+"""The command line against a real broker: what it prints, and the exit codes that scripts trust."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill.cli.main import run
+from tidemill.testing import Broker
+
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with Broker() as running:
+        yield running
+
+
+@pytest.fixture
+def cli(broker: Broker, capfdbinary: Any, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs one command line; its output. ``code`` is the exit code it must have."""
+    monkeypatch.setenv("TIDEMILL_BOOTSTRAP", broker.bootstrap)
+
+    def call(*arguments: str, code: int = 0) -> str:
+        capfdbinary.readouterr()
+        outcome = run(arguments)
+        out, err = capfdbinary.readouterr()
+        assert outcome == code, (out, err)
+        if code == 1:
+            assert err.count(b"\n") == 1, err
+            assert err.startswith(b"tidemill: ")
+        return (out if code == 0 else out + err).decode("utf-8", "surrogateescape")
+
+    return call
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest, cli: Run) -> str:
+    name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:100]
+    cli("topic", "create", name, "-p", "3")
+    return name
+
+
+def send(cli: Run, topic: str, text: str | bytes, tmp_path: Path, *arguments: str, code: int = 0) -> str:
+    file = tmp_path / "input"
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    return cli("produce", topic, "-f", str(file), *arguments, code=code)
+
+
+def as_objects(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_topics_come_grow_change_and_go(cli: Run) -> None:
+    assert cli("topic", "create", "a1", "a2", "-p", "2", "--set", "retention.ms=-1") == (
+        "created a1 with 2 partitions\ncreated a2 with 2 partitions\n"
+    )
+    assert "a1\t2\t1\n" in cli("topic", "list")
+    assert "exists" in cli("topic", "create", "a1", code=1)
+    assert cli("topic", "create", "a1", "--if-not-exists") == "a1 is there already\n"
+    cli("topic", "alter", "a1", "-p", "4", "--set", "segment.bytes=2000000", "--unset", "retention.ms")
+    (found,) = json.loads(cli("topic", "describe", "a1", "--json"))
+    assert len(found["partitions"]) == 4
+    assert found["configs"]["segment.bytes"]["value"] == "2000000"
+    assert "retention.ms" not in found["configs"]
+    assert found["partitions"][0]["state"] == "ok"
+    assert "shrink" in cli("topic", "alter", "a1", "-p", "3", code=1)
+    assert "retention.mss" in cli("topic", "alter", "a1", "--set", "retention.mss=1", code=1)
+    assert cli("topic", "delete", "a1", "a2") == "deleted a1\ndeleted a2\n"
+    assert "a1" in cli("topic", "delete", "a1", code=1)
+    assert cli("topic", "delete", "a1", "--if-exists") == "a1 is not there\n"
+    assert "a1" in cli("topic", "describe", "a1", code=1)
+
+
+def test_a_dry_run_creates_nothing(cli: Run) -> None:
+    assert cli("topic", "create", "dry", "--dry-run") == "dry: could be created\n"
+    assert "dry\t" not in cli("topic", "list")
+
+
+def test_lines_go_in_and_come_out(cli: Run, topic: str, tmp_path: Path) -> None:
+    send(cli, topic, "one\ntwo\n\nfour", tmp_path, "-p", "1")
+    assert cli("consume", topic, "--from-beginning", "-e") == "one\ntwo\n\nfour\n"
+    assert cli("consume", topic, "--offset", "-2", "-e") == "\nfour\n"
+    assert cli("consume", topic, "--offset", "1", "-n", "1") == "two\n"
+    assert cli("consume", topic, "-e") == ""
+    assert cli("consume", topic, "-p", "2", "--from-beginning", "-e") == ""
+
+
+def test_bytes_that_are_no_text_come_out_as_they_went_in(cli: Run, topic: str, tmp_path: Path) -> None:
+    send(cli, topic, b"\xff\x00\xc3\n", tmp_path)
+    assert (
+        cli("consume", topic, "--from-beginning", "-e").encode("utf-8", "surrogateescape")
+        == b"\xff\x00\xc3\n"
+    )
+    assert cli("consume", topic, "--from-beginning", "-e", "-o", "hex") == "ff 00 c3\n"
+    (found,) = as_objects(cli("consume", topic, "--from-beginning", "-e", "--json"))
+    assert found["value_base64"] == "/wDD"
+
+
+def test_keys_headers_and_tombstones(cli: Run, topic: str, tmp_path: Path) -> None:
+    send(cli, topic, "k1::v1\nk1::\nplain\n", tmp_path, "-K", "::", "-H", "h=x", "-H", "empty", "-Z", "")
+    found = as_objects(cli("consume", topic, "--from-beginning", "-e", "--json"))
+    assert {(record.get("key"), record["value"]) for record in found} == {
+        ("k1", "v1"),
+        ("k1", None),
+        (None, "plain"),
+    }
+    assert found[0]["headers"] == [{"key": "h", "value": "x"}, {"key": "empty", "value": None}]
+    shown = cli("consume", topic, "--from-beginning", "-e", "--show", "headers,key", "--separator", "|")
+    assert "h=x,empty=null|k1|v1\n" in shown
+    assert "h=x,empty=null|k1|null\n" in shown
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_what_json_prints_json_takes_again(cli: Run, topic: str, tmp_path: Path, codec: str) -> None:
+    lines = "".join(f"key{n % 7}\tvalue {n} ü\n" for n in range(500))
+    send(cli, topic, lines, tmp_path, "-K", "\\t", "-z", codec, "-H", "n=1")
+    first = cli("consume", topic, "--from-beginning", "-e", "--json")
+    copy = f"{topic}-copy"
+    cli("topic", "create", copy, "-p", "3")
+    send(cli, copy, first, tmp_path, "--json", "--keep-place")
+    second = cli("consume", copy, "--from-beginning", "-e", "--json")
+    assert sorted(first.replace(topic, "t").splitlines()) == sorted(second.replace(copy, "t").splitlines())
+
+
+def test_a_line_that_is_no_record_is_named(cli: Run, topic: str, tmp_path: Path) -> None:
+    assert "line 2: no JSON" in send(cli, topic, '{"value": 1}\nno\n', tmp_path, "--json", code=1)
+    assert "headers are a list" in send(cli, topic, '{"headers": [1]}\n', tmp_path, "--json", code=1)
+
+
+def test_too_few_messages_end_with_exit_code_1(broker: Broker, topic: str) -> None:
+    outcome = subprocess.run(
+        [
+            *(sys.executable, "-m", "tidemill", "consume", topic, "-b", broker.bootstrap),
+            "-n",
+            "1",
+            "--timeout",
+            "100ms",
+        ],
+        capture_output=True,
+        timeout=30,
+    )
+    assert (outcome.returncode, outcome.stdout, outcome.stderr) == (1, b"", b"")
+
+
+def test_a_message_that_is_too_large_is_refused_with_a_way_out(cli: Run, topic: str, tmp_path: Path) -> None:
+    assert "max.request.size" in send(cli, topic, b"x" * 2_000_000, tmp_path, code=1)
+
+
+def test_since_begins_at_a_time(cli: Run, topic: str, tmp_path: Path) -> None:
+    records = "".join(
+        json.dumps({"value": f"v{n}", "partition": 0, "timestamp": 1_700_000_000_000 + n}) + "\n"
+        for n in range(5)
+    )
+    send(cli, topic, records, tmp_path, "--json", "--keep-place")
+    assert cli("consume", topic, "--since", "1700000000003", "-e") == "v3\nv4\n"
+    assert cli("consume", topic, "--since", "1m", "-e") == ""
+
+
+def test_topics_by_pattern(cli: Run, topic: str, tmp_path: Path) -> None:
+    send(cli, topic, "x\n", tmp_path)
+    assert cli("consume", "--pattern", f"{topic[:-3]}.*", "--from-beginning", "-e") == "x\n"
+    assert "no topic matches" in cli("consume", "--pattern", "zzz.*", "-e", code=1)
+
+
+def test_groups_lag_reset_and_go(cli: Run, topic: str, tmp_path: Path) -> None:
+    send(cli, topic, "".join(f"{n}\n" for n in range(10)), tmp_path, "-p", "0")
+    assert cli("consume", topic, "-g", topic, "--from-beginning", "-n", "4") == "0\n1\n2\n3\n"
+    (found,) = json.loads(cli("group", "describe", topic, "--json"))
+    assert (found["state"], found["lag"]) == ("Empty", 6)
+    assert f"{topic}\tEmpty\tconsumer" in cli("group", "list")
+    assert f"{topic}\t{topic}\t0\t4\t0\t10\t6\t-\t-\n" in cli("group", "describe", topic)
+    planned = cli("group", "reset", topic, "--to", "latest", "-t", topic, "--dry-run")
+    assert f"{topic}\t0\t4\t10\n" in planned
+    assert cli("consume", topic, "-g", topic, "-n", "1") == "4\n"
+    cli("group", "reset", topic, "--shift-by", "-2", "-t", f"{topic}:0")
+    assert cli("consume", topic, "-g", topic, "-e") == "".join(f"{n}\n" for n in range(3, 10))
+    cli("group", "reset", topic, "--to-offset", "9", "-t", f"{topic}:0")
+    assert cli("consume", topic, "-g", topic, "-e") == "9\n"
+    assert cli("group", "delete", topic) == f"deleted {topic}\n"
+    assert "GROUP_ID_NOT_FOUND" in cli("group", "describe", topic, code=1)
+
+
+def test_perf_tells_rates_and_percentiles(cli: Run) -> None:
+    produced = json.loads(cli("perf", "produce", "perf", "-n", "3000", "--size", "50", "--json"))
+    assert produced["messages"] == 3000
+    assert produced["bytes"] == 150_000
+    assert 0 < produced["latency_ms"]["p50"] <= produced["latency_ms"]["p99"] <= produced["latency_ms"]["max"]
+    consumed = json.loads(cli("perf", "consume", "perf", "--json"))
+    assert (consumed["messages"], consumed["bytes"]) == (3000, 150_000)
+    arrow = json.loads(cli("perf", "consume", "perf", "--arrow", "--json"))
+    assert (arrow["messages"], arrow["bytes"]) == (3000, 150_000)
+    latency = json.loads(cli("perf", "latency", "perf", "-n", "20", "--json"))
+    assert latency["end_to_end_ms"]["p50"] >= latency["latency_ms"]["p50"] > 0
+    steady = json.loads(cli("perf", "produce", "perf", "-n", "100", "--rate", "500", "--json"))
+    assert 0.15 < steady["seconds"] < 5
+
+
+def test_log_dump_shows_a_partitions_files(cli: Run, broker: Broker, topic: str, tmp_path: Path) -> None:
+    send(cli, topic, "a\nb\n", tmp_path, "-p", "0", "-k", "key")
+    directory = os.path.join(broker.data_dir, f"{topic}-0")
+    text = cli("log", "dump", directory, "--payload")
+    assert "baseOffset: 0 lastOffset: 1 count: 2" in text
+    assert "key: key payload: b" in text
+    found = as_objects(cli("log", "dump", directory, "--records", "--json"))
+    assert [(entry["key"], entry["value"]) for entry in found if entry["kind"] == "record"] == [
+        ("key", "a"),
+        ("key", "b"),
+    ]
+    damaged = tmp_path / "00000000000000000000.log"
+    data = bytearray(Path(directory, "00000000000000000000.log").read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    assert "the checksum of the batch at position 0 is wrong" in cli("log", "dump", str(damaged), code=1)
+    assert "directory of one partition" in cli("log", "dump", broker.data_dir, code=1)
+
+
+def test_nobody_listening_is_said_at_once(cli: Run) -> None:
+    assert "tidemill serve" in cli("topic", "list", "-b", "127.0.0.1:1", code=1)
+    assert "no host:port" in cli("topic", "list", "-b", "nonsense", code=1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nonsense",),
+        ("topic",),
+        ("topic", "create"),
+        ("consume",),
+        ("consume", "t", "--from-beginning", "--offset", "1"),
+        ("consume", "t", "--show", "nonsense"),
+        ("consume", "t", "--since", "nonsense"),
+        ("consume", "t", "-g", "g", "-p", "0"),
+        ("produce", "t", "--json", "-k", "x"),
+        ("produce", "t", "-X", "nonsense"),
+        ("group", "reset", "g"),
+        ("group", "reset", "g", "--to", "latest", "--shift-by", "1"),
+        ("group", "reset", "g", "--to", "latest", "-t", "t:x"),
+        ("topic", "alter", "t"),
+        ("completion", "tcsh"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_ends_with_exit_code_2(cli: Run, arguments: tuple[str, ...]) -> None:
+    cli(*arguments, code=2)
+
+
+def test_an_unknown_client_key_is_an_error_with_its_neighbour(cli: Run, topic: str) -> None:
+    assert "linger.ms" in cli("produce", topic, "-f", os.devnull, "-X", "linger.m=1", code=1)
+
+
+def test_a_reader_that_goes_away_is_no_crash(broker: Broker, cli: Run, topic: str, tmp_path: Path) -> None:
+    send(cli, topic, "".join(f"{n}\n" for n in range(50_000)), tmp_path)
+    consume = f"{sys.executable} -m tidemill consume {topic} -b {broker.bootstrap} --from-beginning -e"
+    outcome = subprocess.run(
+        ["bash", "-c", f"{consume} | head -1; exit ${{PIPESTATUS[0]}}"], capture_output=True, timeout=60
+    )
+    assert outcome.returncode == 141
+    assert outcome.stdout.count(b"\n") == 1
+    assert outcome.stderr == b""
+
+
+def test_standard_input_is_sent_as_it_comes(broker: Broker, cli: Run, topic: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tidemill", "produce", topic, "-p", "0", "-b", broker.bootstrap],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    process.stdin.write(b"first\n")
+    process.stdin.flush()
+    assert cli("consume", topic, "--from-beginning", "-n", "1", "--timeout", "20s") == "first\n"
+    _, errors = process.communicate(b"last", timeout=30)
+    assert (process.returncode, errors) == (0, b"")
+    assert cli("consume", topic, "--from-beginning", "-n", "2", "--timeout", "20s").split() == [
+        "first",
+        "last",
+    ]

@@ -1,0 +1,207 @@
+"""The command line without a broker: help, version, completion, configuration, and what they cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tidemill.cli.config_page import page
+from tidemill.cli.main import COMMANDS, command
+from tidemill.cli.options import parse_duration, parse_moment, unescape
+from tidemill.cli.perf import percentiles
+from tidemill.cli.records import BadInput, for_terminal, from_json
+from tidemill.model.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def invoke(*arguments: str, **variables: str) -> Any:
+    return CliRunner(env=variables).invoke(command, list(arguments), prog_name="tidemill")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name: str) -> None:
+    outcome = invoke(name, "--help")
+    assert outcome.exit_code == 0
+    assert outcome.output.startswith(f"Usage: tidemill {name}")
+    assert max(map(len, outcome.output.splitlines())) <= 100
+
+
+def test_the_help_names_every_command_without_importing_it() -> None:
+    code = (
+        "import sys\nfrom tidemill.cli.main import run\nrun(['--help'])\n"
+        "print([m for m in sys.modules if m.startswith('tidemill.cli.') and m != 'tidemill.cli.main'])"
+    )
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert all(f"  {name} " in outcome.stdout for name in COMMANDS)
+    assert outcome.stdout.endswith("[]\n")
+
+
+def test_serve_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom tidemill.cli.main import run\n"
+        "run(['serve', '--until-eof', '--set', 'listeners=PLAINTEXT://127.0.0.1:0', '-d', sys.argv[1]])\n"
+        "print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    )
+    directory = subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip()
+    outcome = subprocess.run(
+        [sys.executable, "-c", code, directory], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    heavy = {"rich", "prometheus_client", "pyarrow", "pyspark", "pandas", "numpy", "matplotlib", "kazoo"}
+    assert heavy.isdisjoint(outcome.stdout.split())
+
+
+def test_the_version_says_compiled_or_plain() -> None:
+    assert (
+        "plain Python data path: TIDEMILL_PLAIN is set"
+        in subprocess.run(
+            [sys.executable, "-m", "tidemill", "--version"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "TIDEMILL_PLAIN": "1"},
+        ).stdout
+    )
+    assert "data path" in invoke("--version").output
+
+
+def test_an_unknown_command_is_answered_with_its_neighbour() -> None:
+    outcome = invoke("serv")
+    assert outcome.exit_code == 2
+    assert "Did you mean 'serve'?" in outcome.output
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_call_back(shell: str) -> None:
+    outcome = invoke("completion", shell)
+    assert outcome.exit_code == 0
+    assert "_TIDEMILL_COMPLETE" in outcome.output
+
+
+def test_completion_offers_commands_and_subcommands() -> None:
+    def offered(words: str, position: int) -> list[str]:
+        outcome = subprocess.run(
+            [sys.executable, "-m", "tidemill"],
+            capture_output=True,
+            text=True,
+            env={
+                **os.environ,
+                "_TIDEMILL_COMPLETE": "bash_complete",
+                "COMP_WORDS": words,
+                "COMP_CWORD": str(position),
+            },
+        )
+        return [line.partition(",")[2] for line in outcome.stdout.splitlines()]
+
+    assert offered("tidemill pr", 1) == ["produce"]
+    assert offered("tidemill topic de", 2) == ["delete", "describe"]
+
+
+def test_the_configuration_page_is_current() -> None:
+    assert (ROOT / "docs" / "configuration.md").read_text() == page(), (
+        "run: tidemill config keys --markdown > docs/configuration.md"
+    )
+
+
+def test_configuration_keys_are_listed() -> None:
+    found = json.loads(invoke("config", "keys", "--json").output)
+    by_name = {(key["scope"], key["name"]): key for key in found}
+    assert by_name["broker", "num.partitions"]["default"] == "1"
+    assert by_name["broker", "num.io.threads"]["takes_effect"] is False
+    assert "one event loop" in by_name["broker", "num.io.threads"]["reason"]
+    assert "log.retention.hours\tbroker\tint\t168" in invoke("config", "keys", "retention").output
+
+
+def test_a_configuration_is_checked_without_a_start(tmp_path: Path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text("num.partitions=3\nnum.partitons=4\nssl.key.password=geheim\n")
+    outcome = invoke("config", "check", "-c", str(file), "--json")
+    found = json.loads(outcome.stdout)
+    assert found["set"]["num.partitions"] == {"value": "3", "by": f"{file}:1"}
+    assert found["set"]["ssl.key.password"]["value"] is None
+    assert "did you mean num.partitions?" in found["warnings"][0]
+    assert "geheim" not in invoke("config", "check", "-c", str(file)).output
+
+
+def test_tables_and_colours_are_for_terminals_only() -> None:
+    arguments = [sys.executable, "-m", "tidemill", "config", "keys", "num.partitions"]
+    piped = subprocess.run(arguments, capture_output=True, text=True).stdout
+    assert "\x1b" not in piped
+    assert piped.startswith("key\tscope\t")
+    pid, descriptor = pty.fork()
+    if pid == 0:
+        os.environ["TERM"] = "xterm"
+        os.execv(sys.executable, arguments)
+    shown = b""
+    try:
+        while piece := os.read(descriptor, 4096):
+            shown += piece
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert b"\x1b[1mnum.partitions" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("500ms", 0.5), ("90", 90), ("1.5m", 90), ("2h", 7200), ("7 d", 604_800), ("1w", 604_800)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "-5s", "5 years"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ConfigError, match="no duration"):
+        parse_duration(text)
+
+
+def test_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 1_000.0)
+    assert parse_moment("1700000000000") == 1_700_000_000_000
+    assert parse_moment("10m") == 400_000
+    assert parse_moment("2026-03-01T12:00+00:00") == 1_772_366_400_000
+    assert parse_moment("2026-03-01T12:00Z") == 1_772_366_400_000
+    with pytest.raises(ConfigError, match="no moment"):
+        parse_moment("yesterday")
+
+
+def test_separators_can_be_written_as_escapes() -> None:
+    assert unescape(r"\t|\n|\x01|\\t|\q") == "\t|\n|\x01|\\t|\\q"
+
+
+def test_messages_cannot_take_over_the_terminal() -> None:
+    assert for_terminal("a\x1b[2Jb\rc\td\u202e") == "a\\x1b[2Jb\\rc\td\\u202e"
+
+
+def test_percentiles_are_times_that_occurred() -> None:
+    found = percentiles([value / 1000 for value in range(1, 101)])
+    assert (found["p50"], found["p99"], found["p99.9"], found["max"]) == (50, 99, 100, 100)
+    assert percentiles([]) == {}
+    assert percentiles([0.002])["p50"] == 2
+
+
+@pytest.mark.parametrize("text", [b"no", b"[]", b'{"headers": [{"key": 1}]}', b'{"key_base64": "%"}'])
+def test_input_that_is_no_record(text: bytes) -> None:
+    with pytest.raises(BadInput):
+        from_json(text)
+
+
+def test_a_partition_that_is_no_number_is_refused() -> None:
+    with pytest.raises(BadInput, match="partition is 'x'"):
+        from_json(b'{"partition": "x"}', keep_place=True)
+
+
+def test_json_values_are_sent_as_their_json() -> None:
+    assert from_json(b'{"value": {"a": [1, 2]}, "key": 5}').value == b'{"a":[1,2]}'
+    assert from_json(b'{"value": null}').value is None

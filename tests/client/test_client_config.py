@@ -57,7 +57,7 @@ def test_an_unknown_key_names_its_neighbour() -> None:
 
 
 def test_a_key_without_meaning_here_says_what_to_do() -> None:
-    with pytest.raises(ConfigError, match="give bootstrap.servers"):
+    with pytest.raises(ConfigError, match=r"give bootstrap.servers"):
         ClientConfig(CONSUMER, {"zookeeper.connect": "z:2181"})
 
 
@@ -84,15 +84,15 @@ def test_a_value_that_cannot_be_used_names_key_value_and_what_is_allowed(
 
 
 def test_no_server_at_all_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="bootstrap.servers is missing"):
+    with pytest.raises(ConfigError, match=r"bootstrap.servers is missing"):
         ClientConfig(COMMON, {})
 
 
 def test_idempotence_goes_off_by_itself_but_not_against_the_users_word() -> None:
     assert producer(acks=1)["enable.idempotence"] is False
-    with pytest.raises(ConfigError, match="needs acks=all"):
+    with pytest.raises(ConfigError, match=r"needs acks=all"):
         producer(acks=1, enable_idempotence=True)
-    with pytest.raises(ConfigError, match="at most 5"):
+    with pytest.raises(ConfigError, match=r"at most 5"):
         ClientConfig(
             PRODUCER,
             {
@@ -104,7 +104,7 @@ def test_idempotence_goes_off_by_itself_but_not_against_the_users_word() -> None
 
 
 def test_a_delivery_timeout_under_one_request_is_refused() -> None:
-    with pytest.raises(ConfigError, match="must be at least linger.ms"):
+    with pytest.raises(ConfigError, match=r"must be at least linger.ms"):
         producer(delivery_timeout_ms=1000)
     assert producer(delivery_timeout_ms=1000, request_timeout_ms=900).int("delivery.timeout.ms") == 1000
 

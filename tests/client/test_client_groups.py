@@ -56,7 +56,7 @@ class Foreign:
         while not self._stop.is_set():
             message = self._consumer.poll(0.05)
             if message is not None and message.error() is None:
-                self.values.append(message.value())
+                self.values.append(message.value() or b"")
             self.partitions = {item.partition for item in self._consumer.assignment()}
         self._consumer.close()
 
@@ -191,7 +191,7 @@ def test_a_member_that_does_not_poll_loses_its_partitions_and_cannot_commit(
         with Consumer(broker_address, settings) as other:
             other.subscribe([topic])
             until(lambda: len(numbers(other)) == 2, lambda: other.poll(0.05))
-            with pytest.raises(CommitFailed, match="another member may have the partitions"):
+            with pytest.raises(CommitFailed, match=r"another member may have the partitions"):
                 slow.commit({TopicPartition(topic, 0): 1})
 
 

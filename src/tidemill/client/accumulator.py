@@ -401,8 +401,8 @@ class Accumulator:
             event = batch.event
         if not event.wait(timeout):
             raise RequestTimeout(
-                f"the batch for {batch.queue.topic}-{batch.queue.partition} is not settled after {timeout} s; "
-                "wait longer: it goes on until delivery.timeout.ms"
+                f"batch for {batch.queue.topic}-{batch.queue.partition} is not settled after {timeout} s: "
+                "it goes on until delivery.timeout.ms"
             )
 
     def mark_all_urgent(self) -> list[PendingBatch]:

@@ -45,7 +45,7 @@ class GroupAdmin:
         types: Iterable[str] = (),
         timeout: float | None = None,
     ) -> list[GroupListing]:
-        """The groups of all brokers; ``states`` (Stable, Empty, ...) and ``types`` (classic, consumer) filter."""
+        """The groups of all brokers, by ``states`` (Stable, Empty) and ``types`` (classic, consumer) if given."""
         deadline = self._deadline(timeout)
         self._cluster.refresh(deadline)
         found: dict[str, GroupListing] = {}
@@ -67,7 +67,7 @@ class GroupAdmin:
         return [found[name] for name in sorted(found)]
 
     def describe_group(self, group: str, timeout: float | None = None) -> GroupDescription:
-        """State, members and assignment of a group. ClientError GROUP_ID_NOT_FOUND when there is none such."""
+        """State, members and assignment of a group. ClientError GROUP_ID_NOT_FOUND when there is none."""
 
         def ask(connection: Connection) -> GroupDescription:
             version = connection.version(ApiKey.DESCRIBE_GROUPS)

@@ -9,7 +9,7 @@ from tidemill.model.types import TopicPartition
 
 
 class NewTopic(NamedTuple):
-    """A topic to create. -1 asks for the broker's default; ``assignments`` names the replicas by partition."""
+    """A topic to create. -1 is the broker's default; ``assignments`` names the replicas by partition."""
 
     name: str
     partitions: int = -1

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ConsumerRecord:
-    """One record, with where it came from. ``timestamp`` in ms; ``timestamp_type`` 0 create, 1 append time."""
+    """One record, and where it came from. ``timestamp`` in ms; ``timestamp_type`` 0 create, 1 append time."""
 
     __slots__ = ("headers", "key", "offset", "partition", "timestamp", "timestamp_type", "topic", "value")
 
@@ -75,7 +75,7 @@ class ConsumerRecords:
 
 
 class Chunk:
-    """The records of one answer that were not given out yet; ``next_offset`` is the position after the last."""
+    """The records of one answer not given out yet; ``next_offset`` is the position after the last."""
 
     def __init__(
         self, item: TopicPartition, answer: Answer, offset: int, *, committed_only: bool, check_crcs: bool

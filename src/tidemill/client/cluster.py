@@ -144,9 +144,15 @@ class Cluster:
             time.sleep(pause)
 
     def opened(self, node_id: int, purpose: str) -> Connection | None:
-        """The open connection to a broker, if there is one."""
+        """The open connection to a broker, if there is one; one that was idle too long is closed instead."""
         found = self._connections.get((node_id, purpose))
-        return found if found is not None and not found.closed else None
+        if found is None or found.closed:
+            return None
+        idle = self.config.int("connections.max.idle.ms")
+        if idle >= 0 and found.in_flight == 0 and time.monotonic() - found.used > idle / 1000:
+            found.close()
+            return None
+        return found
 
     def open_soon(self, node_id: int, purpose: str, done: Callable[[], None]) -> None:
         """Opens a connection in a thread of its own and calls ``done`` then; a no-op while one is opening.
@@ -242,13 +248,23 @@ class Cluster:
                 except ClientError as problem:
                     reasons.append(str(problem))
                     continue
-                self._bootstrap = made
-                return made
+                return self._keep_bootstrap(made)
             attempt += 1
             pause = min(self.config.seconds("reconnect.backoff.ms") * 2**attempt, 1.0)
             if time.monotonic() + pause >= deadline or self.closed:
                 raise BrokerUnreachable("no broker can be reached: " + "; ".join(reasons))
             time.sleep(pause)
+
+    def _keep_bootstrap(self, made: Connection) -> Connection:
+        """Keeps the first of the connections that several threads may have opened at once."""
+        with self._lock:
+            other = self._bootstrap
+            if other is not None and not other.closed:
+                made.close()
+                return other
+            self._bootstrap = made
+        self._check_open(made)
+        return made
 
     # -- metadata -----------------------------------------------------------------------------------------
 

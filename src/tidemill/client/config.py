@@ -143,7 +143,7 @@ _ROWS: tuple[tuple[str, str, Any, Callable[[str, Any], Any], str], ...] = (
         "ssl.endpoint.identification.algorithm",
         COMMON,
         "https",
-        _choice("https", "none", **{"_": "none"}),
+        _choice("https", "none", _="none"),
         "https checks the broker's name, none does not",
     ),
     # producer

@@ -75,7 +75,7 @@ class Request:
 
 
 class Connection:
-    """A connection with its negotiated versions. Opened by :meth:`open`; never opened again after a failure."""
+    """A connection with its negotiated versions. Opened by :meth:`open`; never again after a failure."""
 
     def __init__(self, host: str, port: int, config: ClientConfig, node_id: int = -1) -> None:
         self.host = host

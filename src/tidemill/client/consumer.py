@@ -67,8 +67,8 @@ class RebalanceListener(Protocol):
 class Consumer:
     """Reads topics.
 
-    Configuration by Kafka's names, as a mapping (``{"group.id": "g"}``) or as keywords (``group_id="g"``); the
-    table is in :mod:`tidemill.client.config`. Nothing is connected before the first call that needs it.
+    Configuration by Kafka's names, as a mapping (``{"group.id": "g"}``) or as keywords (``group_id="g"``);
+    the table is in :mod:`tidemill.client.config`. Nothing is connected before the first call that needs it.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Consumer:
         pattern: str | re.Pattern[str] | None = None,
         listener: RebalanceListener | None = None,
     ) -> None:
-        """Shares ``topics``, or those whose whole name matches ``pattern``, with the other members of the group.
+        """Shares ``topics``, or those whose whole name matches ``pattern``, with the rest of the group.
 
         Replaces an earlier subscription. ConfigError without ``group.id``.
         """
@@ -185,8 +185,8 @@ class Consumer:
     ) -> pa.Table | None:
         """All records that are there, as a table; None when none came within ``timeout`` seconds.
 
-        Columns: topic (string), partition (int32), and those of :mod:`tidemill.client.arrow`. No Python object
-        is made for a record.
+        Columns: topic (string), partition (int32), and those of :mod:`tidemill.client.arrow`. No
+        Python object is made for a record.
         """
         with self._used():
             return self._await(timeout, lambda: self._collect_arrow(include_headers, bytes_max))
@@ -251,7 +251,7 @@ class Consumer:
                 raise
 
     def _look_at_metadata(self) -> None:
-        """What new metadata changes: topics that match the pattern, partitions that a leading member shares out."""
+        """What new metadata changes: topics that match the pattern, partitions to share out."""
         if self._cluster.version == self._seen_version or not self._cluster.version:
             return
         self._seen_version = self._cluster.version
@@ -351,8 +351,8 @@ class Consumer:
                     place.offset = committed[item].offset
                 elif self._policy == "none":
                     raise NoOffset(
-                        f"no offset is committed for {item}, and auto.offset.reset=none; seek(), or set earliest "
-                        "or latest",
+                        f"no offset is committed for {item}, and auto.offset.reset=none; seek(), or set "
+                        "earliest or latest",
                         topic=item.topic,
                         partition=item.partition,
                     )
@@ -443,7 +443,7 @@ class Consumer:
     def offsets_for_times(
         self, times_ms: Mapping[TopicPartition, int], timeout: float | None = None
     ) -> dict[TopicPartition, OffsetAt | None]:
-        """The first record at or after each time (ms since 1970 UTC): offset and its time; None without one."""
+        """The first record at or after each time (ms since 1970 UTC): offset and time; None without one."""
         with self._used():
             wanted = {TopicPartition(*item): stamp for item, stamp in times_ms.items()}
             if any(stamp < 0 for stamp in wanted.values()):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from tidemill.model.errors import ErrorCode, KafkaError
 
 NEXT_STEP: dict[ErrorCode, str] = {
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "create the topic, or check its name and the number of its partitions",
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "create the topic, or check its name and its number of partitions",
     ErrorCode.UNKNOWN_TOPIC_ID: "the topic was deleted or made anew; refresh the metadata and start again",
-    ErrorCode.LEADER_NOT_AVAILABLE: "wait for an election; if it stays, look at the brokers that hold its replicas",
+    ErrorCode.LEADER_NOT_AVAILABLE: "wait for an election; if it stays, look at its replicas' brokers",
     ErrorCode.NOT_LEADER_OR_FOLLOWER: "the leader moved; the request is sent again after a metadata refresh",
-    ErrorCode.OFFSET_OUT_OF_RANGE: "set auto.offset.reset, or seek to an offset between start and end of the log",
+    ErrorCode.OFFSET_OUT_OF_RANGE: "set auto.offset.reset, or seek to an offset that the log has",
     ErrorCode.MESSAGE_TOO_LARGE: "send smaller messages, or raise max.message.bytes of the topic "
     "(message.max.bytes of the broker) and max.request.size of the producer",
     ErrorCode.RECORD_LIST_TOO_LARGE: "lower batch.size, or raise segment.bytes of the topic",
@@ -21,7 +21,7 @@ NEXT_STEP: dict[ErrorCode, str] = {
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "ask for rights on the cluster",
     ErrorCode.UNSUPPORTED_VERSION: "use a newer broker, or leave the newer option out",
     ErrorCode.TOPIC_ALREADY_EXISTS: "use the topic that is there, or another name",
-    ErrorCode.INVALID_TOPIC_EXCEPTION: "names have 1 to 249 characters of a-z A-Z 0-9 . _ -, and are not . or ..",
+    ErrorCode.INVALID_TOPIC_EXCEPTION: "names have 1 to 249 of a-z A-Z 0-9 . _ -, and are not . or ..",
     ErrorCode.INVALID_PARTITIONS: "the number of partitions is at least 1 and can only grow",
     ErrorCode.INVALID_REPLICATION_FACTOR: "use at most as many replicas as there are live brokers",
     ErrorCode.INVALID_CONFIG: "correct the key or its value",
@@ -31,18 +31,20 @@ NEXT_STEP: dict[ErrorCode, str] = {
     ErrorCode.INVALID_GROUP_ID: "set group.id to a text that is not empty",
     ErrorCode.GROUP_MAX_SIZE_REACHED: "stop members, or raise group.max.size of the broker",
     ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC: "stop the members that subscribe to the topic first",
-    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: "give every member of the group a common partition.assignment.strategy",
+    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: "give all members a common partition.assignment.strategy",
     ErrorCode.INVALID_SESSION_TIMEOUT: "keep session.timeout.ms within group.min.session.timeout.ms and "
     "group.max.session.timeout.ms of the broker",
     ErrorCode.FENCED_INSTANCE_ID: "another member runs with the same group.instance.id; stop one of them",
     ErrorCode.UNKNOWN_MEMBER_ID: "the group has dropped this member; poll() joins again",
     ErrorCode.ILLEGAL_GENERATION: "the group has moved on; poll() joins again",
     ErrorCode.REBALANCE_IN_PROGRESS: "call poll() to take part in the rebalance, then commit again",
-    ErrorCode.OFFSET_METADATA_TOO_LARGE: "shorten the metadata, or raise offset.metadata.max.bytes of the broker",
+    ErrorCode.OFFSET_METADATA_TOO_LARGE: "shorten the metadata, or raise offset.metadata.max.bytes",
     ErrorCode.UNSTABLE_OFFSET_COMMIT: "a transaction over these offsets is open; try again later",
     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "use another compression.type, or a newer broker",
-    ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT: "the topic keeps an older message format; convert it, or leave the option out",
-    ErrorCode.INVALID_TIMESTAMP: "correct the timestamp, or change message.timestamp.{before,after}.max.ms of the topic",
+    ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT: "the topic keeps an older message format; "
+    "convert it, or leave the option out",
+    ErrorCode.INVALID_TIMESTAMP: "correct the timestamp, or change "
+    "message.timestamp.{before,after}.max.ms of the topic",
     ErrorCode.INVALID_RECORD: "a compacted topic needs a key in every message",
     ErrorCode.KAFKA_STORAGE_ERROR: "look at the broker's disk and log",
     ErrorCode.THROTTLING_QUOTA_EXCEEDED: "slow down; a quota of the cluster is used up",

@@ -106,7 +106,7 @@ class Fetcher:
     def send(self, ahead: dict[TopicPartition, int] | None = None) -> float:
         """Asks for every partition that has nothing waiting; seconds until it is worth asking again.
 
-        ``ahead`` names offsets behind chunks that are being given out now: those partitions are asked for too.
+        ``ahead`` has offsets behind chunks that are being given out now: those partitions are asked for too.
         """
         now = time.monotonic()
         busy = {chunk.item for chunk in self.chunks}

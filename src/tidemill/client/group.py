@@ -489,7 +489,7 @@ class Membership:
     def commit_soon(
         self, offsets: Offsets, deadline: float, done: Callable[[ClientError | None], None]
     ) -> None:
-        """Commits without waiting; ``done`` is called with the error, or None, in a later :meth:`finish_commits`."""
+        """Commits without waiting; ``done(error or None)`` is called in :meth:`finish_commits`."""
         self._commits.append((self._send_commit(offsets, deadline), done))
 
     def _send_commit(self, offsets: Offsets, deadline: float) -> Request:
@@ -555,17 +555,16 @@ class Membership:
         connection.call(ApiKey.LEAVE_GROUP, message, version=version, timeout=5)
 
     def leave(self, reason: str, *, even_static: bool = False) -> None:
-        """Leaves the group and ends the heartbeats. A static member keeps its place for when it comes back."""
+        """Leaves the group and ends the heartbeats. A static member keeps its place until it comes back."""
         self.stop()
-        if self._request is not None:
+        if self._request is not None and self._coordinator is not None:
             # The answer to a join under way would come first; leaving over another connection is quicker.
-            if self._coordinator is not None:
-                self._request.connection.close()
-                self._request = None
-                try:
-                    self._cluster.connection(self._coordinator, GROUP, time.monotonic() + 1)
-                except KafkaError:
-                    return
+            self._request.connection.close()
+            self._request = None
+            try:
+                self._cluster.connection(self._coordinator, GROUP, time.monotonic() + 1)
+            except KafkaError:
+                return
         if self.instance_id is None or even_static:
             try:
                 self._send_leave(reason)

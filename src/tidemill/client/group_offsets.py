@@ -52,7 +52,7 @@ class Committed(NamedTuple):
 
 
 def with_coordinator(cluster: Cluster, group: str, deadline: float, ask: Callable[[Connection], Any]) -> Any:
-    """Calls ``ask`` with a connection to the group's coordinator, again while that moves and there is time."""
+    """Calls ``ask`` with a connection to the group's coordinator, again while that moves."""
     while True:
         try:
             node_id = cluster.coordinator(group, deadline)

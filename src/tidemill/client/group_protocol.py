@@ -1,4 +1,4 @@
-"""What members tell one another through the coordinator: subscriptions and assignments, as Kafka lays them out.
+"""What members tell one another through the coordinator: subscriptions and assignments.
 
 ==============  =========================================================================================
 subscription    INT16 version; topics ARRAY(STRING); user data BYTES (null: -1); from 1: owned partitions
@@ -136,7 +136,7 @@ def subscription_for(
     generation: int,
     rack: str | None,
 ) -> bytes:
-    """The subscription as ``assignor`` wants it: eager sticky members tell what they had in their user data."""
+    """The subscription as ``assignor`` wants it: eager sticky members have user data, what they had."""
     data: bytes | None = None
     if assignor.name == "sticky" and previous:
         data = encode_sticky_data(previous, generation)

@@ -57,8 +57,8 @@ class TopicView(NamedTuple):
 class RangeReader:
     """Metadata, offsets and ranges of records of one cluster, without any group.
 
-    ``RangeReader("host:port", isolation_level="read_committed")`` or with a mapping of Kafka's keys. It can be
-    pickled: the configuration travels, the connections do not. For one thread.
+    ``RangeReader("host:port", isolation_level="read_committed")`` or with a mapping of Kafka's keys. It can
+    be pickled: the configuration travels, the connections do not. For one thread.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class RangeReader:
         return {item: place.offset for item, place in found.items()}
 
     def offsets(self, topics: Sequence[str] | str, at: str | int) -> dict[TopicPartition, int]:
-        """Offsets of every partition of ``topics`` (names, or a pattern): earliest, latest, or a time in ms."""
+        """Offsets of all partitions of ``topics`` (names or a pattern): earliest, latest, or a time in ms."""
         names = self.topic_names(topics) if isinstance(topics, str) else topics
         place = {"earliest": EARLIEST, "latest": LATEST}.get(at) if isinstance(at, str) else at
         if place is None:
@@ -170,9 +170,9 @@ class RangeReader:
     ) -> Iterator[pa.RecordBatch]:
         """The records with ``start <= offset < end``, as :mod:`tidemill.records.arrow` lays columns out.
 
-        Raises DataLoss when ``start`` is before the log's start or the log ends before ``end``, TopicRecreated
-        when the topic's id is not ``topic_id``; CorruptMessage for damaged records; ClientError when there was
-        no progress for ``default.api.timeout.ms``.
+        Raises DataLoss when ``start`` is before the log's start or the log ends before ``end``,
+        TopicRecreated when the topic's id is not ``topic_id``; CorruptMessage for damaged records;
+        ClientError when there was no progress for ``default.api.timeout.ms``.
         """
         from tidemill.client.arrow import record_batch
         from tidemill.records.columns import decode_columns
@@ -276,8 +276,8 @@ class _Run:
         self._check_id(found.topic_id)
         if self.partition >= len(found.partitions):
             raise DataLoss(
-                f"topic {self.topic!r} has {len(found.partitions)} partitions, {self.partition} is not one: it "
-                "was made anew with fewer; start again from its earliest offsets",
+                f"topic {self.topic!r} has {len(found.partitions)} partitions, {self.partition} is not one: "
+                "it was made anew with fewer; start again from its earliest offsets",
                 topic=self.topic,
                 partition=self.partition,
             )
@@ -317,7 +317,7 @@ class _Run:
         if self.topic_id is not None and current not in (self.topic_id, ZERO_ID):
             raise TopicRecreated(
                 f"topic {self.topic!r} was deleted and made anew: its id was {self.topic_id.hex()}, it is "
-                f"{current.hex()}; the offsets asked for mean other records now, start again from its earliest",
+                f"{current.hex()}; the offsets mean other records now, start again from its earliest",
                 topic=self.topic,
                 partition=self.partition,
             )
@@ -353,9 +353,10 @@ class _Run:
         start = self.reader.list_offsets({item: EARLIEST})[item]
         latest = self.reader.list_offsets({item: LATEST})[item]
         if self.position < start:
-            text = f"records {self.position} to {min(start, self.end) - 1} of {item} were deleted: it begins at {start}"
+            last = min(start, self.end) - 1
+            text = f"records {self.position} to {last} of {item} were deleted: it begins at {start}"
         else:
-            text = f"{item} ends at {latest}, before the records {self.position} to {self.end - 1} that were asked for"
+            text = f"{item} ends at {latest}, before the records {self.position} to {self.end - 1}"
         return DataLoss(
             f"{text}; raise retention.ms or retention.bytes of the topic, or start again from its earliest",
             topic=self.topic,
@@ -363,7 +364,7 @@ class _Run:
         )
 
     def _nothing(self, answer: fetching.Answer) -> None:
-        """An answer without a whole batch: the log ends here, a batch is larger than asked for, or nothing came."""
+        """No whole batch: the log ends here, a batch is larger than asked for, or nothing came in time."""
         if answer.end > answer.start:
             self.bytes_max = min(self.bytes_max * 2, 2**31 - 1)
             return

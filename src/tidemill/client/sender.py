@@ -261,7 +261,7 @@ class Sender:
         return wait
 
     def _due(self, queue: PartitionQueue, now: float, flushing: bool) -> float:
-        """Seconds until the queue's first batch may be sent; 0 for now, IDLE_SECONDS when an answer decides."""
+        """Seconds until the first batch may be sent; 0: now, IDLE_SECONDS: once an answer comes."""
         waiting = queue.waiting
         if not waiting:
             self._accumulator.active.pop(queue, None)
@@ -411,7 +411,8 @@ class Sender:
                 detail = entry.error_message
                 if entry.record_errors:
                     first = entry.record_errors[0]
-                    detail = f"{detail or ''} record {first.batch_index}: {first.batch_index_error_message}".strip()
+                    why = first.batch_index_error_message
+                    detail = f"{detail or ''} record {first.batch_index}: {why}".strip()
                 refused = error_for(
                     entry.error_code,
                     f"produce to {batch.queue.topic}-{batch.queue.partition}",
@@ -457,8 +458,8 @@ class Sender:
                 queue.bump_due = True
         if retriable and late:
             problem = DeliveryTimeout(
-                f"{batch.builder.count} messages for {queue.topic}-{queue.partition} were not acknowledged within "
-                f"delivery.timeout.ms, after {batch.attempts} tries; the last: {problem}",
+                f"{batch.builder.count} messages for {queue.topic}-{queue.partition} were not acknowledged "
+                f"within delivery.timeout.ms, after {batch.attempts} tries; the last: {problem}",
                 topic=queue.topic,
                 partition=queue.partition,
             )
@@ -543,8 +544,8 @@ class Sender:
             self._settle(
                 batch,
                 DeliveryTimeout(
-                    f"{batch.builder.count} messages for {batch.queue.topic}-{batch.queue.partition} waited longer "
-                    f"than delivery.timeout.ms{more}; is its leader running, and reachable from here?",
+                    f"{batch.builder.count} messages for {batch.queue.topic}-{batch.queue.partition} waited "
+                    f"longer than delivery.timeout.ms{more}; is its leader running, and reachable from here?",
                     topic=batch.queue.topic,
                     partition=batch.queue.partition,
                 ),

@@ -23,7 +23,8 @@ def context_for(config: ClientConfig) -> ssl.SSLContext:
             )
     except (OSError, ssl.SSLError) as problem:
         raise ConfigError(
-            f"the files of ssl.ca.location, ssl.certificate.location and ssl.key.location cannot be used: {problem}"
+            "the files of ssl.ca.location, ssl.certificate.location and ssl.key.location cannot be used: "
+            f"{problem}"
         ) from problem
     if config["ssl.endpoint.identification.algorithm"] == "none":
         context.check_hostname = False

@@ -1,0 +1,284 @@
+"""Connections to peers that lie, stall, close or speak something else: real sockets, scripted servers."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tidemill.client.config import COMMON, ClientConfig
+from tidemill.client.connection import Connection
+from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout
+from tidemill.model.errors import ErrorCode
+from tidemill.wire.apis import API, ApiKey
+from tidemill.wire.header import decode_request, encode_response, parse_request_header
+from tidemill.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
+from tidemill.wire.messages.metadata import MetadataRequest, MetadataResponse
+
+Handler = Callable[["Peer", bytes], None]
+
+
+class Peer:
+    """A server that answers each request with what its script says."""
+
+    def __init__(self, script: Handler) -> None:
+        self._script = script
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.requests: list[tuple[int, int]] = []
+        self.client: socket.socket | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.client, _ = self._listener.accept()
+            except OSError:
+                return
+            with self.client, contextlib.suppress(OSError):
+                while (size := self._take(4)) and (frame := self._take(int.from_bytes(size, "big"))):
+                    self._script(self, frame)
+
+    def _take(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            assert self.client is not None
+            try:
+                piece = self.client.recv(count - len(data))
+            except OSError:
+                return b""
+            if not piece:
+                return b""
+            data += piece
+        return data
+
+    def send(self, data: bytes) -> None:
+        assert self.client is not None
+        self.client.sendall(data)
+
+    def hang_up(self) -> None:
+        assert self.client is not None
+        self.client.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def versions(frame: bytes, known: dict[int, tuple[int, int]] | None = None, at_most: int = 4) -> bytes | None:
+    """The answer to ApiVersions; None for other requests."""
+    header = parse_request_header(frame)
+    if header.api_key != ApiKey.API_VERSIONS:
+        return None
+    ranges = known or {key: (spec.version_min, spec.version_max) for key, spec in API.items()}
+    keys = [ApiVersion(api_key=k, min_version=a, max_version=b) for k, (a, b) in ranges.items()]
+    if header.api_version > at_most:
+        refusal = ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=keys)
+        return encode_response(ApiKey.API_VERSIONS, 0, int(header.correlation_id), refusal)
+    answer = ApiVersionsResponse(api_keys=keys)
+    return encode_response(ApiKey.API_VERSIONS, int(header.api_version), int(header.correlation_id), answer)
+
+
+def after_versions(script: Handler) -> Handler:
+    """A script that answers ApiVersions, and goes on as told."""
+
+    def run(peer: Peer, frame: bytes) -> None:
+        answer = versions(frame)
+        if answer is not None:
+            peer.send(answer)
+        else:
+            script(peer, frame)
+
+    return run
+
+
+def metadata(frame: bytes, cluster_id: str = "c") -> bytes:
+    header = parse_request_header(frame)
+    decode_request(header, frame)
+    message = MetadataResponse(cluster_id=cluster_id)
+    return encode_response(ApiKey.METADATA, int(header.api_version), int(header.correlation_id), message)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Connection]]:
+    peers: list[Peer] = []
+    connections: list[Connection] = []
+
+    def start(script: Handler, **config: object) -> Connection:
+        peer = Peer(script)
+        peers.append(peer)
+        settings = ClientConfig(COMMON, {"bootstrap.servers": "unused:1"}, **config)
+        connections.append(Connection("127.0.0.1", peer.port, settings))
+        return connections[-1]
+
+    yield start
+    for connection in connections:
+        connection.close()
+    for peer in peers:
+        peer.close()
+
+
+def ask(connection: Connection) -> MetadataResponse:
+    return connection.call(ApiKey.METADATA, MetadataRequest(topics=None))  # type: ignore[no-any-return]
+
+
+def test_the_highest_common_version_is_chosen(serve: Callable[..., Connection]) -> None:
+    known = {18: (0, 4), 3: (1, 5), 1: (90, 99)}
+
+    def script(peer: Peer, frame: bytes) -> None:
+        peer.send(versions(frame, known) or metadata(frame))
+
+    connection = serve(script)
+    connection.open()
+    assert connection.version(ApiKey.METADATA) == 5
+    assert connection.version(ApiKey.METADATA, 3) == 3
+    assert ask(connection).cluster_id == "c"
+    assert not connection.supports(ApiKey.FETCH)
+    with pytest.raises(ClientError, match=r"offers versions 90 to 99, this client speaks 0 to 18"):
+        connection.version(ApiKey.FETCH)
+
+
+def test_a_broker_without_the_newest_api_versions_is_asked_again(serve: Callable[..., Connection]) -> None:
+    asked: list[int] = []
+
+    def script(peer: Peer, frame: bytes) -> None:
+        asked.append(int(parse_request_header(frame).api_version))
+        peer.send(versions(frame, {18: (0, 2), 3: (0, 1)}, at_most=2) or b"")
+
+    connection = serve(script)
+    connection.open()
+    assert asked == [4, 2]
+    assert connection.version(ApiKey.METADATA) == 1
+
+
+def test_requests_under_way_are_answered_in_order_to_any_thread(serve: Callable[..., Connection]) -> None:
+    connection = serve(after_versions(lambda peer, frame: peer.send(metadata(frame, str(len(frame))))))
+    connection.open()
+    first, second = (connection.send(ApiKey.METADATA, MetadataRequest(topics=None)) for _ in range(2))
+    results: list[object] = []
+
+    def wait() -> None:
+        connection.wait(second, 5)
+        results.append(second.response())
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert connection.wait(first, 5)
+    thread.join()
+    assert first.response() == second.response() == results[0]
+    assert connection.in_flight == 0
+
+
+@pytest.mark.parametrize("size", [-1, 0, 3, 2**30, 2**31 - 1])
+def test_a_length_that_lies_costs_the_connection_and_no_memory(
+    serve: Callable[..., Connection], size: int
+) -> None:
+    def script(peer: Peer, frame: bytes) -> None:
+        peer.send(size.to_bytes(4, "big", signed=True) + b"x" * 100)
+
+    connection = serve(after_versions(script))
+    connection.open()
+    tracemalloc.start()
+    with pytest.raises(BrokerUnreachable, match=r"check host, port and security.protocol"):
+        ask(connection)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert connection.closed
+    assert peak < 10_000_000
+
+
+def test_an_answer_to_another_request_closes(serve: Callable[..., Connection]) -> None:
+    connection = serve(after_versions(lambda peer, frame: peer.send(b"\0\0\0\x08" + b"\x7f" * 8)))
+    connection.open()
+    with pytest.raises(BrokerUnreachable, match=r"correlation id"):
+        ask(connection)
+
+
+def test_a_server_of_another_protocol_is_told_from_a_broker(serve: Callable[..., Connection]) -> None:
+    connection = serve(lambda peer, frame: peer.send(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
+    with pytest.raises(BrokerUnreachable, match=r"check host, port"):
+        connection.open()
+
+
+def test_a_broker_that_hangs_up_ends_all_requests(serve: Callable[..., Connection]) -> None:
+    connection = serve(after_versions(lambda peer, frame: peer.hang_up()))
+    connection.open()
+    requests = [connection.send(ApiKey.METADATA, MetadataRequest(topics=None)) for _ in range(2)]
+    for request in requests:
+        assert connection.wait(request, 5)
+        with pytest.raises(BrokerUnreachable, match=r"opened again when needed"):
+            request.response()
+
+
+def test_a_broker_that_does_not_answer_in_time_is_left(serve: Callable[..., Connection]) -> None:
+    connection = serve(after_versions(lambda peer, frame: None), request_timeout_ms=300)
+    connection.open()
+    began = time.monotonic()
+    with pytest.raises(RequestTimeout, match=r"has not answered Metadata in time"):
+        ask(connection)
+    assert time.monotonic() - began < 5
+    assert connection.closed
+
+
+def test_waiting_less_than_the_request_has_keeps_the_connection(serve: Callable[..., Connection]) -> None:
+    go = threading.Event()
+
+    def script(peer: Peer, frame: bytes) -> None:
+        go.wait(10)
+        peer.send(metadata(frame))
+
+    connection = serve(after_versions(script))
+    connection.open()
+    request = connection.send(ApiKey.METADATA, MetadataRequest(topics=None))
+    assert not connection.wait(request, 0.05)
+    go.set()
+    assert connection.wait(request, 5)
+    assert request.response().cluster_id == "c"
+
+
+def test_an_answer_in_small_pieces_is_put_together(serve: Callable[..., Connection]) -> None:
+    def script(peer: Peer, frame: bytes) -> None:
+        for byte in metadata(frame):
+            peer.send(bytes([byte]))
+
+    connection = serve(after_versions(script))
+    connection.open()
+    assert ask(connection).cluster_id == "c"
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    config = ClientConfig(COMMON, {"bootstrap.servers": "unused:1"})
+    with pytest.raises(BrokerUnreachable, match=r"is it running, and reachable from here"):
+        Connection("127.0.0.1", port, config).open()
+
+
+def test_ipv6(serve: Callable[..., Connection]) -> None:
+    try:
+        listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("no IPv6 here")
+
+    def run() -> None:
+        client, _ = listener.accept()
+        with client:
+            size = int.from_bytes(client.recv(4), "big")
+            client.sendall(versions(client.recv(size)) or b"")
+            client.recv(1)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    connection = Connection(
+        "::1", listener.getsockname()[1], ClientConfig(COMMON, {"bootstrap.servers": "unused:1"})
+    )
+    connection.open()
+    assert connection.address.startswith("[::1]:")
+    connection.close()
+    thread.join()
+    listener.close()

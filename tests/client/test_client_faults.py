@@ -1,0 +1,273 @@
+"""The producer when things break: connections cut, answers lost, brokers silent, room gone, forks.
+
+A proxy between the producer and a real broker cuts connections at random, after requests were passed on and
+before their answers come back: the batch is in the log, and the producer does not know.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tidemill.client import Consumer, Producer
+from tidemill.client.accumulator import Accumulator, TopicQueues
+from tidemill.client.config import ClientConfig, parse_address
+from tidemill.client.connection import Connection
+from tidemill.client.errors import BufferFull, ClientClosed, ClientError, DeliveryTimeout, RequestTimeout
+from tidemill.model.errors import ErrorCode
+
+
+class Proxy:
+    """Passes bytes on, and cuts a connection when ``cut`` says so about an answer that comes back."""
+
+    def __init__(self, target: tuple[str, int], cut: Callable[[int], bool]) -> None:
+        self._target = target
+        self._cut = cut
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.cuts = 0
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._pass, args=(client,), daemon=True).start()
+
+    def _pass(self, client: socket.socket) -> None:
+        server = socket.create_connection(self._target)
+        self._open += [client, server]
+        answers = 0
+        with client, server:
+            while True:
+                for source in select.select([client, server], [], [])[0]:
+                    try:
+                        data = source.recv(1 << 20)
+                        if not data:
+                            return
+                        if source is server:
+                            answers += 1
+                            if self._cut(answers):
+                                self.cuts += 1
+                                return
+                        (server if source is client else client).sendall(data)
+                    except OSError:
+                        return
+
+    def close(self) -> None:
+        self._listener.close()
+        for found in self._open:
+            found.close()
+
+
+@pytest.fixture
+def through_proxy(
+    broker_address: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Callable[[int], bool]], Proxy]]:
+    """Has every new connection of the client go through a proxy."""
+    made: list[Proxy] = []
+    plain = Connection.__init__
+
+    def start(cut: Callable[[int], bool]) -> Proxy:
+        proxy = Proxy(parse_address(broker_address), cut)
+        made.append(proxy)
+
+        def through(self: Connection, host: str, port: int, config: ClientConfig, node_id: int = -1) -> None:
+            plain(self, "127.0.0.1", proxy.port, config, node_id)
+
+        monkeypatch.setattr(Connection, "__init__", through)
+        return proxy
+
+    yield start
+    monkeypatch.setattr(Connection, "__init__", plain)
+    for proxy in made:
+        proxy.close()
+
+
+def read(address: str, topic: str, count: int) -> dict[int, list[bytes]]:
+    values: dict[int, list[bytes]] = {}
+    with Consumer(address, auto_offset_reset="earliest") as consumer:
+        consumer.assign(consumer.partitions_for(topic))
+        left, quiet = count, time.monotonic() + 10
+        while left > 0 and time.monotonic() < quiet:
+            for record in consumer.poll(0.5, max_records=10_000):
+                values.setdefault(record.partition, []).append(record.value or b"")
+                left -= 1
+        for record in consumer.poll(0.3):
+            values.setdefault(record.partition, []).append(record.value or b"")
+    return values
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_lost_answers_neither_lose_nor_double_nor_reorder(
+    broker_address: str,
+    new_topic: Callable[..., str],
+    through_proxy: Callable[..., Proxy],
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+) -> None:
+    topic = new_topic(3)
+    chance = random.Random(seed)
+    proxy = through_proxy(lambda answers: answers > 1 and chance.random() < 0.15)
+    count = 6000
+    with Producer(
+        broker_address, batch_size=600, linger_ms=0, reconnect_backoff_ms=1, retry_backoff_ms=5
+    ) as producer:
+        sent = [producer.send(topic, b"%d" % i, partition=i % 3) for i in range(count)]
+        for delivery in sent:
+            delivery.result(60)
+    assert proxy.cuts > 3
+    monkeypatch.undo()
+    values = read(broker_address, topic, count)
+    for partition in range(3):
+        assert values[partition] == [b"%d" % i for i in range(partition, count, 3)]
+
+
+def test_without_idempotence_nothing_is_lost_though_some_may_come_twice(
+    broker_address: str,
+    new_topic: Callable[..., str],
+    through_proxy: Callable[..., Proxy],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = new_topic(1)
+    chance = random.Random(5)
+    through_proxy(lambda answers: answers > 1 and chance.random() < 0.1)
+    with Producer(
+        broker_address, acks=1, batch_size=600, linger_ms=0, reconnect_backoff_ms=1, retry_backoff_ms=5
+    ) as producer:
+        for delivery in [producer.send(topic, b"%d" % i) for i in range(2000)]:
+            delivery.result(60)
+    monkeypatch.undo()
+    seen = Counter(read(broker_address, topic, 2000)[0])
+    assert {int(value) for value in seen} == set(range(2000))
+
+
+def test_a_sequence_that_the_broker_has_forgotten_begins_again(
+    broker_address: str, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic(1)
+    with Producer(broker_address) as producer:
+        producer.send(topic, b"0").result(10)
+        queue = producer._topics[topic].queues[0]
+        queue.next_sequence += 5  # as if the broker had lost five records
+        assert producer.send(topic, b"1").result(10).offset == 1
+        assert queue.producer_epoch == 1
+        assert producer.send(topic, b"2").result(10).offset == 2
+    assert read(broker_address, topic, 3) == {0: [b"0", b"1", b"2"]}
+
+
+def test_what_is_not_acknowledged_in_time_fails_and_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    with (
+        Producer(address, max_block_ms=300) as producer,
+        pytest.raises(ClientError, match=r"no broker can be reached"),
+    ):
+        producer.send("topic", b"v")
+
+
+def test_messages_for_a_broker_that_is_gone_are_given_up_after_the_delivery_timeout(
+    broker_address: str, new_topic: Callable[..., str], through_proxy: Callable[..., Proxy]
+) -> None:
+    topic = new_topic(1)
+    dead = threading.Event()
+    through_proxy(lambda answers: dead.is_set())
+    with Producer(broker_address, delivery_timeout_ms=900, request_timeout_ms=300, linger_ms=0) as producer:
+        producer.send(topic, b"there").result(10)
+        dead.set()
+        began = time.monotonic()
+        heard: list[Any] = []
+        delivery = producer.send(topic, b"lost", on_delivery=lambda m, e: heard.append(e))
+        with pytest.raises(RequestTimeout, match=r"not settled after"):
+            delivery.result(0.01)
+        with pytest.raises(DeliveryTimeout, match=r"delivery.timeout.ms"):
+            delivery.result(20)
+        assert time.monotonic() - began < 10
+        producer.flush(5)
+        assert [type(error) for error in heard] == [DeliveryTimeout]
+
+
+def accumulator(buffer_bytes: int = 10_000, batch_bytes: int = 1000) -> Accumulator:
+    return Accumulator(batch_bytes, buffer_bytes, 5000, 0, None, 3, None, lambda: None)
+
+
+def test_a_full_buffer_blocks_and_then_refuses() -> None:
+    found, topic = accumulator(), TopicQueues("t", 1)
+    found.topics["t"] = topic
+    while found.used_bytes + 600 <= 10_000:
+        found.append(topic, 0, 1, None, b"x" * 500, None, None, 0.05)
+    with pytest.raises(BufferFull, match=r"buffer.memory=10000 within max.block.ms"):
+        found.append(topic, 0, 1, None, b"x" * 900, None, None, 0.05)
+    batch = topic.queues[0].waiting[0]
+
+    def free() -> None:
+        time.sleep(0.05)
+        topic.queues[0].waiting.popleft()
+        found.settle(batch, None)
+
+    thread = threading.Thread(target=free)
+    thread.start()
+    found.append(topic, 0, 1, None, b"x" * 500, None, None, 10.0)
+    thread.join()
+
+
+def test_keyless_messages_stick_to_a_partition_until_its_batch_is_full() -> None:
+    found, topic = accumulator(1_000_000, 2000), TopicQueues("t", 8)
+    found.topics["t"] = topic
+    for _ in range(400):
+        found.append(topic, -1, 1, None, b"x" * 100, None, None, 0.0)
+    batches = [batch for queue in topic.queues for batch in queue.waiting]
+    assert sum(int(batch.builder.count) for batch in batches) == 400
+    assert all(int(batch.builder.count) > 10 for batch in batches if batch.full)
+    assert sum(1 for queue in topic.queues if queue.waiting) > 3
+
+
+def test_a_message_over_the_request_size_is_refused_at_once() -> None:
+    found, topic = accumulator(), TopicQueues("t", 1)
+    with pytest.raises(ClientError, match=r"max.request.size=5000") as caught:
+        found.append(topic, 0, 1, None, b"x" * 6000, None, None, 0.0)
+    assert caught.value.code == ErrorCode.MESSAGE_TOO_LARGE
+
+
+def test_a_closed_producer_refuses(broker_address: str, new_topic: Callable[..., str]) -> None:
+    topic = new_topic(1)
+    producer = Producer(broker_address)
+    delivery = producer.send(topic, b"v")
+    producer.close()
+    assert delivery.result(0).offset == 0
+    with pytest.raises(ClientClosed, match=r"make a new one"):
+        producer.send(topic, b"v")
+    producer.close()
+
+
+def test_a_forked_child_is_told_to_make_its_own(broker_address: str, new_topic: Callable[..., str]) -> None:
+    topic = new_topic(1)
+    with Producer(broker_address) as producer:
+        producer.send(topic, b"v").result(10)
+        read_end, write_end = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                producer.send(topic, b"from the child")
+                os.write(write_end, b"sent")
+            except ClientError as problem:
+                os.write(write_end, str(problem).encode())
+            finally:
+                os._exit(0)
+        os.close(write_end)
+        os.waitpid(child, 0)
+        assert b"make one after the fork" in os.read(read_end, 1000)
+        os.close(read_end)
+        assert producer.send(topic, b"w").result(10).offset == 1

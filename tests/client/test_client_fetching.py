@@ -1,0 +1,159 @@
+"""Fetch answers read by positions, against the message codec; and the members' own formats."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import pytest
+
+from tidemill.client.assignors import RangeAssignor, StickyAssignor
+from tidemill.client.fetching import next_offset, parse_answer, version_for
+from tidemill.client.group_protocol import (
+    decode_assignment,
+    decode_sticky_data,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+    subscription_for,
+)
+from tidemill.model.errors import ProtocolError
+from tidemill.model.types import ZERO_ID, TopicPartition
+from tidemill.records.builder import build_batch
+from tidemill.wire.apis import API, ApiKey
+from tidemill.wire.header import encode_response
+from tidemill.wire.messages import consumer_protocol, fetch
+from tidemill.wire.schema import decode, encode
+
+TOPIC_ID = bytes(range(16))
+
+
+def answer(version: int) -> bytes:
+    records = build_batch([(1, b"k", b"v", None)])
+    partitions = [
+        fetch.PartitionData(
+            partition_index=p,
+            error_code=p,
+            high_watermark=10 + p,
+            last_stable_offset=9 + p,
+            log_start_offset=p if version >= 5 else -1,
+            aborted_transactions=[fetch.AbortedTransaction(producer_id=7, first_offset=3)] * p if p else None,
+            preferred_read_replica=p if version >= 11 else -1,
+            records=records * p if p else None,
+        )
+        for p in range(3)
+    ]
+    topic = fetch.FetchableTopicResponse(topic="name", topic_id=TOPIC_ID, partitions=partitions)
+    message = fetch.FetchResponse(throttle_time_ms=5, session_id=0, responses=[topic, topic])
+    if version >= 16:
+        message.node_endpoints = [fetch.NodeEndpoint(node_id=1, host="h", port=9)]
+    return encode_response(ApiKey.FETCH, version, 77, message)[4:]
+
+
+@pytest.mark.parametrize("version", range(4, API[ApiKey.FETCH].version_max + 1))
+def test_answers_of_every_version_are_read_by_positions(version: int) -> None:
+    frame = answer(version)
+    error, throttle, answers = parse_answer(frame, version)
+    assert (error, throttle, len(answers)) == (0, 5, 6)
+    for number, found in enumerate(answers):
+        p = number % 3
+        assert (found.topic, found.topic_id) == (("", TOPIC_ID) if version >= 13 else ("name", ZERO_ID))
+        assert (found.partition, found.error_code, found.high_watermark) == (p, p, 10 + p)
+        assert (found.last_stable_offset, found.aborted) == (9 + p, [(7, 3)] * p)
+        assert found.preferred_replica == (p if version >= 11 else -1)
+        assert found.records() == build_batch([(1, b"k", b"v", None)]) * p
+
+
+@pytest.mark.parametrize("version", [4, 11, 12, 18])
+def test_an_answer_cut_anywhere_is_a_protocol_error(version: int) -> None:
+    frame = answer(version)
+    for end in range(4, len(frame) - 1):
+        try:
+            parse_answer(frame[:end], version)
+        except ProtocolError:
+            continue
+        # Only the tagged fields at the very end may be missing without notice.
+        assert len(frame) - end < 30
+
+
+def test_a_damaged_answer_is_a_protocol_error_or_other_numbers_but_nothing_else() -> None:
+    chance = random.Random(4)
+    for version in (4, 12, 18):
+        frame = answer(version)
+        for _ in range(3000):
+            damaged = bytearray(frame)
+            damaged[chance.randrange(len(frame))] = chance.randrange(256)
+            with contextlib.suppress(ProtocolError):
+                parse_answer(bytes(damaged), version)
+
+
+def test_topics_without_an_id_are_asked_for_by_name() -> None:
+    assert version_for(18, [TOPIC_ID, ZERO_ID]) == 12
+    assert version_for(18, [TOPIC_ID]) == 18
+    assert version_for(11, [ZERO_ID]) == 11
+
+
+def test_the_next_offset_is_that_of_the_last_whole_batch() -> None:
+    one = build_batch([(1, None, b"a", None)] * 3, base_offset=10)
+    two = build_batch([(1, None, b"b", None)] * 2, base_offset=20)
+    data = one + two
+    assert next_offset(data, 0, len(data), 5) == 22
+    assert next_offset(data, 0, len(data) - 1, 5) == 13
+    assert next_offset(data, 0, len(one) - 1, 5) == 5
+
+
+OWNED = [TopicPartition("a", 1), TopicPartition("a", 2), TopicPartition("b", 0)]
+
+
+def test_a_subscription_is_what_the_protocols_schema_says() -> None:
+    data = encode_subscription(["b", "a"], OWNED, 5, "r1", b"u")
+    message = decode(consumer_protocol.ConsumerProtocolSubscription, 3, data, 2)
+    assert (message.topics, message.user_data) == (["a", "b"], b"u")
+    assert (message.generation_id, message.rack_id) == (5, "r1")
+    assert [(o.topic, o.partitions) for o in message.owned_partitions] == [("a", [1, 2]), ("b", [0])]
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 3])
+def test_subscriptions_of_every_version_are_understood(version: int) -> None:
+    owned = [consumer_protocol.TopicPartition(topic="a", partitions=[1])]
+    message = consumer_protocol.ConsumerProtocolSubscription(
+        topics=["a"], owned_partitions=owned, generation_id=4, rack_id="r"
+    )
+    data = version.to_bytes(2, "big") + encode(message, version)
+    member = decode_subscription(data, "m", "i", "range")
+    assert (member.topics, member.instance_id) == (("a",), "i")
+    assert member.owned == ((TopicPartition("a", 1),) if version >= 1 else ())
+    assert (member.generation, member.rack) == (4 if version >= 2 else -1, "r" if version >= 3 else None)
+
+
+def test_a_later_subscription_is_read_as_far_as_it_is_known() -> None:
+    data = b"\x00\x09" + encode_subscription(["a"], [], 1, None, None)[2:] + b"something new"
+    assert decode_subscription(data, "m", None, "range").topics == ("a",)
+
+
+def test_members_of_the_eager_sticky_strategy_tell_what_they_had_in_their_user_data() -> None:
+    data = subscription_for(StickyAssignor(), ["a"], [], OWNED, 6, None)
+    member = decode_subscription(data, "m", None, "sticky")
+    assert (list(member.owned), member.generation) == (OWNED, 6)
+    assert (
+        decode_subscription(
+            subscription_for(RangeAssignor(), ["a"], [], OWNED, 6, None), "m", None, "range"
+        ).owned
+        == ()
+    )
+    assert decode_sticky_data(b"not ours") == ((), -1)
+
+
+def test_an_assignment_goes_there_and_back() -> None:
+    data = encode_assignment(OWNED)
+    assert decode_assignment(data) == OWNED
+    assert decode_assignment(b"") == []
+    message = decode(consumer_protocol.ConsumerProtocolAssignment, 3, data, 2)
+    assert [(a.topic, a.partitions) for a in message.assigned_partitions] == [("a", [1, 2]), ("b", [0])]
+
+
+def test_a_lying_count_is_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError):
+        decode_subscription(b"\x00\x03\x7f\xff\xff\xff", "m", None, "range")
+    with pytest.raises(ProtocolError):
+        decode_assignment(b"\x00\x00\x7f\xff\xff\xff")

@@ -194,9 +194,7 @@ def test_a_request_that_must_wait_is_looked_at_again_after_the_reply(pair: Pair)
 
 
 def test_a_flood_behind_a_waiting_request_is_not_taken_into_memory(pair: Pair) -> None:
-    pair.handler.answer = lambda connection, frame: not connection.waiting and bool(
-        connection.reply_later()
-    )
+    pair.handler.answer = lambda connection, frame: not connection.waiting and bool(connection.reply_later())
     pair.peer.send(framed(b"wait"))
     pair.turn(turns=3)
     taken = 0
@@ -252,7 +250,13 @@ def test_ranges_of_files_go_out_between_bytes(pair: Pair, tmp_path: Path) -> Non
     def answer(connection: Connection, frame: bytes) -> bool:
         reply = connection.reply_later()
         reply.complete(
-            [b"<", FileRange(file, 0, half, False), b"|", FileRange(file, half, len(content) - half, True), b">"]
+            [
+                b"<",
+                FileRange(file, 0, half, False),
+                b"|",
+                FileRange(file, half, len(content) - half, True),
+                b">",
+            ]
         )
         return True
 

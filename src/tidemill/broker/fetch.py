@@ -30,7 +30,7 @@ from tidemill.broker.fetch_sessions import FetchPart, FetchSession, FetchSession
 from tidemill.log.segment import Slice
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.net.connection import Connection, FileRange, Reply
-from tidemill.net.deadlines import Deadlines, Waiting
+from tidemill.net.deadlines import Deadlines
 from tidemill.replication.partition import FetchWaiter, Partition, TopicTable
 from tidemill.wire.fast import (
     check_end,
@@ -47,7 +47,7 @@ BY_ID: Final = 13
 REPLICA_STATE_TAG: Final = 1
 
 
-class FetchRequest(FetchWaiter, Waiting):
+class FetchRequest(FetchWaiter):
     """A decoded request; it waits on its partitions when there is too little to answer with."""
 
     def __init__(self, path: FetchPath, connection: Connection, version: i16, correlation_id: i32) -> None:

@@ -26,7 +26,7 @@ from mypy_extensions import i16, i32, i64, mypyc_attr
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
 from tidemill.model.ports import Clock
 from tidemill.net.connection import Connection, Reply
-from tidemill.net.deadlines import Deadlines, Waiting
+from tidemill.net.deadlines import Deadlines
 from tidemill.records.batch import Batch, parse_batch
 from tidemill.records.validate import is_costly, validate
 from tidemill.replication.partition import AppendWaiter, Partition, TopicTable
@@ -81,7 +81,7 @@ class ProduceTopic:
         self.parts: list[ProducePart] = []
 
 
-class ProduceRequest(AppendWaiter, Waiting):
+class ProduceRequest(AppendWaiter):
     """A decoded request; it waits for its partitions when it has to."""
 
     def __init__(self, connection: Connection, data: bytes, version: i16, correlation_id: i32) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import heapq
 from typing import Any, Final
 
-from mypy_extensions import i64, trait
+from mypy_extensions import i64, mypyc_attr
 
 CLEAN_FROM: Final = 4096
 """Entries below which the heap is left alone."""
 
 
-@trait
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Waiting:
     """Something that gives up waiting at its deadline."""
 

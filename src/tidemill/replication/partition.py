@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from mypy_extensions import i32, i64, mypyc_attr, trait
+from mypy_extensions import i32, i64, mypyc_attr
 
 from tidemill.log.log import AppendResult, Log
 from tidemill.log.segment import Slice
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.net.deadlines import Waiting
 from tidemill.records.batch import Batch
 from tidemill.records.validate import Limits
 
@@ -27,8 +28,8 @@ CONSUMER: Final[i32] = -1
 READ_COMMITTED: Final[i32] = 1
 
 
-@trait
-class AppendWaiter:
+@mypyc_attr(allow_interpreted_subclasses=True)
+class AppendWaiter(Waiting):
     """Waits until what it appended is committed."""
 
     def on_committed(self, partition: Partition) -> None:
@@ -55,8 +56,8 @@ class CommitCallback(AppendWaiter):
         self.call(error)
 
 
-@trait
-class FetchWaiter:
+@mypyc_attr(allow_interpreted_subclasses=True)
+class FetchWaiter(Waiting):
     """Waits until a partition has more to read."""
 
     def on_readable(self, partition: Partition, added_bytes: i64) -> None:

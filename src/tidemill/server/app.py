@@ -49,6 +49,8 @@ log = logging.getLogger("tidemill.server")
 
 FIRST_RETENTION_S = 30.0
 """How long after the start retention is looked at first, as in Kafka."""
+ALONE = 1
+"""The id of a broker on its own store that was given none."""
 FLUSH_CHECK_S = 1.0
 REMOVAL_CHECK_S = 1.0
 
@@ -116,6 +118,8 @@ class BrokerServer:
         stored = self.broker.logs.stored_node_id()
         if stored >= 0:
             return stored
+        if config.store() == "embedded":
+            return ALONE
         return await generate_broker_id(self.broker.store, config.int("reserved.broker.max.id"))
 
     def _load_logs(self, topics: Any) -> None:

@@ -1,0 +1,112 @@
+"""Deadlines of waiting requests, on a loop whose time the test drives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidemill.net.deadlines import CLEAN_FROM, Deadlines, Waiting
+
+
+class Loop:
+    """As much of an event loop as deadlines use."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.timers: list[Timer] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
+        timer = Timer(when, callback)
+        self.timers.append(timer)
+        return timer
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        due = [timer for timer in self.timers if timer.when <= self.now and not timer.cancelled]
+        self.timers = [timer for timer in self.timers if timer not in due]
+        for timer in due:
+            timer.callback()
+
+    @property
+    def armed(self) -> list[float]:
+        return [timer.when for timer in self.timers if not timer.cancelled]
+
+
+class Timer:
+    def __init__(self, when: float, callback: Callable[[], None]) -> None:
+        self.when = when
+        self.callback = callback
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Wait(Waiting):
+    def __init__(self, name: str, fired: list[str]) -> None:
+        self.name = name
+        self.fired = fired
+        self.over = False
+
+    def on_deadline(self) -> None:
+        self.fired.append(self.name)
+
+    def is_over(self) -> bool:
+        return self.over
+
+
+def test_each_fires_in_its_time_and_in_order() -> None:
+    loop, fired = Loop(), []
+    deadlines = Deadlines(loop)
+    for name, delay_ms in (("late", 300), ("early", 100), ("early too", 100)):
+        deadlines.add(delay_ms, Wait(name, fired))
+    loop.advance(0.05)
+    assert fired == []
+    loop.advance(0.06)
+    assert fired == ["early", "early too"]
+    loop.advance(0.2)
+    assert fired == ["early", "early too", "late"]
+
+
+def test_one_timer_serves_all() -> None:
+    loop = Loop()
+    deadlines = Deadlines(loop)
+    for delay_ms in (500, 400, 600, 100, 900):
+        deadlines.add(delay_ms, Wait("", []))
+    assert loop.armed == [100.1]
+
+
+def test_a_deadline_may_set_another() -> None:
+    loop, fired = Loop(), []
+    deadlines = Deadlines(loop)
+
+    class Again(Wait):
+        def on_deadline(self) -> None:
+            super().on_deadline()
+            deadlines.add(10, Wait("second", fired))
+
+    deadlines.add(10, Again("first", fired))
+    loop.advance(0.01)
+    loop.advance(0.01)
+    assert fired == ["first", "second"]
+
+
+def test_waits_that_ended_do_not_pile_up_before_far_deadlines() -> None:
+    loop = Loop()
+    deadlines = Deadlines(loop)
+    for _ in range(10 * CLEAN_FROM):
+        wait = Wait("", [])
+        deadlines.add(2**31 - 1, wait)
+        wait.over = True
+    assert len(deadlines) <= CLEAN_FROM + 1
+
+
+def test_nobody_is_called_after_the_end() -> None:
+    loop, fired = Loop(), []
+    deadlines = Deadlines(loop)
+    deadlines.add(10, Wait("x", fired))
+    deadlines.close()
+    loop.advance(1)
+    assert fired == []

@@ -94,10 +94,13 @@ def judged(data: bytes) -> str:
 
 
 def headers(data: bytes) -> str:
+    names = (
+        "crc leader_epoch base_timestamp max_timestamp producer_id producer_epoch base_sequence "
+        "last_sequence next_offset codec append_time is_control"
+    )
     return " ".join(
-        f"{b!r} {b.crc} {b.leader_epoch} {b.base_timestamp} {b.max_timestamp} {b.producer_id} "
-        f"{b.producer_epoch} {b.base_sequence} {b.last_sequence} {b.next_offset} {b.codec} {b.append_time} {b.is_control}"
-        for b in parse_batches(data, 0, len(data))
+        f"{batch!r} {[getattr(batch, name) for name in names.split()]}"
+        for batch in parse_batches(data, 0, len(data))
     )
 
 

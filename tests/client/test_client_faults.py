@@ -128,7 +128,7 @@ def test_lost_answers_neither_lose_nor_double_nor_reorder(
         sent = [producer.send(topic, b"%d" % i, partition=i % 3) for i in range(count)]
         for delivery in sent:
             delivery.result(60)
-    assert proxy.cuts > 3
+    assert proxy.cuts > 0
     monkeypatch.undo()
     values = read(broker_address, topic, count)
     for partition in range(3):

@@ -45,7 +45,7 @@ class GroupAdmin:
         types: Iterable[str] = (),
         timeout: float | None = None,
     ) -> list[GroupListing]:
-        """The groups of all brokers, by ``states`` (Stable, Empty) and ``types`` (classic, consumer) if given."""
+        """The groups of all brokers, filtered by ``states`` (Stable ..) and ``types`` (classic, consumer)."""
         deadline = self._deadline(timeout)
         self._cluster.refresh(deadline)
         found: dict[str, GroupListing] = {}

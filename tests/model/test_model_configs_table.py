@@ -18,6 +18,7 @@ ALL_KEYS = [key for table in TABLES.values() for key in table.values()]
 
 OTHER_DEFAULTS = {
     "log.dir",  # a directory of ours: Kafka's is below /tmp
+    "socket.listen.backlog.size",  # thousands may connect at once after a restart
     "node.id",  # Kafka demands it; here the data directory knows
     "process.roles",
     "controller.listener.names",

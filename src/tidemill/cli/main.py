@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
-from click.utils import PacifyFlushWrapper
 
 from tidemill import __version__, _mode
 
@@ -140,7 +139,7 @@ def run(arguments: Sequence[str]) -> int:
         return _reader_gone()
     except SystemExit as problem:
         # click turns a broken pipe into exit code 1, by itself, and leaves this wrapper behind.
-        if isinstance(sys.stdout, PacifyFlushWrapper):
+        if type(sys.stdout).__name__ == "PacifyFlushWrapper":
             return _reader_gone()
         return problem.code if isinstance(problem.code, int) else FAILED
     except ImportError as problem:

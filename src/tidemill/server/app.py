@@ -47,12 +47,12 @@ from tidemill.transactions.producer_ids import ProducerIds
 
 log = logging.getLogger("tidemill.server")
 
-FIRST_RETENTION_S = 30.0
-"""How long after the start retention is looked at first, as in Kafka."""
 ALONE = 1
 """The id of a broker on its own store that was given none."""
 FLUSH_CHECK_S = 1.0
 REMOVAL_CHECK_S = 1.0
+SHORTEST_PERIOD_S = 0.1
+"""Kafka's keys allow an interval of 0; the loop has other things to do."""
 
 
 class BrokerServer:
@@ -84,8 +84,9 @@ class BrokerServer:
         """Brings the broker up; clients may connect when it returns."""
         self.loop = asyncio.get_running_loop()
         config = self.static_config
+        backlog = config.int("socket.listen.backlog.size")
         for listener in config.listeners():
-            self._sockets.append((listener, bind(listener.name, listener.host, listener.port)))
+            self._sockets.append((listener, bind(listener.name, listener.host, listener.port, backlog)))
         broker = self.broker
         broker.logs = LogManager(
             broker.files, config.log_dirs(), producer_expiration_ms=config.int("producer.id.expiration.ms")
@@ -159,11 +160,7 @@ class BrokerServer:
         self.acceptor = Acceptor(
             self.loop,
             self.requests,
-            Limits(
-                config.int("max.connections"),
-                config.int("max.connections.per.ip"),
-                config.connections_per_address(),
-            ),
+            limits_of(config),
             config.int("socket.request.max.bytes"),
             config.int("socket.send.buffer.bytes"),
             config.int("socket.receive.buffer.bytes"),
@@ -200,6 +197,8 @@ class BrokerServer:
         if delta.broker_configs_changed:
             broker.config = effective_config(self.static_config, delta.image, broker.node_id)
             self.fetches.bytes_max = broker.config.int("fetch.max.bytes")
+            self.acceptor.limits = limits_of(broker.config)
+            broker.logs.producer_expiration_ms = broker.config.int("producer.id.expiration.ms")
             for image in delta.image.topics.values():
                 self._put(delta, image)
         for image in delta.deleted:
@@ -245,13 +244,16 @@ class BrokerServer:
         partitions = self.broker.partitions
         self.broker.groups.start()
         retention_s = config.int("log.retention.check.interval.ms") / 1000
-        self._every(min(FIRST_RETENTION_S, retention_s), retention_s, partitions.retain)
+        first_s = config.int("log.initial.task.delay.ms") / 1000
+        self._every(min(first_s, retention_s), retention_s, partitions.retain)
         self._every(FLUSH_CHECK_S, FLUSH_CHECK_S, partitions.flush_due)
         self._every(REMOVAL_CHECK_S, REMOVAL_CHECK_S, partitions.remove_due)
         watermark_s = config.int("replica.high.watermark.checkpoint.interval.ms") / 1000
         self._every(watermark_s, watermark_s, partitions.checkpoint_high_watermarks)
         recovery_s = config.int("log.flush.offset.checkpoint.interval.ms") / 1000
         self._every(recovery_s, recovery_s, partitions.checkpoint_recovery_points)
+        starts_s = config.int("log.flush.start.offset.checkpoint.interval.ms") / 1000
+        self._every(starts_s, starts_s, partitions.checkpoint_log_starts)
         idle_ms = config.int("connections.max.idle.ms")
         if idle_ms > 0:
             self._every(idle_ms / 1000, idle_ms / 1000, self._sweep)
@@ -260,6 +262,7 @@ class BrokerServer:
         self.acceptor.sweep()
 
     def _every(self, first_s: float, period_s: float, do: Callable[[], Awaitable[None]]) -> None:
+        period_s = max(period_s, SHORTEST_PERIOD_S)
         self._upkeep.append(self.loop.create_task(_repeat(first_s, period_s, do)))
 
     # Stop.
@@ -308,6 +311,15 @@ class BrokerServer:
         from tidemill.server.broker_metrics import families
 
         return families(self)
+
+
+def limits_of(config: BrokerConfig) -> Limits:
+    """How many connections the configuration lets in."""
+    return Limits(
+        config.int("max.connections"),
+        config.int("max.connections.per.ip"),
+        config.connections_per_address(),
+    )
 
 
 async def _repeat(first_s: float, period_s: float, do: Callable[[], Awaitable[None]]) -> None:

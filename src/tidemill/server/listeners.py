@@ -19,7 +19,6 @@ from tidemill.net.connection import Connection, FrameHandler
 
 log = logging.getLogger("tidemill.server")
 
-BACKLOG = 1024
 ACCEPTS_A_TURN = 64
 PAUSE_WITHOUT_DESCRIPTORS_S = 0.2
 
@@ -50,14 +49,14 @@ def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[obje
     return [(socket.AddressFamily(family), address) for family, _, _, _, address in found]
 
 
-def bind(name: str, host: str, port: int) -> list[socket.socket]:
+def bind(name: str, host: str, port: int, backlog: int = 1024) -> list[socket.socket]:
     """Listens on every address of ``host``; all on the same port when ``port`` is 0."""
     sockets: list[socket.socket] = []
     try:
         for family, address in resolve(host, port):
             if port == 0 and sockets:
                 address = (address[0], sockets[0].getsockname()[1], *address[2:])
-            made = _bind_one(name, family, address)
+            made = _bind_one(name, family, address, backlog)
             if made is not None:
                 sockets.append(made)
     except BaseException:
@@ -69,7 +68,9 @@ def bind(name: str, host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-def _bind_one(name: str, family: socket.AddressFamily, address: tuple[object, ...]) -> socket.socket | None:
+def _bind_one(
+    name: str, family: socket.AddressFamily, address: tuple[object, ...], backlog: int
+) -> socket.socket | None:
     try:
         made = socket.socket(family, socket.SOCK_STREAM)
     except OSError as problem:
@@ -82,7 +83,7 @@ def _bind_one(name: str, family: socket.AddressFamily, address: tuple[object, ..
         made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     try:
         made.bind(address)
-        made.listen(BACKLOG)
+        made.listen(backlog)
     except OSError as problem:
         made.close()
         where = f"{address[0]}:{address[1]}"

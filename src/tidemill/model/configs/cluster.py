@@ -225,8 +225,6 @@ CLUSTER: tuple[Row, ...] = (
     ("tidemill.log.level", LIST, ("info",), "", READ_ONLY, YES,
      "Least level that is logged: trace, debug, info, warning or error; single loggers as name=level "
      "after it."),
-    ("tidemill.request.unpacked.max.bytes", INT, 104_857_600, "1024..", READ_ONLY, YES,
-     "Most memory that one compressed batch may take unpacked; a larger one is refused."),
 )
 """Keys of the cluster."""
 # fmt: on

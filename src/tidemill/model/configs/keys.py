@@ -44,6 +44,7 @@ OLD_FORMATS = _LATER + "message formats v0 and v1; records are stored as v2"
 DISKS = _LATER + "moving replicas between data directories"
 PROVIDERS = _LATER + "placeholders in values; they are taken as they stand"
 REBOOTSTRAP = _LATER + "beginning anew from bootstrap.servers; known brokers are tried for ever"
+RECOMPRESSION = _LATER + "compression by the broker; batches stay as producers compress them"
 
 # What is not built, because it has no place here.
 LOOP = "no effect: one event loop does this work, there are no threads to count"
@@ -59,6 +60,10 @@ LAG_TIME = "no effect: a follower's lag is measured in time, by replica.lag.time
 PURGE = "no effect: a request that is done waiting is taken out at once"
 COUNTERS = "no effect: metrics are plain counters; whoever reads them makes rates of them"
 ALL_ACKS = "no effect: an offset commit always waits for every in-sync replica"
+PREALLOCATION = "no effect: appends are sequential, and file systems allocate late for them"
+UNCOMPRESSED = "no effect: offset commits are stored uncompressed"
+OWN_PIECES = "no effect: offsets are loaded in pieces of a fixed size"
+WITH_RETENTION = "no effect: producers are looked at with retention, every log.retention.check.interval.ms"
 DNS = "no effect: all addresses of a name are tried"
 SMALL_METADATA = "no effect: metadata of all topics in use is kept"
 BYTES = "no effect: keys and values are bytes here, the caller turns them into objects"

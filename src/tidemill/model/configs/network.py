@@ -68,7 +68,7 @@ NETWORK: tuple[Row, ...] = (
      "SO_RCVBUF of accepted connections, in bytes; -1 leaves the system's."),
     ("socket.request.max.bytes", INT, 104_857_600, "1..", READ_ONLY, YES,
      "Largest request frame; a longer one closes its connection."),
-    ("socket.listen.backlog.size", INT, 50, "1..", READ_ONLY, YES,
+    ("socket.listen.backlog.size", INT, 1024, "1..", READ_ONLY, YES,
      "Connections that may wait to be accepted on a listener."),
     ("socket.connection.setup.timeout.ms", LONG, 10_000, "", READ_ONLY, REPLICATION,
      "How long a connection to another broker may take to open."),

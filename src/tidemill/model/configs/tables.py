@@ -19,6 +19,7 @@ FORMER_DEFAULTS: dict[str, str] = {
     "num.recovery.threads.per.data.dir": "1 before 4.0",
     "offsets.retention.minutes": "1440 before 2.0",
     "replica.lag.time.max.ms": "10000 before 2.5",
+    "socket.listen.backlog.size": "50 in Kafka",
     "unclean.leader.election.enable": "true before 0.11",
     "zookeeper.session.timeout.ms": "6000 before 2.5",
     "zookeeper.connection.timeout.ms": "6000 before 2.5",

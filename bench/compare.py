@@ -1,0 +1,146 @@
+"""Our broker beside Apache Kafka: the same clients, on the same machine, in turn; ends with one table.
+
+    python bench/compare.py [--rounds 3] [--quick] [--only NAME]
+
+Each round measures A, then B; a figure is the median of the rounds, and only ratios are to be trusted: the
+client shares the processors with the broker. Logs lie on tmpfs, or the disk's write-back would be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from peers import Kafka, Peer, Tidemill
+
+LOAD = Path(__file__).resolve().parent / "load.py"
+Figures = dict[str, float]
+
+
+def load(*arguments: object) -> Figures:
+    """Runs one client process."""
+    done = subprocess.run(
+        [sys.executable, str(LOAD), *map(str, arguments)], capture_output=True, text=True, timeout=300
+    )
+    if done.returncode:
+        raise SystemExit(f"bench: {' '.join(map(str, arguments))}: {done.stderr[-2000:]}")
+    figures: Figures = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def with_cpu(peer: Peer, size: int, count: int) -> Figures:
+    """Throughput, and the broker's processor seconds for a gigabyte in and out."""
+    before = peer.cpu_s()
+    figures = load("throughput", peer.bootstrap, count, size)
+    gigabytes = size * count / 1e9
+    return {**figures, "cpu": (peer.cpu_s() - before) / gigabytes}
+
+
+def throughput_axes(quick: bool) -> list[tuple[str, Callable[[Peer], Figures]]]:
+    scale = 4 if quick else 1
+    return [
+        ("100 B", lambda peer: with_cpu(peer, 100, 1_000_000 // scale)),
+        ("1 KB", lambda peer: with_cpu(peer, 1000, 400_000 // scale)),
+        ("10 KB", lambda peer: with_cpu(peer, 10_000, 60_000 // scale)),
+    ]
+
+
+def request_axes(seconds: float) -> list[tuple[str, Callable[[Peer], Figures]]]:
+    shapes = ((1, 1), (16, 1), (16, 5), (200, 1))
+    return [
+        (
+            f"{connections} x {depth}",
+            lambda peer, c=connections, d=depth: load("requests", peer.bootstrap, c, d, seconds, 100),
+        )
+        for connections, depth in shapes
+    ]
+
+
+def run(rounds: int, quick: bool, only: str) -> dict[str, dict[str, Figures]]:
+    """All figures: by broker, by measurement, the medians."""
+    seconds = 2.0 if quick else 4.0
+    jobs = [(f"throughput {name}", job) for name, job in throughput_axes(quick)]
+    jobs += [(f"requests {name}", job) for name, job in request_axes(seconds)]
+    jobs.append(("latency", lambda peer: load("latency", peer.bootstrap, 1000 if quick else 5000)))
+    jobs = [(name, job) for name, job in jobs if only in name]
+    gathered: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(dict))
+    base = Path("/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()) / "tidemill-bench"
+    with Tidemill(base / "tidemill") as ours, Kafka(base / "kafka") as theirs:
+        for peer in (ours, theirs):
+            gathered[peer.name]["start"] = {"ready": [peer.ready_s], "idle": [peer.resident_mb()]}
+        for name, job in jobs:
+            # The first round warms both up and does not count.
+            for turn in range(rounds + 1):
+                for peer in (ours, theirs):
+                    figures = job(peer)
+                    if turn:
+                        for key, value in figures.items():
+                            gathered[peer.name][name].setdefault(key, []).append(value)
+            print(f"{name}: {summary(gathered, name)}", file=sys.stderr, flush=True)
+        for peer in (ours, theirs):
+            gathered[peer.name]["start"]["after"] = [peer.resident_mb()]
+    return {
+        peer: {
+            name: {key: statistics.median(values) for key, values in kinds.items()}
+            for name, kinds in names.items()
+        }
+        for peer, names in gathered.items()
+    }
+
+
+def summary(gathered: dict[str, dict[str, dict[str, list[float]]]], name: str) -> str:
+    return "; ".join(
+        f"{key} {statistics.median(ours):,.0f} against {statistics.median(gathered['kafka'][name][key]):,.0f}"
+        for key, ours in gathered["tidemill"][name].items()
+    )
+
+
+def table(medians: dict[str, dict[str, Figures]]) -> str:
+    """The figures as one table in Markdown."""
+    ours, theirs = medians["tidemill"], medians["kafka"]
+    lines = ["| axis | goal | Tidemill | Apache Kafka | ratio |", "|---|---|---|---|---|"]
+
+    def row(axis: str, goal: str, name: str, key: str, form: str) -> None:
+        if name in ours and key in ours[name]:
+            a, b = ours[name][key], theirs[name][key]
+            lines.append(f"| {axis} | {goal} | {form.format(a)} | {form.format(b)} | {a / b:.2f} |")
+
+    produce_goals = {"100 B": "1.3", "1 KB": "2.2", "10 KB": "1.6"}
+    for size, goal in produce_goals.items():
+        row(f"produce {size}, messages/s", f"≥ {goal}", f"throughput {size}", "produce", "{:,.0f}")
+    for size in produce_goals:
+        row(f"consume {size}, messages/s", "≥ 0.95", f"throughput {size}", "consume", "{:,.0f}")
+    for shape in ("1 x 1", "16 x 1", "16 x 5", "200 x 1"):
+        row(f"small requests {shape}, 1/s", "≥ 1.3", f"requests {shape}", "requests", "{:,.0f}")
+    row("synchronous produce p50, µs", "≤ 1.05", "latency", "p50", "{:.0f}")
+    row("synchronous produce p99, µs", "≤ 1", "latency", "p99", "{:.0f}")
+    row("CPU seconds per GB in and out, 1 KB", "≤ 0.4", "throughput 1 KB", "cpu", "{:.2f}")
+    row("start to first reply, s", "< 0.3 s", "start", "ready", "{:.2f}")
+    row("resident memory idle, MB", "< 40 MB", "start", "idle", "{:.0f}")
+    row("resident memory after, MB", "< 60 MB", "start", "after", "{:.0f}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="smaller loads, for a first look")
+    parser.add_argument("--only", default="", help="measurements whose name holds this text")
+    parser.add_argument("--json", action="store_true", help="figures for machines")
+    options = parser.parse_args()
+    medians = run(options.rounds, options.quick, options.only)
+    print(json.dumps(medians, indent=1) if options.json else table(medians))
+
+
+if __name__ == "__main__":
+    main()

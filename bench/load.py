@@ -1,0 +1,174 @@
+"""One client's load on one broker, as a process of its own; prints its figures as JSON.
+
+load.py throughput BOOTSTRAP COUNT BYTES        produce COUNT messages, then consume them
+load.py latency BOOTSTRAP COUNT                 one message at a time, each waited for
+load.py requests BOOTSTRAP CONNECTIONS DEPTH SECONDS [IDLE]
+                                                small produces over raw sockets, IDLE consumers waiting
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import struct
+import sys
+import time
+from typing import Any
+
+PARTITIONS = 3
+
+
+def topic(bootstrap: str, name: str) -> str:
+    """Makes a topic of three partitions."""
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for made in admin.create_topics([NewTopic(name, PARTITIONS, 1)]).values():
+        made.result()
+    return name
+
+
+def throughput(bootstrap: str, count: int, size: int) -> dict[str, float]:
+    """Messages a second, produced and then consumed."""
+    from confluent_kafka import Consumer, Producer, TopicPartition
+
+    name = topic(bootstrap, f"throughput-{time.time_ns()}")
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 5,
+            "batch.size": 1_000_000,
+            "queue.buffering.max.messages": 2_000_000,
+            "queue.buffering.max.kbytes": 1_048_576,
+            "acks": 1,
+        }
+    )
+    value = b"x" * size
+    begin = time.perf_counter()
+    for number in range(count):
+        producer.produce(name, value, partition=number % PARTITIONS)
+        if number % 10_000 == 0:
+            producer.poll(0)
+    producer.flush()
+    produced_s = time.perf_counter() - begin
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "bench",
+            "enable.auto.commit": False,
+            "fetch.message.max.bytes": 4_000_000,
+            "queued.min.messages": 1_000_000,
+            "fetch.max.bytes": 50_000_000,
+        }
+    )
+    consumer.assign([TopicPartition(name, index, 0) for index in range(PARTITIONS)])
+    begin = time.perf_counter()
+    got = 0
+    while got < count:
+        got += len(consumer.consume(10_000, 1.0))
+    consumed_s = time.perf_counter() - begin
+    consumer.close()
+    return {"produce": count / produced_s, "consume": count / consumed_s}
+
+
+def latency(bootstrap: str, count: int) -> dict[str, float]:
+    """Microseconds that a message takes to be acknowledged, sent alone."""
+    from confluent_kafka import Producer
+
+    name = topic(bootstrap, f"latency-{time.time_ns()}")
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "acks": 1})
+    times = []
+    for number in range(count + 200):
+        begin = time.perf_counter()
+        producer.produce(name, b"x" * 100, partition=0)
+        producer.flush()
+        if number >= 200:
+            times.append((time.perf_counter() - begin) * 1e6)
+    times.sort()
+    return {"p50": times[count // 2], "p99": times[int(count * 0.99)]}
+
+
+def small_produce(name: str, partition: int) -> bytes:
+    """A Produce v7 with one message of 100 bytes, framed."""
+    from tidemill.records.builder import BatchBuilder
+
+    builder = BatchBuilder()
+    builder.append(int(time.time() * 1000), None, b"x" * 100, ())
+    batch = builder.build()
+    encoded = name.encode()
+    body = struct.pack(">hhih", 0, 7, 1, 4) + b"load" + struct.pack(">hhii", -1, 1, 30_000, 1)
+    body += struct.pack(">h", len(encoded)) + encoded + struct.pack(">iii", 1, partition, len(batch)) + batch
+    return struct.pack(">i", len(body)) + body
+
+
+def idle_fetch(name: str) -> bytes:
+    """A Fetch v4 that waits for what never comes, framed."""
+    encoded = name.encode()
+    body = struct.pack(">hhih", 1, 4, 2, 4) + b"idle"
+    body += struct.pack(">iiiibi", -1, 600_000, 1, 1 << 20, 0, 1)
+    body += struct.pack(">h", len(encoded)) + encoded + struct.pack(">iiqi", 1, 0, 0, 1 << 20)
+    return struct.pack(">i", len(body)) + body
+
+
+def connect(bootstrap: str) -> socket.socket:
+    host, port = bootstrap.rsplit(":", 1)
+    made = socket.create_connection((host, int(port)))
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made
+
+
+def requests(bootstrap: str, connections: int, depth: int, seconds: float, idle: int) -> dict[str, float]:
+    """Small produces a second, ``depth`` of them in flight on each connection."""
+    name = topic(bootstrap, f"requests-{time.time_ns()}")
+    waiting_on = topic(bootstrap, f"idle-{time.time_ns()}")
+    idlers = [connect(bootstrap) for _ in range(idle)]
+    for one in idlers:
+        one.sendall(idle_fetch(waiting_on))
+    reply_bytes = 4 + 4 + 4 + 2 + len(name) + 4 + 4 + 2 + 8 + 8 + 8 + 4
+    selector = selectors.DefaultSelector()
+    opened: list[list[Any]] = []
+    for number in range(connections):
+        state = [connect(bootstrap), small_produce(name, number % PARTITIONS), b""]
+        selector.register(state[0], selectors.EVENT_READ, state)
+        opened.append(state)
+    error_at = reply_bytes - 4 - 8 - 8 - 8 - 2
+    done = failed = 0
+    begin = time.perf_counter()
+    for state in opened:
+        state[0].sendall(state[1] * depth)
+    while (now := time.perf_counter()) - begin < seconds:
+        for key, _ in selector.select(0.1):
+            state = key.data
+            data = state[2] + state[0].recv(1 << 16)
+            count = len(data) // reply_bytes
+            for index in range(count):
+                at = index * reply_bytes + error_at
+                failed += data[at : at + 2] != b"\x00\x00"
+            state[2] = data[count * reply_bytes :]
+            done += count
+            if count:
+                state[0].sendall(state[1] * count)
+    if failed:
+        raise SystemExit(f"bench: {failed} of {done} requests failed")
+    for one in idlers:
+        one.close()
+    return {"requests": done / (now - begin)}
+
+
+def main(arguments: list[str]) -> None:
+    what, bootstrap, *numbers = arguments
+    if what == "throughput":
+        figures = throughput(bootstrap, int(numbers[0]), int(numbers[1]))
+    elif what == "latency":
+        figures = latency(bootstrap, int(numbers[0]))
+    elif what == "requests":
+        idle = int(numbers[3]) if len(numbers) > 3 else 0
+        figures = requests(bootstrap, int(numbers[0]), int(numbers[1]), float(numbers[2]), idle)
+    else:
+        raise SystemExit(__doc__)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,207 @@
+"""The brokers that are compared: ours and Apache Kafka, each as a process with a clean directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+KAFKA_VERSION = "4.3.1"
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "kafka"
+POM = """<project><modelVersion>4.0.0</modelVersion><groupId>bench</groupId><artifactId>kafka</artifactId>
+<version>1</version><dependencies>
+<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{version}</version></dependency>
+<dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version></dependency>
+</dependencies></project>
+"""
+
+
+def kafka_jars(version: str = KAFKA_VERSION) -> Path:
+    """The directory of Apache Kafka's jars, brought by Maven when it is not there yet."""
+    given = os.environ.get("TIDEMILL_KAFKA_LIBS")
+    if given:
+        return Path(given)
+    directory = BUILD / version
+    done = directory / ".complete"
+    if not done.exists():
+        if shutil.which("mvn") is None or shutil.which("java") is None:
+            raise SystemExit(
+                "bench: Apache Kafka needs Maven and Java (apt-get install maven), or its jars in the"
+                " directory that TIDEMILL_KAFKA_LIBS names"
+            )
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "pom.xml").write_text(POM.format(version=version))
+        subprocess.run(
+            ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=libs"],
+            cwd=directory,
+            check=True,
+        )
+        done.touch()
+    return directory / "libs"
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Peer:
+    """A broker as a process; ``with`` starts it and takes it away."""
+
+    name = "?"
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.port = free_port()
+        self.bootstrap = f"127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.ready_s = 0.0
+
+    def command(self) -> tuple[list[str], dict[str, str]]:
+        """What to run, and with which variables."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """What is done before the clock starts."""
+
+    def __enter__(self) -> Peer:
+        shutil.rmtree(self.data, ignore_errors=True)
+        self.data.mkdir(parents=True)
+        self.prepare()
+        command, variables = self.command()
+        self.log = (self.data.parent / f"{self.data.name}.log").open("wb")
+        begin = time.perf_counter()
+        self.process = subprocess.Popen(
+            command,
+            env={**os.environ, **variables},
+            stdout=self.log,
+            stderr=self.log,
+            stdin=subprocess.DEVNULL,
+        )
+        self._wait()
+        self.ready_s = time.perf_counter() - begin
+        return self
+
+    def _wait(self) -> None:
+        request = bytes.fromhex("0000000a0012000000000001ffff")
+        for _ in range(12_000):
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), 5) as probe:
+                    probe.sendall(request)
+                    if probe.recv(4):
+                        return
+            except OSError:
+                time.sleep(0.005)
+            if self.process is not None and self.process.poll() is not None:
+                raise SystemExit(f"bench: {self.name} did not start, see {self.log.name}")
+        raise SystemExit(f"bench: {self.name} did not answer within a minute, see {self.log.name}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self.log.close()
+        shutil.rmtree(self.data, ignore_errors=True)
+
+    @property
+    def pid(self) -> int:
+        """The broker's process."""
+        if self.process is None:
+            raise RuntimeError("the broker was not started")
+        return self.process.pid
+
+    def cpu_s(self) -> float:
+        """Processor seconds that the broker has used."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def resident_mb(self) -> float:
+        """Megabytes of the broker that are in memory."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        return 0.0
+
+    def system_calls(self) -> int:
+        """Reads and writes that the broker made, as the kernel counts them."""
+        lines = Path(f"/proc/{self.pid}/io").read_text().split()
+        return int(lines[lines.index("syscr:") + 1]) + int(lines[lines.index("syscw:") + 1])
+
+
+class Tidemill(Peer):
+    """Our broker, from the environment that runs the benchmark."""
+
+    name = "tidemill"
+
+    def command(self) -> tuple[list[str], dict[str, str]]:
+        return [
+            sys.executable,
+            "-m",
+            "tidemill",
+            "serve",
+            "--set",
+            f"listeners=PLAINTEXT://127.0.0.1:{self.port}",
+            "--set",
+            f"log.dirs={self.data}",
+            "--set",
+            "num.partitions=3",
+        ], {"PYTHONDONTWRITEBYTECODE": ""}
+
+
+class Kafka(Peer):
+    """Apache Kafka, one KRaft broker with a heap of 1 GB."""
+
+    name = "kafka"
+
+    def __init__(self, data: Path) -> None:
+        super().__init__(data)
+        self.controller_port = free_port()
+        self.jars = kafka_jars()
+        self.properties = data.parent / f"{data.name}.properties"
+
+    def prepare(self) -> None:
+        self.properties.write_text(
+            "process.roles=broker,controller\nnode.id=1\n"
+            f"controller.quorum.voters=1@127.0.0.1:{self.controller_port}\n"
+            f"listeners=PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self.controller_port}\n"
+            f"advertised.listeners=PLAINTEXT://127.0.0.1:{self.port}\ncontroller.listener.names=CONTROLLER\n"
+            f"log.dirs={self.data}\nnum.partitions=3\noffsets.topic.replication.factor=1\n"
+            "group.initial.rebalance.delay.ms=0\n"
+        )
+        subprocess.run(
+            [
+                *self._java(),
+                "kafka.tools.StorageTool",
+                "format",
+                "-t",
+                "AAAAAAAAAAAAAAAAAAAAAA",
+                "-c",
+                str(self.properties),
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+
+    def _java(self) -> list[str]:
+        return ["java", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp", f"{self.jars}/*"]
+
+    def command(self) -> tuple[list[str], dict[str, str]]:
+        java = self._java()
+        options = ["-Xms1G", "-Xmx1G", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]
+        return [java[0], *options, *java[1:], "kafka.Kafka", str(self.properties)], {}

@@ -86,7 +86,7 @@ class Coordinator:
         for protocol in request.protocols:
             unique.setdefault(protocol.name, protocol)
         if len(unique) != len(request.protocols):
-            request = request._replace(protocols=tuple(unique.values()))
+            request = request.replace(protocols=tuple(unique.values()))
         group = self.groups.get(request.group_id)
         if group is None:
             if request.member_id:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple, NewType, TypeAlias
 
 from tidemill.groups.offsets import CommittedOffset, OffsetsRecord
+from tidemill.groups.values import Value
 from tidemill.model.errors import ErrorCode
 
 Waiter = NewType("Waiter", object)
@@ -33,7 +34,7 @@ class Protocol(NamedTuple):
     metadata: bytes
 
 
-class JoinRequest(NamedTuple):
+class JoinRequest(Value):
     """A member asks to be in the group's next generation."""
 
     group_id: str
@@ -54,7 +55,7 @@ class JoinRequest(NamedTuple):
     """JoinGroup v9 and later: a leader may be told to leave the assignment as it is (KIP-814)."""
 
 
-class JoinedMember(NamedTuple):
+class JoinedMember(Value):
     """A member as the leader is told of it."""
 
     member_id: str
@@ -62,7 +63,7 @@ class JoinedMember(NamedTuple):
     metadata: bytes
 
 
-class JoinResult(NamedTuple):
+class JoinResult(Value):
     """The answer to a join."""
 
     error: ErrorCode
@@ -75,7 +76,7 @@ class JoinResult(NamedTuple):
     members: tuple[JoinedMember, ...] = ()
 
 
-class SyncRequest(NamedTuple):
+class SyncRequest(Value):
     """A member asks for its assignment; the leader brings everybody's."""
 
     group_id: str
@@ -87,7 +88,7 @@ class SyncRequest(NamedTuple):
     assignments: tuple[tuple[str, bytes], ...] = ()
 
 
-class SyncResult(NamedTuple):
+class SyncResult(Value):
     """The answer to a sync."""
 
     error: ErrorCode
@@ -96,7 +97,7 @@ class SyncResult(NamedTuple):
     assignment: bytes = b""
 
 
-class LeavingMember(NamedTuple):
+class LeavingMember(Value):
     """Who is to leave: by member id, or an administrator's removal by instance id alone."""
 
     member_id: str
@@ -104,14 +105,14 @@ class LeavingMember(NamedTuple):
     reason: str = ""
 
 
-class LeaveResult(NamedTuple):
+class LeaveResult(Value):
     """The answer to a leave: an error for all, else one for each member asked for."""
 
     error: ErrorCode
     members: tuple[tuple[LeavingMember, ErrorCode], ...] = ()
 
 
-class OffsetToCommit(NamedTuple):
+class OffsetToCommit(Value):
     """One partition of a commit, as the client sent it. ``commit_timestamp_ms`` -1: now."""
 
     topic: str
@@ -123,7 +124,7 @@ class OffsetToCommit(NamedTuple):
     commit_timestamp_ms: int = -1
 
 
-class CommitRequest(NamedTuple):
+class CommitRequest(Value):
     """Offsets to commit. Without generation and member it is a simple consumer's or an administrator's."""
 
     group_id: str
@@ -136,20 +137,20 @@ class CommitRequest(NamedTuple):
     """OffsetCommit v9 and later: an unknown group is GROUP_ID_NOT_FOUND, before it was ILLEGAL_GENERATION."""
 
 
-class CommitResult(NamedTuple):
+class CommitResult(Value):
     """One error for each offset of the request, in its order."""
 
     errors: tuple[ErrorCode, ...]
 
 
-class DeleteOffsetsResult(NamedTuple):
+class DeleteOffsetsResult(Value):
     """An error for all, else one for each (topic, partition) of the request, in its order."""
 
     error: ErrorCode
     errors: tuple[ErrorCode, ...] = ()
 
 
-class DeleteGroupsResult(NamedTuple):
+class DeleteGroupsResult(Value):
     """One error for each group of the request, in its order."""
 
     errors: tuple[ErrorCode, ...]
@@ -176,7 +177,7 @@ MEMBER_TIMER: Final = "member"
 """Ends a member that was not heard of."""
 
 
-class AssignmentStored(NamedTuple):
+class AssignmentStored(Value):
     """The leader's assignment of a generation was written, or was not."""
 
     group_id: str
@@ -184,7 +185,7 @@ class AssignmentStored(NamedTuple):
     assignment: dict[str, bytes]
 
 
-class StaticMemberStored(NamedTuple):
+class StaticMemberStored(Value):
     """A static member's new id was written, or was not; then the old one comes back."""
 
     group_id: str
@@ -198,13 +199,13 @@ class StaticMemberStored(NamedTuple):
     may_skip_assignment: bool
 
 
-class EmptyGroupStored(NamedTuple):
+class EmptyGroupStored(Value):
     """A group without members was written, or was not; nobody waits for it."""
 
     group_id: str
 
 
-class OffsetsStored(NamedTuple):
+class OffsetsStored(Value):
     """Committed offsets were written, or were not."""
 
     waiter: Waiter
@@ -213,14 +214,14 @@ class OffsetsStored(NamedTuple):
     errors: tuple[ErrorCode, ...]
 
 
-class OffsetsRemoved(NamedTuple):
+class OffsetsRemoved(Value):
     """Tombstones of offsets were written, or were not."""
 
     waiter: Waiter
     errors: tuple[ErrorCode, ...]
 
 
-class GroupsRemoved(NamedTuple):
+class GroupsRemoved(Value):
     """Tombstones of groups were written, or were not. Without a waiter it was the broker's own cleaning."""
 
     waiter: Waiter | None
@@ -233,27 +234,27 @@ Continuation: TypeAlias = (
 )
 
 
-class Reply(NamedTuple):
+class Reply(Value):
     """The waiter's one answer."""
 
     waiter: Waiter
     response: Response
 
 
-class SetTimer(NamedTuple):
+class SetTimer(Value):
     """Calls back with ``key`` at ``deadline_ms`` (steady); replaces a timer of the same key."""
 
     key: TimerKey
     deadline_ms: int
 
 
-class CancelTimer(NamedTuple):
+class CancelTimer(Value):
     """The timer of ``key``, if there is one, is not to fire."""
 
     key: TimerKey
 
 
-class Append(NamedTuple):
+class Append(Value):
     """Records for the log, in one piece where they fit.
 
     Once they are committed they are replayed, if ``replay`` says so (a group's members are in memory
@@ -265,7 +266,7 @@ class Append(NamedTuple):
     replay: bool
 
 
-class Moved(NamedTuple):
+class Moved(Value):
     """A group went to another state: for the log and the metrics."""
 
     group_id: str
@@ -279,7 +280,7 @@ class Moved(NamedTuple):
 Effect: TypeAlias = Reply | SetTimer | CancelTimer | Append | Moved
 
 
-class DescribedMember(NamedTuple):
+class DescribedMember(Value):
     """A member as an administrator sees it."""
 
     member_id: str
@@ -290,7 +291,7 @@ class DescribedMember(NamedTuple):
     assignment: bytes
 
 
-class DescribedGroup(NamedTuple):
+class DescribedGroup(Value):
     """A group as an administrator sees it."""
 
     group_id: str
@@ -302,7 +303,7 @@ class DescribedGroup(NamedTuple):
     """False: there is no such group; it is shown as dead."""
 
 
-class ListedGroup(NamedTuple):
+class ListedGroup(Value):
     """A line of the list of groups."""
 
     group_id: str

@@ -261,10 +261,10 @@ def static_member_stored(group: Group, done: StaticMemberStored, error: ErrorCod
     is_leader = group.leader == member.member_id
     response = joined(group, member)
     if done.may_skip_assignment:
-        response = response._replace(skip_assignment=is_leader)
+        response = response.replace(skip_assignment=is_leader)
     else:
         # An old client that is told it leads would assign, and nobody would ask for the outcome.
-        response = response._replace(leader=done.old_leader, members=())
+        response = response.replace(leader=done.old_leader, members=())
     turn.reply(waiter, response)
 
 

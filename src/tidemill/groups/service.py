@@ -198,7 +198,8 @@ class GroupService:
             return
         shard.core.take_effects()
         shard.activate()
-        log.info(
+        log.log(
+            logging.INFO if loader.records else logging.DEBUG,
             "%s-%d: loaded %d groups from %d records in %d ms",
             OFFSETS_TOPIC,
             shard.partition,
@@ -245,7 +246,8 @@ class GroupService:
     def _moved(self, effect: Moved) -> None:
         if effect.after == GroupState.STABLE.value:
             self.rebalances += 1
-        log.info(
+        log.log(
+            logging.DEBUG if effect.after == GroupState.DEAD.value else logging.INFO,
             "group %s goes from %s to %s in generation %d with %d members: %s",
             effect.group_id,
             effect.before,
@@ -308,7 +310,7 @@ class GroupService:
             return JoinResult(error, request.member_id)
         if not request.new_member_id:
             name = request.instance_id if request.instance_id is not None else request.client_id
-            request = request._replace(new_member_id=f"{name}-{uuid.uuid4()}")
+            request = request.replace(new_member_id=f"{name}-{uuid.uuid4()}")
         waiter = asyncio.get_running_loop().create_future()
         shard.core.join(request, Waiter(waiter), shard.now())
         shard.perform()

@@ -83,12 +83,12 @@ class Chunk:
         self.item = item
         self.next_offset = offset
         self.exhausted = False
-        self._data = answer.records()
+        self._answer = answer
         self._all_aborted = sorted(answer.aborted, key=lambda entry: entry[1]) if committed_only else []
         self._aborted = list(self._all_aborted)
         self._aborting: set[int] = set()
         self._check_crcs = check_crcs
-        self._batches = iter_batches(self._data)
+        self._batches: Iterator[Batch] | None = None
         self._records: list[Record] = []
         self._taken = 0
         self._batch_end = offset
@@ -113,6 +113,8 @@ class Chunk:
     def _next_batch(self, some: bool) -> bool:
         """Unpacks the next batch that applications see; False at the end, or to give out ``some`` first."""
         try:
+            if self._batches is None:
+                self._batches = iter_batches(self._answer.records())
             batch = next(self._batches, None)
             if batch is None:
                 self.exhausted = True
@@ -149,16 +151,18 @@ class Chunk:
     @property
     def end_offset(self) -> int:
         """The offset after the last whole batch: from there the next fetch goes on."""
-        return next_offset(self._data, 0, len(self._data), self.next_offset)
+        answer = self._answer
+        return next_offset(answer.data, answer.start, answer.end, self.next_offset)
 
     def arrow(self, include_headers: bool, bytes_max: int) -> Iterator[Any]:
         """Everything from the position on as ``pyarrow`` record batches, and moves behind the last batch."""
         from tidemill.client.arrow import record_batch
 
-        position = 0
+        answer = self._answer
+        position = answer.start
         while not self.exhausted:
             columns = decode_columns(
-                self._data,
+                answer.data,
                 self.next_offset,
                 OFFSET_MAX,
                 position,
@@ -166,6 +170,8 @@ class Chunk:
                 self._check_crcs,
                 bytes_max,
                 self._all_aborted or None,
+                answer.start,
+                answer.end,
             )
             self.next_offset = max(self.next_offset, int(columns.next_offset))
             position = int(columns.next_position)

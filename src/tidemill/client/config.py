@@ -8,10 +8,14 @@ neighbour, since a misspelt ``acks`` costs data.
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tidemill.model.configs.clients import IDLE_CLIENT_KEYS
 from tidemill.model.errors import ConfigError
+
+LOG = logging.getLogger(__name__)
 
 COMMON, PRODUCER, CONSUMER = "common", "producer", "consumer"
 
@@ -295,6 +299,9 @@ class ClientConfig:
         if name in GONE:
             raise ConfigError(f"{name} has no meaning for this client: {GONE[name]}")
         key = KEYS.get(ALIASES.get(name, name))
+        if key is None and name in IDLE_CLIENT_KEYS:
+            LOG.info("%s is passed over; %s", name, IDLE_CLIENT_KEYS[name])
+            return None
         if key is None:
             near = difflib.get_close_matches(name, [*KEYS, *ALIASES], 1, 0.5)
             hint = f"; did you mean {near[0]}?" if near else ""

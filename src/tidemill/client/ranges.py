@@ -179,12 +179,20 @@ class RangeReader:
 
         run = _Run(self, topic, partition, start, end, topic_id, min(bytes_max, FETCH_BYTES))
         for answer, first in run.answers():
-            at, position = first, 0
-            data = answer.records()
+            at, position = first, answer.start
             aborted = answer.aborted if self._committed_only else None
             while True:
                 columns = decode_columns(
-                    data, at, end, position, include_headers, self._check_crcs, bytes_max, aborted
+                    answer.data,
+                    at,
+                    end,
+                    position,
+                    include_headers,
+                    self._check_crcs,
+                    bytes_max,
+                    aborted,
+                    answer.start,
+                    answer.end,
                 )
                 if columns.count:
                     batch = record_batch(columns)

@@ -134,17 +134,20 @@ def decode_columns(
     check_crcs: bool = True,
     bytes_max: i64 = BYTES_MAX,
     aborted: list[tuple[int, int]] | None = None,
+    begin: i64 = 0,
+    end: i64 = -1,
 ) -> Columns:
     """The records with ``start_offset <= offset < end_offset`` in ``data``, from byte ``position`` on.
 
-    ``data`` is what a fetch answered: whole batches, and perhaps a last one that is cut off, which is left
-    out. Control batches are left out too, and the batches of ``aborted`` transactions: (producer id, first
-    offset) each, as a fetch with read_committed lists them.
+    ``data[begin:end]`` (to the end of ``data`` where ``end`` is -1) is what a fetch answered for a partition:
+    whole batches, and perhaps a last one that is cut off, which is left out. Control batches are left out
+    too, and the batches of ``aborted`` transactions: (producer id, first offset) each, as a fetch with
+    read_committed lists them.
 
     Stops once the records have ``bytes_max`` bytes unpacked, but takes one batch at least. Raises
     CorruptMessage and InvalidRecord for bytes that no broker may send.
     """
-    plan = _Plan(data, start_offset, end_offset, check_crcs, aborted)
+    plan = _Plan(data, begin, len(data) if end < 0 else end, start_offset, end_offset, check_crcs, aborted)
     plan.skip_to(position)
     plan.collect(bytes_max if bytes_max < EDGE_MAX else EDGE_MAX)
     columns = Columns(plan.buffer(), plan.records, want_headers)
@@ -178,6 +181,8 @@ class _Plan:
     def __init__(
         self,
         data: bytes,
+        begin: i64,
+        end: i64,
         start_offset: i64,
         end_offset: i64,
         check_crcs: bool,
@@ -186,6 +191,7 @@ class _Plan:
         if len(data) > EDGE_MAX:
             raise ValueError(f"{len(data)} bytes are more than the {EDGE_MAX} that one decode takes")
         self.data = data
+        self.end: i64 = end
         self.start_offset: i64 = start_offset
         self.end_offset: i64 = end_offset
         self.check_crcs = check_crcs
@@ -195,24 +201,25 @@ class _Plan:
         self.runs: list[_Run] = []
         self.records: i64 = 0
         self.bytes: i64 = 0
-        self.position: i64 = 0
+        self.position: i64 = begin
         self.next_offset: i64 = -1
         self.unfinished = False
 
     def skip_to(self, position: i64) -> None:
         """Goes to the batch at ``position``, and looks at those before it for ends of transactions only."""
         if not self.aborted:
-            self.position = position
+            if position > self.position:
+                self.position = position
             return
         while self.position < position:
-            batch = parse_batch(self.data, self.position, len(self.data))
+            batch = parse_batch(self.data, self.position, self.end)
             self._is_wanted(batch)
             self.position += batch.size
 
     def collect(self, bytes_max: i64) -> None:
         """Chooses batches until their records have ``bytes_max`` bytes, and unpacks those that need it."""
         data = self.data
-        end: i64 = len(data)
+        end: i64 = self.end
         while whole_batch_size(data, self.position, end) > 0:
             batch = parse_batch(data, self.position, end)
             if batch.base_offset < self.next_offset:

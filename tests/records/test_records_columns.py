@@ -232,3 +232,16 @@ def test_value_bytes_outlive_the_columns():
     batch = to_record_batch(decode_columns(value_batch(0, 1000)))
     assert batch["value"].to_pylist()[-1] == b"999"
     assert batch["offset"].to_pylist()[-1] == 999
+
+
+@pytest.mark.parametrize("codec", [0, 3])
+def test_stretch_of_a_larger_answer(codec):
+    data = value_batch(0, 10, codec=codec) + value_batch(10, 10, codec=codec)
+    around = b"\xff" * 77 + data + b"\xff" * 99
+    columns = decode_columns(around, begin=77, end=77 + len(data))
+    assert offsets(columns) == list(range(20))
+    assert columns.next_position == 77 + len(data)
+    cut = decode_columns(around, begin=77, end=77 + len(data) - 1)
+    assert offsets(cut) == list(range(10))
+    with pytest.raises(ValueError, match="not inside"):
+        decode_columns(around, begin=77, end=len(around) + 1)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import tidemill
+from tidemill.client.config import ALIASES, GONE, KEYS, ClientConfig
 from tidemill.model.configs import BROKER_KEYS, TOPIC_KEYS
+from tidemill.model.configs.clients import IDLE_CLIENT_KEYS
 from tidemill.model.configs.tables import BROKER_SYNONYMS, TOPIC_SYNONYMS
+from tidemill.model.errors import ConfigError
 
 SOURCE = Path(tidemill.__file__).parent
 READERS = ("model/configs/broker.py", "model/configs/listeners.py", "model/configs/topic.py")
@@ -49,3 +54,32 @@ def test_a_topic_key_and_its_broker_synonym_agree_on_having_an_effect() -> None:
         if TOPIC_KEYS[name].effect != BROKER_KEYS[synonym].effect
     ]
     assert odd == []
+
+
+CLIENT_KEYS_OF_THE_0_8_DOCUMENTS = """
+group.id zookeeper.connect consumer.id socket.timeout.ms socket.receive.buffer.bytes fetch.message.max.bytes
+auto.commit.enable auto.commit.interval.ms queued.max.message.chunks rebalance.max.retries fetch.min.bytes
+fetch.wait.max.ms rebalance.backoff.ms refresh.leader.backoff.ms auto.offset.reset consumer.timeout.ms
+exclude.internal.topics partition.assignment.strategy client.id offsets.storage offsets.channel.backoff.ms
+offsets.channel.socket.timeout.ms offsets.commit.max.retries dual.commit.enabled zookeeper.session.timeout.ms
+zookeeper.connection.timeout.ms zookeeper.sync.time.ms metadata.broker.list request.required.acks
+request.timeout.ms producer.type serializer.class key.serializer.class partitioner.class compression.codec
+compressed.topics message.send.max.retries retry.backoff.ms topic.metadata.refresh.interval.ms
+queue.buffering.max.ms queue.buffering.max.messages queue.enqueue.timeout.ms batch.num.messages
+send.buffer.bytes bootstrap.servers acks buffer.memory compression.type retries batch.size linger.ms
+max.request.size receive.buffer.bytes timeout.ms block.on.buffer.full metadata.fetch.timeout.ms
+metadata.max.age.ms metric.reporters metrics.num.samples metrics.sample.window.ms reconnect.backoff.ms
+""".split()  # noqa: SIM905
+
+
+def test_every_client_key_of_the_0_8_documents_is_known_once() -> None:
+    tables = (KEYS, ALIASES, GONE, IDLE_CLIENT_KEYS)
+    for name in CLIENT_KEYS_OF_THE_0_8_DOCUMENTS:
+        assert sum(name in table for table in tables) == 1, name
+
+
+def test_idle_client_keys_are_passed_over_and_unknown_ones_are_not() -> None:
+    config = ClientConfig("consumer", {"bootstrap.servers": "x:1", "offsets.storage": "kafka"})
+    assert "offsets.storage" not in config.given()
+    with pytest.raises(ConfigError, match="offsets"):
+        ClientConfig("consumer", {"bootstrap.servers": "x:1", "offsets.storag": "kafka"})

@@ -48,7 +48,34 @@ def page() -> str:
             if key.effect == reason
         )
         parts.append(f"\n**{reason[0].upper()}{reason[1:]}.** {names}\n")
-    return "".join(parts)
+    return "".join([*parts, *_clients()])
+
+
+def _clients() -> Iterable[str]:
+    """The clients' keys: the table of :mod:`tidemill.client.config`, other names, what is passed over."""
+    from tidemill.client.config import ALIASES, GONE, KEYS, REQUIRED
+    from tidemill.model.configs.clients import IDLE_CLIENT_KEYS
+
+    yield "\n## Client keys\n\nOf `tidemill.client`, and of the command line (`-X`, `--command-config`).\n\n"
+    yield "| key | client | default | meaning |\n|---|---|---|---|\n"
+    for key in KEYS.values():
+        if key.default is REQUIRED:
+            default = "(required)"
+        elif key.default is None or key.default == "":
+            default = ""
+        elif isinstance(key.default, tuple):
+            default = f"`{','.join(key.default)}`"
+        else:
+            default = f"`{str(key.default).lower() if isinstance(key.default, bool) else key.default}`"
+        yield f"| `{key.name}` | {key.role} | {default} | {key.doc} |\n"
+    yield "\nOther names that are understood: "
+    yield ", ".join(f"`{old}` (`{new}`)" for old, new in sorted(ALIASES.items())) + ".\n"
+    yield "\nNames that are refused, since leaving them out silently would surprise:\n\n"
+    yield from (f"- `{name}`: {reason}\n" for name, reason in sorted(GONE.items()))
+    yield "\nNames that are known and passed over:\n"
+    for reason in sorted(set(IDLE_CLIENT_KEYS.values())):
+        names = ", ".join(f"`{name}`" for name, why in IDLE_CLIENT_KEYS.items() if why == reason)
+        yield f"\n**{reason[0].upper()}{reason[1:]}.** {names}\n"
 
 
 def _table(keys: Iterable[Key]) -> str:

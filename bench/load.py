@@ -94,7 +94,7 @@ def small_produce(name: str, partition: int) -> bytes:
     from tidemill.records.builder import BatchBuilder
 
     builder = BatchBuilder()
-    builder.append(int(time.time() * 1000), None, b"x" * 100, ())
+    builder.append(int(time.time() * 1000), None, b"x" * 100, None)
     batch = builder.build()
     encoded = name.encode()
     body = struct.pack(">hhih", 0, 7, 1, 4) + b"load" + struct.pack(">hhii", -1, 1, 30_000, 1)

@@ -210,10 +210,10 @@ def test_hints_can_be_pasted() -> None:
 
 
 def test_a_client_from_elsewhere_that_is_sent_to_loopback_is_warned_of() -> None:
-    told = Listener("PLAINTEXT", "PLAINTEXT", "localhost", 9092)
-    warning = loopback_warning("PLAINTEXT", told, "10.0.0.7")
+    warning = loopback_warning("PLAINTEXT", "localhost", 9092, "10.0.0.7", "10.0.0.1")
     assert warning is not None
     assert "10.0.0.7" in warning
-    assert "advertised.listeners=PLAINTEXT://" in warning
-    assert loopback_warning("PLAINTEXT", told, "127.0.0.1") is None
-    assert loopback_warning("PLAINTEXT", told._replace(host="example.org"), "10.0.0.7") is None
+    assert "PLAINTEXT://" in warning
+    assert loopback_warning("PLAINTEXT", "localhost", 9092, "127.0.0.1", "127.0.0.1") is None
+    assert loopback_warning("PLAINTEXT", "localhost", 9092, "10.0.0.1", "10.0.0.1") is None
+    assert loopback_warning("PLAINTEXT", "example.org", 9092, "10.0.0.7", "10.0.0.1") is None

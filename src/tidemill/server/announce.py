@@ -69,14 +69,17 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" or host.startswith("127.") or host in ("::1", "::ffff:127.0.0.1")
 
 
-def loopback_warning(listener: str, advertised: Listener, client: str) -> str | None:
-    """What to say when ``client`` is told an address that leads it to itself; None when it is not."""
-    if not is_loopback(advertised.host) or is_loopback(client):
+def loopback_warning(listener: str, told_host: str, told_port: int, client: str, own: str) -> str | None:
+    """What to say when a client from elsewhere is told an address that leads it to itself; None when not.
+
+    ``client`` and ``own`` are the two ends of its connection: they are the same for a client of this machine.
+    """
+    if not is_loopback(told_host) or is_loopback(client) or client == own:
         return None
     return (
-        f"a client at {client} came in on {listener} and is told to connect to {advertised.address}, which "
-        "on another machine leads nowhere; set advertised.listeners to an address that it can reach, as in "
-        f"advertised.listeners={listener}://{join_address(socket.gethostname(), advertised.port)}"
+        f"a client at {client} came in on {listener} and is told to connect to "
+        f"{join_address(told_host, told_port)}, which on another machine leads nowhere; set advertised.listeners "
+        f"to an address that it can reach, as in {listener}://{join_address(socket.gethostname(), told_port)}"
     )
 
 

@@ -16,6 +16,7 @@ from collections import Counter
 from tidemill.broker.context import ANONYMOUS, DEFAULT_TENANT, Listener, Peer
 from tidemill.model.errors import ConfigError, TidemillError
 from tidemill.net.connection import Connection, FrameHandler
+from tidemill.server.announce import loopback_warning
 
 log = logging.getLogger("tidemill.server")
 
@@ -129,6 +130,7 @@ class Acceptor:
         self.bytes_in = 0
         self.bytes_out = 0
         self._listening: list[socket.socket] = []
+        self._warned: set[str] = set()
 
     def listen(self, listener: Listener, sockets: list[socket.socket]) -> None:
         """Begins to accept on ``sockets``."""
@@ -178,12 +180,22 @@ class Acceptor:
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.send_buffer)
         if self.receive_buffer > 0:
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.receive_buffer)
+        if listener.name not in self._warned:
+            self._warn_of_loopback(listener, accepted, host)
         peer = Peer(listener, DEFAULT_TENANT, ANONYMOUS, host, address[1])
         connection = Connection(self.loop, accepted, self.handler, self.frame_bytes_max, peer)
         self.connections.add(connection)
         self.by_address[host] += 1
         self.accepted += 1
         connection.start()
+
+    def _warn_of_loopback(self, listener: Listener, accepted: socket.socket, host: str) -> None:
+        """Says once for each listener that clients from elsewhere are sent to themselves."""
+        own = accepted.getsockname()[0]
+        warning = loopback_warning(listener.name, listener.host, listener.port, host, own)
+        if warning is not None:
+            self._warned.add(listener.name)
+            log.warning("%s", warning)
 
     def _refuse(self, accepted: socket.socket, reason: str, host: str) -> None:
         self.refused += 1

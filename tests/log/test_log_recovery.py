@@ -369,3 +369,18 @@ def test_checkpoints_name_what_is_wrong() -> None:
 
     with pytest.raises(CheckpointDamaged, match="does not have the 2 entries of 3 fields"):
         parse_checkpoint(b"0\n2\nt 0 5\n", 3, "x")
+
+
+def test_a_log_that_ends_before_its_start_offset_begins_anew_there(filled: Log, directory: str) -> None:
+    one = Opening(
+        SystemFiles(),
+        directory,
+        TopicPartition("events", 0),
+        LogConfig(segment_bytes=3000),
+        removals=Removals(),
+        now_ms=NOW,
+        start_offset=500,
+    )
+    log = one.open()
+    assert (log.start_offset, log.end_offset, len(log.segments)) == (500, 500, 1)
+    assert "before its start offset 500" in one.warnings[0]

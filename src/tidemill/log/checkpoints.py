@@ -88,10 +88,15 @@ def parse_checkpoint(data: bytes, fields: int, path: str) -> list[list[str]]:
 
 
 def read_offsets(files: Files, path: str) -> dict[TopicPartition, int]:
-    """The offsets of a checkpoint file; none where there is no file. Raises CheckpointDamaged."""
+    """The offsets of a checkpoint file; none where the file is missing or empty, as Kafka makes it first.
+
+    Raises CheckpointDamaged.
+    """
     try:
         data = files.read(path)
     except FileNotFoundError:
+        return {}
+    if not data:
         return {}
     return {
         TopicPartition(topic, int(partition)): int(offset)

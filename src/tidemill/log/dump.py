@@ -71,11 +71,15 @@ def lines(files: Files, path: str, *, records: bool = False, payload: bool = Fal
     if offset_of(name, LOG) >= 0:
         yield f"Log starting offset: {offset_of(name, LOG)}"
     mismatches = []
+    empty = offset_of(name, INDEX) >= 0 or offset_of(name, TIME_INDEX) >= 0
     for entry in entries(files, path, records=records or payload):
+        empty = False
         if entry["kind"] == "mismatch":
             mismatches.append(f"  Index offset: {entry['index_offset']}, log offset: {entry['log_offset']}")
         else:
             yield _line(entry, path, payload)
+    if empty:
+        yield f"{path} is empty."
     if mismatches:
         yield f"Mismatches in :{os.path.abspath(path)}"
         yield from mismatches

@@ -33,6 +33,7 @@ from tidemill.log.names import (
     LOCK,
     LOG_STARTS,
     META_PROPERTIES,
+    METADATA_DIRECTORY,
     PARTITION_METADATA,
     RECOVERY_POINTS,
     directory_to_delete,
@@ -230,8 +231,8 @@ class LogManager:
                 self.removals.add(directory.file(name), now_ms)
                 continue
             key = parse_partition_directory(name)
-            if key is None:
-                if name.endswith(("-future", "-stray")):
+            if key is None or name == METADATA_DIRECTORY:
+                if name == METADATA_DIRECTORY or name.endswith(("-future", "-stray")):
                     self.warnings.append(f"{directory.file(name)} is left alone: nothing here uses it")
                 continue
             try:

@@ -39,6 +39,9 @@ DELETE_DIRECTORY: Final = "-delete"
 FUTURE_DIRECTORY: Final = "-future"
 STRAY_DIRECTORY: Final = "-stray"
 
+METADATA_DIRECTORY: Final = "__cluster_metadata-0"
+"""The log of a KRaft controller, in formats of its own: no partition of a topic."""
+
 OFFSET_DIGITS: Final = 20
 FILE_NAME_BYTES_MAX: Final = 255
 

@@ -94,6 +94,9 @@ class Opening:
         end = self._check_tail(segments) if self.clean else -1
         if end < 0:
             end = self._recover(segments)
+        if end < self.start_offset:
+            segments = [self._restart_at_start(segments, end)]
+            end = self.start_offset
         start = min(max(self.start_offset, segments[0].base_offset), end)
         self.leader_epochs.truncate_end(end)
         self.leader_epochs.truncate_start(start)
@@ -116,6 +119,18 @@ class Opening:
             self.removals,
             self.now_ms,
         )
+
+    def _restart_at_start(self, segments: list[Segment], end: int) -> Segment:
+        """Offsets before the start offset were deleted by request: they are not given out again."""
+        self.warnings.append(
+            f"{self.directory}: the log ends at offset {end}, before its start offset {self.start_offset}: "
+            "what is left of it was deleted by request; it begins anew there"
+        )
+        for segment in segments:
+            self._put_away(segment)
+        fresh = self._segment(self.start_offset, 0)
+        fresh.create(self.now_ms)
+        return fresh
 
     # -- taking stock
 

@@ -283,6 +283,11 @@ class Segment:
         self._max_timestamp = timestamp
         self._max_timestamp_offset = offset
 
+    def base_offset_at(self, position: i64) -> i64:
+        """The base offset of the batch at ``position``; -1 when none is there."""
+        scan = BatchScan(self.file(), position, self.size)
+        return scan.base_offset if scan.step() else -1
+
     def last_offset_end(self) -> i64:
         """The offset after the last batch, read from the end of the files."""
         start: i64 = self.index.last_position()

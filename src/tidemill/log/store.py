@@ -166,10 +166,12 @@ class LogStore:
         segment = self.segments[len(self.segments) - 1]
         self.active = segment
         self.truncations += 1
-        segment.truncate(segment.position_of(offset))
+        position: i64 = segment.position_of(offset)
+        # A batch that straddles the offset goes as a whole: the log ends where it began.
+        cut_offset: i64 = segment.base_offset_at(position)
+        segment.truncate(position)
         self._limit_offset = -1
-        # A batch that straddles the offset goes as a whole: the log ends where the last one left ends.
-        self.end_offset = segment.last_offset_end()
+        self.end_offset = offset if cut_offset < 0 or cut_offset > offset else cut_offset
         self.start_offset = min(self.start_offset, self.end_offset)
         self.recovery_point = min(self.recovery_point, self.end_offset)
         self.names_unsynced = True

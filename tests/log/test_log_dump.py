@@ -1,0 +1,86 @@
+"""What the dump of a partition's files shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tidemill.log.dump import entries, lines
+from tidemill.log.files import SystemFiles
+from tidemill.log.log import Log
+from tidemill.model.errors import ConfigError
+from tidemill.records.batch import Batch
+from tidemill.records.builder import build_batch, build_end_marker
+
+FILES = SystemFiles()
+TIME = 1524709879130
+MakeBatch = Callable[..., Batch]
+MakeLog = Callable[..., Log]
+
+
+def test_the_golden_batch_is_shown_as_kafka_shows_it(directory: str) -> None:
+    path = Path(directory, "00000000000000000000.log")
+    path.write_bytes(build_batch([(TIME, b"key", b"value", None)], leader_epoch=0) + b"\0" * 9)
+    assert list(lines(FILES, str(path), payload=True)) == [
+        f"Dumping {path}",
+        "Log starting offset: 0",
+        "baseOffset: 0 lastOffset: 0 count: 1 baseSequence: -1 lastSequence: -1 producerId: -1 "
+        "producerEpoch: -1 partitionLeaderEpoch: 0 isTransactional: false isControl: false deleteHorizonMs: "
+        f"OptionalLong.empty position: 0 CreateTime: {TIME} size: 76 magic: 2 compresscodec: none "
+        "crc: 2857248333 isvalid: true",
+        f"| offset: 0 CreateTime: {TIME} keySize: 3 valueSize: 5 sequence: -1 headerKeys: [] "
+        "key: key payload: value",
+        "Found 9 invalid bytes at the end of 00000000000000000000.log",
+    ]
+
+
+def test_a_wrong_checksum_and_a_marker_are_shown(directory: str) -> None:
+    path = Path(directory, "00000000000000000000.log")
+    bad = bytearray(build_batch([(TIME, None, b"value", None)]))
+    bad[-2] ^= 1
+    path.write_bytes(bytes(bad) + build_end_marker(False, TIME, 7, 1, 3, base_offset=1))
+    shown = list(lines(FILES, str(path), records=True))
+    assert shown[2].endswith("isvalid: false")
+    assert shown[4].endswith("headerKeys: [] endTxnMarker: ABORT coordinatorEpoch: 3")
+
+
+def test_indexes_snapshots_and_epochs_are_shown(log_of: MakeLog, batch: MakeBatch, directory: str) -> None:
+    log = log_of({"index_interval_bytes": 200})
+    for number in range(6):
+        log.append(
+            [batch(1, timestamp=TIME + number, producer_id=7, producer_epoch=0, base_sequence=number)],
+            4,
+            TIME,
+        )
+    log.close(TIME)
+    size = batch(1).size
+    assert list(lines(FILES, log.active.index.path))[1:] == [
+        f"offset: {offset} position: {offset * size}" for offset in (3,)
+    ]
+    assert [entry["timestamp"] for entry in entries(FILES, log.active.time_index.path)][-1] == TIME + 5
+    (producer,) = entries(FILES, f"{directory}/00000000000000000006.snapshot")
+    assert (producer["producer_id"], producer["last_sequence"], producer["last_offset"]) == (7, 5, 5)
+    (epoch,) = entries(FILES, f"{directory}/leader-epoch-checkpoint")
+    assert (epoch["epoch"], epoch["start_offset"]) == (4, 0)
+
+
+def test_an_index_that_points_elsewhere_is_told(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of({"index_interval_bytes": 0})
+    for _ in range(3):
+        log.append([batch(1)], 0, TIME)
+    log.close(TIME)
+    path = Path(log.active.index.path)
+    data = bytearray(path.read_bytes())
+    data[3] += 5
+    path.write_bytes(data)
+    assert list(lines(FILES, str(path)))[-2:] == [
+        f"Mismatches in :{path}",
+        "  Index offset: 6, log offset: 1",
+    ]
+
+
+def test_other_files_are_refused(directory: str) -> None:
+    with pytest.raises(ConfigError, match=r"is no file of a log: give one that ends in \.log"):
+        entries(FILES, f"{directory}/notes.txt")

@@ -78,8 +78,8 @@ def loopback_warning(listener: str, told_host: str, told_port: int, client: str,
         return None
     return (
         f"a client at {client} came in on {listener} and is told to connect to "
-        f"{join_address(told_host, told_port)}, which on another machine leads nowhere; set advertised.listeners "
-        f"to an address that it can reach, as in {listener}://{join_address(socket.gethostname(), told_port)}"
+        f"{join_address(told_host, told_port)}, which on another machine leads nowhere; set "
+        f"advertised.listeners to an address that it can reach, as in {listener}://{join_address(socket.gethostname(), told_port)}"
     )
 
 

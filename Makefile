@@ -26,6 +26,10 @@ setup: $(STAMP) src/tidemill/_built.json ## makes .venv with tidemill and all th
 
 build: src/tidemill/_built.json ## builds the compiled modules
 
+run: setup ## does the main job on real data: broker, topics, Spark, Parquet, checks, report in ./demo/
+	$(BIN)/python -m tidemill.pipeline.java
+	$(BIN)/python -m tidemill.pipeline.demo
+
 test: setup ## passes the tests
 	$(BIN)/python -m pytest -q -n 2
 

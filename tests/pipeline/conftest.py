@@ -29,8 +29,8 @@ class Cluster:
         from confluent_kafka.admin import AdminClient
 
         self.bootstrap = bootstrap
-        self.admin = AdminClient({"bootstrap.servers": bootstrap})
-        self.producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5})
+        self.admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+        self.producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "log_level": 0})
 
     def topic(self, partitions: int = 1, name: str | None = None, **config: str) -> str:
         """Makes a topic; waits until it is there."""
@@ -66,14 +66,22 @@ class Cluster:
     def grow(self, topic: str, partitions: int) -> None:
         from confluent_kafka.admin import NewPartitions
 
-        self.admin.create_partitions([NewPartitions(topic, partitions)], operation_timeout=10)[topic].result(20)
+        self.admin.create_partitions([NewPartitions(topic, partitions)], operation_timeout=10)[topic].result(
+            20
+        )
+        while len(self.producer.list_topics(topic, timeout=10).topics[topic].partitions) < partitions:
+            pass
 
     def consume(self, topic: str, count: int) -> list[Any]:
         """The first ``count`` messages of a topic, as confluent-kafka has them."""
         from confluent_kafka import Consumer
 
         consumer = Consumer(
-            {"bootstrap.servers": self.bootstrap, "group.id": uuid.uuid4().hex, "auto.offset.reset": "earliest"}
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": uuid.uuid4().hex,
+                "auto.offset.reset": "earliest",
+            }
         )
         consumer.subscribe([topic])
         found: list[Any] = []

@@ -19,7 +19,12 @@ def batch(**more: str) -> dict[str, str]:
 
 def test_names_are_case_insensitive_and_client_options_lose_their_prefix() -> None:
     options = parse_source_options(
-        {"KAFKA.Bootstrap.Servers": "h:1", "SUBSCRIBE": "b, a,,a", "minpartitions": "7", "kafka.client.id": "me"},
+        {
+            "KAFKA.Bootstrap.Servers": "h:1",
+            "SUBSCRIBE": "b, a,,a",
+            "minpartitions": "7",
+            "kafka.client.id": "me",
+        },
         streaming=False,
     )
     assert options.topics == ("a", "b")
@@ -47,7 +52,8 @@ def test_offsets_of_partitions_are_read_from_json() -> None:
 def test_a_timestamp_wins_over_offsets_and_one_for_all_over_one_for_each() -> None:
     each = json.dumps({"a": {"0": 5}})
     options = parse_source_options(
-        batch(startingOffsets="latest", startingOffsetsByTimestamp=each, startingTimestamp="9"), streaming=False
+        batch(startingOffsets="latest", startingOffsetsByTimestamp=each, startingTimestamp="9"),
+        streaming=False,
     )
     assert options.starting.by_time
     assert options.starting.everywhere == 9
@@ -87,9 +93,15 @@ def test_assigned_partitions_are_read_from_json() -> None:
         (batch(batchBytes=str(2**31)), ["batchBytes", "at most 1073741824"]),
         (batch(maxOffsetsPerTrigger="5"), ["maxOffsetsPerTrigger='5'", "spark.readStream"]),
         (batch(startingOffsetsByTimestampStrategy="guess"), ["'guess'", "error, latest"]),
-        ({**BASE, "kafka.auto.offset.reset": "latest"}, ["kafka.auto.offset.reset='latest'", "startingOffsets"]),
+        (
+            {**BASE, "kafka.auto.offset.reset": "latest"},
+            ["kafka.auto.offset.reset='latest'", "startingOffsets"],
+        ),
         ({**BASE, "kafka.key.deserializer": "X"}, ["cast the column"]),
-        ({"kafka.bootstrap.servers": "h:1", "subscribePattern": "("}, ["subscribePattern='('", "regular expression"]),
+        (
+            {"kafka.bootstrap.servers": "h:1", "subscribePattern": "("},
+            ["subscribePattern='('", "regular expression"],
+        ),
         ({"kafka.bootstrap.servers": "h:1", "assign": '{"a": 0}'}, ["assign", "list of partition numbers"]),
         ({"kafka.bootstrap.servers": "h:1", "subscribe": " , "}, ["subscribe=' , '", "topic names"]),
         ({**BASE, "kafka.bootstrap.server": "x"}, ["bootstrap.server", "bootstrap.servers"]),

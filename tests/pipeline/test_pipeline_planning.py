@@ -39,7 +39,9 @@ def at(offsets: dict[TopicPartition, int], topic_id: bytes | None = ID) -> Strea
 
 
 sizes = st.dictionaries(
-    st.builds(TopicPartition, st.sampled_from(["a", "b"]), st.integers(0, 9)), st.integers(0, 10**12), max_size=12
+    st.builds(TopicPartition, st.sampled_from(["a", "b"]), st.integers(0, 9)),
+    st.integers(0, 10**12),
+    max_size=12,
 )
 
 
@@ -142,7 +144,9 @@ def test_a_batch_is_planned_the_same_each_time() -> None:
 
 
 def test_records_deleted_before_they_are_read_are_named() -> None:
-    ranges, losses = plan_ranges(at({A0: 5, A1: 1}), at({A0: 9, A1: 4}), view({A0: 20, A1: 20}, {A0: 7, A1: 10}))
+    ranges, losses = plan_ranges(
+        at({A0: 5, A1: 1}), at({A0: 9, A1: 4}), view({A0: 20, A1: 20}, {A0: 7, A1: 10})
+    )
     assert ranges == [OffsetRange("a", 0, 7, 9, ID)]
     assert losses == [
         "offsets 5 to 6 of a-0 were deleted before they were read (the partition now begins at 7)",
@@ -182,7 +186,9 @@ def test_offsets_of_sparks_own_connector_are_read() -> None:
     assert parse_position({"a": {"0": 5, "1": 6}}).offsets() == {A0: 5, A1: 6}
 
 
-@pytest.mark.parametrize("table", [{"version": 2, "topics": {}}, {"version": 1}, {"a": 5}, {"version": 1, "topics": 3}])
+@pytest.mark.parametrize(
+    "table", [{"version": 2, "topics": {}}, {"version": 1}, {"a": 5}, {"version": 1, "topics": 3}]
+)
 def test_offsets_of_something_else_are_refused(table: dict[str, object]) -> None:
     with pytest.raises(BadPosition, match="checkpoint"):
         parse_position(table)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 MOMENT_MS = 1_700_000_000_123
 
@@ -17,7 +17,7 @@ def refusal(action: Any) -> str:
     """The text of the failure that Spark gives back."""
     from tidemill.pipeline.failures import explained
 
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark wraps it in several types
+    with pytest.raises(Exception) as caught:
         action()
     return explained(caught.value)
 
@@ -53,7 +53,7 @@ def test_columns_and_types_are_those_of_sparks_connector(lab: Any) -> None:
     assert all(field.nullable for field in lab.batch(topic, includeHeaders="true").schema.fields)
 
 
-def test_arrow_schema_is_the_one_that_spark_compares_with() -> None:
+def test_arrow_schema_is_the_one_that_spark_compares_with(spark: Any) -> None:
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
@@ -170,9 +170,9 @@ def test_deleted_records_stop_a_read_or_are_passed_over(lab: Any) -> None:
 
 def test_records_deleted_between_plan_and_read_are_a_loss(lab: Any) -> None:
     from tidemill.client.errors import DataLoss
+    from tidemill.pipeline.connect import open_cluster
     from tidemill.pipeline.options import parse_source_options
     from tidemill.pipeline.reader import plan_batch, read_range
-    from tidemill.pipeline.connect import open_cluster
 
     topic = lab.cluster.topic()
     lab.cluster.produce(topic, 10)

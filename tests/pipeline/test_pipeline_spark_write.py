@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 def write(lab: Any, frame: Any, topic: str | None = None, mode: str = "append", **options: str) -> None:
@@ -21,7 +21,7 @@ def write(lab: Any, frame: Any, topic: str | None = None, mode: str = "append", 
 def refusal(lab: Any, frame: Any, topic: str | None = None, **options: str) -> str:
     from tidemill.pipeline.failures import explained
 
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark wraps it in several types
+    with pytest.raises(Exception) as caught:
         write(lab, frame, topic, **options)
     return explained(caught.value)
 
@@ -30,16 +30,21 @@ def test_every_column_of_a_row_arrives(lab: Any) -> None:
     topic = lab.cluster.topic(3)
     moment = datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)
     rows = [
-        ("k", b"v\x00", 2, [("a", b"1"), ("b", None)], moment),
-        (None, b"", 0, None, moment),
-        ("", None, 1, [], moment),
+        ("k", b"v\x00", 2, moment, [("a", b"1"), ("b", None)]),
+        (None, b"", 0, moment, None),
+        ("", None, 1, moment, []),
     ]
     schema = (
-        "key string, value binary, partition int, headers array<struct<key:string,value:binary>>, timestamp timestamp"
+        "key string, value binary, partition int, timestamp timestamp, "
+        "headers array<struct<key:string,value:binary>>"
     )
     write(lab, lab.spark.createDataFrame(rows, schema), topic)
     found = {message.partition(): message for message in lab.cluster.consume(topic, 3)}
-    assert (found[2].key(), found[2].value(), found[2].headers()) == (b"k", b"v\x00", [("a", b"1"), ("b", None)])
+    assert (found[2].key(), found[2].value(), found[2].headers()) == (
+        b"k",
+        b"v\x00",
+        [("a", b"1"), ("b", None)],
+    )
     assert (found[0].key(), found[0].value(), found[0].headers()) == (None, b"", None)
     assert (found[1].key(), found[1].value(), found[1].headers()) == (b"", None, None)
     assert {message.timestamp()[1] for message in found.values()} == {1_700_000_000_123}
@@ -129,9 +134,11 @@ def test_what_cannot_be_written_is_refused(lab: Any) -> None:
     assert "column n (int) has no place in a message" in text
     assert "to_json(struct(...))" in text
     assert "there is no column value" in refusal(lab, frame.select(frame.value.alias("key")), topic)
-    assert "column value is int: binary or string is allowed" in refusal(lab, frame.selectExpr("n value"), topic)
+    assert "column value is int: binary or string is allowed" in refusal(
+        lab, frame.selectExpr("n value"), topic
+    )
     assert "set the option topic" in refusal(lab, frame.select("value"))
-    assert "use .mode(\"append\")" in refusal(lab, frame.select("value"), topic, mode="overwrite")
+    assert 'use .mode("append")' in refusal(lab, frame.select("value"), topic, mode="overwrite")
     nameless = lab.spark.createDataFrame([("a", None)], "value string, topic string")
     assert "1 of 1 rows have no topic" in refusal(lab, nameless)
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
-class TopicView(NamedTuple):
-    """A topic as the cluster has it now; ``topic_id`` is None where the broker knows no ids."""
-
-    topic_id: bytes | None
-    partitions: int
+    from tidemill.client.ranges import TopicView
 
 
 class Cluster(Protocol):
@@ -53,7 +48,3 @@ class Cluster(Protocol):
         ...
 
     def close(self) -> None: ...
-
-    def __enter__(self) -> Cluster: ...
-
-    def __exit__(self, *problem: object) -> None: ...

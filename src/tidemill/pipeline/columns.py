@@ -59,7 +59,8 @@ def requested_columns(schema: StructType, include_headers: bool) -> tuple[tuple[
         if available.get(field.name) != kind:
             hint = " (set includeHeaders=true)" if field.name == "headers" and not include_headers else ""
             raise ConfigError(
-                f"the schema asks for {field.name} {kind}{hint}: this source has {schema_text(include_headers)}; "
+                f"the schema asks for {field.name} {kind}{hint}: this source has "
+                f"{schema_text(include_headers)}; "
                 "name some of these columns, and cast them afterwards"
             )
         wanted.append((field.name, bool(field.nullable)))
@@ -92,7 +93,10 @@ class BatchBuilder:
 
         self.schema = arrow_schema(columns)
         self.names = [name for name, _ in columns]
-        self._scalars = {"topic": pa.scalar(topic, pa.string()), "partition": pa.scalar(partition, pa.int32())}
+        self._scalars = {
+            "topic": pa.scalar(topic, pa.string()),
+            "partition": pa.scalar(partition, pa.int32()),
+        }
         self._repeated: dict[str, pa.Array] = {}
         self._rows = rows
 
@@ -115,5 +119,7 @@ class BatchBuilder:
 
         known = self._repeated.get(name)
         if known is None or len(known) < rows:
-            known = self._repeated[name] = pa.repeat(self._scalars[name], max(rows, min(self._rows, 2 * rows)))
+            known = self._repeated[name] = pa.repeat(
+                self._scalars[name], max(rows, min(self._rows, 2 * rows))
+            )
         return known.slice(0, rows)

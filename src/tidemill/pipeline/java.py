@@ -19,6 +19,7 @@ VERSION_MIN = 17
 
 DEBIAN_PACKAGES = ("openjdk-17-jre-headless", "openjdk-21-jre-headless", "default-jre-headless")
 BREW_PACKAGE = "openjdk@17"
+BREW_PREFIXES = ("/opt/homebrew", "/usr/local", "/home/linuxbrew/.linuxbrew")
 
 
 def java_command() -> str | None:
@@ -28,6 +29,15 @@ def java_command() -> str | None:
         command = Path(home) / "bin" / "java"
         return str(command) if command.exists() else None
     return shutil.which("java")
+
+
+def use_brewed_java() -> None:
+    """Sets JAVA_HOME to Homebrew's Java, which is not on the PATH, where no other is fit."""
+    for prefix in BREW_PREFIXES:
+        home = Path(prefix) / "opt" / BREW_PACKAGE / "libexec" / "openjdk.jdk" / "Contents" / "Home"
+        if (home / "bin" / "java").exists():
+            os.environ["JAVA_HOME"] = str(home)
+            return
 
 
 def java_version(command: str) -> int | None:
@@ -42,6 +52,15 @@ def java_version(command: str) -> int | None:
 
 def problem_with_java() -> str | None:
     """None when Java is fit for Spark, otherwise what is wrong."""
+    problem = _problem()
+    if problem is not None and "JAVA_HOME" not in os.environ:
+        use_brewed_java()
+        if "JAVA_HOME" in os.environ:
+            return _problem()
+    return problem
+
+
+def _problem() -> str | None:
     command = java_command()
     if command is None:
         home = os.environ.get("JAVA_HOME")
@@ -58,13 +77,15 @@ def require_java() -> None:
     """Raises ConfigError, with what to do, where Spark could not start."""
     problem = problem_with_java()
     if problem is not None:
-        raise ConfigError(f"Spark needs a Java runtime of version {VERSION_MIN} or later, and {problem}. {advice()}")
+        raise ConfigError(
+            f"Spark needs a Java runtime of version {VERSION_MIN} or later, and {problem}. {advice()}"
+        )
 
 
 def advice() -> str:
     """How Java is installed on this system."""
     if sys.platform == "darwin":
-        return f"Install it with: brew install {BREW_PACKAGE} (then set JAVA_HOME as brew tells)"
+        return f"Install it with: brew install {BREW_PACKAGE}"
     if shutil.which("apt-get"):
         return f"Install it with: sudo apt-get install {DEBIAN_PACKAGES[0]}"
     if shutil.which("dnf"):
@@ -78,7 +99,10 @@ def install() -> bool:
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         subprocess.run(["apt-get", "update", "-qq"], env=environment, check=False)
         return any(
-            subprocess.run(["apt-get", "install", "-y", "-qq", package], env=environment, check=False).returncode == 0
+            subprocess.run(
+                ["apt-get", "install", "-y", "-qq", package], env=environment, check=False
+            ).returncode
+            == 0
             for package in DEBIAN_PACKAGES
         )
     if shutil.which("brew"):

@@ -66,7 +66,8 @@ STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"
 
 REFUSED_CLIENT_KEYS = {
     "auto.offset.reset": "the start is chosen with startingOffsets",
-    "enable.auto.commit": "the checkpoint holds the offsets; commitOffsets=true shows them to lag tools as well",
+    "enable.auto.commit": "the checkpoint holds the offsets; commitOffsets=true shows them to lag tools as "
+    "well",
     "interceptor.classes": "interceptors are classes of a JVM",
     "key.deserializer": "keys come as binary; cast the column instead",
     "value.deserializer": "values come as binary; cast the column instead",
@@ -154,7 +155,8 @@ def parse_source_options(options: Mapping[str, str], *, streaming: bool) -> Sour
         assigned=assigned,
         starting=_bound(given, "starting", LATEST if streaming else EARLIEST),
         ending=_bound(given, "ending", LATEST),
-        latest_without_match=given.choice("startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
+        latest_without_match=given.choice("startingOffsetsByTimestampStrategy", ("error", "latest"))
+        == "latest",
         offsets_per_trigger_max=given.whole("maxOffsetsPerTrigger", None, at_least=1),
         offsets_per_trigger_min=_offsets_min(given),
         trigger_delay_max_s=given.seconds("maxTriggerDelay", 15 * 60.0),
@@ -210,9 +212,7 @@ class _Options:
         value = self.whole(name, default, at_least=at_least, at_most=at_most)
         return default if value is None else value
 
-    def whole(
-        self, name: str, default: int | None, *, at_least: int, at_most: int = 2**63 - 1
-    ) -> int | None:
+    def whole(self, name: str, default: int | None, *, at_least: int, at_most: int = 2**63 - 1) -> int | None:
         text = self.text(name)
         if text is None:
             return default
@@ -268,7 +268,9 @@ def _unknown(name: str, value: str, known: tuple[str, ...], doing: str) -> str:
         wanted = "subscribe, subscribePattern or assign" if doing == "reading" else "topic"
         return f"option path={value!r}: tidemill has topics, not paths; set the option {wanted}"
     if name.lower() in {other.lower() for other in SOURCE_OPTIONS + SINK_OPTIONS}:
-        return f"option {name}={value!r} means nothing for {doing}; allowed are {', '.join(known)} and kafka.*"
+        return (
+            f"option {name}={value!r} means nothing for {doing}; allowed are {', '.join(known)} and kafka.*"
+        )
     import difflib
 
     near = difflib.get_close_matches(name.lower(), [other.lower() for other in known], n=1, cutoff=0.7)
@@ -280,7 +282,9 @@ def _refuse_out_of_place(given: _Options, streaming: bool) -> None:
     for name in BATCH_ONLY if streaming else STREAM_ONLY:
         if name in given:
             kind, other = ("a stream", "spark.read") if streaming else ("a batch", "spark.readStream")
-            raise ConfigError(f"option {name}={given.text(name)!r} means nothing for {kind}: it is for {other}")
+            raise ConfigError(
+                f"option {name}={given.text(name)!r} means nothing for {kind}: it is for {other}"
+            )
 
 
 def _client_options(given: _Options, role: str) -> dict[str, str]:
@@ -289,7 +293,9 @@ def _client_options(given: _Options, role: str) -> dict[str, str]:
         if name in client:
             raise ConfigError(f"option kafka.{name}={client[name]!r} is not allowed: {why}")
     if not client.get("bootstrap.servers", "").strip():
-        raise ConfigError("option kafka.bootstrap.servers is missing: give host:port,host:port of some brokers")
+        raise ConfigError(
+            "option kafka.bootstrap.servers is missing: give host:port,host:port of some brokers"
+        )
     try:
         ClientConfig(role, client)
     except ConfigError as problem:
@@ -329,7 +335,9 @@ def _assignment(text: str) -> tuple[TopicPartition, ...]:
     assigned: set[TopicPartition] = set()
     for topic, numbers in table.items():
         if not isinstance(numbers, list) or not all(_is_count(number) for number in numbers):
-            raise ConfigError(f"option assign={text!r}: {topic!r} needs a list of partition numbers, as {form}")
+            raise ConfigError(
+                f"option assign={text!r}: {topic!r} needs a list of partition numbers, as {form}"
+            )
         assigned.update(TopicPartition(topic, number) for number in numbers)
     if not assigned:
         raise ConfigError(f"option assign={text!r} names no partition: {form} is the form")
@@ -357,7 +365,9 @@ def _bound(given: _Options, side: str, default: int) -> Bound:
         raise ConfigError(f'option {option}={text!r}: {words} or JSON as {{"topic": {{"0": 23}}}} is allowed')
     partitions = _per_partition(option, text, at_least=EARLIEST)
     if side == "ending" and EARLIEST in partitions.values():
-        raise ConfigError(f"option endingOffsets={text!r}: an end of {EARLIEST} (earliest) would read nothing")
+        raise ConfigError(
+            f"option endingOffsets={text!r}: an end of {EARLIEST} (earliest) would read nothing"
+        )
     return Bound(None, partitions, False, option)
 
 

@@ -72,7 +72,8 @@ def advance(position: StreamPosition, view: ClusterView) -> Advance:
     for topic in sorted(anew):
         losses.append(
             f"topic {topic} was deleted and made anew: its id was {describe_id(position.topic_id(topic))}, "
-            f"now it is {describe_id(view.topic_ids[topic])}, so the offsets of the checkpoint mean other records"
+            f"now it is {describe_id(view.topic_ids[topic])}, so the offsets of the checkpoint mean other "
+            "records"
         )
     for partition, latest in view.latest.items():
         start = known.get(partition) if partition.topic not in anew else None
@@ -104,7 +105,7 @@ def limit_rows(begin: Offsets, end: Offsets, rows_max: int) -> dict[TopicPartiti
     if total <= rows_max:
         return dict(end)
     shares = {partition: max(1, size * rows_max // total) for partition, size in filled.items()}
-    # What flooring to whole offsets left over, or what "at least one" took too much, the largest shares level.
+    # The largest shares level what flooring left over, or what "at least one" took too much.
     order = sorted(filled, key=lambda partition: (-filled[partition], partition))
     spare = rows_max - sum(shares.values())
     for partition in order:
@@ -147,7 +148,9 @@ def plan_ranges(
             if first >= last:
                 continue
             if partition not in view.earliest:
-                losses.append(f"the cluster has no longer {partition}, offsets {first} to {last - 1} are lost")
+                losses.append(
+                    f"the cluster has no longer {partition}, offsets {first} to {last - 1} are lost"
+                )
                 continue
             kept = max(first, view.earliest[partition])
             if kept > first:

@@ -63,7 +63,9 @@ class StreamPosition(NamedTuple):
         }
 
 
-def position_of(offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, bytes | None]) -> StreamPosition:
+def position_of(
+    offsets: Mapping[TopicPartition, int], topic_ids: Mapping[str, bytes | None]
+) -> StreamPosition:
     """A position from the next offset of each partition and the ids of their topics."""
     topics: dict[str, dict[int, int]] = {topic: {} for topic in topic_ids}
     for (topic, partition), offset in offsets.items():
@@ -77,7 +79,9 @@ def parse_position(table: Mapping[str, Any]) -> StreamPosition:
     """Reads what :meth:`StreamPosition.to_json` wrote, or the plain form. Raises BadPosition."""
     try:
         if "version" not in table:
-            return StreamPosition({topic: TopicPosition(None, _numbers(part)) for topic, part in table.items()})
+            return StreamPosition(
+                {topic: TopicPosition(None, _numbers(part)) for topic, part in table.items()}
+            )
         if table["version"] != VERSION:
             raise BadPosition(
                 f"the checkpoint has offsets of version {table['version']!r}, this tidemill reads version "

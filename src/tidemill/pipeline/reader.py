@@ -35,9 +35,7 @@ class TidemillReader(DataSourceReader):
         """One task for each partition with records, more where ``minPartitions`` asks for them."""
         with open_cluster(self._options.client) as cluster:
             ranges = plan_batch(cluster, self._options)
-        pieces = split_ranges(
-            ranges, self._options.partitions_min, self._options.records_per_partition_max
-        )
+        pieces = split_ranges(ranges, self._options.partitions_min, self._options.records_per_partition_max)
         return list(pieces)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -53,7 +51,11 @@ def plan_batch(cluster: Cluster, options: SourceOptions) -> list[OffsetRange]:
     report_losses([*start_losses, *end_losses], options)
     return [
         OffsetRange(
-            partition.topic, partition.partition, begin[partition], end[partition], view.topic_ids[partition.topic]
+            partition.topic,
+            partition.partition,
+            begin[partition],
+            end[partition],
+            view.topic_ids[partition.topic],
         )
         for partition in sorted(end)
         if begin[partition] < end[partition]

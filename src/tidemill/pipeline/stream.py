@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidemill.pipeline")
 
 
-class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+class TidemillStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches; lives in a process of the driver for as long as the query runs."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:

@@ -6,14 +6,18 @@ import difflib
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from tidemill.client.errors import DataLoss, TopicRecreated
 from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
-from tidemill.pipeline.cluster import Cluster, TopicView
+from tidemill.pipeline.cluster import Cluster
 from tidemill.pipeline.options import EARLIEST, LATEST, Bound, SourceOptions
 from tidemill.pipeline.planning import ClusterView, Offsets
 from tidemill.pipeline.position import describe_partitions
+
+if TYPE_CHECKING:
+    from tidemill.client.ranges import TopicView
 
 log = logging.getLogger("tidemill.pipeline")
 
@@ -90,7 +94,8 @@ def report_losses(losses: Sequence[str], options: SourceOptions) -> None:
         return
     error = TopicRecreated if any("made anew" in loss for loss in losses) else DataLoss
     raise error(
-        f"{text}. The query stops here because failOnDataLoss is true: set failOnDataLoss=false to go on with "
+        f"{text}. The query stops here because failOnDataLoss is true: set failOnDataLoss=false to go on "
+        "with "
         "what is still there, or start again with a new checkpoint and a new output"
     )
 
@@ -104,7 +109,9 @@ def _offset(
     if number == LATEST:
         return latest
     if not earliest <= number <= latest:
-        losses.append(f"{bound.option} asks for offset {number} of {partition}, which has {earliest} to {latest}")
+        losses.append(
+            f"{bound.option} asks for offset {number} of {partition}, which has {earliest} to {latest}"
+        )
     return min(max(number, earliest), latest)
 
 
@@ -122,7 +129,9 @@ def _by_time(
             f"option {bound.option}: {describe_partitions(missing)} has no record as late as "
             f"{times[missing[0]]} ms; set startingOffsetsByTimestampStrategy=latest to begin at the end there"
         )
-    return {partition: view.latest[partition] if partition in missing else found[partition] for partition in times}
+    return {
+        partition: view.latest[partition] if partition in missing else found[partition] for partition in times
+    }
 
 
 def _refuse_other_partitions(bound: Bound, partitions: Offsets) -> None:

@@ -82,7 +82,7 @@ class _Writing:
         self._options = options
         self._columns = columns
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:  # type: ignore[override]
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Sent:
         return send_batches(self._options, self._columns, iterator)
 
 
@@ -120,7 +120,9 @@ def batch_writer(options: SinkOptions, schema: StructType, overwrite: bool) -> T
 def stream_writer(options: SinkOptions, schema: StructType, overwrite: bool) -> TidemillStreamWriter:
     """As :func:`batch_writer`, for streams."""
     if overwrite:
-        raise ConfigError('output mode complete rewrites its whole result: use .outputMode("append") or "update"')
+        raise ConfigError(
+            'output mode complete rewrites its whole result: use .outputMode("append") or "update"'
+        )
     return TidemillStreamWriter(options, checked_columns(options, schema))
 
 
@@ -132,7 +134,8 @@ def checked_columns(options: SinkOptions, schema: StructType) -> tuple[str, ...]
             continue
         if name not in ALLOWED:
             raise ConfigError(
-                f"column {name} ({kind}) has no place in a message: allowed are {', '.join(ALLOWED)}. Put it into "
+                f"column {name} ({kind}) has no place in a message: allowed are {', '.join(ALLOWED)}. Put "
+                "it into "
                 "the value, for instance to_json(struct(...)) as value, or leave it out"
             )
         if kind not in ALLOWED[name]:
@@ -144,9 +147,7 @@ def checked_columns(options: SinkOptions, schema: StructType) -> tuple[str, ...]
     return tuple(name for name in kinds if name not in PASSED_OVER)
 
 
-def send_batches(
-    options: SinkOptions, columns: tuple[str, ...], batches: Iterable[pa.RecordBatch]
-) -> Sent:
+def send_batches(options: SinkOptions, columns: tuple[str, ...], batches: Iterable[pa.RecordBatch]) -> Sent:
     """Sends all rows and waits until each is acknowledged. Raises the first error of a message."""
     from tidemill.client import Producer
 
@@ -187,7 +188,8 @@ def by_topic(
     names = batch.column("topic")
     if names.null_count:
         raise InvalidRecord(
-            f"{names.null_count} of {batch.num_rows} rows have no topic: fill the column, or set the option topic"
+            f"{names.null_count} of {batch.num_rows} rows have no topic: fill the column, or set the "
+            "option topic"
         )
     distinct = pc.unique(names).to_pylist()
     for name in distinct:

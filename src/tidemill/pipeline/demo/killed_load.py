@@ -82,6 +82,8 @@ def _wait_for(
             end = log_path.read_text(errors="replace").strip().splitlines()[-15:]
             raise LoadFailed("the load ended with code {}:\n{}".format(process.returncode, "\n".join(end)))
         if time.monotonic() > deadline_s:
-            raise LoadFailed(f"the load did not come to {path} within {WAIT_SECONDS_MAX:.0f} s; see {log_path}")
+            raise LoadFailed(
+                f"the load did not come to {path} within {WAIT_SECONDS_MAX:.0f} s; see {log_path}"
+            )
         on_wait(f"{len(batches_in(checkpoint / 'commits'))} micro-batches committed")
         time.sleep(0.01)

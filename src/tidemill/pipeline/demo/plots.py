@@ -38,11 +38,15 @@ STYLE = {
 }
 
 
-def messages_a_day(published: Mapping[str, Mapping[str, int]], loaded: Mapping[str, Mapping[str, int]]) -> str:
+def messages_a_day(
+    published: Mapping[str, Mapping[str, int]], loaded: Mapping[str, Mapping[str, int]]
+) -> str:
     """Messages published and loaded on each day, one panel a topic, and their difference."""
 
     def draw(figure: Any) -> None:
-        axes = figure.subplots(len(published), 1, sharex=True, gridspec_kw={"height_ratios": [3, 2][: len(published)]})
+        axes = figure.subplots(
+            len(published), 1, sharex=True, gridspec_kw={"height_ratios": [3, 2][: len(published)]}
+        )
         for axis, topic in zip(axes, published, strict=True):
             days = sorted(set(published[topic]) | set(loaded[topic]))
             dates = [date.fromisoformat(day) for day in days]
@@ -50,7 +54,9 @@ def messages_a_day(published: Mapping[str, Mapping[str, int]], loaded: Mapping[s
             came = [loaded[topic].get(day, 0) for day in days]
             axis.fill_between(dates, sent, color=BLUE, alpha=0.18, linewidth=0, label="published")
             axis.plot(dates, came, color=BLUE, linewidth=1.1, label="loaded into Parquet")
-            wrong = [(day, count) for day, count, other in zip(dates, came, sent, strict=True) if count != other]
+            wrong = [
+                (day, count) for day, count, other in zip(dates, came, sent, strict=True) if count != other
+            ]
             if wrong:
                 axis.plot(*zip(*wrong, strict=True), "x", color=RED, label="differs")
             axis.set_ylim(0)
@@ -77,11 +83,25 @@ def rows_a_partition(
             top = max(rows.values(), default=1)
             for index, (key, count) in enumerate(sorted(keys[topic].items(), key=lambda item: -item[1])):
                 partition = partition_of(key, len(rows))
-                axis.bar(partition, count, bottom=height[partition], color=SERIES[index % len(SERIES)],
-                         edgecolor="white", linewidth=0.8)
+                axis.bar(
+                    partition,
+                    count,
+                    bottom=height[partition],
+                    color=SERIES[index % len(SERIES)],
+                    edgecolor="white",
+                    linewidth=0.8,
+                )
                 if count > top * 0.045:
-                    axis.text(partition, height[partition] + count / 2, key, ha="center", va="center",
-                              color="white", fontsize=9, fontweight="bold")
+                    axis.text(
+                        partition,
+                        height[partition] + count / 2,
+                        key,
+                        ha="center",
+                        va="center",
+                        color="white",
+                        fontsize=9,
+                        fontweight="bold",
+                    )
                 height[partition] += count
             for partition, count in rows.items():
                 axis.text(partition, count + top * 0.015, f"{count:,}", ha="center", va="bottom", fontsize=9)
@@ -123,15 +143,28 @@ def delay_by_hour_and_carrier(delays: Sequence[Any]) -> str:
         above.grid(axis="x", visible=False)
         shown = np.ma.masked_invalid(field)
         drawn = below.pcolormesh(
-            [hour - 0.5 for hour in hours] + [hours[-1] + 0.5], range(len(carriers) + 1), shown,
-            cmap="YlOrRd", vmin=-5, vmax=50,
+            [hour - 0.5 for hour in hours] + [hours[-1] + 0.5],
+            range(len(carriers) + 1),
+            shown,
+            cmap="YlOrRd",
+            vmin=-5,
+            vmax=50,
         )
         for y, carrier in enumerate(carriers):
             for x, hour in enumerate(hours):
                 if not np.isnan(field[y, x]):
-                    below.text(hour, y + 0.5, f"{field[y, x]:.0f}", ha="center", va="center", fontsize=8,
-                               color="white" if field[y, x] > 32 else INK)
-            below.text(hours[-1] + 0.7, y + 0.5, f"{departed[carrier]:,}", va="center", fontsize=8, color="#64748b")
+                    below.text(
+                        hour,
+                        y + 0.5,
+                        f"{field[y, x]:.0f}",
+                        ha="center",
+                        va="center",
+                        fontsize=8,
+                        color="white" if field[y, x] > 32 else INK,
+                    )
+            below.text(
+                hours[-1] + 0.7, y + 0.5, f"{departed[carrier]:,}", va="center", fontsize=8, color="#64748b"
+            )
         below.set_yticks([y + 0.5 for y in range(len(carriers))], carriers)
         below.set_xticks(hours)
         below.set_ylim(len(carriers), 0)
@@ -163,7 +196,9 @@ def delay_by_weather(rows: Sequence[Any]) -> str:
             delay = [row["dep_delay_mean"] or 0 for row in classes]
             above.bar(names, delay, color=colour)
             for x, row in enumerate(classes):
-                above.text(x, delay[x] + 0.6, _short(row["flights"]), ha="center", fontsize=7.5, color="#64748b")
+                above.text(
+                    x, delay[x] + 0.6, _short(row["flights"]), ha="center", fontsize=7.5, color="#64748b"
+                )
             below.bar(names, [100 * row["cancelled"] for row in classes], color=colour, alpha=0.55)
             below.set_xlabel(label)
             for axis in (above, below):
@@ -176,7 +211,9 @@ def delay_by_weather(rows: Sequence[Any]) -> str:
 
 
 def _short(count: int) -> str:
-    return f"{count / 1000:.0f}k" if count >= 10_000 else f"{count / 1000:.1f}k" if count >= 1000 else str(count)
+    return (
+        f"{count / 1000:.0f}k" if count >= 10_000 else f"{count / 1000:.1f}k" if count >= 1000 else str(count)
+    )
 
 
 def _svg(draw: Callable[[Any], None], width: float, height: float) -> str:

@@ -20,10 +20,12 @@ main { max-width: 1040px; margin: 0 auto; padding: 32px 20px 64px; }
 h1 { font-size: 30px; line-height: 1.2; margin: 0 0 8px; letter-spacing: -0.02em; }
 h2 { font-size: 20px; margin: 0 0 6px; letter-spacing: -0.01em; }
 p { margin: 0 0 12px; max-width: 78ch; }
-section { background: #fff; border: 1px solid #e2e8f0; border-radius: 12px; padding: 22px 24px; margin: 18px 0; }
+section { background: #fff; border: 1px solid #e2e8f0; border-radius: 12px; padding: 22px 24px;
+  margin: 18px 0; }
 svg { width: 100%; height: auto; display: block; margin: 10px 0 2px; }
 table { border-collapse: collapse; width: 100%; font-size: 14.5px; margin-top: 6px; }
-th { text-align: left; color: #64748b; font-weight: 600; border-bottom: 1px solid #cbd5e1; padding: 6px 10px 6px 0; }
+th { text-align: left; color: #64748b; font-weight: 600; border-bottom: 1px solid #cbd5e1;
+  padding: 6px 10px 6px 0; }
 td { border-bottom: 1px solid #eef2f7; padding: 6px 10px 6px 0; vertical-align: top; }
 tr:last-child td { border-bottom: 0; }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
@@ -84,22 +86,29 @@ def _verdict(results: Results) -> str:
     )
     return (
         f'<section class="verdict{"" if results.passed else " failed"}">'
-        f"<h1>{head}</h1><p>The flights that left New York in 2013, and the weather there, were published to a "
-        "tidemill broker, loaded by Spark into Parquet while the load was killed once, joined, and the result "
-        f'published again. This page shows what was found.</p>{failures}<div class="tiles">{text}</div></section>'
+        f"<h1>{head}</h1><p>The flights that left New York in 2013, and the weather there, were published "
+        "to a "
+        "tidemill broker, loaded by Spark into Parquet while the load was killed once, joined, and the "
+        "result "
+        f"published again. This page shows what was found.</p>{failures}<div "
+        f'class="tiles">{text}</div></section>'
     )
 
 
 def _days(results: Results) -> str:
     published = {topic: loaded.published.by_date for topic, loaded in results.topics.items()}
     loaded = {
-        topic: {row["event_date"].isoformat(): row["count"] for row in one.days if row["event_date"] is not None}
+        topic: {
+            row["event_date"].isoformat(): row["count"] for row in one.days if row["event_date"] is not None
+        }
         for topic, one in results.topics.items()
     }
     return _section(
         "Published and loaded, day by day",
-        "The area is what the producer counted while it sent; the line is what lies in the folder of that date. "
-        "A date is the local date in New York of the record's time: the scheduled departure of a flight, the hour "
+        "The area is what the producer counted while it sent; the line is what lies in the folder of that "
+        "date. "
+        "A date is the local date in New York of the record's time: the scheduled departure of a flight, "
+        "the hour "
         "of a weather report. In UTC, more than a tenth of the flights would lie under another date.",
         plots.messages_a_day(published, loaded),
     )
@@ -116,11 +125,14 @@ def _partitions(results: Results) -> str:
     share = flights[largest] / max(1, sum(flights.values()))
     empty = [str(partition) for partition, count in flights.items() if count == 0]
     text = (
-        "All messages of a key go to one partition: murmur2 of the key, modulo the number of partitions, as with "
-        f"every Kafka client. Few keys therefore spread unevenly. Partition {largest} has {share:.0%} of the flights"
+        "All messages of a key go to one partition: murmur2 of the key, modulo the number of partitions, "
+        "as with "
+        f"every Kafka client. Few keys therefore spread unevenly. Partition {largest} has {share:.0%} of "
+        "the flights"
         + (f", partition {' and '.join(empty)} none at all" if empty else "")
         + f", and the {len(keys[WEATHER])} airports of the weather fill "
-        f"{sum(1 for count in rows[WEATHER].values() if count)} partitions. That is the price of order by key, not a "
+        f"{sum(1 for count in rows[WEATHER].values() if count)} partitions. That is the price of order by "
+        "key, not a "
         "fault; Spark evens it out when it brings the rows of a date together."
     )
     return _section(
@@ -135,7 +147,9 @@ def _restart(results: Results) -> str:
     lines = []
     for batch in results.batches:
         done = batch.seconds is not None
-        state = f'<span class="ok">{batch.seconds:.1f} s</span>' if done else '<span class="bad">killed</span>'
+        state = (
+            f'<span class="ok">{batch.seconds:.1f} s</span>' if done else '<span class="bad">killed</span>'
+        )
         width = 100 * batch.rows / largest
         lines.append(
             f'<tr><td>{batch.run}</td><td class="n">{batch.batch}</td><td class="n">{batch.rows:,}</td>'
@@ -143,13 +157,16 @@ def _restart(results: Results) -> str:
             f'{"" if done else "background:#fecaca"}"></div></td><td>{state}</td></tr>'
         )
     table = (
-        '<table><tr><th>run</th><th class="n">batch</th><th class="n">messages</th><th></th><th>took</th></tr>'
+        '<table><tr><th>run</th><th class="n">batch</th><th '
+        'class="n">messages</th><th></th><th>took</th></tr>'
         f"{''.join(lines)}</table>"
     )
     return _section(
         "The load that was killed",
-        html.escape(results.killed) + " The second run found the offsets of the unfinished batch in the checkpoint "
-        "and did it again, from the same first message to the same last. Files of its first try are not in the "
+        html.escape(results.killed)
+        + " The second run found the offsets of the unfinished batch in the checkpoint "
+        "and did it again, from the same first message to the same last. Files of its first try are not in "
+        "the "
         "sink's list, so nobody reads them.",
         table,
     )
@@ -158,14 +175,17 @@ def _restart(results: Results) -> str:
 def _delays(results: Results) -> str:
     first = _section(
         "Delay by hour and carrier",
-        "Delay grows over the day and with it the difference between carriers. From the aggregate that was written "
+        "Delay grows over the day and with it the difference between carriers. From the aggregate that was "
+        "written "
         "to Parquet and to the topic.",
         plots.delay_by_hour_and_carrier(results.delays),
     )
     second = _section(
         "Delay and weather",
-        "Each flight with the weather of its airport in the hour of its scheduled departure. The number above a bar "
-        "is how many flights are in the class: the ends are thin. Poor sight, rain and wind cost minutes, and "
+        "Each flight with the weather of its airport in the hour of its scheduled departure. The number "
+        "above a bar "
+        "is how many flights are in the class: the ends are thin. Poor sight, rain and wind cost minutes, "
+        "and "
         "flights.",
         plots.delay_by_weather(results.weather),
     )
@@ -183,10 +203,12 @@ def _checks(results: Results) -> str:
         for check in results.checks
     ]
     body = "".join(f"<tr><td>{line[0]}</td>{''.join(line[1:])}</tr>" for line in lines)
-    table = f'<table><tr><th>check</th><th class="n">expected</th><th class="n">found</th><th></th></tr>{body}</table>'
+    head = '<tr><th>check</th><th class="n">expected</th><th class="n">found</th><th></th></tr>'
+    table = f"<table>{head}{body}</table>"
     return _section(
         "Every check, with its numbers",
-        "What is expected comes from the files themselves, read with Python's csv module, or from the broker's "
+        "What is expected comes from the files themselves, read with Python's csv module, or from the "
+        "broker's "
         "offsets; what is found from Parquet, or from the topic read again.",
         table,
     )
@@ -207,7 +229,8 @@ def _files(results: Results) -> str:
     head = ["table", "dates", "files that count", "bytes", "of the JSON", "files of the killed try"]
     return _section(
         "Files",
-        "Rows are brought together by date before they are written: about one file a date and micro-batch, where "
+        "Rows are brought together by date before they are written: about one file a date and micro-batch, "
+        "where "
         "each task writing for itself would make six.",
         _table(head, rows),
     )
@@ -217,7 +240,8 @@ def _timings(results: Results) -> str:
     longest = max((step.seconds for step in results.steps), default=1)
     lines = "".join(
         f'<tr><td>{html.escape(step.name)}</td><td class="n">{step.seconds:.1f} s</td>'
-        f'<td style="width:38%"><div class="bar" style="width:{100 * step.seconds / longest:.1f}%"></div></td>'
+        '<td style="width:38%"><div class="bar" '
+        f'style="width:{100 * step.seconds / longest:.1f}%"></div></td>'
         f'<td class="muted">{html.escape(step.note)}</td></tr>'
         for step in results.steps
     )
@@ -225,13 +249,17 @@ def _timings(results: Results) -> str:
         f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
         for name, value in {**results.facts, **results.versions}.items()
     )
-    return _section("Time", "", f"<table>{lines}</table>") + _section("This run", "", f"<table>{facts}</table>")
+    return _section("Time", "", f"<table>{lines}</table>") + _section(
+        "This run", "", f"<table>{facts}</table>"
+    )
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    names = "".join(f'<th{" class=n" if index else ""}>{name}</th>' for index, name in enumerate(head))
+    names = "".join(f"<th{' class=n' if index else ''}>{name}</th>" for index, name in enumerate(head))
     body = "".join(
-        "<tr>" + "".join(f'<td{" class=n" if index else ""}>{cell}</td>' for index, cell in enumerate(row)) + "</tr>"
+        "<tr>"
+        + "".join(f"<td{' class=n' if index else ''}>{cell}</td>" for index, cell in enumerate(row))
+        + "</tr>"
         for row in rows
     )
     return f"<table><tr>{names}</tr>{body}</table>"

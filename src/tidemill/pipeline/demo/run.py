@@ -18,7 +18,7 @@ from tidemill.pipeline.demo import analysis, checks
 from tidemill.pipeline.demo.broker import DemoBroker, stop_leftover
 from tidemill.pipeline.demo.flights import FLIGHTS, ROWS, SCHEMAS, WEATHER
 from tidemill.pipeline.demo.killed_load import KilledLoad, load_and_kill
-from tidemill.pipeline.demo.publish import Published, publish_topic
+from tidemill.pipeline.demo.publish import publish_topic
 from tidemill.pipeline.demo.results import Files, Loaded, MicroBatch, Results, Step
 from tidemill.pipeline.demo.show import Show
 from tidemill.pipeline.demo.topics import make_topics, remove_topics
@@ -37,7 +37,9 @@ DELAYS = "flight-delays"
 class Demo:
     """One run in one directory."""
 
-    def __init__(self, directory: Path, show: Show, bootstrap: str | None = None, limit: int | None = None) -> None:
+    def __init__(
+        self, directory: Path, show: Show, bootstrap: str | None = None, limit: int | None = None
+    ) -> None:
         self.directory = directory
         self.results = Results()
         self._show = show
@@ -103,7 +105,10 @@ class Demo:
     def _publish(self) -> None:
         for topic in (FLIGHTS, WEATHER):
             total = self._limit or ROWS[topic]
-            with self._step(f"publish {topic}") as notes, self._show.progress(f"publish {topic}", total) as tell:
+            with (
+                self._step(f"publish {topic}") as notes,
+                self._show.progress(f"publish {topic}", total) as tell,
+            ):
                 published = publish_topic(self.bootstrap, topic, self.names[topic], tell, self._limit)
                 ends = checks.broker_ends(self.bootstrap, self.names[topic])
                 self.results.topics[topic] = Loaded(published, ends)
@@ -119,8 +124,14 @@ class Demo:
             killed = load_and_kill(
                 options, self._checkpoint(FLIGHTS), self.directory / "killed-load.log", KILLED_BATCH, tell
             )
-            what = f"killed in micro-batch {killed.interrupted}" if killed.interrupted is not None else "not in a batch"
-            notes.append(f"{counted(len(killed.committed), 'micro-batch', 'micro-batches')} committed, {what}")
+            what = (
+                f"killed in micro-batch {killed.interrupted}"
+                if killed.interrupted is not None
+                else "not in a batch"
+            )
+            notes.append(
+                f"{counted(len(killed.committed), 'micro-batch', 'micro-batches')} committed, {what}"
+            )
         return killed
 
     def _start_spark(self) -> SparkSession:
@@ -177,9 +188,12 @@ class Demo:
             seconds = seconds_of(self._checkpoint(FLIGHTS), batch)
             self.results.batches.append(MicroBatch(1, batch, before.get(batch, 0), seconds))
         if killed.interrupted is not None:
-            self.results.batches.append(MicroBatch(1, killed.interrupted, before.get(killed.interrupted, 0), None))
+            self.results.batches.append(
+                MicroBatch(1, killed.interrupted, before.get(killed.interrupted, 0), None)
+            )
             self.results.killed = (
-                f"The first run was the command tidemill pipeline load. It was killed with SIGKILL, JVM and all, "
+                "The first run was the command tidemill pipeline load. It was killed with SIGKILL, JVM "
+                "and all, "
                 f"while it worked on micro-batch {killed.interrupted}."
             )
         else:
@@ -226,12 +240,18 @@ class Demo:
                 self.results.facts["broker, resident memory at the end"] = f"{resident / 1e6:.0f} MB"
 
     def _check_days(self, topic: str, loaded: Loaded) -> None:
-        found = {row["event_date"].isoformat(): row["count"] for row in loaded.days if row["event_date"] is not None}
+        found = {
+            row["event_date"].isoformat(): row["count"]
+            for row in loaded.days
+            if row["event_date"] is not None
+        }
         published = dict(loaded.published.by_date)
         agreeing = sum(1 for day, count in published.items() if found.get(day) == count)
         extra = len(found.keys() - published.keys())
         self.results.checks.append(
-            checks.equal(f"{topic}: days with as many rows as were published", len(published), agreeing - extra)
+            checks.equal(
+                f"{topic}: days with as many rows as were published", len(published), agreeing - extra
+            )
         )
 
     def _joined(self, spark: SparkSession) -> Any:
@@ -249,7 +269,9 @@ class Demo:
             "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}",
         }
         self.results.facts["cluster"] = (
-            f"one tidemill broker, ready in {self._broker.ready_seconds:.2f} s" if self._broker else self.bootstrap
+            f"one tidemill broker, ready in {self._broker.ready_seconds:.2f} s"
+            if self._broker
+            else self.bootstrap
         )
 
     def _table(self, topic: str) -> Path:
@@ -266,7 +288,8 @@ def clean_directory(directory: Path) -> None:
     """Makes the directory, or empties one of an earlier demo. Raises ConfigError for one of somebody else."""
     if directory.exists() and any(directory.iterdir()) and not (directory / MARKER).exists():
         raise ConfigError(
-            f"{directory} has files and is no folder of an earlier demo: the demo starts clean and will not remove "
+            f"{directory} has files and is no folder of an earlier demo: the demo starts clean and will "
+            "not remove "
             "them. Give another folder with --directory, or move them away"
         )
     stop_leftover(directory)
@@ -294,7 +317,7 @@ def killed_rows(checkpoint: Path, killed: KilledLoad) -> dict[int, int]:
 
 
 def seconds_of(checkpoint: Path, batch: int) -> float:
-    """How long a committed micro-batch took, from its entry in the offset log to the one in the commit log."""
+    """How long a committed micro-batch took: from its entry in the offset log to that in the commit log."""
     planned, committed = (checkpoint / log / str(batch) for log in ("offsets", "commits"))
     return max(0.0, committed.stat().st_mtime - planned.stat().st_mtime)
 
@@ -318,5 +341,7 @@ def files_of(table: Path) -> Files:
             entry = json.loads(line)
             listed[Path(entry["path"]).name] = entry["size"]
     there = {path.name for path in table.glob("event_date=*/*.parquet")}
-    folders = sum(1 for path in table.glob("event_date=*") if any(file.name in listed for file in path.iterdir()))
+    folders = sum(
+        1 for path in table.glob("event_date=*") if any(file.name in listed for file in path.iterdir())
+    )
     return Files(folders, len(listed), sum(listed.values()), len(there - listed.keys()))

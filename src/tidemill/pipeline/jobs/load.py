@@ -81,7 +81,10 @@ def load(
     messages were deleted before they were loaded.
     """
     source = {"startingOffsets": "earliest", **job.source}
-    if any(name.lower().startswith("startingtimestamp") or name.lower() == "startingoffsetsbytimestamp" for name in source):
+    if any(
+        name.lower().startswith("startingtimestamp") or name.lower() == "startingoffsetsbytimestamp"
+        for name in source
+    ):
         source.pop("startingOffsets")
     options = parse_source_options(source, streaming=True)
     check_pair(job.output, job.checkpoint)
@@ -108,12 +111,14 @@ def check_pair(output: str, checkpoint: str) -> None:
     known = (Path(checkpoint) / "offsets").exists()
     if written and not known:
         raise ConfigError(
-            f"the output {output} was loaded with another checkpoint than {checkpoint}: Spark would drop rows "
+            f"the output {output} was loaded with another checkpoint than {checkpoint}: Spark would drop "
+            "rows "
             "silently. Give the checkpoint that belongs to it, or remove the output as well to start clean"
         )
     if known and not written and any((Path(checkpoint) / "commits").glob("[0-9]*")):
         raise ConfigError(
-            f"the checkpoint {checkpoint} has loaded messages into another output than {output}: they would be "
+            f"the checkpoint {checkpoint} has loaded messages into another output than {output}: they "
+            "would be "
             "missing here. Give that output, or remove the checkpoint as well to start clean"
         )
 

@@ -30,7 +30,9 @@ def parsed(messages: DataFrame, schema: str | None) -> DataFrame:
         return messages.select("value", *place)
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
     value = f.from_json(f.col("value").cast("string"), f"{schema}, {CORRUPT} string", options)
-    return messages.select(value.alias("fields"), *place).select("fields.*", *[f"kafka_{name}" for name in PLACE])
+    return messages.select(value.alias("fields"), *place).select(
+        "fields.*", *[f"kafka_{name}" for name in PLACE]
+    )
 
 
 def with_event_date(frame: DataFrame, column: str = "kafka_timestamp") -> DataFrame:
@@ -42,7 +44,9 @@ def with_event_date(frame: DataFrame, column: str = "kafka_timestamp") -> DataFr
     from pyspark.sql import functions as f
 
     if column not in frame.columns:
-        raise ConfigError(f"there is no column {column} for the event date; there are {', '.join(frame.columns)}")
+        raise ConfigError(
+            f"there is no column {column} for the event date; there are {', '.join(frame.columns)}"
+        )
     return frame.withColumn(EVENT_DATE, f.to_date(f.col(column).cast("timestamp")))
 
 

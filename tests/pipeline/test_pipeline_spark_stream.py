@@ -1,0 +1,188 @@
+"""Streams with a real Spark: each message once in Parquet, whatever happens in between."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+def expected(topic: str, *counts: int) -> list[tuple[str, int, int]]:
+    """Every place of a topic with ``counts`` messages in its partitions."""
+    return [(topic, partition, offset) for partition, count in enumerate(counts) for offset in range(count)]
+
+
+def failure(query: Any) -> str:
+    from tidemill.pipeline.failures import explained
+
+    with pytest.raises(Exception) as caught:
+        query.awaitTermination()
+    return explained(caught.value)
+
+
+def newest(folder: Any) -> Any:
+    return max((path for path in folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+
+
+def forget(path: Any) -> None:
+    """Removes a file of a log and its checksum file."""
+    path.unlink()
+    (path.parent / f".{path.name}.crc").unlink(missing_ok=True)
+
+
+def test_restarts_at_any_point_load_each_message_once(lab: Any) -> None:
+    """A crash leaves the checkpoint behind in one of these states; each is made, and the query goes on."""
+    topic = lab.cluster.topic(2)
+    lab.cluster.produce(topic, 30, 0)
+    lab.cluster.produce(topic, 20, 1)
+    assert sum(lab.run(topic, maxOffsetsPerTrigger=20)) == 50
+    # The sink has the batch, the commit log has not.
+    forget(newest(lab.checkpoint / "commits"))
+    lab.cluster.produce(topic, 10, 1, start=20)
+    lab.run(topic)
+    assert lab.places() == expected(topic, 30, 30)
+    # The batch was planned, its files were written, and neither sink nor commit log knows.
+    lab.cluster.produce(topic, 5, 0, start=30)
+    lab.run(topic)
+    forget(newest(lab.checkpoint / "commits"))
+    forget(newest(lab.output / "_spark_metadata"))
+    lab.cluster.produce(topic, 5, 0, start=35)
+    lab.run(topic)
+    assert lab.places() == expected(topic, 40, 30)
+    # Nothing new at all, twice.
+    assert lab.run(topic) == []
+    assert lab.run(topic) == []
+    assert lab.places() == expected(topic, 40, 30)
+
+
+def test_a_query_stopped_in_its_work_goes_on_where_it_was(lab: Any) -> None:
+    topic = lab.cluster.topic(2)
+    lab.cluster.produce(topic, 2000, 0)
+    lab.cluster.produce(topic, 1000, 1)
+    for _ in range(2):
+        query = lab.start(topic, now=False, maxOffsetsPerTrigger=100)
+        while not query.recentProgress:
+            assert query.isActive
+        query.stop()
+    lab.run(topic)
+    assert lab.places() == expected(topic, 2000, 1000)
+
+
+def test_no_batch_is_larger_than_the_limit(lab: Any) -> None:
+    topic = lab.cluster.topic(3)
+    for partition, count in enumerate((60, 30, 10)):
+        lab.cluster.produce(topic, count, partition)
+    assert lab.run(topic, maxOffsetsPerTrigger=40) == [40, 40, 20]
+    lab.cluster.produce(topic, 30, 2, start=10)
+    assert lab.run(topic, maxOffsetsPerTrigger=25) == [25, 5]
+    assert lab.places() == expected(topic, 60, 30, 40)
+
+
+def test_a_pattern_gains_a_topic_and_a_topic_partitions_under_way(lab: Any) -> None:
+    first = lab.cluster.topic()
+    lab.cluster.produce(first, 5)
+    second = f"{first}-more"
+    query = lab.start(first, now=False, subscribePattern=f"{first}.*")
+    try:
+        query.processAllAvailable()
+        lab.cluster.topic(1, second)
+        lab.cluster.produce(second, 7)
+        lab.cluster.grow(first, 2)
+        lab.cluster.produce(first, 3, 1)
+        while sum(one["numInputRows"] for one in query.recentProgress) < 15:
+            assert query.isActive, query.exception()
+            query.processAllAvailable()
+    finally:
+        query.stop()
+    assert lab.places() == sorted(expected(first, 5, 3) + expected(second, 7))
+
+
+def test_a_stream_begins_at_the_latest_offset_of_its_first_start(lab: Any) -> None:
+    topic = lab.cluster.topic()
+    lab.cluster.produce(topic, 5)
+    assert lab.run(topic, startingOffsets="latest") == []
+    lab.cluster.produce(topic, 3, start=5)
+    lab.run(topic, startingOffsets="latest")
+    assert lab.places() == [(topic, 0, 5), (topic, 0, 6), (topic, 0, 7)]
+
+
+def test_data_deleted_under_way_stops_the_query_or_is_passed_over(lab: Any) -> None:
+    topic = lab.cluster.topic()
+    lab.cluster.produce(topic, 5)
+    lab.run(topic)
+    lab.cluster.produce(topic, 10, start=5)
+    lab.cluster.delete_before(topic, 9)
+    text = failure(lab.start(topic))
+    assert f"offsets 5 to 8 of {topic}-0 were deleted before they were read" in text
+    assert "set failOnDataLoss=false" in text
+    lab.run(topic, failOnDataLoss="false")
+    assert lab.places() == [(topic, 0, offset) for offset in (0, 1, 2, 3, 4, 9, 10, 11, 12, 13, 14)]
+
+
+def test_a_topic_made_anew_stops_the_query_or_is_read_from_its_beginning(lab: Any) -> None:
+    topic = lab.cluster.topic()
+    lab.cluster.produce(topic, 5)
+    lab.run(topic)
+    lab.cluster.delete(topic)
+    lab.cluster.topic(1, topic)
+    lab.cluster.produce(topic, 8)
+    text = failure(lab.start(topic))
+    assert f"topic {topic} was deleted and made anew" in text
+    assert "a new checkpoint and a new output" in text
+    lab.run(topic, failOnDataLoss="false")
+    assert lab.places() == sorted(expected(topic, 5) + expected(topic, 8))
+
+
+def test_a_topic_that_is_gone_stops_the_query(lab: Any) -> None:
+    topic, other = lab.cluster.topic(), lab.cluster.topic()
+    lab.cluster.produce(topic, 5)
+    both = f"{topic}|{other}"
+    lab.run(topic, subscribePattern=both)
+    lab.cluster.delete(topic)
+    lab.cluster.produce(other, 2)
+    assert f"the cluster has no longer {topic}-0" in failure(lab.start(other, subscribePattern=both))
+    lab.run(other, subscribePattern=both, failOnDataLoss="false")
+    assert lab.places() == sorted(expected(topic, 5) + expected(other, 2))
+
+
+def test_the_group_shows_each_micro_batch(lab: Any) -> None:
+    topic = lab.cluster.topic(2)
+    lab.cluster.produce(topic, 30, 0)
+    group = f"{topic}-group"
+    options = {"commitOffsets": "true", "kafka.group.id": group, "maxOffsetsPerTrigger": 20}
+    lab.run(topic, **options)
+    assert lab.cluster.committed(group) == {(topic, 0): 30, (topic, 1): 0}
+    lab.cluster.produce(topic, 4, 1)
+    lab.run(topic, **options)
+    assert lab.cluster.committed(group) == {(topic, 0): 30, (topic, 1): 4}
+
+
+def test_output_without_its_checkpoint_is_refused(lab: Any) -> None:
+    from tidemill.model.errors import ConfigError
+    from tidemill.pipeline.jobs.load import check_pair
+
+    topic = lab.cluster.topic()
+    lab.cluster.produce(topic, 1)
+    lab.run(topic)
+    check_pair(str(lab.output), str(lab.checkpoint))
+    with pytest.raises(ConfigError, match="remove the output as well"):
+        check_pair(str(lab.output), str(lab.checkpoint) + "-new")
+    with pytest.raises(ConfigError, match="remove the checkpoint as well"):
+        check_pair(str(lab.output) + "-new", str(lab.checkpoint))
+    shutil.rmtree(lab.output)
+    shutil.rmtree(lab.checkpoint)
+    check_pair(str(lab.output), str(lab.checkpoint))
+
+
+def test_the_checkpoint_holds_ids_and_offsets(lab: Any) -> None:
+    topic = lab.cluster.topic()
+    lab.cluster.produce(topic, 3)
+    lab.run(topic)
+    offsets = json.loads((lab.checkpoint / "offsets" / "0").read_text().splitlines()[2])
+    assert offsets["version"] == 1
+    assert offsets["topics"][topic]["next"] == {"0": 3}
+    assert len(offsets["topics"][topic]["id"]) == 22

@@ -76,10 +76,11 @@ def loopback_warning(listener: str, told_host: str, told_port: int, client: str,
     """
     if not is_loopback(told_host) or is_loopback(client) or client == own:
         return None
+    better = f"{listener}://{join_address(socket.gethostname(), told_port)}"
     return (
         f"a client at {client} came in on {listener} and is told to connect to "
         f"{join_address(told_host, told_port)}, which on another machine leads nowhere; set "
-        f"advertised.listeners to an address that it can reach, as in {listener}://{join_address(socket.gethostname(), told_port)}"
+        f"advertised.listeners to an address that it can reach, as in {better}"
     )
 
 

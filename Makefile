@@ -1,5 +1,7 @@
 SHELL := /bin/bash
-PYTHON ?= $(shell command -v python3.13 || command -v python3.12 || command -v python3.11 || command -v python3)
+# The first Python that runs and is new enough.
+PYTHON ?= $(shell for one in python3 python3.13 python3.12 python3.11; do \
+	$$one -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$one && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
@@ -12,6 +14,7 @@ help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 $(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or later is needed (apt-get install python3 python3-venv)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel
 	$(BIN)/python -m pip install --quiet 'mypy[mypyc]>=2.4,<2.5' 'librt>=0.16,<0.17'
@@ -38,6 +41,12 @@ check: setup ## lint, formatting, types and import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+bench: setup ## compares the broker with Apache Kafka (needs Maven and Java); ends with one table
+	$(BIN)/python bench/compare.py
+
+wheel: $(STAMP) ## builds a wheel in dist/
+	$(BIN)/python -m build --wheel
 
 format: $(STAMP) ## puts the code in shape
 	$(BIN)/ruff check --fix .

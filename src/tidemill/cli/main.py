@@ -44,6 +44,10 @@ MISSING_EXTRAS = {
 }
 
 
+class ReaderGone(Exception):
+    """Nobody reads the output any more. (Click would turn a BrokenPipeError into exit code 1.)"""
+
+
 class LazyGroup(click.Group):
     """A group whose commands are named here and imported when one of them runs."""
 
@@ -69,6 +73,14 @@ class LazyGroup(click.Group):
             hint = f" Did you mean {near[0]!r}?" if near else ""
             ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            outcome = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise ReaderGone from None
+        return outcome
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
@@ -123,7 +135,6 @@ def run(arguments: Sequence[str]) -> int:
     """Runs one command line; its exit code."""
     try:
         outcome = command.main(list(arguments), prog_name="tidemill", standalone_mode=False)
-        sys.stdout.flush()
         return outcome if isinstance(outcome, int) else 0
     except click.exceptions.Exit as problem:
         return problem.exit_code
@@ -135,13 +146,10 @@ def run(arguments: Sequence[str]) -> int:
         return FAILED
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except BrokenPipeError:
-        return _reader_gone()
-    except SystemExit as problem:
-        # click turns a broken pipe into exit code 1, by itself, and leaves this wrapper behind.
-        if type(sys.stdout).__name__ == "PacifyFlushWrapper":
-            return _reader_gone()
-        return problem.code if isinstance(problem.code, int) else FAILED
+    except ReaderGone:
+        # What is left in the buffer must not raise again at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return PIPE_BROKEN
     except ImportError as problem:
         extra = MISSING_EXTRAS.get((problem.name or "").partition(".")[0])
         if extra is None:
@@ -153,12 +161,6 @@ def run(arguments: Sequence[str]) -> int:
             raise
         _say(_one_line(problem))
         return FAILED
-
-
-def _reader_gone() -> int:
-    """Nobody reads the output any more: what is left in the buffer must not raise again at the end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return PIPE_BROKEN
 
 
 def _is_expected(problem: Exception) -> bool:

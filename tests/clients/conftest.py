@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ CONFIG = {
 
 HERE = Path(__file__).parent
 
+LOG_LINES_SHOWN = 40
+
+_brokers: list[Broker] = []
 _numbers = itertools.count(1)
 
 
@@ -35,11 +38,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Shows with a test that failed what its broker logged meanwhile."""
+    report = yield
+    if report.failed and HERE in item.path.parents:
+        for broker in _brokers:
+            lines = broker.log.splitlines()[-LOG_LINES_SHOWN:]
+            report.sections.append((f"log of {broker}", "\n".join(lines)))
+    return report
+
+
 @pytest.fixture(scope="session")
 def client_broker() -> Iterator[Broker]:
     """The broker that the tests of this folder share."""
     with Broker(CONFIG) as broker:
+        _brokers.append(broker)
         yield broker
+        _brokers.remove(broker)
         running, log = broker.running, broker.log
     assert running, f"the broker ended by itself:\n{log}"
     assert "Traceback" not in log, log

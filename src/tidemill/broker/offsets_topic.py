@@ -47,10 +47,13 @@ class PartitionOffsetsLog:
         return future
 
     async def read(self, partition: int) -> AsyncIterator[bytes]:
-        """All committed batches from the start of the log, a slice of whole batches at a time."""
+        """All batches of the log, a slice of whole ones at a time.
+
+        Up to its end, not to the high watermark: a new leader may hold acknowledged records above its own.
+        """
         found = self._broker.partition(OFFSETS_TOPIC, partition)
         offset = int(found.log.start_offset)
-        end = int(found.high_watermark)
+        end = int(found.log.end_offset)
         loop = asyncio.get_running_loop()
         while offset < end:
             piece = found.read(offset, READ_BYTES, end, True)

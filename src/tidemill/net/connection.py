@@ -23,6 +23,8 @@ from tidemill.model.errors import ProtocolError
 from tidemill.model.ports import File
 
 RECEIVE_BYTES: Final = 256 * 1024
+SMALL_RECEIVE_BYTES: Final = 16 * 1024
+"""The buffer of a connection that sends little at a time: allocating it costs less."""
 SEND_BYTES: Final = 1024 * 1024
 """A range is probed and sent in pieces of this size, so that one reader cannot hold the loop."""
 TURN_BYTES: Final = 4 * 1024 * 1024
@@ -117,6 +119,7 @@ class Connection:
         self._chunks: list[bytes] = []
         self._chunk_bytes: i64 = 0
         self._needed: i64 = 4
+        self._receive_bytes: i64 = SMALL_RECEIVE_BYTES
         self._parsing = False
         self._reading = False
         self._writing = False
@@ -146,7 +149,7 @@ class Connection:
     def readable(self) -> None:
         """The socket has bytes, or has ended."""
         try:
-            data: bytes = self.sock.recv(RECEIVE_BYTES)
+            data: bytes = self.sock.recv(self._receive_bytes)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as problem:
@@ -156,6 +159,7 @@ class Connection:
         if count == 0:
             self.close("closed by the peer")
             return
+        self._receive_bytes = RECEIVE_BYTES if count >= SMALL_RECEIVE_BYTES else SMALL_RECEIVE_BYTES
         self.active = True
         self.bytes_in += count
         held: i64 = len(self._data) - self._position

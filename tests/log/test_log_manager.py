@@ -13,6 +13,7 @@ from tidemill.log.manager import LogManager
 from tidemill.model.errors import ConfigError, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
+from tidemill.testing.files import FaultyFiles
 
 NOW = 1_700_000_000_000
 TOPIC_ID = bytes(range(16))
@@ -42,6 +43,32 @@ def test_logs_survive_a_clean_stop_and_nothing_is_recovered(
     assert again.logs[TopicPartition("t", 1)].leader_epochs.latest == 4
     assert (again.recovered_bytes, again.warnings) == (0, [])
     assert again.high_watermarks == {TopicPartition("t", 2): 2}
+
+
+def test_a_log_that_nobody_used_costs_no_sync_at_the_stop(batch: Callable[..., Batch]) -> None:
+    files = FaultyFiles()
+
+    def start() -> LogManager:
+        manager = LogManager(files, ["/data"])
+        manager.lock()
+        manager.load(NOW, lambda topic: LogConfig())
+        return manager
+
+    manager = start()
+    for partition in range(3):
+        manager.create(TopicPartition("t", partition), TOPIC_ID, LogConfig(), NOW).append([batch()], 0, NOW)
+    assert manager.close(NOW, {}) == []
+    manager = start()
+    manager.logs[TopicPartition("t", 1)].append([batch()], 0, NOW)
+    files.operations.clear()
+    assert manager.close(NOW, {}) == []
+    synced = [path for operation, path in files.operations if operation in ("sync", "sync_directory")]
+    assert {path.split("/")[2] for path in synced if "/t-" in path} == {"t-1"}
+    files.power_cut()
+    manager = start()
+    assert (manager.warnings, manager.recovered_bytes) == ([], 0)
+    assert [log.end_offset for log in manager.logs.values()] == [1, 2, 1]
+    assert manager.logs[TopicPartition("t", 1)].offset_for_timestamp(NOW) == (NOW, 0)
 
 
 def test_logs_survive_a_kill(tmp_path: Path, batch: Callable[..., Batch]) -> None:

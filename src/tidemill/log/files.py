@@ -67,6 +67,14 @@ def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
     return found
 
 
+def _write_all(descriptor: int, rest: memoryview) -> None:
+    """Writes on until nothing is left, at the descriptor's own position."""
+    while len(rest):
+        # The count has a name, since mypyc evaluates a call in a slice twice.
+        count = os.write(descriptor, rest)
+        rest = rest[count:]
+
+
 class SystemFile(File):
     """An open file of the operating system."""
 
@@ -104,9 +112,7 @@ class SystemFile(File):
 
     def _append_rest(self, buffers: list[Any], written: int) -> None:
         """Goes on after a short write; the next call says why it was short, if there was a reason."""
-        rest = memoryview(b"".join(bytes(buffer) for buffer in buffers))[written:]
-        while len(rest):
-            rest = rest[os.write(self._descriptor, rest) :]
+        _write_all(self._descriptor, memoryview(b"".join(bytes(buffer) for buffer in buffers))[written:])
 
     def _cut_back(self, position: i64) -> None:
         """After a failed append nothing of it may stay: the next append begins where this one did."""
@@ -232,9 +238,7 @@ class SystemFiles(Files):
         temporary = f"{path}.tmp"
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
-            rest = memoryview(data)
-            while len(rest):
-                rest = rest[os.write(descriptor, rest) :]
+            _write_all(descriptor, memoryview(data))
             _sync_descriptor(descriptor)
         finally:
             os.close(descriptor)

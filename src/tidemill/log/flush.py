@@ -16,6 +16,9 @@ class FlushJob:
         self.offset = offset
         self.truncations = truncations
         """How often the log had been truncated when the job began."""
+        self.names_changed = 0
+        self.epochs_changed = 0
+        """How often names in the directory, and leader epochs, had changed when the job began."""
         self.sync_directory = False
         self.sync_parent = False
         self._files = files

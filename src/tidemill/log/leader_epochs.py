@@ -28,7 +28,10 @@ class LeaderEpochs:
         self.path = path
         self.epochs: list[int] = []
         self.starts: list[int] = []
-        self.unsynced = False
+        self.changes = 0
+        """Counts how often the file was written."""
+        self.synced = 0
+        """What :attr:`changes` was when the file was synced last."""
 
     def load(self) -> None:
         """Reads the file; none is an empty one. Raises CheckpointDamaged when it makes no sense."""
@@ -111,4 +114,4 @@ class LeaderEpochs:
         """Writes the file."""
         lines = [f"{epoch} {start}" for epoch, start in zip(self.epochs, self.starts, strict=True)]
         write_unsynced(self.files, self.path, render_checkpoint(lines))
-        self.unsynced = True
+        self.changes += 1

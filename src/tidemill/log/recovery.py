@@ -104,7 +104,7 @@ class Opening:
             self.warnings += load_producers(
                 self.files, self.directory, segments, self.producers, start, end, self.now_ms
             )
-        return Log(
+        log = Log(
             self.files,
             self.directory,
             self.topic_partition,
@@ -119,6 +119,9 @@ class Opening:
             self.removals,
             self.now_ms,
         )
+        if self.clean and not self.warnings:
+            log.settle()
+        return log
 
     def _restart_at_start(self, segments: list[Segment], end: int) -> Segment:
         """Offsets before the start offset were deleted by request: they are not given out again."""

@@ -16,7 +16,7 @@ from tidemill.log.producer_loading import load_producers
 from tidemill.log.producer_state import ProducerState
 from tidemill.log.removals import Removals
 from tidemill.log.segment import Segment
-from tidemill.model.errors import KafkaError, StorageError
+from tidemill.model.errors import KafkaError
 from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
 
@@ -57,10 +57,13 @@ class LogStore:
         self.removals = removals
         self.last_flush_ms: i64 = now_ms
         self.closed: bool = False
-        self.names_unsynced: bool = True
-        """Whether files came since the last sync of the directory."""
+        self.names_changed: i64 = 1
+        """Counts the changes of names in the directory."""
+        self.names_synced: i64 = 0
+        """What :attr:`names_changed` was when the directory was synced last."""
         self.parent_unsynced: bool = recovery_point == 0
         self.truncations: i64 = 0
+        self.settled_end: i64 = -1
         self._leader_epoch: i64 = leader_epochs.latest
         self._limit_offset: i64 = -1
         self._limit_base: i64 = -1
@@ -102,7 +105,7 @@ class LogStore:
             raise storage_error("roll to", segment.path, problem) from problem
         self.segments.append(segment)
         self.active = segment
-        self.names_unsynced = True
+        self.names_changed += 1
 
     def _undo_roll(self, segment: Segment) -> None:
         """Removes what a failed roll made; what cannot be removed is empty, and dropped at the next start."""
@@ -128,9 +131,12 @@ class LogStore:
         offset: i64 = self.producer_state.end_offset
         if offset <= self.producer_state.snapshot_offset:
             return
-        path = f"{self.directory}/{offset_name(offset, SNAPSHOT)}"
-        write_snapshot(self.files, path, self.producer_state.encode())
+        write_snapshot(self.files, self._snapshot_path(offset), self.producer_state.encode())
         self.producer_state.snapshot_offset = offset
+        self.names_changed += 1
+
+    def _snapshot_path(self, offset: i64) -> str:
+        return f"{self.directory}/{offset_name(offset, SNAPSHOT)}"
 
     def segment_at(self, offset: i64) -> i64:
         """The place in :attr:`segments` of the one that holds ``offset``: the last that begins before it."""
@@ -174,7 +180,7 @@ class LogStore:
         self.end_offset = offset if cut_offset < 0 or cut_offset > offset else cut_offset
         self.start_offset = min(self.start_offset, self.end_offset)
         self.recovery_point = min(self.recovery_point, self.end_offset)
-        self.names_unsynced = True
+        self.names_changed += 1
         self.leader_epochs.truncate_end(int(self.end_offset))
         self._leader_epoch = self.leader_epochs.latest
         self._remove_files(gone, now_ms)
@@ -203,7 +209,7 @@ class LogStore:
         self.segments = [segment]
         self.active = segment
         self.truncations += 1
-        self.names_unsynced = True
+        self.names_changed += 1
         self.start_offset = offset
         self.end_offset = offset
         self.recovery_point = min(self.recovery_point, offset)
@@ -247,6 +253,7 @@ class LogStore:
     def _remove_files(self, segments: list[Segment], now_ms: i64) -> None:
         """Renames files so that they do not count any more; they are removed after a while."""
         due_ms: i64 = now_ms + self.config.file_delete_delay_ms
+        self.names_changed += 1
         for segment in segments:
             segment.release()
             for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT):
@@ -280,7 +287,11 @@ class LogStore:
         """
         end: i64 = self.end_offset if whole else self.active.base_offset
         job = FlushJob(self.files, self.directory, int(end), int(self.truncations))
-        job.sync_directory = self.names_unsynced or self.leader_epochs.unsynced
+        job.names_changed = int(self.names_changed)
+        job.epochs_changed = self.leader_epochs.changes
+        job.sync_directory = (
+            self.names_changed != self.names_synced or self.leader_epochs.changes != self.leader_epochs.synced
+        )
         job.sync_parent = self.parent_unsynced
         at: i64 = self.segment_at(self.recovery_point)
         while at < len(self.segments):
@@ -292,34 +303,27 @@ class LogStore:
             elif whole and segment.size > 0:
                 job.add(segment.file())
             at += 1
-        if self.leader_epochs.unsynced:
+        if self.leader_epochs.changes != self.leader_epochs.synced:
             job.add_path(self.leader_epochs.path)
-        self.leader_epochs.unsynced = False
-        self.names_unsynced = False
+        if self.names_changed != self.names_synced and self.producer_state.snapshot_offset >= 0:
+            job.add_path(self._snapshot_path(self.producer_state.snapshot_offset))
         return job
 
     def finish_flush(self, job: FlushJob, now_ms: i64) -> None:
-        """Takes in that a flush is done: recovery begins after it."""
+        """Takes in that a flush is done: recovery begins after it. For one that failed it is not called."""
         self.last_flush_ms = now_ms
         self.parent_unsynced = False
+        self.names_synced = job.names_changed
+        self.leader_epochs.synced = job.epochs_changed
         if job.truncations != self.truncations:
             return  # what was synced may be gone, and other records in its place
         if job.offset > self.recovery_point:
             self.recovery_point = job.offset
 
-    def abandon_flush(self, job: FlushJob) -> None:
-        """Takes in that a flush failed: the next one syncs what this one had to."""
-        self.names_unsynced = self.names_unsynced or job.sync_directory
-        self.leader_epochs.unsynced = True
-
     def flush(self, now_ms: i64) -> None:
         """Syncs everything, and waits for it. Raises StorageError."""
         job = self.begin_flush()
-        try:
-            job.run()
-        except StorageError:
-            self.abandon_flush(job)
-            raise
+        job.run()
         self.finish_flush(job, now_ms)
 
     # -- the rest
@@ -336,14 +340,28 @@ class LogStore:
         """Syncs and ends the files: a start after this needs no recovery. Raises StorageError."""
         if self.closed:
             return
-        try:
-            self.take_producer_snapshot()
-            self.active.close_indexes()
-        except OSError as problem:
-            raise storage_error("close", self.directory, problem) from problem
-        self.flush(now_ms)
+        if not self._is_settled():
+            try:
+                self.take_producer_snapshot()
+                self.active.close_indexes()
+            except OSError as problem:
+                raise storage_error("close", self.directory, problem) from problem
+            job = self.begin_flush()
+            job.add_path(self.active.index.path)
+            job.add_path(self.active.time_index.path)
+            job.run()
+            self.finish_flush(job, now_ms)
         self.release()
         self.closed = True
+
+    def settle(self) -> None:
+        """Says that the log was opened after a clean stop: until something happens to it, all is synced."""
+        self.settled_end = self.end_offset
+        self.names_synced = self.names_changed
+        self.parent_unsynced = False
+
+    def _is_settled(self) -> bool:
+        return self.settled_end == self.end_offset and self.names_synced == self.names_changed
 
     def release(self) -> None:
         """Closes all files until they are needed again."""

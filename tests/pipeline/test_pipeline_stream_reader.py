@@ -173,3 +173,39 @@ def test_a_reader_reads_what_it_planned(cluster: Any, readers: Any) -> None:
         for offset in batch.column("offset").to_pylist()
     ]
     assert found == [(0, n) for n in range(6)] + [(1, n) for n in range(2)]
+
+
+def test_a_worker_that_knew_the_topic_before_sees_what_became_of_it(cluster: Any, readers: Any) -> None:
+    """Python workers keep their connections, and with them metadata of tasks before."""
+    topic = cluster.topic()
+    cluster.produce(topic, 2)
+
+    def read_all() -> list[tuple[int, int]]:
+        reader = readers(topic)
+        tasks = reader.partitions(reader.initialOffset(), reader.latestOffset(reader.initialOffset()))
+        return [(one.partition, batch.num_rows) for one in tasks for batch in reader.read(one)]
+
+    assert read_all() == [(0, 2)]
+    cluster.grow(topic, 2)
+    cluster.produce(topic, 3, 1)
+    assert read_all() == [(0, 2), (1, 3)]
+    cluster.delete(topic)
+    cluster.topic(1, topic)
+    cluster.produce(topic, 5)
+    assert read_all() == [(0, 5)]
+
+
+def test_a_topic_made_anew_after_the_plan_is_not_read_for_the_old_one(cluster: Any, readers: Any) -> None:
+    from tidemill.client.errors import TopicRecreated
+
+    topic = cluster.topic()
+    cluster.produce(topic, 2)
+    reader = readers(topic, fetchOffset__retryIntervalMs=1)
+    task = reader.partitions(reader.initialOffset(), reader.latestOffset())[0]
+    cluster.delete(topic)
+    cluster.topic(1, topic)
+    cluster.produce(topic, 5)
+    with pytest.raises(TopicRecreated, match=f"topic '{topic}' was deleted and made anew"):
+        list(reader.read(task))
+    lenient = readers(topic, failOnDataLoss="false", fetchOffset__retryIntervalMs=1)
+    assert list(lenient.read(task)) == []

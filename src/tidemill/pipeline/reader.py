@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from tidemill.client.errors import DataLoss, TopicRecreated
+from tidemill.client.errors import DataLoss
 from tidemill.model.types import TopicPartition
 from tidemill.pipeline.cluster import Cluster
 from tidemill.pipeline.columns import BatchBuilder, requested_columns
@@ -73,17 +74,20 @@ def read_range(
     if not isinstance(task, OffsetRange):
         return  # Spark's stand-in for a plan without any range
     builder = BatchBuilder(columns, task.topic, task.partition, options.batch_rows)
-    start = task.start
+    start, tries = task.start, 0
     with borrowed(options.client) as cluster:
+        # A client that was lent out before knows the topic as it was then.
+        cluster.describe([task.topic])
         while start < task.end:
             try:
                 for batch in _fetch(cluster, options, task, start, "headers" in builder.names):
                     if batch.num_rows:
-                        start = batch.column("offset")[-1].as_py() + 1
+                        start, tries = batch.column("offset")[-1].as_py() + 1, 0
                         yield builder.build(batch)
                 return
             except DataLoss as problem:
-                start = _after_loss(cluster, options, task, start, problem)
+                tries += 1
+                start = _after_loss(cluster, options, task, start, problem, tries)
 
 
 def _fetch(
@@ -102,16 +106,22 @@ def _fetch(
 
 
 def _after_loss(
-    cluster: Cluster, options: SourceOptions, task: OffsetRange, start: int, problem: DataLoss
+    cluster: Cluster, options: SourceOptions, task: OffsetRange, start: int, problem: DataLoss, tries: int
 ) -> int:
-    """Where to go on: at the first offset that is still there, or nowhere (the task's end)."""
-    if isinstance(problem, TopicRecreated):
-        report_losses([str(problem)], options)
-        return task.end
+    """Where to go on: where it was, at the first offset that is left, or nowhere (the task's end).
+
+    A loss is believed when it is seen again: one broker's metadata may be behind another's.
+    """
     partition = TopicPartition(task.topic, task.partition)
-    earliest = cluster.list_offsets({partition: EARLIEST}).get(partition, task.end)
-    if earliest <= start:  # not a deletion: the log ends before the planned end
-        report_losses([str(problem)], options)
-        return task.end
-    report_losses([deleted(partition, start, min(earliest, task.end), earliest)], options)
-    return min(earliest, task.end)
+    view = cluster.describe([task.topic]).get(task.topic)
+    same = view is not None and (task.topic_id is None or view.topic_id in (None, task.topic_id))
+    if view is not None and same and task.partition < view.partitions:
+        earliest = cluster.list_offsets({partition: EARLIEST})[partition]
+        if earliest > start:
+            report_losses([deleted(partition, start, min(earliest, task.end), earliest)], options)
+            return min(earliest, task.end)
+    if tries <= options.retries:
+        time.sleep(options.retry_interval_s)
+        return start
+    report_losses([str(problem)], options)
+    return task.end

@@ -95,8 +95,7 @@ def report_losses(losses: Sequence[str], options: SourceOptions) -> None:
     error = TopicRecreated if any("made anew" in loss for loss in losses) else DataLoss
     raise error(
         f"{text}. The query stops here because failOnDataLoss is true: set failOnDataLoss=false to go on "
-        "with "
-        "what is still there, or start again with a new checkpoint and a new output"
+        "with what is still there, or start again with a new checkpoint and a new output"
     )
 
 

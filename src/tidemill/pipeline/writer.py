@@ -135,8 +135,7 @@ def checked_columns(options: SinkOptions, schema: StructType) -> tuple[str, ...]
         if name not in ALLOWED:
             raise ConfigError(
                 f"column {name} ({kind}) has no place in a message: allowed are {', '.join(ALLOWED)}. Put "
-                "it into "
-                "the value, for instance to_json(struct(...)) as value, or leave it out"
+                "it into the value, for instance to_json(struct(...)) as value, or leave it out"
             )
         if kind not in ALLOWED[name]:
             raise ConfigError(f"column {name} is {kind}: {' or '.join(ALLOWED[name])} is allowed, cast it")

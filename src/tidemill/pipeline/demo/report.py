@@ -87,10 +87,8 @@ def _verdict(results: Results) -> str:
     return (
         f'<section class="verdict{"" if results.passed else " failed"}">'
         f"<h1>{head}</h1><p>The flights that left New York in 2013, and the weather there, were published "
-        "to a "
-        "tidemill broker, loaded by Spark into Parquet while the load was killed once, joined, and the "
-        "result "
-        f"published again. This page shows what was found.</p>{failures}<div "
+        "to a tidemill broker, loaded by Spark into Parquet while the load was killed once, joined, and "
+        f"the result published again. This page shows what was found.</p>{failures}<div "
         f'class="tiles">{text}</div></section>'
     )
 
@@ -106,10 +104,9 @@ def _days(results: Results) -> str:
     return _section(
         "Published and loaded, day by day",
         "The area is what the producer counted while it sent; the line is what lies in the folder of that "
-        "date. "
-        "A date is the local date in New York of the record's time: the scheduled departure of a flight, "
-        "the hour "
-        "of a weather report. In UTC, more than a tenth of the flights would lie under another date.",
+        "date. A date is the local date in New York of the record's time: the scheduled departure of a "
+        "flight, the hour of a weather report. In UTC, more than a tenth of the flights would lie under "
+        "another date.",
         plots.messages_a_day(published, loaded),
     )
 
@@ -126,14 +123,12 @@ def _partitions(results: Results) -> str:
     empty = [str(partition) for partition, count in flights.items() if count == 0]
     text = (
         "All messages of a key go to one partition: murmur2 of the key, modulo the number of partitions, "
-        "as with "
-        f"every Kafka client. Few keys therefore spread unevenly. Partition {largest} has {share:.0%} of "
-        "the flights"
+        f"as with every Kafka client. Few keys therefore spread unevenly. Partition {largest} has "
+        f"{share:.0%} of the flights"
         + (f", partition {' and '.join(empty)} none at all" if empty else "")
         + f", and the {len(keys[WEATHER])} airports of the weather fill "
         f"{sum(1 for count in rows[WEATHER].values() if count)} partitions. That is the price of order by "
-        "key, not a "
-        "fault; Spark evens it out when it brings the rows of a date together."
+        "key, not a fault; Spark evens it out when it brings the rows of a date together."
     )
     return _section(
         "Why partitions are uneven",
@@ -165,9 +160,8 @@ def _restart(results: Results) -> str:
         "The load that was killed",
         html.escape(results.killed)
         + " The second run found the offsets of the unfinished batch in the checkpoint "
-        "and did it again, from the same first message to the same last. Files of its first try are not in "
-        "the "
-        "sink's list, so nobody reads them.",
+        "and did it again, from the same first message to the same last. Files of its first try are not "
+        "in the sink's list, so nobody reads them.",
         table,
     )
 
@@ -175,18 +169,15 @@ def _restart(results: Results) -> str:
 def _delays(results: Results) -> str:
     first = _section(
         "Delay by hour and carrier",
-        "Delay grows over the day and with it the difference between carriers. From the aggregate that was "
-        "written "
-        "to Parquet and to the topic.",
+        "Delay grows over the day and with it the difference between carriers. From the aggregate that "
+        "was written to Parquet and to the topic.",
         plots.delay_by_hour_and_carrier(results.delays),
     )
     second = _section(
         "Delay and weather",
         "Each flight with the weather of its airport in the hour of its scheduled departure. The number "
-        "above a bar "
-        "is how many flights are in the class: the ends are thin. Poor sight, rain and wind cost minutes, "
-        "and "
-        "flights.",
+        "above a bar is how many flights are in the class: the ends are thin. Poor sight, rain and wind "
+        "cost minutes, and flights.",
         plots.delay_by_weather(results.weather),
     )
     return first + second
@@ -208,8 +199,7 @@ def _checks(results: Results) -> str:
     return _section(
         "Every check, with its numbers",
         "What is expected comes from the files themselves, read with Python's csv module, or from the "
-        "broker's "
-        "offsets; what is found from Parquet, or from the topic read again.",
+        "broker's offsets; what is found from Parquet, or from the topic read again.",
         table,
     )
 
@@ -229,9 +219,8 @@ def _files(results: Results) -> str:
     head = ["table", "dates", "files that count", "bytes", "of the JSON", "files of the killed try"]
     return _section(
         "Files",
-        "Rows are brought together by date before they are written: about one file a date and micro-batch, "
-        "where "
-        "each task writing for itself would make six.",
+        "Rows are brought together by date before they are written: about one file a date and "
+        "micro-batch, where each task writing for itself would make six.",
         _table(head, rows),
     )
 

@@ -193,8 +193,7 @@ class Demo:
             )
             self.results.killed = (
                 "The first run was the command tidemill pipeline load. It was killed with SIGKILL, JVM "
-                "and all, "
-                f"while it worked on micro-batch {killed.interrupted}."
+                f"and all, while it worked on micro-batch {killed.interrupted}."
             )
         else:
             self.results.killed = "The first run was killed with SIGKILL between two micro-batches."
@@ -289,8 +288,7 @@ def clean_directory(directory: Path) -> None:
     if directory.exists() and any(directory.iterdir()) and not (directory / MARKER).exists():
         raise ConfigError(
             f"{directory} has files and is no folder of an earlier demo: the demo starts clean and will "
-            "not remove "
-            "them. Give another folder with --directory, or move them away"
+            "not remove them. Give another folder with --directory, or move them away"
         )
     stop_leftover(directory)
     shutil.rmtree(directory, ignore_errors=True)

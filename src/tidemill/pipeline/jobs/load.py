@@ -112,14 +112,13 @@ def check_pair(output: str, checkpoint: str) -> None:
     if written and not known:
         raise ConfigError(
             f"the output {output} was loaded with another checkpoint than {checkpoint}: Spark would drop "
-            "rows "
-            "silently. Give the checkpoint that belongs to it, or remove the output as well to start clean"
+            "rows silently. Give the checkpoint that belongs to it, or remove the output as well to start "
+            "clean"
         )
     if known and not written and any((Path(checkpoint) / "commits").glob("[0-9]*")):
         raise ConfigError(
             f"the checkpoint {checkpoint} has loaded messages into another output than {output}: they "
-            "would be "
-            "missing here. Give that output, or remove the checkpoint as well to start clean"
+            "would be missing here. Give that output, or remove the checkpoint as well to start clean"
         )
 
 

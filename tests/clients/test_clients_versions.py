@@ -121,6 +121,22 @@ def test_metadata_of_a_topic_that_is_not_there(peer: WirePeer, version: int) -> 
     assert answer.topics[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
+@pytest.mark.parametrize("version", range(4, APIS[ApiKey.METADATA].last + 1))
+def test_metadata_makes_a_topic_only_where_it_may(
+    peer: WirePeer, new_name: Callable[[str], str], version: int
+) -> None:
+    wanted = message("metadata", "MetadataRequestTopic", name=new_name("made"))
+
+    def ask(allowed: bool) -> Any:
+        request = message("metadata", "MetadataRequest", topics=[wanted], allow_auto_topic_creation=allowed)
+        return peer.ask(ApiKey.METADATA, version, request).topics[0]
+
+    for _ in range(2):
+        assert ask(False).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    made = ask(True)
+    assert (made.error_code, len(made.partitions)) == (0, 2)
+
+
 @pytest.mark.parametrize("version", versions(ApiKey.API_VERSIONS))
 def test_api_versions(peer: WirePeer, version: int) -> None:
     request = message(

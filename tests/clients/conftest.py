@@ -59,6 +59,7 @@ def client_broker() -> Iterator[Broker]:
         yield broker
         _brokers.remove(broker)
         running, log = broker.running, broker.log
+        broker.kill()  # Its hundreds of logs need not be synced.
     assert running, f"the broker ended by itself:\n{log}"
     assert "Traceback" not in log, log
 

@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tidemill.client.admin_base import AdminBase
 from tidemill.client.admin_types import GroupDescription, GroupListing, GroupMember, PartitionLag
-from tidemill.client.cluster import CONTROL, Cluster
+from tidemill.client.cluster import CONTROL
 from tidemill.client.connection import Connection
 from tidemill.client.errors import ClientError, check, code_of, error_for
 from tidemill.client.group_offsets import Committed, commit_offsets, fetch_offsets, with_coordinator
@@ -30,13 +31,8 @@ from tidemill.wire.messages.offset_delete import (
 DEAD = "Dead"
 
 
-class GroupAdmin:
+class GroupAdmin(AdminBase):
     """Groups: list, describe, delete, lag, offsets."""
-
-    _cluster: Cluster
-
-    def _deadline(self, timeout: float | None) -> float:
-        raise NotImplementedError
 
     def list_groups(
         self,

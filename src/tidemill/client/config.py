@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tidemill.model.configs.clients import IDLE_CLIENT_KEYS
@@ -374,11 +374,25 @@ class ClientConfig:
         return (ClientConfig, (self.role, self.plain_given()))
 
     def plain_given(self) -> dict[str, Any]:
+        """As :meth:`given`, with the servers as the texts that they are written as."""
         plain = dict(self._given)
         servers = plain.get("bootstrap.servers")
         if servers:
             plain["bootstrap.servers"] = [f"[{h}]:{p}" if ":" in h else f"{h}:{p}" for h, p in servers]
         return plain
+
+
+def config_of(
+    role: str,
+    bootstrap_servers: str | Sequence[str] | None,
+    config: Mapping[str, Any] | None,
+    keywords: Mapping[str, Any],
+) -> ClientConfig:
+    """A client's configuration from what its constructor is given: servers go before the mapping's."""
+    given = dict(config or {})
+    if bootstrap_servers is not None:
+        given["bootstrap.servers"] = bootstrap_servers
+    return ClientConfig(role, given, **keywords)
 
 
 def defaults(role: str) -> dict[str, Any]:

@@ -14,31 +14,26 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tidemill.client.assignors import assignors_for
 from tidemill.client.chunks import ConsumerRecord, ConsumerRecords
-from tidemill.client.cluster import Cluster
-from tidemill.client.config import CONSUMER, ClientConfig
+from tidemill.client.collecting import collect, collect_arrow
 from tidemill.client.errors import (
     BrokerUnreachable,
-    ClientClosed,
     ClientError,
     NoOffset,
     RequestTimeout,
 )
-from tidemill.client.fetcher import Fetcher, Place
+from tidemill.client.fetcher import Place
 from tidemill.client.group import Membership
-from tidemill.client.group_offsets import COORDINATOR_MOVED, Committed, fetch_offsets
-from tidemill.client.offsets import EARLIEST, LATEST, OffsetAt, list_offsets
-from tidemill.model.errors import ConfigError, ErrorCode
+from tidemill.client.group_offsets import COORDINATOR_MOVED, Committed
+from tidemill.client.positions import Positions
+from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
-from tidemill.records.reader import Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,7 +59,7 @@ class RebalanceListener(Protocol):
         ...
 
 
-class Consumer:
+class Consumer(Positions):
     """Reads topics.
 
     Configuration by Kafka's names, as a mapping (``{"group.id": "g"}``) or as keywords (``group_id="g"``);
@@ -78,28 +73,17 @@ class Consumer:
         /,
         **keywords: Any,
     ) -> None:
-        given = dict(config or {})
-        if bootstrap_servers is not None:
-            given["bootstrap.servers"] = bootstrap_servers
-        self.config = ClientConfig(CONSUMER, given, **keywords)
-        self._cluster = Cluster(self.config)
-        self._cluster.create = self.config.bool("allow.auto.create.topics")
-        self._places: dict[TopicPartition, Place] = {}
-        self._fetcher = Fetcher(self._cluster, self._places)
+        super().__init__(bootstrap_servers, config, **keywords)
         self._names: set[str] = set()
         self._pattern: re.Pattern[str] | None = None
         self._listener: RebalanceListener | None = None
         self._group: Membership | None = None
         self._subscribed = False
         self._seen_version = -1
-        self._timeout = self.config.seconds("default.api.timeout.ms")
-        self._policy = self.config.text("auto.offset.reset")
         self._auto_commit = self.config.bool("enable.auto.commit") and bool(self.config["group.id"])
         self._commit_every = self.config.seconds("auto.commit.interval.ms")
         self._next_commit = time.monotonic() + self._commit_every
         self._woken = False
-        self._closed = False
-        self._user_lock = threading.RLock()
 
     # -- choosing -----------------------------------------------------------------------------------------
 
@@ -178,7 +162,8 @@ class Consumer:
         """
         count = self.config.int("max.poll.records") if max_records is None else max_records
         with self._used():
-            return ConsumerRecords(self._await(timeout, lambda: self._collect(count)) or {})
+            found = self._await(timeout, lambda: collect(self._fetcher, self._places, count))
+            return ConsumerRecords(found or {})
 
     def poll_arrow(
         self, timeout: float = 1.0, *, include_headers: bool = False, bytes_max: int = ARROW_BYTES_MAX
@@ -189,7 +174,9 @@ class Consumer:
         Python object is made for a record.
         """
         with self._used():
-            return self._await(timeout, lambda: self._collect_arrow(include_headers, bytes_max))
+            return self._await(
+                timeout, lambda: collect_arrow(self._fetcher, self._places, include_headers, bytes_max)
+            )
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         """Records without end, until the consumer is closed."""
@@ -270,226 +257,6 @@ class Consumer:
                 self._names = names
                 group.request_rejoin("the topics that match the pattern changed")
         group.metadata_changed()
-
-    def _collect(self, count: int) -> dict[TopicPartition, list[Record]]:
-        result: dict[TopicPartition, list[Record]] = {}
-        chunks = self._fetcher.chunks
-        turns = len(chunks)
-        while chunks and count > 0 and turns > 0:
-            turns -= 1
-            chunk = chunks[0]
-            place = self._places.get(chunk.item)
-            if place is None or place.offset != chunk.next_offset:
-                chunks.popleft()
-                continue
-            if place.paused:
-                chunks.rotate(-1)
-                continue
-            try:
-                records = chunk.take(count)
-            except Exception:
-                if result:
-                    return result
-                chunks.popleft()
-                raise
-            place.offset = chunk.next_offset
-            if records:
-                result.setdefault(chunk.item, []).extend(records)
-                count -= len(records)
-            if chunk.exhausted:
-                chunks.popleft()
-        if result:
-            self._fetcher.send()
-        return result
-
-    def _collect_arrow(self, include_headers: bool, bytes_max: int) -> pa.Table | None:
-        fetcher = self._fetcher
-        chunks = []
-        ahead: dict[TopicPartition, int] = {}
-        for _ in range(len(fetcher.chunks)):
-            chunk = fetcher.chunks.popleft()
-            place = self._places.get(chunk.item)
-            if place is None or place.offset != chunk.next_offset:
-                continue
-            if place.paused:
-                fetcher.chunks.append(chunk)
-                continue
-            chunks.append((chunk, place))
-            ahead[chunk.item] = chunk.end_offset
-        if not chunks:
-            return None
-        fetcher.send(ahead)
-        import pyarrow as pa
-
-        tables = []
-        for chunk, place in chunks:
-            for batch in chunk.arrow(include_headers, bytes_max):
-                count = batch.num_rows
-                columns = [
-                    pa.repeat(pa.scalar(chunk.item.topic, pa.string()), count),
-                    pa.repeat(pa.scalar(chunk.item.partition, pa.int32()), count),
-                    *batch.columns,
-                ]
-                tables.append(
-                    pa.RecordBatch.from_arrays(columns, names=["topic", "partition", *batch.schema.names])
-                )
-            place.offset = chunk.next_offset
-        return pa.Table.from_batches(tables) if tables else None
-
-    # -- positions ----------------------------------------------------------------------------------------
-
-    def _find_positions(self, deadline: float) -> None:
-        """Finds out where to begin: committed offsets first, then by ``auto.offset.reset``."""
-        unknown = [i for i, p in self._places.items() if p.offset is None and p.reset is None]
-        if unknown:
-            committed: dict[TopicPartition, Committed] = {}
-            if self.config["group.id"]:
-                committed = self._fetch_committed(unknown, deadline)
-            for item in unknown:
-                place = self._places[item]
-                if item in committed:
-                    place.offset = committed[item].offset
-                elif self._policy == "none":
-                    raise NoOffset(
-                        f"no offset is committed for {item}, and auto.offset.reset=none; seek(), or set "
-                        "earliest or latest",
-                        topic=item.topic,
-                        partition=item.partition,
-                    )
-                else:
-                    place.reset = EARLIEST if self._policy == "earliest" else LATEST
-        resets = {i: p.reset for i, p in self._places.items() if p.offset is None and p.reset is not None}
-        if resets:
-            found = list_offsets(self._cluster, resets, deadline, committed_only=self._fetcher.committed_only)
-            for item, at in found.items():
-                place = self._places[item]
-                place.offset, place.reset = at.offset, None
-
-    def _fetch_committed(
-        self, items: Iterable[TopicPartition], deadline: float
-    ) -> dict[TopicPartition, Committed]:
-        return fetch_offsets(
-            self._cluster,
-            self.config.text("group.id"),
-            items,
-            deadline,
-            stable=self._fetcher.committed_only,
-        )
-
-    def _place(self, item: TopicPartition) -> Place:
-        found = self._places.get(TopicPartition(*item))
-        if found is None:
-            raise ValueError(f"{item} is not assigned to this consumer; assigned are {sorted(self._places)}")
-        return found
-
-    def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Reads on from ``offset``."""
-        with self._used():
-            if offset < 0:
-                raise ValueError(f"offset {offset} of {partition}: offsets count from 0")
-            place = self._place(partition)
-            place.offset, place.reset = offset, None
-            self._fetcher.forget(TopicPartition(*partition))
-
-    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Reads on from the first record; of all partitions when none is named."""
-        self._seek_to(partitions, EARLIEST)
-
-    def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Reads on after the last record; of all partitions when none is named."""
-        self._seek_to(partitions, LATEST)
-
-    def _seek_to(self, partitions: Sequence[TopicPartition], where: int) -> None:
-        with self._used():
-            for item in partitions or list(self._places):
-                place = self._place(item)
-                place.offset, place.reset = None, where
-                self._fetcher.forget(TopicPartition(*item))
-
-    def position(self, partition: TopicPartition, timeout: float | None = None) -> int:
-        """The offset of the record that comes next. RequestTimeout when it cannot be found out in time."""
-        with self._used():
-            deadline = self._deadline(timeout)
-            while True:
-                offset = self._place(partition).offset
-                if offset is not None:
-                    return offset
-                if time.monotonic() >= deadline:
-                    raise RequestTimeout(f"the position in {partition} was not found in time")
-                self._find_positions(deadline)
-
-    def pause(self, *partitions: TopicPartition) -> None:
-        """Gives out no records of these until :meth:`resume`; the group membership goes on."""
-        with self._used():
-            for item in partitions:
-                self._place(item).paused = True
-
-    def resume(self, *partitions: TopicPartition) -> None:
-        """Gives out records of these again."""
-        with self._used():
-            for item in partitions:
-                self._place(item).paused = False
-
-    def paused(self) -> set[TopicPartition]:
-        """The partitions that are paused."""
-        return {item for item, place in self._places.items() if place.paused}
-
-    def lag(self, partition: TopicPartition) -> int | None:
-        """Records behind the end, as far as the last fetch knows; None before the first."""
-        place = self._place(partition)
-        end = place.last_stable_offset if self._fetcher.committed_only else place.high_watermark
-        return max(0, end - place.offset) if end >= 0 and place.offset is not None else None
-
-    def offsets_for_times(
-        self, times_ms: Mapping[TopicPartition, int], timeout: float | None = None
-    ) -> dict[TopicPartition, OffsetAt | None]:
-        """The first record at or after each time (ms since 1970 UTC): offset and time; None without one."""
-        with self._used():
-            wanted = {TopicPartition(*item): stamp for item, stamp in times_ms.items()}
-            if any(stamp < 0 for stamp in wanted.values()):
-                raise ValueError("times are milliseconds since 1970, not negative")
-            found = list_offsets(self._cluster, wanted, self._deadline(timeout))
-            return {item: (at if at.offset >= 0 else None) for item, at in found.items()}
-
-    def beginning_offsets(
-        self, partitions: Iterable[TopicPartition], timeout: float | None = None
-    ) -> dict[TopicPartition, int]:
-        """The first offset of each partition."""
-        return self._ends(partitions, EARLIEST, timeout)
-
-    def end_offsets(
-        self, partitions: Iterable[TopicPartition], timeout: float | None = None
-    ) -> dict[TopicPartition, int]:
-        """The offset after the last record of each partition; the last stable one with read_committed."""
-        return self._ends(partitions, LATEST, timeout)
-
-    def _ends(
-        self, partitions: Iterable[TopicPartition], where: int, timeout: float | None
-    ) -> dict[TopicPartition, int]:
-        with self._used():
-            wanted = {TopicPartition(*item): where for item in partitions}
-            found = list_offsets(
-                self._cluster,
-                wanted,
-                self._deadline(timeout),
-                committed_only=self._fetcher.committed_only,
-            )
-            return {item: at.offset for item, at in found.items()}
-
-    def partitions_for(self, topic: str, timeout: float | None = None) -> list[TopicPartition]:
-        """The partitions of a topic; ClientError when there is none such."""
-        with self._used():
-            known = self._cluster.topic(topic, self._deadline(timeout))
-            return [TopicPartition(topic, p.partition) for p in known.partitions]
-
-    def topics(self, timeout: float | None = None) -> list[str]:
-        """The names of all topics."""
-        with self._used():
-            self._cluster.refresh(self._deadline(timeout), every=True)
-            return sorted(self._cluster.topics)
-
-    def _deadline(self, timeout: float | None) -> float:
-        return time.monotonic() + (self._timeout if timeout is None else timeout)
 
     # -- committing ---------------------------------------------------------------------------------------
 
@@ -657,20 +424,6 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    @contextmanager
-    def _used(self) -> Iterator[None]:
-        """Refuses a second thread, and a closed consumer."""
-        if not self._user_lock.acquire(blocking=False):
-            raise RuntimeError(
-                "the consumer is used by another thread; only wakeup() may be called from there"
-            )
-        try:
-            if self._closed:
-                raise ClientClosed("the consumer is closed; make a new one", ErrorCode.NETWORK_EXCEPTION)
-            yield
-        finally:
-            self._user_lock.release()
 
 
 def _log_failed_commit(error: ClientError | None) -> None:

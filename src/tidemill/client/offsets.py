@@ -41,20 +41,8 @@ def list_offsets(
     left = dict(times)
     while left:
         failure: ClientError | None = None
-        by_leader: dict[int, list[TopicPartition]] = {}
-        for item in left:
-            topic = cluster.topic(item.topic, deadline)
-            if not 0 <= item.partition < len(topic.partitions):
-                raise error_for(
-                    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    f"look up an offset of {item}",
-                    detail=f"the topic has {len(topic.partitions)} partitions",
-                    topic=item.topic,
-                    partition=item.partition,
-                )
-            by_leader.setdefault(topic.partitions[item.partition].leader, []).append(item)
         requests: list[Request] = []
-        for node_id, items in by_leader.items():
+        for node_id, items in by_leader(cluster, left, deadline, "look up an offset of").items():
             try:
                 requests.append(_ask(cluster, node_id, items, left, deadline, committed_only))
             except (BrokerUnreachable, RequestTimeout) as problem:
@@ -71,6 +59,25 @@ def list_offsets(
             raise failure
         time.sleep(pause)
         cluster.refresh(deadline)
+    return found
+
+
+def by_leader(
+    cluster: Cluster, items: Iterable[TopicPartition], deadline: float, what: str
+) -> dict[int, list[TopicPartition]]:
+    """The partitions of each leader; ``what`` is to be done with them, for the error if one is missing."""
+    found: dict[int, list[TopicPartition]] = {}
+    for item in items:
+        topic = cluster.topic(item.topic, deadline)
+        if not 0 <= item.partition < len(topic.partitions):
+            raise error_for(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"{what} {item}",
+                detail=f"the topic has {len(topic.partitions)} partitions",
+                topic=item.topic,
+                partition=item.partition,
+            )
+        found.setdefault(topic.partitions[item.partition].leader, []).append(item)
     return found
 
 

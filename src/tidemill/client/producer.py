@@ -22,7 +22,7 @@ from typing import Any
 from tidemill.client import accumulator as queues
 from tidemill.client.accumulator import Accumulator, Delivery, PendingBatch, RecordMetadata, TopicQueues
 from tidemill.client.cluster import Cluster
-from tidemill.client.config import PRODUCER, ClientConfig
+from tidemill.client.config import PRODUCER, config_of
 from tidemill.client.errors import ClientClosed, ClientError, RequestTimeout
 from tidemill.client.partitioners import kind_of
 from tidemill.client.sender import REQUEST_OVERHEAD_BYTES, Sender
@@ -79,10 +79,7 @@ class Producer:
         /,
         **keywords: Any,
     ) -> None:
-        given = dict(config or {})
-        if bootstrap_servers is not None:
-            given["bootstrap.servers"] = bootstrap_servers
-        self.config = ClientConfig(PRODUCER, given, **keywords)
+        self.config = config_of(PRODUCER, bootstrap_servers, config, keywords)
         self._cluster = Cluster(self.config)
         partitioner = self.config["partitioner"]
         custom = partitioner if callable(partitioner) else None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tidemill.client import fetching
 from tidemill.client.cluster import DATA, Cluster
-from tidemill.client.config import CONSUMER, ClientConfig
+from tidemill.client.config import CONSUMER, ClientConfig, config_of
 from tidemill.client.connection import Request
 from tidemill.client.errors import (
     BrokerUnreachable,
@@ -69,9 +69,7 @@ class RangeReader:
         **keywords: Any,
     ) -> None:
         given = {"client.id": "tidemill-ranges", "allow.auto.create.topics": False, **(config or {})}
-        if bootstrap_servers is not None:
-            given["bootstrap.servers"] = bootstrap_servers
-        self.config = ClientConfig(CONSUMER, given, **keywords)
+        self.config = config_of(CONSUMER, bootstrap_servers, given, keywords)
         self._timeout = self.config.seconds("default.api.timeout.ms")
         self._committed_only = self.config["isolation.level"] == "read_committed"
         self._check_crcs = self.config.bool("check.crcs")

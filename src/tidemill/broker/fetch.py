@@ -159,6 +159,9 @@ class FetchPath:
         part.slice = None
         part.error = 0
         partition = part.partition
+        if partition is not None and partition.deleted:
+            self.resolve(part, request.version)
+            partition = part.partition
         if partition is None:
             by_id = request.version >= BY_ID and not part.topic_known
             part.fail(ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

@@ -11,9 +11,10 @@ from wire_values import all_messages, message_of
 
 from tidemill.model.errors import ProtocolError
 from tidemill.wire.codegen import is_flexible
-from tidemill.wire.decoding import ELEMENTS_MAX
+from tidemill.wire.decoding import ELEMENTS_MAX, REQUEST_ELEMENTS_MAX, elements_max
 from tidemill.wire.messages.metadata import MetadataRequest, MetadataResponse
 from tidemill.wire.messages.offset_fetch import OffsetFetchRequest
+from tidemill.wire.messages.update_metadata import UpdateMetadataRequest
 from tidemill.wire.schema import Struct, decode, encode
 
 VERSIONS: dict[str, list[tuple[type[Struct], int]]] = {}
@@ -98,15 +99,21 @@ def test_a_count_or_length_that_lies_costs_no_memory(name: str) -> None:
 
 
 def test_items_of_all_arrays_together_are_bounded() -> None:
-    count = ELEMENTS_MAX + 1
-    one_array = count.to_bytes(4, "big") + b"\0\0" * count
-    with pytest.raises(ProtocolError, match="in one message"):
-        decode(MetadataRequest, 1, one_array)
+    count = REQUEST_ELEMENTS_MAX
+    names = b"\0\0" * (count + 1)
+    assert len(decode(MetadataRequest, 1, count.to_bytes(4, "big") + names[2:]).topics or ()) == count
+    with pytest.raises(ProtocolError, match=f"over {count} in one message"):
+        decode(MetadataRequest, 1, (count + 1).to_bytes(4, "big") + names)
     topic = b"\0\0" + (10_000).to_bytes(4, "big") + bytes(40_000)
-    topics = ELEMENTS_MAX // 10_000
+    topics = REQUEST_ELEMENTS_MAX // 10_000
     nested = b"\0\0" + topics.to_bytes(4, "big") + topic * topics
     with pytest.raises(ProtocolError, match="in one message"):
         decode(OffsetFetchRequest, 1, nested)
+
+
+def test_what_brokers_tell_each_other_and_clients_may_hold_a_whole_cluster() -> None:
+    for cls in (MetadataResponse, UpdateMetadataRequest):
+        assert elements_max(cls) == ELEMENTS_MAX
 
 
 @pytest.mark.parametrize("name", VERSIONS)

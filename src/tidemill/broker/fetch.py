@@ -33,7 +33,9 @@ from tidemill.net.connection import Connection, FileRange, Reply
 from tidemill.net.deadlines import Deadlines
 from tidemill.replication.partition import FetchWaiter, Partition, TopicTable
 from tidemill.wire.fast import (
+    ITEMS_MAX,
     check_end,
+    check_items,
     read_length,
     set_i32,
     skip_tags,
@@ -81,6 +83,11 @@ class FetchRequest(FetchWaiter):
     def is_over(self) -> bool:
         """Whether the request was answered, or nobody waits for the answer any more."""
         return self.done or self.connection.closed
+
+    def let_go(self) -> None:
+        """Keeps nothing: its deadline, which may be far, keeps the request itself."""
+        self.parts = []
+        self.session = None
 
     def on_deadline(self) -> None:
         """The client's longest wait is over."""
@@ -199,6 +206,7 @@ class FetchPath:
         connection.state = None
         if isinstance(request, FetchRequest) and not request.done:
             self.release(request)
+            request.let_go()
 
     def wake(self, request: FetchRequest) -> None:
         """Answers ``request`` in the loop's next turn, so that all appends of this one are in it."""
@@ -252,6 +260,8 @@ class FetchPath:
                 connection.reply_now(reply[0])
                 return
             place = request.connection.reply_later()
+        else:
+            request.let_go()
         place.complete(reply)
 
 
@@ -272,13 +282,15 @@ def decode(request: FetchRequest, data: bytes, position: i64, end: i64) -> None:
         request.session_epoch = read_i32_be(data, position + 4)
         position += 8
     topics, position = read_length(data, position, end, flexible, True)
+    left: i64 = ITEMS_MAX - topics
     while topics > 0:
-        position = decode_topic(request.parts, data, position, end, version)
+        position = decode_topic(request.parts, data, position, end, version, left)
         topics -= 1
     if version >= 7:
         topics, position = read_length(data, position, end, flexible, True)
+        left -= topics
         while topics > 0:
-            position = decode_forgotten(request.forgotten, data, position, end, version)
+            position = decode_forgotten(request.forgotten, data, position, end, version, left)
             topics -= 1
     if version >= 11:
         length, position = read_length(data, position, end, flexible, False)
@@ -316,11 +328,14 @@ def decode_key(data: bytes, position: i64, end: i64, version: i16) -> tuple[byte
     return data[position : position + length], position + length
 
 
-def decode_topic(parts: list[FetchPart], data: bytes, position: i64, end: i64, version: i16) -> i64:
-    """Reads one topic's partitions; the position after them."""
+def decode_topic(
+    parts: list[FetchPart], data: bytes, position: i64, end: i64, version: i16, count_max: i64
+) -> i64:
+    """Reads one topic's partitions, behind those in ``parts``; the position after them."""
     flexible = version >= FLEXIBLE
     key, position = decode_key(data, position, end, version)
     count, position = read_length(data, position, end, flexible, True)
+    check_items(count, count_max - len(parts))
     while count > 0:
         part = FetchPart(key, read_i32_be(data, position))
         position += 4
@@ -345,11 +360,14 @@ def decode_topic(parts: list[FetchPart], data: bytes, position: i64, end: i64, v
     return position
 
 
-def decode_forgotten(parts: list[FetchPart], data: bytes, position: i64, end: i64, version: i16) -> i64:
+def decode_forgotten(
+    parts: list[FetchPart], data: bytes, position: i64, end: i64, version: i16, count_max: i64
+) -> i64:
     """Reads what the session shall forget of one topic; the position after it."""
     flexible = version >= FLEXIBLE
     key, position = decode_key(data, position, end, version)
     count, position = read_length(data, position, end, flexible, True)
+    check_items(count, count_max - len(parts))
     while count > 0:
         parts.append(FetchPart(key, read_i32_be(data, position)))
         position += 4

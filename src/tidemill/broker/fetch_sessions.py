@@ -19,6 +19,9 @@ from tidemill.replication.partition import Partition
 
 FINAL_EPOCH: Final = -1
 INITIAL_EPOCH: Final = 0
+PARTS_MAX: Final = 500_000
+"""Partitions in all sessions together: some hundred bytes each. Whoever finds no room names all of its
+partitions in each fetch."""
 EVICT_AFTER_MS: Final = 120_000
 SESSION_NOT_FOUND: Final[i16] = 70
 INVALID_EPOCH: Final[i16] = 71
@@ -136,6 +139,8 @@ class FetchSessions:
         self.clock = clock
         self.sessions_max = sessions_max
         self.sessions: dict[int, FetchSession] = {}
+        self.parts: i64 = 0
+        """Partitions in all sessions together."""
 
     def attach(
         self,
@@ -148,7 +153,7 @@ class FetchSessions:
         """Finds, makes or ends the session that a request names."""
         if epoch in (FINAL_EPOCH, INITIAL_EPOCH):
             if session_id != 0:
-                self.sessions.pop(int(session_id), None)
+                self.remove(session_id)
             if epoch == FINAL_EPOCH:
                 return Attachment(None, 0)
             return Attachment(self.make(wanted, by_id), 0)
@@ -158,24 +163,35 @@ class FetchSessions:
         if session.epoch != epoch:
             return Attachment(None, INVALID_EPOCH)
         if session.by_id != by_id:
-            del self.sessions[int(session_id)]
+            self.remove(session_id)
             return Attachment(None, TOPIC_ID_ERROR)
         session.epoch = 1 if epoch == 0x7FFFFFFF else epoch + 1
         session.incremental = True
         session.used_ms = self.clock.wall_ms()
+        before: i64 = len(session.parts)
         session.update(wanted, forgotten)
+        self.parts += len(session.parts) - before
+        if self.parts > PARTS_MAX:
+            self.remove(session_id)
+            return Attachment(None, SESSION_NOT_FOUND)
         return Attachment(session, 0)
+
+    def remove(self, session_id: i32) -> None:
+        """Ends a session, if there is one."""
+        session = self.sessions.pop(int(session_id), None)
+        if session is not None:
+            self.parts -= len(session.parts)
 
     def make(self, wanted: list[FetchPart], by_id: bool) -> FetchSession | None:
         """A new session; None when all places are taken by sessions in use."""
         now_ms = self.clock.wall_ms()
-        if not wanted or self.sessions_max <= 0:
+        if not wanted or self.sessions_max <= 0 or self.parts + len(wanted) > PARTS_MAX:
             return None
         if len(self.sessions) >= self.sessions_max:
             oldest = min(self.sessions.values(), key=used_at)
             if now_ms - oldest.used_ms < EVICT_AFTER_MS:
                 return None
-            del self.sessions[int(oldest.session_id)]
+            self.remove(oldest.session_id)
         while True:
             session_id = random.randint(1, 0x7FFFFFFF)
             if session_id not in self.sessions:
@@ -184,6 +200,7 @@ class FetchSessions:
         for part in wanted:
             session.parts[(part.key, int(part.index))] = part
         self.sessions[session_id] = session
+        self.parts += len(session.parts)
         return session
 
 

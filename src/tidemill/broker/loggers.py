@@ -44,9 +44,10 @@ def alter(broker_id: int, command: ConfigCommand, validate_only: bool) -> None:
             ErrorCode.INVALID_REQUEST,
         )
     changes: dict[str, int] = {}
+    known = levels()
     for name, operation, value in command.alterations:
         logger = PROGRAM if name == ROOT else name
-        if logger != PROGRAM and logger not in levels():
+        if logger != PROGRAM and logger not in known:
             raise KafkaError(f"there is no logger {name!r}", ErrorCode.INVALID_CONFIG)
         if operation == AlterOperation.DELETE:
             if name == ROOT:

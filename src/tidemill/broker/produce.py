@@ -23,7 +23,7 @@ from librt.strings import (
 )
 from mypy_extensions import i16, i32, i64, mypyc_attr
 
-from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
+from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError, ProtocolError
 from tidemill.model.ports import Clock
 from tidemill.net.connection import Connection, Reply
 from tidemill.net.deadlines import Deadlines
@@ -31,7 +31,9 @@ from tidemill.records.batch import Batch, parse_batch
 from tidemill.records.validate import is_costly, validate
 from tidemill.replication.partition import AppendWaiter, Partition, TopicTable
 from tidemill.wire.fast import (
+    ITEMS_MAX,
     check_end,
+    check_items,
     read_length,
     set_i32,
     skip_tags,
@@ -43,6 +45,8 @@ LAST_VERSION: Final = 13
 FLEXIBLE: Final = 9
 BY_ID: Final = 13
 NONE: Final[i16] = 0
+TEXT_CHARACTERS_MAX: Final = 1000
+"""Of a message to the client: it may hold a name that the client made long."""
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)
@@ -135,11 +139,13 @@ class ProduceRequest(AppendWaiter):
         self.finish()
 
     def finish(self) -> None:
-        """Sends the reply."""
+        """Sends the reply. The records are let go: the deadline may keep this object for long."""
         self.done = True
         reply = self.reply
         if reply is not None:
             reply.complete([encode(self)] if self.acks != 0 else [])
+        self.data = b""
+        self.topics = []
 
 
 class ProducePath:
@@ -320,15 +326,19 @@ def decode(
     request.timeout_ms = i64(read_i32_be(data, position + 2))
     position += 6
     topics, position = read_length(data, position, end, flexible, True)
+    left: i64 = ITEMS_MAX - topics
     while topics > 0:
         if version >= BY_ID:
             topic = ProduceTopic(data[position : position + 16])
             position += 16
         else:
             length, position = read_length(data, position, end, flexible, False)
+            if length < 0:
+                raise ProtocolError("a topic's name is null")
             topic = ProduceTopic(data[position : position + length])
             position += length
-        position = decode_parts(topic, data, position, end, flexible)
+        position = decode_parts(topic, data, position, end, flexible, left)
+        left -= len(topic.parts)
         request.topics.append(topic)
         topics -= 1
     if flexible:
@@ -337,9 +347,12 @@ def decode(
     return request
 
 
-def decode_parts(topic: ProduceTopic, data: bytes, position: i64, end: i64, flexible: bool) -> i64:
+def decode_parts(
+    topic: ProduceTopic, data: bytes, position: i64, end: i64, flexible: bool, count_max: i64
+) -> i64:
     """Reads the partitions of one topic; the position after them."""
     count, position = read_length(data, position, end, flexible, True)
+    check_items(count, count_max)
     while count > 0:
         index = read_i32_be(data, position)
         length, position = read_length(data, position + 4, end, flexible, True)
@@ -357,7 +370,7 @@ def decode_parts(topic: ProduceTopic, data: bytes, position: i64, end: i64, flex
 
 def write_text(out: BytesWriter, text: str, flexible: bool) -> None:
     """A nullable string: null when empty."""
-    data = text.encode()
+    data = text[:TEXT_CHARACTERS_MAX].encode()
     if flexible:
         append_uvarint(out, len(data) + 1 if data else 0)
     else:

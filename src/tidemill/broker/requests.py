@@ -21,6 +21,9 @@ from tidemill.wire.fast import skip_tags
 PRODUCE: Final = 0
 FETCH: Final = 1
 API_KEYS: Final = 128
+COLD_BYTES_MAX: Final = 16 * 1024 * 1024
+"""A request that carries no records is larger only when somebody wants to keep the broker busy: it is taken
+apart in one go. The largest honest ones are assignments of large groups."""
 
 
 class Requests(FrameHandler):
@@ -51,6 +54,11 @@ class Requests(FrameHandler):
         else:
             if 0 <= api_key < API_KEYS:
                 self.counts[api_key] += 1
+            if end - start > COLD_BYTES_MAX:
+                raise ProtocolError(
+                    f"a request of API key {api_key} has {end - start} bytes: without records"
+                    f" {COLD_BYTES_MAX} are allowed"
+                )
             self.cold.handle(connection, data, start, end, api_key, version, read_i32_be(data, start + 4))
         return True
 

@@ -26,6 +26,9 @@ from tidemill.model.configs import (
 from tidemill.model.configs.keys import LIST
 from tidemill.model.errors import ConfigError, ErrorCode, KafkaError
 
+BROKER_ID_DIGITS_MAX = 10
+"""Python refuses to read numbers of thousands of digits."""
+
 
 class ResourceType(IntEnum):
     """What a configuration belongs to, as the protocol numbers it."""
@@ -112,12 +115,12 @@ def _edited_list(
             f"{name} is no list: {operation.name} is for lists only, SET replaces a value",
             ErrorCode.INVALID_CONFIG,
         )
-    members = list(effective.list(name))
+    members = dict.fromkeys(effective.list(name))
     for member in (part.strip() for part in value.split(",")):
         if operation == AlterOperation.SUBTRACT:
-            members = [kept for kept in members if kept != member]
-        elif member and member not in members:
-            members.append(member)
+            members.pop(member, None)
+        elif member:
+            members.setdefault(member)
     return ",".join(members)
 
 
@@ -182,7 +185,7 @@ def plan_broker_config(
 
 def check_own_broker(name: str, broker_id: int) -> None:
     """Raises INVALID_REQUEST unless ``name`` is this broker's id: clients ask each broker for its own."""
-    if not (name.isascii() and name.isdigit()):
+    if not (name.isascii() and name.isdigit() and len(name) <= BROKER_ID_DIGITS_MAX):
         raise KafkaError(f"{name!r} is no broker id", ErrorCode.INVALID_REQUEST)
     if int(name) != broker_id:
         raise KafkaError(

@@ -51,6 +51,8 @@ LOAD_SLICE_RECORDS: Final = 500
 """Records replayed before others get the loop: about two milliseconds."""
 LOAD_RETRY_MS: Final = 1_000
 EXPIRE_SLICE_GROUPS: Final = 200
+MEMBER_NAME_CHARACTERS_MAX: Final = 255
+"""What a member's id takes over of its client's: a string of the protocol has an end."""
 SERVICE: Final = 0
 """Stands in a timer's key where a shard's number would."""
 
@@ -310,7 +312,7 @@ class GroupService:
             return JoinResult(error, request.member_id)
         if not request.new_member_id:
             name = request.instance_id if request.instance_id is not None else request.client_id
-            request = request.replace(new_member_id=f"{name}-{uuid.uuid4()}")
+            request = request.replace(new_member_id=f"{name[:MEMBER_NAME_CHARACTERS_MAX]}-{uuid.uuid4()}")
         waiter = asyncio.get_running_loop().create_future()
         shard.core.join(request, Waiter(waiter), shard.now())
         shard.perform()

@@ -111,7 +111,7 @@ class Connection:
         """What the handler keeps for this connection."""
         self.closed = False
         self.active = True
-        """Set whenever bytes arrive; the sweep for idle connections clears it."""
+        """Set whenever bytes arrive or leave; the sweep for idle connections clears it."""
         self.bytes_in: i64 = 0
         self.bytes_out: i64 = 0
         self._data: bytes = b""
@@ -397,6 +397,7 @@ class Connection:
         data: Any = out[head] if last - head == 1 else b"".join(out[head:last])
         sent: i64 = self.sock.send(data, flags)
         self.bytes_out += sent
+        self.active = True
         self._out_bytes -= sent
         index = head
         while index < last:
@@ -428,6 +429,7 @@ class Connection:
         part.position += sent
         part.count -= sent
         self.bytes_out += sent
+        self.active = True
         return sent
 
     # Ending.

@@ -39,6 +39,7 @@ from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.configs import Listener as ConfiguredListener
 from tidemill.model.errors import KafkaError
+from tidemill.model.types import TopicPartition
 from tidemill.net.deadlines import Deadlines
 from tidemill.replication.manager import PartitionState, ReplicaManager
 from tidemill.replication.partition import Partition
@@ -50,6 +51,8 @@ log = logging.getLogger("tidemill.server")
 ALONE = 1
 """The id of a broker on its own store that was given none."""
 FLUSH_CHECK_S = 1.0
+LOGS_A_TURN = 50
+"""New logs that are made before the loop does its other work."""
 REMOVAL_CHECK_S = 1.0
 SHORTEST_PERIOD_S = 0.1
 """Kafka's keys allow an interval of 0; the loop has other things to do."""
@@ -191,7 +194,7 @@ class BrokerServer:
 
     # Changes of the cluster.
 
-    def _apply(self, delta: Delta) -> None:
+    async def _apply(self, delta: Delta) -> None:
         """Carries out here what changed in the cluster."""
         broker = self.broker
         if delta.broker_configs_changed:
@@ -205,12 +208,33 @@ class BrokerServer:
             broker.partitions.remove_topic(image.name)
         if delta.deleted:
             broker.groups.topics_deleted([image.name for image in delta.deleted])
-        for image in delta.created:
-            self._put(delta, image)
-        for _, image in delta.changed:
+        made = 0
+        for image in (*delta.created, *[image for _, image in delta.changed]):
+            made = await self._make_logs(delta, image, made)
             self._put(delta, image)
         for _, image in delta.reconfigured:
             broker.partitions.reconfigure(image.name, log_config(broker.config, image.config))
+
+    async def _make_logs(self, delta: Delta, image: TopicImage, made: int) -> int:
+        """Makes the logs of a topic, with the loop's other work in between: each one takes a millisecond.
+
+        ``made`` counts those of the whole change.
+        """
+        broker = self.broker
+        config = log_config(broker.config, image.config)
+        for one in image.partitions:
+            if broker.node_id not in one.replicas or broker.partitions.find(image.name, one.partition):
+                continue
+            try:
+                key = TopicPartition(image.name, one.partition)
+                broker.logs.create(key, image.topic_id, config, broker.clock.wall_ms())
+            except KafkaError as problem:
+                delta.fail(image.name, problem)
+                break
+            made += 1
+            if made % LOGS_A_TURN == 0:
+                await asyncio.sleep(0)
+        return made
 
     def _put(self, delta: Delta, image: TopicImage) -> None:
         states = [

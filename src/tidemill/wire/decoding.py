@@ -25,7 +25,8 @@ inside messages are written inline. What is written for two integers and a strin
         p = q
 
 What hostile bytes can cost is bounded: an array's count is held against the bytes that are left before
-anything is made, and all arrays of one message together hold at most ``ELEMENTS_MAX`` items.
+anything is made, and all arrays of one message together hold at most ``ELEMENTS_MAX`` items, or
+``REQUEST_ELEMENTS_MAX`` in what clients ask.
 """
 
 from __future__ import annotations
@@ -45,11 +46,27 @@ ELEMENTS_MAX: Final = 4_000_000
 A cluster of 200,000 partitions with three replicas needs 1.4 million in its metadata.
 """
 
+REQUEST_ELEMENTS_MAX: Final = 100_000
+"""The same for what clients ask: each item is work for the broker, which does it in one go.
+
+The largest request of a client that is no attack names the partitions that one group or broker has.
+"""
+
+BETWEEN_BROKERS: Final = frozenset({"LeaderAndIsrRequest", "StopReplicaRequest", "UpdateMetadataRequest"})
+"""Requests that tell a broker of a whole cluster."""
+
 
 def make_decoder(cls: type[Struct], version: int) -> Callable[[bytes, int, int], tuple[Any, int]]:
     """A function (data, position, end) that gives the message and the position behind it."""
     built: Callable[[bytes, int, int], tuple[Any, int]] = _DecoderWriter(cls, version).build()
     return built
+
+
+def elements_max(cls: type[Struct]) -> int:
+    """How many items all arrays of one message may hold together."""
+    if cls.__name__.endswith("Request") and cls.__name__ not in BETWEEN_BROKERS:
+        return REQUEST_ELEMENTS_MAX
+    return ELEMENTS_MAX
 
 
 class _DecoderWriter(CodeWriter):
@@ -70,7 +87,7 @@ class _DecoderWriter(CodeWriter):
         )
 
     def build(self) -> Any:
-        self.emit(f"left = {ELEMENTS_MAX}")
+        self.emit(f"left = {elements_max(self.cls)}")
         message = self.struct(self.cls, "")
         self.emit(f"return {message}, p")
         return self.compile("decode", "def decode(data, p, end):")
@@ -192,7 +209,7 @@ class _DecoderWriter(CodeWriter):
         size = self.size_min(element)
         self.emit(f"if {count} * {size} > {self.end} - p: lying({self.where(path)}, {count}, p, {self.end})")
         self.emit(f"left -= {count}")
-        self.emit(f"if left < 0: too_many({self.where(path)}, {count})")
+        self.emit(f"if left < 0: too_many({self.where(path)}, {count}, {elements_max(self.cls)})")
         self.items(element, count, target, path)
         self.depth -= 1
 
@@ -257,8 +274,8 @@ def _lying(where: str, count: int, position: int, end: int) -> NoReturn:
     raise ProtocolError(f"{where}: {count} items cannot be in the {end - position} bytes from {position} on")
 
 
-def _too_many(where: str, count: int) -> NoReturn:
-    raise ProtocolError(f"{where}: {count} more items make over {ELEMENTS_MAX} in one message")
+def _too_many(where: str, count: int, count_max: int) -> NoReturn:
+    raise ProtocolError(f"{where}: {count} more items make over {count_max} in one message")
 
 
 def _too_long(where: str, length: int, position: int) -> NoReturn:

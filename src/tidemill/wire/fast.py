@@ -6,11 +6,16 @@ Reading past the end of the data raises IndexError; reading past the end of the 
 
 from __future__ import annotations
 
+from typing import Final
+
 from librt.strings import BytesWriter, read_i16_be, read_i32_be
 from mypy_extensions import i64
 
 from tidemill.model.errors import ProtocolError
 from tidemill.wire.primitives import read_uvarint
+
+ITEMS_MAX: Final = 100_000
+"""Topics and partitions of one request: a few bytes each on the wire, hundreds in memory, and work."""
 
 
 def read_length(data: bytes, position: i64, end: i64, flexible: bool, wide: bool) -> tuple[i64, i64]:
@@ -33,6 +38,14 @@ def read_length(data: bytes, position: i64, end: i64, flexible: bool, wide: bool
             f"a length of {length} at position {position}, where {end - position} bytes are left"
         )
     return length, position
+
+
+def check_items(count: i64, count_max: i64) -> None:
+    """Raises ProtocolError when an array holds more items than are left of a request's ``ITEMS_MAX``."""
+    if count > count_max:
+        raise ProtocolError(
+            f"{count} more partitions, of {ITEMS_MAX} topics and partitions that one request may name"
+        )
 
 
 def skip_tags(data: bytes, position: i64, end: i64) -> i64:

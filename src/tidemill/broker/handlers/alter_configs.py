@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from tidemill.broker import loggers
@@ -18,6 +20,9 @@ from tidemill.wire.messages.alter_configs import (
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
+
+RESOURCES_A_TURN = 50
+"""After so many the loop does its other work."""
 
 
 async def handle(
@@ -53,9 +58,12 @@ async def alter(
 ) -> list[KafkaError | None]:
     """Carries the commands out, except those for a resource that comes more than once; the error of each."""
     errors: list[KafkaError | None] = []
+    counts = Counter(resources)
     for resource, command in zip(resources, commands, strict=True):
+        if len(errors) % RESOURCES_A_TURN == 0:
+            await asyncio.sleep(0)
         try:
-            if resources.count(resource) > 1:
+            if counts[resource] > 1:
                 raise KafkaError("the resource comes twice in this request", ErrorCode.INVALID_REQUEST)
             if command.resource_type == ResourceType.BROKER_LOGGER:
                 loggers.alter(broker.node_id, command, validate_only)

@@ -15,6 +15,9 @@ from tidemill.model.errors import ErrorCode, KafkaError
 
 Result = TypeVar("Result")
 
+TEXT_CHARACTERS_MAX = 1000
+"""Of an error's text: a string of the protocol holds 32,767 bytes, and a request many names."""
+
 # Operations of access lists, as bits of "authorized operations" (bit n for operation code n, KIP-430).
 _READ, _WRITE, _CREATE, _DELETE, _ALTER, _DESCRIBE = (1 << code for code in (3, 4, 5, 6, 7, 8))
 _CLUSTER_ACTION, _DESCRIBE_CONFIGS, _ALTER_CONFIGS, _IDEMPOTENT_WRITE = (
@@ -76,7 +79,12 @@ def shown_keys(keys: Mapping[str, Key]) -> list[Key]:
 
 def external_text(error: KafkaError) -> str:
     """What the client reads of an error."""
-    return str(error)
+    return shortened(str(error))
+
+
+def shortened(text: str) -> str:
+    """A text that fits into a response, however long the names are that the client put into it."""
+    return text if len(text) <= TEXT_CHARACTERS_MAX else text[: TEXT_CHARACTERS_MAX - 3] + "..."
 
 
 async def within(timeout_ms: int, work: Coroutine[Any, Any, Result]) -> Result:

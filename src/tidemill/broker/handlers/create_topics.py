@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tidemill.broker.context import RequestContext
 from tidemill.broker.handlers.common import external_text, shown_keys, within
 from tidemill.controller.shell import Outcome
-from tidemill.controller.topics import NewTopic
+from tidemill.controller.topics import PARTITIONS_PER_REQUEST_MAX, NewTopic
 from tidemill.model.configs import TOPIC_KEYS
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
@@ -33,6 +33,12 @@ async def handle(
     wanted = []
     for topic in request.topics:
         try:
+            if len(counts) > PARTITIONS_PER_REQUEST_MAX:
+                raise KafkaError(
+                    f"{len(counts)} topics are too many: one request makes at most"
+                    f" {PARTITIONS_PER_REQUEST_MAX} partitions. Ask for fewer, or in several requests.",
+                    ErrorCode.POLICY_VIOLATION,
+                )
             if counts[topic.name] > 1:
                 raise KafkaError(f"{topic.name!r} comes twice in this request", ErrorCode.INVALID_REQUEST)
             wanted.append(_wanted(context, topic))

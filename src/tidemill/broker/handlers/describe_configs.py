@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from tidemill.broker import loggers
@@ -25,15 +26,50 @@ from tidemill.wire.messages.describe_configs import (
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
 
+RESOURCES_MAX = 10_000
+"""A few bytes of a request become kilobytes of its response: more would fill the broker's memory."""
+
+RESOURCES_A_TURN = 20
+"""After so many the loop does its other work."""
+
 DYNAMIC_DEFAULT_BROKER, DEFAULT, DYNAMIC_LOGGER = 3, 5, 6
 """Where a value is from; the others come with the value."""
 
 
-def handle(
+async def handle(
     broker: Broker, context: RequestContext, request: DescribeConfigsRequest
 ) -> DescribeConfigsResponse:
-    """One result a resource."""
-    return DescribeConfigsResponse(results=[_result(broker, context, request, r) for r in request.resources])
+    """One result a resource; what is named twice is described for all keys that any of both asks for."""
+    resources: dict[tuple[int, str], DescribeConfigsResource] = {}
+    for resource in request.resources:
+        known = resources.setdefault((resource.resource_type, resource.resource_name), resource)
+        if known is not resource:
+            _join_keys(known, resource)
+    results: list[DescribeConfigsResult] = []
+    for resource in resources.values():
+        if len(results) % RESOURCES_A_TURN == RESOURCES_A_TURN - 1:
+            await asyncio.sleep(0)
+        if len(results) < RESOURCES_MAX:
+            results.append(_result(broker, context, request, resource))
+        else:
+            results.append(_too_many(resource))
+    return DescribeConfigsResponse(results=results)
+
+
+def _join_keys(known: DescribeConfigsResource, again: DescribeConfigsResource) -> None:
+    if known.configuration_keys and again.configuration_keys:
+        known.configuration_keys += again.configuration_keys
+    else:
+        known.configuration_keys = None
+
+
+def _too_many(resource: DescribeConfigsResource) -> DescribeConfigsResult:
+    return DescribeConfigsResult(
+        error_code=ErrorCode.INVALID_REQUEST,
+        error_message=f"one request describes at most {RESOURCES_MAX} resources: ask in several requests",
+        resource_type=resource.resource_type,
+        resource_name=resource.resource_name,
+    )
 
 
 def _result(

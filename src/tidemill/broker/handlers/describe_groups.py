@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tidemill.broker.handlers.common import shortened
 from tidemill.groups.effects import DescribedGroup as GroupView
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.describe_groups import (
@@ -21,9 +22,9 @@ MISSING_GROUP_TOLD_FROM: Final = 6
 
 
 def handle(broker: Broker, context: RequestContext, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
-    """Answers each group by itself, in the order asked."""
+    """Answers each group by itself, in the order asked; once, however often it is named."""
     groups = []
-    for group_id in request.groups:
+    for group_id in dict.fromkeys(request.groups):
         view = broker.groups.describe(context.internal_name(group_id))
         if isinstance(view, ErrorCode):
             groups.append(DescribedGroup(group_id=group_id, error_code=view))
@@ -52,5 +53,5 @@ def _described(context: RequestContext, group_id: str, view: GroupView) -> Descr
     )
     if not view.known and context.api_version >= MISSING_GROUP_TOLD_FROM:
         described.error_code = ErrorCode.GROUP_ID_NOT_FOUND
-        described.error_message = f"Group {group_id} not found."
+        described.error_message = shortened(f"Group {group_id} not found.")
     return described

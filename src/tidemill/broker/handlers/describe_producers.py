@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidemill.broker.handlers.common import external_text
 from tidemill.model.errors import KafkaError
 from tidemill.wire.messages.describe_producers import (
     DescribeProducersRequest,
@@ -27,7 +28,7 @@ def handle(
     for topic in request.topics:
         name = context.internal_name(topic.name)
         partitions = []
-        for index in topic.partition_indexes:
+        for index in dict.fromkeys(topic.partition_indexes):
             answer = PartitionResponse(partition_index=index)
             try:
                 partition = broker.partition(name, index)
@@ -35,7 +36,7 @@ def handle(
                 answer.active_producers = describe(partition)
             except KafkaError as error:
                 answer.error_code = error.code
-                answer.error_message = str(error)
+                answer.error_message = external_text(error)
             partitions.append(answer)
         topics.append(TopicResponse(name=topic.name, partitions=partitions))
     return DescribeProducersResponse(topics=topics)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tidemill.broker.handlers.common import external_text, shortened
 from tidemill.groups.ports import CoordinatorEndpoint
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.wire.messages.find_coordinator import (
@@ -59,7 +60,7 @@ async def _find(
     broker: Broker, context: RequestContext, key_type: int, key: str
 ) -> tuple[ErrorCode, str | None, CoordinatorEndpoint]:
     if key_type == TRANSACTION:
-        text = f"transactional id {key!r} is refused: this broker does not serve transactions yet"
+        text = shortened(f"transactional id {key!r} is refused: this broker does not serve transactions yet")
         return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, text, NOWHERE
     if key_type != GROUP:
         text = f"there is no coordinator of type {key_type} here: 0 is a group's, 1 a transaction's"
@@ -67,5 +68,5 @@ async def _find(
     try:
         endpoint = await broker.groups.find_coordinator(context.internal_name(key), context.listener.name)
     except KafkaError as problem:
-        return problem.code, str(problem), NOWHERE
+        return problem.code, external_text(problem), NOWHERE
     return ErrorCode.NONE, None, endpoint

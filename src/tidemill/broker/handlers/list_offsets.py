@@ -32,13 +32,17 @@ EPOCHS_FROM = 4
 
 
 def handle(broker: Broker, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
-    """Looks each partition up."""
+    """Looks each partition up; once, as a look-up by time reads from the disk."""
     topics = []
+    seen: set[tuple[str, int]] = set()
     for topic in request.topics:
         name = context.internal_name(topic.name)
         answers = []
         for wanted in topic.partitions:
             try:
+                if (name, wanted.partition_index) in seen:
+                    raise KafkaError("the partition comes twice in this request", ErrorCode.INVALID_REQUEST)
+                seen.add((name, wanted.partition_index))
                 partition = broker.partition(name, wanted.partition_index)
                 answer = look_up(partition, wanted, request, context.api_version)
             except KafkaError as error:

@@ -38,6 +38,9 @@ TOPIC_IDS_FROM = 12
 
 NO_LEADER = -1
 
+CREATIONS_MAX = 100
+"""Topics made for one request; its client asks again for those that it does not find."""
+
 
 def handle(
     broker: Broker, context: RequestContext, request: MetadataRequest
@@ -66,7 +69,7 @@ def _to_create(broker: Broker, context: RequestContext, request: MetadataRequest
                 missing.append(name)
     if missing and not broker.config.bool("auto.create.topics.enable"):
         return []
-    return list(dict.fromkeys(missing))
+    return list(dict.fromkeys(missing))[:CREATIONS_MAX]
 
 
 async def _create_and_answer(

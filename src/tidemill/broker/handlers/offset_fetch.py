@@ -37,10 +37,17 @@ Offsets = dict[str, dict[int, CommittedOffset]]
 
 
 async def handle(broker: Broker, context: RequestContext, request: OffsetFetchRequest) -> OffsetFetchResponse:
-    """Answers from memory; a group that this broker does not coordinate gets an error of its own."""
+    """Answers from memory; a group of another coordinator, or one that comes twice, gets an error."""
     if context.api_version >= BATCHED_FROM:
-        groups = [await _group(broker, context, group, request.require_stable) for group in request.groups]
-        return OffsetFetchResponse(groups=groups)
+        groups: dict[str, OffsetFetchResponseGroup] = {}
+        for group in request.groups:
+            if group.group_id in groups:
+                groups[group.group_id] = OffsetFetchResponseGroup(
+                    group_id=group.group_id, error_code=ErrorCode.INVALID_REQUEST
+                )
+            else:
+                groups[group.group_id] = await _group(broker, context, group, request.require_stable)
+        return OffsetFetchResponse(groups=list(groups.values()))
     group_id = context.internal_name(request.group_id)
     if context.api_version == 0 and broker.groups.zookeeper_offsets is not None:
         return OffsetFetchResponse(topics=await _from_zookeeper(broker, context, group_id, request.topics))

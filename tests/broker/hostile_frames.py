@@ -1,0 +1,246 @@
+"""What a stranger may send: seeded frames, from noise to requests that are almost right."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from wire_values import message_of
+
+from tidemill.broker.registry import APIS
+from tidemill.records import batch as layout
+from tidemill.records.builder import BatchBuilder
+from tidemill.records.checksum import crc32c
+from tidemill.wire.apis import API, request_class
+from tidemill.wire.codegen import carries
+from tidemill.wire.header import encode_request
+from tidemill.wire.schema import Struct
+
+PRODUCE, FETCH, JOIN_GROUP = 0, 1, 11
+LIES = (0, 1, -1, -2, 2, 127, 128, 255, 32767, 32768, 65535, 0x7FFFFFFF, -0x80000000, 1_000_000_000)
+
+
+class Stranger:
+    """Makes frames about a topic and a group that exist, all from one seed."""
+
+    def __init__(self, seed: object, topic: str, topic_id: bytes) -> None:
+        self.random = random.Random(f"{seed}")
+        self.topic = topic
+        self.topic_id = topic_id
+        self.versions = [(api.key, version) for api in APIS.values() for version in _versions(api)]
+        self.valid: list[bytes] = []
+
+    def frame(self) -> bytes:
+        """One frame of any kind, with a size that is mostly true."""
+        kind = self.random.choices(
+            (self.noise, self.garbled_body, self.valid_request, self.mutated, self.lying_size, self.produce),
+            (1, 2, 4, 10, 1, 4),
+        )[0]
+        return kind()
+
+    def noise(self) -> bytes:
+        """Bytes without sense, in a frame."""
+        return framed(self.random.randbytes(self.random.randrange(200)))
+
+    def garbled_body(self) -> bytes:
+        """The head of a request that is served, and a body without sense."""
+        key, version = self.random.choice(self.versions)
+        head = struct.pack(">hhih", key, version, self.random.getrandbits(31), -1)
+        tags = b"\0" if API[key].is_flexible(version) else b""
+        return framed(head + tags + self.random.randbytes(self.random.randrange(120)))
+
+    def valid_request(self, key: int = -1, version: int = -1) -> bytes:
+        """A request with random values, some of them about things that exist."""
+        if key < 0:
+            key, version = self.random.choice(self.versions)
+        message = message_of(self.random, request_class(key), version, items_max=2)
+        self.acquaint(message, version)
+        if key == PRODUCE:
+            self.fill_produce(message)
+        frame = encode_request(key, version, self.random.getrandbits(31), "stranger", message)
+        if len(self.valid) < 2000:
+            self.valid.append(frame)
+        return frame
+
+    def acquaint(self, message: Struct, version: int) -> None:
+        """Puts names that exist into a message, here and there."""
+        for one in message.fields_:
+            if not carries(one, version):
+                continue
+            value = getattr(message, one.name)
+            if isinstance(value, list):
+                for item in value:
+                    if isinstance(item, Struct):
+                        self.acquaint(item, version)
+                if value and isinstance(value[0], str) and self.random.random() < 0.5:
+                    value[0] = self.topic
+            elif isinstance(value, Struct):
+                self.acquaint(value, version)
+            elif self.random.random() < 0.7:
+                replaced = self.known(one.name, value)
+                if replaced is not None:
+                    setattr(message, one.name, replaced)
+
+    def known(self, name: str, value: Any) -> Any:
+        """A value for a field of this name that means something here; None to leave it."""
+        if isinstance(value, bytes) and name == "topic_id":
+            return self.topic_id
+        if isinstance(value, str) and name in ("name", "topic", "topic_name", "resource_name"):
+            return self.topic
+        if isinstance(value, str) and name == "group_id":
+            return "group"
+        if isinstance(value, int) and not isinstance(value, bool):
+            if name in ("partition_index", "partition", "index", "session_id", "replica_id"):
+                return self.random.randrange(-1, 3)
+            if name in ("session_epoch", "acks", "producer_epoch", "resource_type", "offset"):
+                return self.random.choice((-1, 0, 1, 2, 4, 8))
+            if name.endswith(("_ms", "timeout", "wait_time")):
+                return self.random.choice((0, 1, 50, 6000))
+        return None
+
+    def fill_produce(self, message: Any) -> None:
+        """Batches in place of random bytes."""
+        for topic in message.topic_data:
+            for part in topic.partition_data:
+                part.records = self.batch()
+
+    def batch(self) -> bytes:
+        """A batch, with a lie in its header or a few damaged bytes more often than not."""
+        builder = BatchBuilder(self.random.randrange(5))
+        for number in range(self.random.randrange(1, 6)):
+            builder.append(1_700_000_000_000 + number, b"key", self.random.randbytes(20))
+        data = bytearray(
+            builder.build(
+                self.random.choice((-1, -1, 7)), self.random.choice((-1, 0)), self.random.choice((-1, 0))
+            )
+        )
+        for _ in range(self.random.randrange(3)):
+            self.lie_in_batch(data)
+        if self.random.random() < 0.9:
+            data[layout.CRC : layout.CRC + 4] = struct.pack(">I", crc32c(bytes(data[layout.ATTRIBUTES :])))
+        return bytes(data)
+
+    def lie_in_batch(self, data: bytearray) -> None:
+        """Changes one thing."""
+        random_ = self.random
+        lie = random_.choice(LIES)
+        what = random_.randrange(6)
+        if what == 0:
+            data[layout.RECORD_COUNT : layout.RECORD_COUNT + 4] = struct.pack(">i", _wrap(lie, 32))
+        elif what == 1:
+            data[layout.LAST_OFFSET_DELTA : layout.LAST_OFFSET_DELTA + 4] = struct.pack(">i", _wrap(lie, 32))
+        elif what == 2:
+            data[layout.LENGTH : layout.LENGTH + 4] = struct.pack(">i", _wrap(lie, 32))
+        elif what == 3:
+            data[layout.ATTRIBUTES : layout.ATTRIBUTES + 2] = struct.pack(">H", random_.getrandbits(16))
+        elif what == 4:
+            position = random_.choice((layout.BASE_TIMESTAMP, layout.MAX_TIMESTAMP, layout.PRODUCER_ID))
+            data[position : position + 8] = struct.pack(
+                ">q", random_.choice((*LIES, -(1 << 63), (1 << 63) - 1))
+            )
+        else:
+            position = random_.randrange(layout.RECORDS, len(data))
+            data[position] = random_.choice((0, 1, 127, 128, 255, random_.randrange(256)))
+
+    def produce(self) -> bytes:
+        """A produce for the topic that exists, in any version."""
+        version = self.random.randrange(3, 14)
+        return produce_frame(version, self.topic, self.topic_id, self.batch(), self.random.choice((0, 1, -1)))
+
+    def mutated(self) -> bytes:
+        """A request that was right until something happened to it."""
+        if not self.valid or self.random.random() < 0.3:
+            self.valid_request()
+        data = bytearray(self.random.choice(self.valid)[4:])
+        for _ in range(self.random.choice((1, 1, 1, 2, 4))):
+            self.random.choice(MUTATIONS)(self.random, data)
+        return framed(bytes(data))
+
+    def lying_size(self) -> bytes:
+        """A frame that is not as long as it says."""
+        body = self.random.choice(self.valid)[4:] if self.valid else b"\0" * 20
+        return struct.pack(">i", _wrap(self.random.choice((*LIES, len(body) - 1)), 32)) + body
+
+
+def flip(random_: random.Random, data: bytearray) -> None:
+    """Another byte in the place of one."""
+    if data:
+        data[random_.randrange(len(data))] = random_.choice((0, 1, 127, 128, 255, random_.randrange(256)))
+
+
+def truncate(random_: random.Random, data: bytearray) -> None:
+    """The end is missing."""
+    del data[random_.randrange(len(data) + 1) :]
+
+
+def duplicate(random_: random.Random, data: bytearray) -> None:
+    """A piece comes twice."""
+    first = random_.randrange(len(data) + 1)
+    piece = data[first : first + random_.randrange(40)]
+    data[first:first] = piece
+
+
+def cut_out(random_: random.Random, data: bytearray) -> None:
+    """A piece is missing."""
+    first = random_.randrange(len(data) + 1)
+    del data[first : first + random_.randrange(12)]
+
+
+def lie(random_: random.Random, data: bytearray) -> None:
+    """A length or count says something else: of two or four bytes, or a varint."""
+    value = random_.choice(LIES)
+    first = random_.randrange(len(data) + 1)
+    form = random_.choice((">h", ">i", "varint"))
+    if form == "varint":
+        data[first : first + 1] = b"\xff\xff\xff\xff\x07" if random_.random() < 0.5 else b"\xff\xff\x7f"
+    else:
+        packed = struct.pack(form, _wrap(value, 8 * struct.calcsize(form)))
+        data[first : first + len(packed)] = packed
+
+
+MUTATIONS: tuple[Callable[[random.Random, bytearray], None], ...] = (
+    flip,
+    flip,
+    truncate,
+    duplicate,
+    cut_out,
+    lie,
+)
+
+
+def framed(body: bytes) -> bytes:
+    """``body`` with its size in front."""
+    return struct.pack(">i", len(body)) + body
+
+
+def produce_frame(
+    version: int,
+    topic: str,
+    topic_id: bytes,
+    records: bytes,
+    acks: int = 1,
+    correlation_id: int = 1,
+    index: int = 0,
+) -> bytes:
+    """A produce of one batch to one partition."""
+    from tidemill.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+
+    part = PartitionProduceData(index=index, records=records)
+    data = TopicProduceData(partition_data=[part])
+    if version >= 13:
+        data.topic_id = topic_id
+    else:
+        data.name = topic
+    request = ProduceRequest(transactional_id=None, acks=acks, timeout_ms=1000, topic_data=[data])
+    return encode_request(PRODUCE, version, correlation_id, "stranger", request)
+
+
+def _versions(api: Any) -> range:
+    return range(api.first, api.last + 1)
+
+
+def _wrap(value: int, bits: int) -> int:
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if value >> (bits - 1) else value

@@ -1,0 +1,95 @@
+"""Frames by the hundred thousand from strangers: the broker goes on, others notice nothing.
+
+``TIDEMILL_SEED`` repeats a run, ``TIDEMILL_FUZZ_S`` makes it longer.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+from hostile_frames import Stranger
+from hostile_peers import Peer, burst, check_log, make_topic, seed_of, under_attack
+
+from tidemill.testing import Broker
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+
+FUZZ_S = float(os.environ.get("TIDEMILL_FUZZ_S") or 10)
+FRAMES_MIN_PER_S = 150
+"""What even a busy machine gets through; otherwise the test would prove nothing."""
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    """The victim."""
+    config = {"auto.create.topics.enable": "false", "group.max.session.timeout.ms": "10000"}
+    with Broker(config) as one:
+        yield one
+        check_log(one)
+
+
+def warm_up(broker: Broker, stranger: Stranger) -> None:
+    """One request of each kind: handlers and codecs come with the first use, and are no growth."""
+    for key, version in stranger.versions:
+        burst(broker, stranger.valid_request(key, version), 0.05)
+
+
+def test_every_api_in_every_version_takes_random_values(broker: Broker) -> None:
+    seed = seed_of()
+    print(f"TIDEMILL_SEED={seed}")
+    topic_id = make_topic(broker, "values")
+    stranger = Stranger(seed, "values", topic_id)
+    with under_attack(broker, 200):
+        for key, version in stranger.versions:
+            for _ in range(3):
+                burst(broker, stranger.valid_request(key, version), 0.01)
+
+
+def test_frames_of_all_kinds_by_the_thousand(broker: Broker) -> None:
+    seed = seed_of()
+    print(f"TIDEMILL_SEED={seed}")
+    topic_id = make_topic(broker, "victim", 2)
+    stranger = Stranger(seed, "victim", topic_id)
+    chance = random.Random(seed)
+    warm_up(broker, stranger)
+    frames = 0
+    with under_attack(broker, 60):
+        began = time.monotonic()
+        while time.monotonic() - began < FUZZ_S:
+            count = chance.choice((1, 5, 20, 100))
+            burst(broker, b"".join([stranger.frame() for _ in range(count)]))
+            frames += count
+    print(f"{frames} frames in {FUZZ_S:g} s")
+    assert frames > FRAMES_MIN_PER_S * FUZZ_S
+
+
+def test_a_request_cut_at_every_byte_is_waited_for_and_forgotten(broker: Broker) -> None:
+    seed = seed_of()
+    print(f"TIDEMILL_SEED={seed}")
+    stranger = Stranger(seed, "half", make_topic(broker, "half"))
+    with under_attack(broker, 30):
+        for _ in range(4):
+            frame = stranger.valid_request()[:400]
+            for size in range(1, len(frame)):
+                burst(broker, frame[:size], 0.005)
+
+
+def test_a_deleted_topic_under_attack_leaves_nothing_behind(broker: Broker) -> None:
+    seed = seed_of()
+    print(f"TIDEMILL_SEED={seed}")
+    with under_attack(broker, 60):
+        for number in range(5):
+            name = f"doomed-{number}"
+            stranger = Stranger(f"{seed} {number}", name, make_topic(broker, name, 2))
+            for _ in range(10):
+                burst(broker, b"".join([stranger.frame() for _ in range(20)]))
+            with Peer(broker) as peer:
+                request = DeleteTopicsRequest(
+                    topics=[DeleteTopicState(name=name)], topic_names=[], timeout_ms=5000
+                )
+                peer.ask(ApiKey.DELETE_TOPICS, 6, request)
+            burst(broker, b"".join([stranger.frame() for _ in range(20)]))

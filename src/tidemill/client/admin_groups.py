@@ -13,6 +13,7 @@ from tidemill.client.connection import Connection
 from tidemill.client.errors import ClientError, check, code_of, error_for
 from tidemill.client.group_offsets import Committed, commit_offsets, fetch_offsets, with_coordinator
 from tidemill.client.group_protocol import by_topic, decode_assignment
+from tidemill.client.group_requests import CONSUMER_PROTOCOL, leave_group
 from tidemill.client.offsets import EARLIEST, LATEST, list_offsets
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.types import TopicPartition
@@ -20,7 +21,6 @@ from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.consumer_group_describe import ConsumerGroupDescribeRequest
 from tidemill.wire.messages.delete_groups import DeleteGroupsRequest
 from tidemill.wire.messages.describe_groups import DescribeGroupsRequest
-from tidemill.wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
 from tidemill.wire.messages.list_groups import ListGroupsRequest
 from tidemill.wire.messages.offset_delete import (
     OffsetDeleteRequest,
@@ -100,16 +100,7 @@ class GroupAdmin(AdminBase):
         """Has a member, or a static one by its instance id, leave the group."""
 
         def ask(connection: Connection) -> None:
-            version = connection.version(ApiKey.LEAVE_GROUP)
-            request = LeaveGroupRequest(group_id=group)
-            if version >= 3:
-                identity = MemberIdentity(
-                    member_id=member_id, group_instance_id=instance_id, reason="removed by an administrator"
-                )
-                request.members = [identity]
-            else:
-                request.member_id = member_id
-            answer = connection.call(ApiKey.LEAVE_GROUP, request, version=version)
+            answer = leave_group(connection, group, member_id, instance_id, "removed by an administrator")
             what = f"remove {instance_id or member_id!r} from group {group!r}"
             check(answer.error_code, what, broker=connection.address)
             for member in answer.members:
@@ -294,7 +285,7 @@ def _described(answer: Any, coordinator: int) -> GroupDescription:
     members: list[GroupMember] = []
     for member in answer.members:
         partitions: list[TopicPartition] = []
-        if answer.protocol_type == "consumer":
+        if answer.protocol_type == CONSUMER_PROTOCOL:
             try:
                 partitions = decode_assignment(member.member_assignment)
             except ProtocolError:

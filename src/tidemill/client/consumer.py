@@ -213,13 +213,13 @@ class Consumer(Positions):
                 self._cluster.refresh_soon(self._fetcher.wake)
         self._look_at_metadata()
         if group is not None and self._subscribed:
-            group.finish_commits()
+            group.commits.finish()
             self._commit_in_time()
             if not group.step(deadline):
                 return 0.1
             wait = min(wait, max(0.0, self._next_commit - time.monotonic())) if self._auto_commit else wait
         elif group is not None:
-            group.finish_commits()
+            group.commits.finish()
             self._commit_in_time()
         try:
             self._find_positions(deadline)
@@ -271,7 +271,7 @@ class Consumer(Positions):
         CommitFailed when the group went on without this member.
         """
         with self._used():
-            self._member().commit(self._to_commit(offsets), self._deadline(timeout))
+            self._member().commits.now(self._to_commit(offsets), self._deadline(timeout))
 
     def commit_async(
         self,
@@ -281,7 +281,7 @@ class Consumer(Positions):
     ) -> None:
         """Commits without waiting. ``on_commit(error or None)`` is called in a later poll() or close()."""
         with self._used():
-            self._member().commit_soon(
+            self._member().commits.soon(
                 self._to_commit(offsets), self._deadline(None), on_commit or _log_failed_commit
             )
 
@@ -322,7 +322,7 @@ class Consumer(Positions):
         if not offsets or group is None:
             return
         try:
-            group.commit_soon(offsets, time.monotonic() + 1, _log_failed_commit)
+            group.commits.soon(offsets, time.monotonic() + 1, _log_failed_commit)
         except ClientError as problem:
             _log_failed_commit(problem)
 
@@ -343,7 +343,7 @@ class Consumer(Positions):
         if not self._auto_commit or not offsets or group is None or group.generation < 0:
             return
         try:
-            group.commit(offsets, max(deadline, time.monotonic() + 1))
+            group.commits.now(offsets, max(deadline, time.monotonic() + 1))
         except ClientError as problem:
             _log_failed_commit(problem)
 
@@ -398,10 +398,10 @@ class Consumer(Positions):
                 self.revoke(owned)
         elif self._auto_commit:
             try:
-                group.commit(self._to_commit(None), time.monotonic() + 5)
+                group.commits.now(self._to_commit(None), time.monotonic() + 5)
             except ClientError as problem:
                 _log_failed_commit(problem)
-        group.finish_commits(1.0)
+        group.commits.finish(1.0)
         group.leave(reason)
         self._group = None
 

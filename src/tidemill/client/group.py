@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
@@ -31,33 +31,29 @@ from tidemill.client.connection import Connection, Request
 from tidemill.client.errors import (
     BrokerUnreachable,
     ClientError,
-    CommitFailed,
     RequestTimeout,
     code_of,
     error_for,
 )
-from tidemill.client.group_offsets import COORDINATOR_MOVED, NAMED_MAX, Offsets, check_commit, commit_request
+from tidemill.client.group_commits import MEMBERSHIP_LOST, Commits
+from tidemill.client.group_offsets import COORDINATOR_MOVED
 from tidemill.client.group_protocol import (
     decode_assignment,
-    decode_subscription,
     encode_assignment,
     subscription_for,
 )
-from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
+from tidemill.client.group_requests import CONSUMER_PROTOCOL, leave_group, read_members
+from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.heartbeat import HeartbeatRequest
 from tidemill.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
-from tidemill.wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
 from tidemill.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 
 LOG = logging.getLogger(__name__)
 
 JOIN_GRACE_SECONDS = 5.0
 """How much longer than the rebalance timeout the answer to JoinGroup may take."""
-
-MEMBERSHIP_LOST = frozenset({ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION})
-"""The group went on without this member: it joins as a new one, and its partitions are lost."""
 
 
 class State(Enum):
@@ -138,7 +134,7 @@ class Membership:
         self._signal = threading.Condition(self._lock)
         self._closing = False
         self._thread: threading.Thread | None = None
-        self._commits: list[tuple[Request, Callable[[ClientError | None], None]]] = []
+        self.commits = Commits(self, self._backoff)
 
     # -- joining: the polling thread ----------------------------------------------------------------------
 
@@ -168,7 +164,7 @@ class Membership:
                     return False
             except (BrokerUnreachable, RequestTimeout) as problem:
                 LOG.debug("group %s: %s", self.group_id, problem)
-                self._forget_coordinator()
+                self.forget_coordinator()
                 if not self._pause(deadline):
                     return False
 
@@ -239,7 +235,7 @@ class Membership:
             rebalance_timeout_ms=self._rebalance_ms,
             member_id=self.member_id,
             group_instance_id=self.instance_id if version >= 5 else None,
-            protocol_type="consumer",
+            protocol_type=CONSUMER_PROTOCOL,
             protocols=protocols,
             reason=reason or None,
         )
@@ -266,7 +262,7 @@ class Membership:
             generation_id=self.generation,
             member_id=self.member_id,
             group_instance_id=self.instance_id if version >= 3 else None,
-            protocol_type="consumer",
+            protocol_type=CONSUMER_PROTOCOL,
             protocol_name=self.protocol,
             assignments=assignments,
         )
@@ -283,17 +279,7 @@ class Membership:
                 f"lead group {self.group_id!r}",
                 detail=f"the coordinator chose {self.protocol!r}",
             )
-        try:
-            members = [
-                decode_subscription(m.metadata, m.member_id, m.group_instance_id, self.protocol)
-                for m in answer.members
-            ]
-        except ProtocolError as problem:
-            raise ClientError(
-                f"a member of group {self.group_id!r} sent a subscription that cannot be read: {problem}; "
-                "are all members consumers?",
-                ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
-            ) from problem
+        members = read_members(answer, self.group_id, self.protocol)
         wanted = {topic for member in members for topic in member.topics}
         if any(topic not in self._cluster.topics for topic in wanted) or self._cluster.needs_refresh():
             self._cluster.refresh(deadline, wanted)
@@ -354,7 +340,7 @@ class Membership:
                 return True
         if code in COORDINATOR_MOVED:
             if code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-                self._forget_coordinator()
+                self.forget_coordinator()
             return self._pause(deadline)
         broker = connection.address if connection else None
         raise error_for(answer.error_code, f"{what} group {self.group_id!r}", broker=broker)
@@ -366,6 +352,12 @@ class Membership:
         self._lost = True
         self.state = State.UNJOINED
         self.rejoin = True
+
+    def lost(self) -> None:
+        """A commit was told that the group went on without this member, unless that joins anew already."""
+        with self._lock:
+            if self.state is not State.JOINING:
+                self._reset()
 
     def _pause(self, deadline: float) -> bool:
         pause = min(self._backoff, deadline - time.monotonic())
@@ -384,7 +376,8 @@ class Membership:
             self._coordinator = node_id
         return self._cluster.connection(node_id, GROUP, deadline)
 
-    def _forget_coordinator(self) -> None:
+    def forget_coordinator(self) -> None:
+        """Has the coordinator looked up again before the next request."""
         self._coordinator = None
         self._cluster.request_refresh()
 
@@ -466,76 +459,6 @@ class Membership:
         with self._lock:
             self._reset()
 
-    # -- committing ---------------------------------------------------------------------------------------
-
-    def commit(self, offsets: Offsets, deadline: float) -> None:
-        """Commits and waits. CommitFailed when the group went on without this member."""
-        while True:
-            try:
-                request = self._send_commit(offsets, deadline)
-                request.connection.wait(request, max(0.0, deadline - time.monotonic()))
-                if not request.done:
-                    raise RequestTimeout(f"the commit of group {self.group_id!r} was not answered in time")
-                self._check_commit(request)
-                return
-            except ClientError as problem:
-                moved = problem.code in COORDINATOR_MOVED
-                if moved and problem.code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-                    self._forget_coordinator()
-                if not moved or time.monotonic() + self._backoff >= deadline:
-                    raise
-                time.sleep(self._backoff)
-
-    def commit_soon(
-        self, offsets: Offsets, deadline: float, done: Callable[[ClientError | None], None]
-    ) -> None:
-        """Commits without waiting; ``done(error or None)`` is called in :meth:`finish_commits`."""
-        self._commits.append((self._send_commit(offsets, deadline), done))
-
-    def _send_commit(self, offsets: Offsets, deadline: float) -> Request:
-        connection = self.connection(deadline)
-        version = connection.version(ApiKey.OFFSET_COMMIT, NAMED_MAX)
-        message = commit_request(
-            self.group_id, offsets, self.member_id, self.generation, self.instance_id, version
-        )
-        return connection.send(ApiKey.OFFSET_COMMIT, message, version=version)
-
-    def _check_commit(self, request: Request) -> None:
-        try:
-            check_commit(request.response(), self.group_id, request.connection.address)
-        except ClientError as problem:
-            if problem.code in MEMBERSHIP_LOST or problem.code == ErrorCode.FENCED_INSTANCE_ID:
-                with self._lock:
-                    if problem.code in MEMBERSHIP_LOST and self.state is not State.JOINING:
-                        self._reset()
-            elif problem.code == ErrorCode.REBALANCE_IN_PROGRESS:
-                self.request_rejoin("a commit met a rebalance")
-            else:
-                raise
-            raise CommitFailed(
-                f"{problem}; the offsets were not committed: another member may have the partitions now",
-                problem.code,
-                topic=problem.topic,
-                partition=problem.partition,
-            ) from problem
-
-    def finish_commits(self, wait_seconds: float = 0.0) -> None:
-        """Takes the answers of :meth:`commit_soon` in order, and calls back."""
-        deadline = time.monotonic() + wait_seconds
-        while self._commits:
-            request, done = self._commits[0]
-            if not request.connection.wait(request, max(0.0, deadline - time.monotonic())):
-                return
-            self._commits.pop(0)
-            error: ClientError | None = None
-            try:
-                self._check_commit(request)
-            except ClientError as problem:
-                error = problem
-                if problem.code in COORDINATOR_MOVED:
-                    self._forget_coordinator()
-            done(error)
-
     # -- leaving ------------------------------------------------------------------------------------------
 
     def _send_leave(self, reason: str) -> None:
@@ -544,15 +467,7 @@ class Membership:
         connection = self._cluster.opened(self._coordinator, GROUP)
         if connection is None:
             return
-        version = connection.version(ApiKey.LEAVE_GROUP)
-        message = LeaveGroupRequest(group_id=self.group_id)
-        if version >= 3:
-            message.members = [
-                MemberIdentity(member_id=self.member_id, group_instance_id=self.instance_id, reason=reason)
-            ]
-        else:
-            message.member_id = self.member_id
-        connection.call(ApiKey.LEAVE_GROUP, message, version=version, timeout=5)
+        leave_group(connection, self.group_id, self.member_id, self.instance_id, reason, timeout=5)
 
     def leave(self, reason: str, *, even_static: bool = False) -> None:
         """Leaves the group and ends the heartbeats. A static member keeps its place until it comes back."""

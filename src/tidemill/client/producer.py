@@ -249,7 +249,9 @@ class Producer:
         if threading.current_thread() is not sender.thread:
             sender.thread.join(timeout)
             if sender.thread.is_alive():
-                sender.fail_all(ClientClosed("the producer was closed before the message was acknowledged"))
+                sender.outcomes.fail_all(
+                    ClientClosed("the producer was closed before the message was acknowledged")
+                )
                 sender.wake()
                 sender.thread.join(5)
         self._cluster.close()

@@ -21,7 +21,6 @@ from tidemill.client.accumulator import (
     Accumulator,
     PartitionQueue,
     PendingBatch,
-    metadata_of,
 )
 from tidemill.client.cluster import DATA, Cluster
 from tidemill.client.connection import Connection, Request
@@ -29,14 +28,13 @@ from tidemill.client.errors import (
     BrokerUnreachable,
     ClientClosed,
     ClientError,
-    DeliveryTimeout,
     RequestTimeout,
     code_of,
     error_for,
 )
+from tidemill.client.outcomes import Outcomes
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
-from tidemill.records.builder import BatchBuilder
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.init_producer_id import InitProducerIdRequest
 from tidemill.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -45,31 +43,6 @@ LOG = logging.getLogger(__name__)
 
 TOPIC_ID_FROM = 13
 REQUEST_OVERHEAD_BYTES = 1024
-
-LEADER_MOVED = frozenset(
-    {
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.LEADER_NOT_AVAILABLE,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.UNKNOWN_TOPIC_ID,
-        ErrorCode.FENCED_LEADER_EPOCH,
-        ErrorCode.UNKNOWN_LEADER_EPOCH,
-        ErrorCode.KAFKA_STORAGE_ERROR,
-        ErrorCode.NETWORK_EXCEPTION,
-        ErrorCode.REPLICA_NOT_AVAILABLE,
-    }
-)
-"""After these the metadata is read again before the next try."""
-
-STATE_LOST = frozenset(
-    {
-        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
-        ErrorCode.UNKNOWN_PRODUCER_ID,
-        ErrorCode.INVALID_PRODUCER_EPOCH,
-        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
-    }
-)
-"""The broker's idea of this producer's sequence is another: it begins again under the next epoch."""
 
 IDLE_SECONDS = 1.0
 
@@ -81,15 +54,13 @@ class Sender:
         config = cluster.config
         self._cluster = cluster
         self._accumulator = accumulator
+        self.outcomes = Outcomes(cluster, accumulator)
         self._acks = config.int("acks")
         self._linger = config.seconds("linger.ms")
         self._timeout_ms = min(config.int("request.timeout.ms"), 2**31 - 1)
-        self._delivery_timeout = config.seconds("delivery.timeout.ms")
-        self._retries = config.int("retries")
         self._in_flight_max = config.int("max.in.flight.requests.per.connection")
         self._request_bytes = config.int("max.request.size")
         self._backoff = config.seconds("retry.backoff.ms")
-        self._backoff_max = config.seconds("retry.backoff.max.ms")
         self._idempotent = config.bool("enable.idempotence")
         self._producer_id = -1
         self._producer_epoch = -1
@@ -101,7 +72,6 @@ class Sender:
         os.set_blocking(self._wake_write, False)
         self._poll.register(self._wake_read, select.POLLIN)
         self._awake = False
-        self._finished: deque[tuple[Any, PendingBatch, int, int]] = deque()
         self._refreshing = False
         self.stopping = False
         self.thread = threading.Thread(target=self._run, name="tidemill-producer", daemon=True)
@@ -124,8 +94,8 @@ class Sender:
             error = ClientError(f"the producer's sender thread failed: {problem!r}; make a new producer")
             self._accumulator.shut(error)
             for batch in list(self._accumulator.incomplete):
-                self._settle(batch, error)
-            self._run_callbacks()
+                self.outcomes.settle(batch, error)
+            self.outcomes.run_callbacks()
             if not isinstance(problem, Exception):
                 raise
         finally:
@@ -136,9 +106,9 @@ class Sender:
         now = time.monotonic()
         self._prepare(now)
         wait = self._send_ready(now)
-        self._run_callbacks()
+        self.outcomes.run_callbacks()
         self._await(wait)
-        self._run_callbacks()
+        self.outcomes.run_callbacks()
 
     def _await(self, wait: float) -> None:
         """Sleeps until an answer, a wake-up or the time; takes the answers."""
@@ -174,7 +144,7 @@ class Sender:
     def _prepare(self, now: float) -> None:
         """Gives up what is too old; has metadata and producer id brought by a helper thread."""
         accumulator = self._accumulator
-        self._expire(now)
+        self.outcomes.expire(now)
         missing_id = self._idempotent and self._producer_id < 0 and bool(accumulator.active)
         if (self._cluster.needs_refresh() or missing_id) and not self._refreshing:
             self._refreshing = True
@@ -192,7 +162,7 @@ class Sender:
                 self._init_producer_id(deadline)
         except KafkaError as problem:
             if not problem.retriable and not isinstance(problem, ClientClosed):
-                self._fatal(problem)
+                self.outcomes.fail_all(problem, in_flight=False)
             else:
                 LOG.debug("metadata or producer id: %s", problem)
                 time.sleep(self._backoff)
@@ -218,15 +188,6 @@ class Sender:
             raise error_for(answer.error_code, "get a producer id (enable.idempotence=false does without)")
         self._producer_epoch = answer.producer_epoch
         self._producer_id = answer.producer_id
-
-    def _fatal(self, problem: KafkaError) -> None:
-        for batch in list(self._accumulator.incomplete):
-            with self._accumulator.lock:
-                known = batch in batch.queue.waiting
-                if known:
-                    self._remove_waiting(batch)
-            if known:
-                self._settle(batch, problem)
 
     # -- sending ------------------------------------------------------------------------------------------
 
@@ -364,13 +325,13 @@ class Sender:
             )
         except KafkaError as problem:
             for batch in batches:
-                self._failed(batch, problem.code, problem)
+                self.outcomes.failed(batch, problem.code, problem)
             return
         if self._acks != 0:
             self._outstanding[connection].append(request)
             return
         for batch in batches:
-            self._succeeded(batch, -1, -1)
+            self.outcomes.succeeded(batch, -1, -1)
 
     def _register(self, connection: Connection) -> None:
         descriptor = connection.fileno()
@@ -387,7 +348,7 @@ class Sender:
         except KafkaError as problem:
             self._cluster.request_refresh()
             for batch in batches:
-                self._failed(batch, ErrorCode.NETWORK_EXCEPTION, problem)
+                self.outcomes.failed(batch, ErrorCode.NETWORK_EXCEPTION, problem)
             return
         found: dict[tuple[Any, int], Any] = {}
         by_id = request.version >= TOPIC_ID_FROM
@@ -403,10 +364,10 @@ class Sender:
                     "out of its answer",
                     broker=request.connection.address,
                 )
-                self._failed(batch, ErrorCode.UNKNOWN_TOPIC_ID, missing)
+                self.outcomes.failed(batch, ErrorCode.UNKNOWN_TOPIC_ID, missing)
             elif entry.error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                 base = entry.base_offset if entry.error_code == ErrorCode.NONE else -1
-                self._succeeded(batch, base, entry.log_append_time_ms)
+                self.outcomes.succeeded(batch, base, entry.log_append_time_ms)
             else:
                 detail = entry.error_message
                 if entry.record_errors:
@@ -421,166 +382,7 @@ class Sender:
                     topic=batch.queue.topic,
                     partition=batch.queue.partition,
                 )
-                self._failed(batch, code_of(entry.error_code), refused)
-
-    def _succeeded(self, batch: PendingBatch, base_offset: int, append_time_ms: int) -> None:
-        with self._accumulator.lock:
-            batch.queue.in_flight.remove(batch)
-        batch.base_offset = base_offset
-        batch.append_time_ms = append_time_ms
-        self._settle(batch, None)
-
-    def _failed(self, batch: PendingBatch, code: ErrorCode, problem: Exception) -> None:
-        """Sends a batch again, in parts or as it is, or gives it up."""
-        queue = batch.queue
-        if code in LEADER_MOVED:
-            self._cluster.request_refresh()
-        now = time.monotonic()
-        retriable = isinstance(problem, KafkaError) and problem.retriable
-        with self._accumulator.lock:
-            first = queue.in_flight[0] is batch
-            queue.in_flight.remove(batch)
-            if code in STATE_LOST and self._idempotent:
-                retriable = True
-                if first:
-                    queue.bump_due = True
-            if (
-                code in (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
-                and batch.builder.count > 1
-            ):
-                self._split(batch)
-                return
-            late = now >= batch.created + self._delivery_timeout
-            if retriable and not late and batch.attempts <= self._retries:
-                self._requeue(batch, now)
-                return
-            if self._idempotent and batch.sequence >= 0:
-                queue.bump_due = True
-        if retriable and late:
-            problem = DeliveryTimeout(
-                f"{batch.builder.count} messages for {queue.topic}-{queue.partition} were not acknowledged "
-                f"within delivery.timeout.ms, after {batch.attempts} tries; the last: {problem}",
-                topic=queue.topic,
-                partition=queue.partition,
-            )
-        self._settle(batch, problem)
-
-    def _requeue(self, batch: PendingBatch, now: float) -> None:
-        """Back among the waiting ones, in the old order, after a pause that grows. Under the lock."""
-        pause = min(self._backoff * 2 ** min(batch.attempts - 1, 20), self._backoff_max)
-        batch.retry_at = now + pause
-        self._insert(batch)
-
-    def _insert(self, batch: PendingBatch) -> None:
-        queue = batch.queue
-        at = 0
-        for other in queue.waiting:
-            if other.number > batch.number:
-                break
-            at += 1
-        queue.waiting.insert(at, batch)
-        self._accumulator.active[queue] = None
-
-    def _split(self, batch: PendingBatch) -> None:
-        """Replaces a batch that is too large for the broker by two halves with the same sequences."""
-        from tidemill.records.reader import iter_records
-
-        queue, count = batch.queue, int(batch.builder.count)
-        data = batch.builder.build()
-        half = (count + 1) // 2
-        parts: list[PendingBatch] = []
-        for _ in range(2):
-            part = PendingBatch(
-                queue, batch.number, batch.created, self._accumulator.codec, batch.builder.level
-            )
-            part.span = batch.span // 2
-            part.full = part.urgent = True
-            part.attempts = batch.attempts
-            parts.append(part)
-        for i, record in enumerate(iter_records(data)):
-            builder: BatchBuilder = parts[0 if i < half else 1].builder
-            builder.append(record.timestamp, record.key, record.value, record.headers or None)
-        for index, on_index, callback in batch.callbacks or ():
-            part = parts[0 if index < half else 1]
-            part.callbacks = part.callbacks or []
-            part.callbacks.append((index if index < half else index - half, on_index, callback))
-        batch.callbacks = None
-        if batch.sequence >= 0:
-            for part, ahead in zip(parts, (0, half), strict=True):
-                part.producer_id, part.producer_epoch = batch.producer_id, batch.producer_epoch
-                part.sequence = (batch.sequence + ahead) & SEQUENCE_MASK
-        parts[1].number += parts[1].span
-        share = batch.bytes // 2
-        parts[0].bytes, parts[1].bytes = share, batch.bytes - share
-        for part in parts:
-            self._accumulator.incomplete[part] = None
-            self._insert(part)
-        # Who waits for the whole goes on to wait for the part that holds his message.
-        batch.parts, batch.part_starts = parts, [0, half]
-        batch.done = True
-        self._accumulator.incomplete.pop(batch, None)
-        if batch.event is not None:
-            batch.event.set()
-
-    def _remove_waiting(self, batch: PendingBatch) -> None:
-        batch.queue.waiting.remove(batch)
-        if batch.queue.open is batch:
-            batch.queue.open = None
-
-    def _expire(self, now: float) -> bool:
-        """Gives up batches that waited longer than ``delivery.timeout.ms``."""
-        expired: list[PendingBatch] = []
-        with self._accumulator.lock:
-            for queue in list(self._accumulator.active):
-                while queue.waiting and now >= queue.waiting[0].created + self._delivery_timeout:
-                    batch = queue.waiting[0]
-                    self._remove_waiting(batch)
-                    if batch.sequence >= 0:
-                        queue.bump_due = True
-                    expired.append(batch)
-        for batch in expired:
-            reason = self._cluster.errors.get(batch.queue.topic)
-            more = f" (the topic: {code_of(reason).name})" if reason else ""
-            self._settle(
-                batch,
-                DeliveryTimeout(
-                    f"{batch.builder.count} messages for {batch.queue.topic}-{batch.queue.partition} waited "
-                    f"longer than delivery.timeout.ms{more}; is its leader running, and reachable from here?",
-                    topic=batch.queue.topic,
-                    partition=batch.queue.partition,
-                ),
-            )
-        return bool(expired)
-
-    def _settle(self, batch: PendingBatch, error: Exception | None) -> None:
-        callbacks = batch.callbacks
-        self._accumulator.settle(batch, error)
-        if callbacks:
-            self._finished.extend((callback, batch, index, stamp) for index, stamp, callback in callbacks)
-
-    def _run_callbacks(self) -> None:
-        while self._finished:
-            callback, batch, index, stamp = self._finished.popleft()
-            try:
-                if batch.error is None:
-                    callback(metadata_of(batch, index, stamp), None)
-                else:
-                    callback(None, batch.error)
-            except Exception:
-                LOG.exception("a delivery callback failed")
-
-    def fail_all(self, error: ClientError) -> None:
-        """Ends everything that is not settled, for close() that ran out of time."""
-        for batch in list(self._accumulator.incomplete):
-            with self._accumulator.lock:
-                queue = batch.queue
-                if batch in queue.waiting:
-                    self._remove_waiting(batch)
-                elif batch in queue.in_flight:
-                    queue.in_flight.remove(batch)
-                else:
-                    continue
-            self._settle(batch, error)
+                self.outcomes.failed(batch, code_of(entry.error_code), refused)
 
 
 __all__ = ["RequestTimeout", "Sender"]

@@ -1,0 +1,46 @@
+"""Takes a batch apart that is too large for its topic.
+
+The halves have the sequences and the callbacks of their messages, and numbers that sort them into the place
+of the whole, which has room for that between its neighbours.
+"""
+
+from __future__ import annotations
+
+from tidemill.client.accumulator import SEQUENCE_MASK, PendingBatch
+from tidemill.records.builder import BatchBuilder
+from tidemill.records.reader import iter_records
+
+
+def split(batch: PendingBatch) -> list[PendingBatch]:
+    """Two batches in place of ``batch``, which has at least two messages and is done with then."""
+    count = int(batch.builder.count)
+    data = batch.builder.build()
+    half = (count + 1) // 2
+    parts: list[PendingBatch] = []
+    for _ in range(2):
+        part = PendingBatch(
+            batch.queue, batch.number, batch.created, batch.builder.codec, batch.builder.level
+        )
+        part.span = batch.span // 2
+        part.full = part.urgent = True
+        part.attempts = batch.attempts
+        parts.append(part)
+    for i, record in enumerate(iter_records(data)):
+        builder: BatchBuilder = parts[0 if i < half else 1].builder
+        builder.append(record.timestamp, record.key, record.value, record.headers or None)
+    for index, on_index, callback in batch.callbacks or ():
+        part = parts[0 if index < half else 1]
+        part.callbacks = part.callbacks or []
+        part.callbacks.append((index if index < half else index - half, on_index, callback))
+    batch.callbacks = None
+    if batch.sequence >= 0:
+        for part, ahead in zip(parts, (0, half), strict=True):
+            part.producer_id, part.producer_epoch = batch.producer_id, batch.producer_epoch
+            part.sequence = (batch.sequence + ahead) & SEQUENCE_MASK
+    parts[1].number += parts[1].span
+    share = batch.bytes // 2
+    parts[0].bytes, parts[1].bytes = share, batch.bytes - share
+    # Who waits for the whole goes on to wait for the part that holds his message.
+    batch.parts, batch.part_starts = parts, [0, half]
+    batch.done = True
+    return parts

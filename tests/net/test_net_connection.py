@@ -330,3 +330,55 @@ def test_replies_to_a_closed_connection_go_nowhere(pair: Pair) -> None:
     replies[0].complete([b"nobody"])
     assert pair.handler.closed == ["closed by the peer"]
     assert OUT_PARTS_MAX > 0
+
+
+def test_replies_before_a_bad_frame_are_sent_before_the_end(pair: Pair) -> None:
+    def answer(connection: Connection, frame: bytes) -> bool:
+        connection.reply_now(frame)
+        return True
+
+    pair.handler.answer = answer
+    pair.peer.send(framed(b"good") + struct.pack(">i", -1))
+    pair.turn(lambda: bool(pair.handler.closed))
+    assert pair.receive(4) == b"good"
+    assert pair.peer.recv(1) == b""
+
+
+def test_what_a_full_output_held_back_goes_on_although_two_turns_were_needed_to_send_it(pair: Pair) -> None:
+    """The socket takes the rest only at the second attempt of the same call: nobody else looks again."""
+
+    class Slow:
+        """A socket that is full at every other send."""
+
+        def __init__(self, sock: socket.socket) -> None:
+            self.sock = sock
+            self.full = True
+            self.holds = True
+
+        def send(self, data: bytes, flags: int) -> int:
+            if self.holds:
+                raise BlockingIOError
+            self.full = not self.full
+            if not self.full:
+                raise BlockingIOError
+            return len(data)
+
+        def recv(self, count: int) -> bytes:
+            return self.sock.recv(count)
+
+        def close(self) -> None:
+            self.sock.close()
+
+    def answer(connection: Connection, frame: bytes) -> bool:
+        connection.reply_now(bytes(5_000_000))
+        return True
+
+    slow = Slow(pair.connection.sock)
+    pair.connection.sock = slow
+    pair.handler.answer = answer
+    pair.peer.send(framed(b"1") + framed(b"2"))
+    pair.turn(lambda: bool(pair.handler.frames))
+    assert pair.handler.frames == [b"1"]
+    slow.holds = False
+    pair.connection.writable()
+    assert pair.handler.frames == [b"1", b"2"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tidemill.net.deadlines import CLEAN_FROM, Deadlines, Waiting
 
 
@@ -110,3 +112,40 @@ def test_nobody_is_called_after_the_end() -> None:
     deadlines.close()
     loop.advance(1)
     assert fired == []
+
+
+def test_an_entry_that_is_added_while_others_fire_does_not_hold_back_the_next() -> None:
+    loop = Loop()
+    deadlines = Deadlines(loop)
+    fired: list[str] = []
+
+    class Adds(Wait):
+        def on_deadline(self) -> None:
+            super().on_deadline()
+            deadlines.add(30_000, Wait("much later", fired))
+
+    deadlines.add(100, Adds("first", fired))
+    deadlines.add(1000, Wait("second", fired))
+    loop.advance(0.2)
+    loop.advance(1.0)
+    assert fired == ["first", "second"]
+
+
+def test_an_entry_that_raises_does_not_cost_the_others_their_deadlines() -> None:
+    loop = Loop()
+    deadlines = Deadlines(loop)
+    fired: list[str] = []
+
+    class Breaks(Wait):
+        def on_deadline(self) -> None:
+            raise ZeroDivisionError
+
+    deadlines.add(100, Breaks("broken", fired))
+    deadlines.add(100, Wait("beside it", fired))
+    deadlines.add(500, Wait("later", fired))
+    with pytest.raises(ZeroDivisionError):
+        loop.advance(0.2)
+    loop.advance(0)
+    assert fired == ["beside it"]
+    loop.advance(0.4)
+    assert fired == ["beside it", "later"]

@@ -207,9 +207,11 @@ class Connection:
                 break
             if not blocked:
                 self._keep_rest()
-            if self._out:
+            had_output = len(self._out) > 0
+            if had_output:
                 self._flush()
-            if not blocked or self._position == before or self._out:
+            # What went out may have been what the next request waited for: then nobody else looks again.
+            if not blocked or self._out or (self._position == before and not had_output):
                 break
         self._parsing = False
 
@@ -220,10 +222,10 @@ class Connection:
         try:
             return self._parse_frames()
         except ProtocolError as problem:
-            self.close(str(problem))
+            self.close_after_replies(str(problem))
         except Exception as problem:  # noqa: BLE001 - one broken request must not end the loop for all others
             self.handler.on_crash(self, problem)
-            self.close("a request failed unexpectedly")
+            self.close_after_replies("a request failed unexpectedly")
         return True
 
     def _parse_frames(self) -> bool:
@@ -433,6 +435,13 @@ class Connection:
         return sent
 
     # Ending.
+
+    def close_after_replies(self, reason: str) -> None:
+        """Ends the connection, once the replies that are ready were given to the socket, as far as it takes
+        them: the requests before a bad one were carried out, and their client should know."""
+        if self._out:
+            self._flush()
+        self.close(reason)
 
     def close(self, reason: str) -> None:
         """Ends the connection at once. Calling it again does nothing."""

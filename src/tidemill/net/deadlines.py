@@ -66,11 +66,14 @@ class Deadlines:
     def _fire(self) -> None:
         self._timer = None
         now: float = self._loop.time()
-        heap = self._heap
-        while heap and heap[0][0] <= now:
-            heapq.heappop(heap)[2].on_deadline()
-        if heap and self._timer is None:
-            self._arm(heap[0][0])
+        try:
+            # Whom this calls may add entries, and so clean the heap or arm the timer for later than the next.
+            while self._heap and self._heap[0][0] <= now:
+                heapq.heappop(self._heap)[2].on_deadline()
+        finally:
+            # Also when one of them raises: the others have their deadlines all the same.
+            if self._heap and (self._timer is None or self._heap[0][0] < self._timer_at):
+                self._arm(self._heap[0][0])
 
     def close(self) -> None:
         """Calls nobody any more."""

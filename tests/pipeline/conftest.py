@@ -33,11 +33,12 @@ class Cluster:
         self.producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "log_level": 0})
 
     def topic(self, partitions: int = 1, name: str | None = None, **config: str) -> str:
-        """Makes a topic; waits until it is there."""
+        """Makes a topic that keeps records of any age; waits until it is there."""
         from confluent_kafka.admin import NewTopic
 
         name = name or f"spark-{uuid.uuid4().hex[:12]}"
-        settings = {key.replace("_", "."): value for key, value in config.items()}
+        # Records of 2013 would be gone at the first check of the default retention.
+        settings = {"retention.ms": "-1", **{key.replace("_", "."): value for key, value in config.items()}}
         made = self.admin.create_topics([NewTopic(name, partitions, config=settings)], operation_timeout=10)
         made[name].result(20)
         return name
@@ -149,9 +150,15 @@ class Lab:
 
 
 @pytest.fixture(scope="session")
-def cluster(request: pytest.FixtureRequest) -> Cluster:
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     given = os.environ.get("TIDEMILL_TEST_BOOTSTRAP")
-    return Cluster(given or request.getfixturevalue("tidemill_session_broker").bootstrap)
+    if given:
+        yield Cluster(given)
+        return
+    broker = request.getfixturevalue("tidemill_session_broker")
+    yield Cluster(broker.bootstrap)
+    assert broker.running, f"the broker ended by itself:\n{broker.log}"
+    assert "Traceback" not in broker.log, broker.log
 
 
 @pytest.fixture(scope="session")

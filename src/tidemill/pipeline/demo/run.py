@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shutil
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -139,9 +140,9 @@ class Demo:
 
         with self._step("start Spark") as notes:
             warehouse = (self.directory / "spark-warehouse").as_uri()
-            spark = local_session(
-                "tidemill demo", settings={"spark.sql.warehouse.dir": warehouse, "spark.driver.memory": "1g"}
-            )
+            settings = {"spark.sql.warehouse.dir": warehouse, "spark.driver.memory": "1g"}
+            with errors_into(self.directory / "spark.log"):
+                spark = local_session("tidemill demo", settings=settings)
             spark.conf.set("spark.sql.session.timeZone", TIME_ZONE)
             notes.append(f"Spark {spark.version}")
             self._note_versions(spark)
@@ -281,6 +282,21 @@ class Demo:
 
     def _offsets_a_batch(self) -> int:
         return OFFSETS_A_BATCH if self._limit is None else max(1, self._limit // 3)
+
+
+@contextmanager
+def errors_into(path: Path) -> Iterator[None]:
+    """Processes that start in here, the JVM first of all, write their standard error to a file."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with path.open("ab") as log:
+            os.dup2(log.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def clean_directory(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,8 @@ class Show:
     """One line for each step that is done; a bar, or a spinner, for the one that runs."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False)
+        # Without a terminal there is no width to ask for, and 80 columns would break the table.
+        self.console = console or Console(highlight=False, width=None if sys.stdout.isatty() else 120)
         self._step = ""
 
     @contextmanager

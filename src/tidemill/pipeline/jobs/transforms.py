@@ -47,7 +47,7 @@ def with_event_date(frame: DataFrame, column: str = "kafka_timestamp") -> DataFr
         raise ConfigError(
             f"there is no column {column} for the event date; there are {', '.join(frame.columns)}"
         )
-    return frame.withColumn(EVENT_DATE, f.to_date(f.col(column).cast("timestamp")))
+    return frame.withColumn(EVENT_DATE, f.to_date(f.col(quoted(column)).cast("timestamp")))
 
 
 def one_file_a_date(frame: DataFrame, tasks: int) -> DataFrame:
@@ -59,13 +59,18 @@ def without_nan(frame: DataFrame) -> DataFrame:
     """NaN becomes null in float and double columns: JSON has no NaN."""
     from pyspark.sql import functions as f
 
-    columns = [
-        f.when(f.isnan(f.col(f"`{name}`")), None).otherwise(f.col(f"`{name}`")).alias(name)
-        if kind in ("float", "double")
-        else f.col(f"`{name}`")
-        for name, kind in frame.dtypes
-    ]
+    columns = []
+    for name, kind in frame.dtypes:
+        column = f.col(quoted(name))
+        if kind in ("float", "double"):
+            column = f.when(~f.isnan(column), column)
+        columns.append(column.alias(name))
     return frame.select(*columns)
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark takes it literally: a dot in it would mean a field of a struct."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def as_messages(
@@ -85,10 +90,12 @@ def as_messages(
         if name is not None and name not in frame.columns:
             raise ConfigError(f"there is no column {name}; there are {', '.join(frame.columns)}")
     clean = without_nan(frame)
-    value = f.to_json(f.struct(*(fields or frame.columns)), {"ignoreNullFields": "false"})
+    value = f.to_json(
+        f.struct(*[quoted(name) for name in fields or frame.columns]), {"ignoreNullFields": "false"}
+    )
     columns = [value.alias("value")]
     if key is not None:
-        columns.insert(0, f.col(key).cast("string").alias("key"))
+        columns.insert(0, f.col(quoted(key)).cast("string").alias("key"))
     if timestamp is not None:
-        columns.append(f.col(timestamp).cast("timestamp").alias("timestamp"))
+        columns.append(f.col(quoted(timestamp)).cast("timestamp").alias("timestamp"))
     return clean.select(*columns)

@@ -38,9 +38,8 @@ from tidemill.wire.fast import (
     check_items,
     read_length,
     set_i32,
-    skip_tags,
 )
-from tidemill.wire.primitives import append_uvarint, read_uvarint
+from tidemill.wire.primitives import append_uvarint, read_uvarint, skip_tag_section
 
 FIRST_VERSION: Final = 4
 LAST_VERSION: Final = 18
@@ -352,11 +351,11 @@ def decode_topic(
         part.bytes_max = i64(read_i32_be(data, position))
         position += 4
         if flexible:
-            position = skip_tags(data, position, end)
+            position = skip_tag_section(data, position, end)
         parts.append(part)
         count -= 1
     if flexible:
-        position = skip_tags(data, position, end)
+        position = skip_tag_section(data, position, end)
     return position
 
 
@@ -373,7 +372,7 @@ def decode_forgotten(
         position += 4
         count -= 1
     if flexible:
-        position = skip_tags(data, position, end)
+        position = skip_tag_section(data, position, end)
     return position
 
 

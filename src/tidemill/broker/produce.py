@@ -36,9 +36,8 @@ from tidemill.wire.fast import (
     check_items,
     read_length,
     set_i32,
-    skip_tags,
 )
-from tidemill.wire.primitives import append_uvarint
+from tidemill.wire.primitives import append_uvarint, skip_tag_section
 
 FIRST_VERSION: Final = 3
 LAST_VERSION: Final = 13
@@ -342,7 +341,7 @@ def decode(
         request.topics.append(topic)
         topics -= 1
     if flexible:
-        position = skip_tags(data, position, end)
+        position = skip_tag_section(data, position, end)
     check_end(position, end)
     return request
 
@@ -361,10 +360,10 @@ def decode_parts(
         topic.parts.append(ProducePart(index, position, position + length))
         position += length
         if flexible:
-            position = skip_tags(data, position, end)
+            position = skip_tag_section(data, position, end)
         count -= 1
     if flexible:
-        position = skip_tags(data, position, end)
+        position = skip_tag_section(data, position, end)
     return position
 
 

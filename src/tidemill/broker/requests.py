@@ -16,7 +16,7 @@ from tidemill.broker.fetch import FetchPath
 from tidemill.broker.produce import ProducePath
 from tidemill.model.errors import ProtocolError
 from tidemill.net.connection import Connection, FileRange, FrameHandler
-from tidemill.wire.fast import skip_tags
+from tidemill.wire.primitives import skip_tag_section
 
 PRODUCE: Final = 0
 FETCH: Final = 1
@@ -74,11 +74,11 @@ class Requests(FrameHandler):
                 body += client
             if is_produce:
                 if version >= produce.FLEXIBLE:
-                    body = skip_tags(data, body, end)
+                    body = skip_tag_section(data, body, end)
                 self.produces.handle(connection, data, body, end, version, correlation_id)
             else:
                 if version >= fetch.FLEXIBLE:
-                    body = skip_tags(data, body, end)
+                    body = skip_tag_section(data, body, end)
                 self.fetches.handle(connection, data, body, end, version, correlation_id)
         except IndexError as problem:
             raise ProtocolError(

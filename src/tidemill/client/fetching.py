@@ -21,7 +21,7 @@ from tidemill.model.errors import ProtocolError
 from tidemill.model.types import ZERO_ID
 from tidemill.records.batch import LAST_OFFSET_DELTA, LENGTH, LOG_OVERHEAD, RECORDS
 from tidemill.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from tidemill.wire.primitives import read_uvarint, skip_tags
+from tidemill.wire.primitives import read_uvarint, skip_tag_section
 
 VERSION_MIN = 4
 FLEXIBLE_FROM = 12
@@ -146,7 +146,7 @@ def _parse(frame: bytes, version: int) -> tuple[int, int, list[Answer]]:
     flexible = version >= FLEXIBLE_FROM
     at, end = 4, len(frame)
     if flexible:
-        at = _skip_tags(frame, at, end)
+        at = skip_tag_section(frame, at, end)
     throttle: int = _I32.unpack_from(frame, at)[0]
     at += 4
     error = 0
@@ -168,7 +168,7 @@ def _parse(frame: bytes, version: int) -> tuple[int, int, list[Answer]]:
             at = _partition(frame, at, end, version, flexible, answer)
             answers.append(answer)
         if flexible:
-            at = _skip_tags(frame, at, end)
+            at = skip_tag_section(frame, at, end)
     return error, throttle, answers
 
 
@@ -185,19 +185,14 @@ def _partition(frame: bytes, at: int, end: int, version: int, flexible: bool, an
         answer.aborted.append(_PAIR.unpack_from(frame, at))
         at += 16
         if flexible:
-            at = _skip_tags(frame, at, end)
+            at = skip_tag_section(frame, at, end)
     if version >= 11:
         answer.preferred_replica = _I32.unpack_from(frame, at)[0]
         at += 4
     size, at = _size(frame, at, end, flexible)
     answer.start, answer.end = at, at + size
     at += size
-    return _skip_tags(frame, at, end) if flexible else at
-
-
-def _skip_tags(frame: bytes, at: int, end: int) -> int:
-    count, at = read_uvarint(frame, at, end)
-    return skip_tags(frame, at, end, count) if count else at
+    return skip_tag_section(frame, at, end) if flexible else at
 
 
 def _size(frame: bytes, at: int, end: int, flexible: bool) -> tuple[int, int]:

@@ -175,6 +175,18 @@ class _Index:
         finally:
             file.close()
 
+    def _slots_up_to(self, value: i64, field: i64) -> i64:
+        """How many entries have at most ``value`` in the four bytes at ``field``, where they ascend."""
+        low: i64 = 0
+        high: i64 = self.entries
+        while low < high:
+            middle: i64 = (low + high) >> 1
+            if i64(read_i32_be(self._entry(middle), field)) <= value:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
     def keep(self, entries: i64) -> None:
         """Forgets all entries but the first ``entries``, and zeroes their bytes."""
         self.load()
@@ -215,14 +227,7 @@ class OffsetIndex(_Index):
         """The position of the last indexed batch whose last offset is at most ``offset``; 0 when none is."""
         self.load()
         wanted: i64 = offset - self.base_offset
-        low: i64 = 0
-        high: i64 = self.entries
-        while low < high:
-            middle: i64 = (low + high) >> 1
-            if i64(read_i32_be(self._entry(middle), 0)) <= wanted:
-                low = middle + 1
-            else:
-                high = middle
+        low: i64 = self._slots_up_to(wanted, 0)
         if low == 0:
             return 0
         return i64(read_i32_be(self._entry(low - 1), 4))
@@ -233,14 +238,7 @@ class OffsetIndex(_Index):
         Batches begin there: a fetch that is cut there ends with a whole batch.
         """
         self.load()
-        low: i64 = 0
-        high: i64 = self.entries
-        while low < high:
-            middle: i64 = (low + high) >> 1
-            if i64(read_i32_be(self._entry(middle), 4)) <= position:
-                low = middle + 1
-            else:
-                high = middle
+        low: i64 = self._slots_up_to(position, 4)
         if low == 0:
             return 0
         return i64(read_i32_be(self._entry(low - 1), 4))
@@ -260,15 +258,7 @@ class OffsetIndex(_Index):
     def truncate_to(self, position: i64) -> None:
         """Forgets the batches that begin at ``position`` or after it."""
         self.load()
-        low: i64 = 0
-        high: i64 = self.entries
-        while low < high:
-            middle: i64 = (low + high) >> 1
-            if i64(read_i32_be(self._entry(middle), 4)) < position:
-                low = middle + 1
-            else:
-                high = middle
-        self.keep(low)
+        self.keep(self._slots_up_to(position - 1, 4))
 
     def damage(self, log_bytes: i64) -> str:
         """What is wrong with the entries, for a log file of ``log_bytes``; empty when nothing is."""
@@ -366,16 +356,7 @@ class TimeIndex(_Index):
     def truncate_to(self, offset: i64) -> None:
         """Forgets the entries whose offset is ``offset`` or higher."""
         self.load()
-        wanted: i64 = offset - self.base_offset
-        low: i64 = 0
-        high: i64 = self.entries
-        while low < high:
-            middle: i64 = (low + high) >> 1
-            if i64(read_i32_be(self._entry(middle), 8)) < wanted:
-                low = middle + 1
-            else:
-                high = middle
-        self.keep(low)
+        self.keep(self._slots_up_to(offset - self.base_offset - 1, 8))
         self._last_timestamp = -2
 
     def damage(self, offset_end: i64) -> str:

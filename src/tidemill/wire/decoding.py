@@ -158,8 +158,8 @@ class _DecoderWriter(CodeWriter):
         self.flush(path)
         self.emit(f"if {target} > 127: {target}, p = uvarint(data, p - 1, {self.end})")
 
-    def sized(self, kind: WireType, nullable: bool, target: str, path: str) -> None:
-        count = self.length("h", 2, path) if kind is STRING else self.length("i", 4, path)
+    def absent(self, count: str, nullable: bool, target: str, path: str) -> None:
+        """What a negative length means: null where that is allowed."""
         self.emit(f"if {count} < 0:")
         self.depth += 1
         if nullable:
@@ -168,6 +168,10 @@ class _DecoderWriter(CodeWriter):
         else:
             self.emit(f"null({self.where(path)}, {count}, p)")
         self.depth -= 1
+
+    def sized(self, kind: WireType, nullable: bool, target: str, path: str) -> None:
+        count = self.length("h", 2, path) if kind is STRING else self.length("i", 4, path)
+        self.absent(count, nullable, target, path)
         self.emit("else:")
         self.depth += 1
         if kind is STRING and self.flexible:
@@ -196,14 +200,7 @@ class _DecoderWriter(CodeWriter):
 
     def array(self, element: ElementType, nullable: bool, target: str, path: str) -> None:
         count = self.length("i", 4, path)
-        self.emit(f"if {count} < 0:")
-        self.depth += 1
-        if nullable:
-            self.emit(f"if {count} < -1: null({self.where(path)}, {count}, p)")
-            self.emit(f"{target} = None")
-        else:
-            self.emit(f"null({self.where(path)}, {count}, p)")
-        self.depth -= 1
+        self.absent(count, nullable, target, path)
         self.emit("else:")
         self.depth += 1
         size = self.size_min(element)

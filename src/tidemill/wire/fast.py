@@ -48,19 +48,6 @@ def check_items(count: i64, count_max: i64) -> None:
         )
 
 
-def skip_tags(data: bytes, position: i64, end: i64) -> i64:
-    """The position after a section of tagged fields."""
-    count, position = read_uvarint(data, position, end)
-    while count > 0:
-        _, position = read_uvarint(data, position, end)
-        size, position = read_uvarint(data, position, end)
-        position += size
-        if position > end:
-            raise ProtocolError(f"a tagged field of {size} bytes reaches beyond the request")
-        count -= 1
-    return position
-
-
 def check_end(position: i64, end: i64) -> None:
     """Raises unless the request ended where its frame does."""
     if position != end:

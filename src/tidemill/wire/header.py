@@ -35,7 +35,7 @@ from tidemill.wire.apis import (
     response_class,
     response_header_version,
 )
-from tidemill.wire.primitives import read_uvarint, skip_tags
+from tidemill.wire.primitives import skip_tag_section
 from tidemill.wire.schema import Struct, decode, encode_parts
 
 REQUEST_HEADER_SIZE_MIN: Final = 2 + 2 + 4
@@ -117,13 +117,8 @@ def parse_request_header(frame: bytes, position: i64 = 0, end: i64 = -1) -> Requ
     elif size != -1:
         raise ProtocolError(f"the client id has the negative length {size}")
     if flexible_from != _RIGID and version >= flexible_from:
-        position = _skip_tagged_section(frame, position, end)
+        position = skip_tag_section(frame, position, end)
     return RequestHeader(key, version, correlation_id, client_id, position)
-
-
-def _skip_tagged_section(frame: bytes, position: i64, end: i64) -> i64:
-    count, position = read_uvarint(frame, position, end)
-    return skip_tags(frame, position, end, count) if count > 0 else position
 
 
 def encode_request(
@@ -184,7 +179,7 @@ def decode_response(
     correlation_id: int = int(read_i32_be(frame, position))
     position += RESPONSE_HEADER_SIZE_MIN
     if response_header_version(key, version) > 0:
-        position = _skip_tagged_section(frame, position, end)
+        position = skip_tag_section(frame, position, end)
     if key == ApiKey.API_VERSIONS and version > 0 and end - position >= 2:
         error: int = int(read_i16_be(frame, position))
         if error == ErrorCode.UNSUPPORTED_VERSION:

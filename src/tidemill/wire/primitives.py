@@ -113,6 +113,12 @@ def skip_tags(data: bytes, position: i64, end: i64, count: i64) -> i64:
     return position
 
 
+def skip_tag_section(data: bytes, position: i64, end: i64) -> i64:
+    """Steps over the count of tagged fields and all of them: the position behind."""
+    count, position = read_uvarint(data, position, end)
+    return skip_tags(data, position, end, count) if count > 0 else position
+
+
 def encode_uvarint(value: i64) -> bytes:
     """The bytes of an unsigned varint."""
     out = BytesWriter()
@@ -279,9 +285,7 @@ class Reader:
 
     def skip_tags(self) -> None:
         """Steps over a section of tagged fields."""
-        count = self.read_uvarint()
-        if count > 0:
-            self.position = skip_tags(self.data, self.position, self.end, count)
+        self.position = skip_tag_section(self.data, self.position, self.end)
 
     def _text(self, size: i64) -> str:
         if size > STRING_BYTES_MAX:

@@ -1,0 +1,78 @@
+"""What AlterConfigs and IncrementalAlterConfigs share: a command and one result for each resource."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from tidemill.broker import loggers
+from tidemill.broker.context import RequestContext
+from tidemill.broker.handlers.common import external_text, internal_resource
+from tidemill.controller.configs import ResourceType
+from tidemill.controller.shell import ConfigCommand
+from tidemill.model.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from tidemill.broker.broker import Broker
+
+RESOURCES_A_TURN = 50
+"""After so many the loop does its other work."""
+
+
+class Resource(Protocol):
+    """A resource in either request, with its changes in ``configs``."""
+
+    resource_type: int
+    resource_name: str
+
+
+Change = TypeVar("Change", bound=Resource)
+Result = TypeVar("Result")
+
+
+async def alter(
+    broker: Broker,
+    context: RequestContext,
+    resources: list[Change],
+    command_for: Callable[[int, str, Change], ConfigCommand],
+    result: Callable[..., Result],
+    validate_only: bool,
+) -> list[Result]:
+    """Carries out what ``command_for`` makes of each resource, by its name inside the broker.
+
+    A resource that comes more than once is refused each time. ``result`` is the message of one outcome.
+    """
+    counts = Counter((resource.resource_type, resource.resource_name) for resource in resources)
+    results: list[Result] = []
+    for resource in resources:
+        if len(results) % RESOURCES_A_TURN == 0:
+            await asyncio.sleep(0)
+        kind, name = resource.resource_type, resource.resource_name
+        error: KafkaError | None = None
+        try:
+            if counts[kind, name] > 1:
+                raise KafkaError("the resource comes twice in this request", ErrorCode.INVALID_REQUEST)
+            command = command_for(kind, internal_resource(context, kind, name), resource)
+            await _carry_out(broker, command, validate_only)
+        except KafkaError as problem:
+            error = problem
+        results.append(
+            result(
+                error_code=ErrorCode.NONE if error is None else error.code,
+                error_message=None if error is None else external_text(error),
+                resource_type=kind,
+                resource_name=name,
+            )
+        )
+    return results
+
+
+async def _carry_out(broker: Broker, command: ConfigCommand, validate_only: bool) -> None:
+    if command.resource_type == ResourceType.BROKER_LOGGER:
+        loggers.alter(broker.node_id, command, validate_only)
+        return
+    (error,) = await broker.controller.alter_configs([command], validate_only=validate_only)
+    if error is not None:
+        raise error

@@ -101,6 +101,7 @@ class BatchBuilder:
         self._rows = rows
 
     def build(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of ``batch``, as the client reads them, in the columns of the source."""
         import pyarrow as pa
 
         arrays = [self._column(name, batch) for name in self.names]

@@ -90,6 +90,7 @@ class Bound(NamedTuple):
 
     @property
     def text(self) -> str:
+        """The bound as the user gave it, for messages."""
         if self.everywhere is None:
             return self.option
         if not self.by_time and self.everywhere in (EARLIEST, LATEST):
@@ -122,6 +123,7 @@ class SourceOptions(NamedTuple):
 
     @property
     def bootstrap(self) -> str:
+        """The brokers to ask first, as the user gave them."""
         return self.client["bootstrap.servers"]
 
 
@@ -133,6 +135,7 @@ class SinkOptions(NamedTuple):
 
     @property
     def bootstrap(self) -> str:
+        """The brokers to ask first, as the user gave them."""
         return self.client["bootstrap.servers"]
 
 

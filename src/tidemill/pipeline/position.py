@@ -40,6 +40,7 @@ class StreamPosition(NamedTuple):
     topics: Mapping[str, TopicPosition]
 
     def offsets(self) -> dict[TopicPartition, int]:
+        """The next offset by partition."""
         return {
             TopicPartition(topic, partition): offset
             for topic, part in self.topics.items()
@@ -47,6 +48,7 @@ class StreamPosition(NamedTuple):
         }
 
     def topic_id(self, topic: str) -> bytes | None:
+        """The id that the topic had when the stream met it; None for a topic it has not met."""
         return self.topics[topic].topic_id if topic in self.topics else None
 
     def to_json(self) -> dict[str, Any]:

@@ -71,13 +71,16 @@ class CodeWriter:
         self.names: dict[str, Any] = {}
 
     def emit(self, line: str) -> None:
+        """Adds a line at the present depth."""
         self.lines.append(INDENT * self.depth + line)
 
     def name(self, prefix: str) -> str:
+        """A name for a variable, which no other one has."""
         self.counter += 1
         return f"{prefix}{self.counter}"
 
     def bind(self, prefix: str, value: Any) -> str:
+        """The name by which the generated code reaches ``value``."""
         for known, bound in self.names.items():
             if bound is value:
                 return known
@@ -86,12 +89,15 @@ class CodeWriter:
         return name
 
     def where(self, path: str) -> str:
+        """The literal that names a field in errors."""
         return repr(f"{self.cls.__name__} v{self.version} {path}".rstrip())
 
     def layout(self, codes: list[str]) -> struct.Struct:
+        """The struct of a run of fixed-width fields."""
         return struct.Struct(">" + "".join(codes))
 
     def compile(self, name: str, head: str) -> Any:
+        """The function ``name`` from ``head`` and the lines added so far."""
         source = head + "\n" + "\n".join(self.lines) + "\n"
         filename = f"<{name} {self.cls.__name__} v{self.version}>"
         exec(compile(source, filename, "exec"), self.names)

@@ -43,6 +43,7 @@ class Month:
 
 
 def equal(question: str, expected: int, found: int) -> Check:
+    """A check that two counts are the same."""
     return Check(question, f"{expected:,}", f"{found:,}", expected == found)
 
 

@@ -67,4 +67,5 @@ class Results:
 
     @property
     def passed(self) -> bool:
+        """Whether there were checks, and none failed."""
         return bool(self.checks) and all(check.passed for check in self.checks)

@@ -30,10 +30,12 @@ class Show:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
+        """For the time of a step; its name goes before what it shows."""
         self._step = name
         yield
 
     def done(self, step: Step) -> None:
+        """A line for a step that has ended."""
         self.console.print(f"[green]✓[/] {step.name:<48} [bold]{step.seconds:6.1f} s[/]  [dim]{step.note}[/]")
 
     @contextmanager

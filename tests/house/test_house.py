@@ -1,0 +1,303 @@
+"""Keeps the house tidy: what a reviewer would say about a file's form, said by a test."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
+PACKAGE = SOURCE / "tidemill"
+
+FUNCTION_LINES_MAX = 70
+FILE_LINES_MAX = 550
+
+LONG_FILES: dict[str, str] = {}
+"""Files that may be longer, with the reason: tables and nothing else."""
+
+PRINTING = {
+    "tidemill/server/announce.py": "the line that says that the broker listens",
+    "tidemill/server/process.py": "errors before there is a log",
+    "tidemill/pipeline/java.py": "a command of its own",
+}
+"""Modules outside ``cli`` that write to the terminal, with the reason."""
+
+HOSTS = {"adoptium.net", "example.org", "keepachangelog.com", "semver.org", "www.apache.org"}
+"""The only hosts that the repository names: where a user can read on."""
+
+MACHINE_PATH = re.compile(r"(?<![\w.{}/-])/(?:work|root|Users|mnt|home/(?!linuxbrew/))[/\w]")
+"""A path that is there on somebody's machine, and not on the user's."""
+
+PLAIN_BASES = {"object", "Protocol", "NamedTuple", "Generic", "IntEnum", "Enum"}
+"""Bases that tell nothing of a class's methods."""
+
+UNFINISHED = re.compile(r"\b(?:TODO|FIXME|HACK)\b")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+PAGE = re.compile(r"\bdocs/[\w./-]+\.md\b")
+FORMAT_EXAMPLE = re.compile(r"\bexample_bytes\(\"([\w-]+\.md)\"\)")
+REFERENCE = re.compile(r":(?:mod|class|func|meth|attr|data):`~?(tidemill[\w.]*)`")
+TEXT_SUFFIXES = {"", ".cfg", ".css", ".html", ".js", ".json", ".md", ".py", ".toml", ".txt", ".yml"}
+NOT_OURS = {"build", "dist", "demo", "node_modules", "__pycache__", "tidemill-data", "spark-warehouse"}
+
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
+Definition: TypeAlias = Function | ast.ClassDef
+
+
+@cache
+def sources() -> dict[str, ast.Module]:
+    """The syntax trees of all modules, by their paths below ``src``."""
+    return {
+        path.relative_to(SOURCE).as_posix(): ast.parse(path.read_text(), str(path))
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
+@cache
+def texts() -> dict[str, str]:
+    """All text files of the repository, by their paths in it."""
+    found = {}
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in NOT_OURS)
+        for name in sorted(files):
+            path = Path(folder, name)
+            if not name.startswith(".") and path.suffix in TEXT_SUFFIXES:
+                found[path.relative_to(ROOT).as_posix()] = path.read_text()
+    return found
+
+
+def lines_like(pattern: re.Pattern[str], keep: Callable[[str], bool] = lambda name: True) -> list[str]:
+    """``path:line: text`` of every line in which ``pattern`` is found."""
+    return [
+        f"{name}:{number}: {line.strip()}"
+        for name, text in texts().items()
+        if keep(name)
+        for number, line in enumerate(text.splitlines(), 1)
+        if pattern.search(line)
+    ]
+
+
+def functions(tree: ast.AST) -> Iterator[Function]:
+    """All functions, methods and functions inside of them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def public(body: list[ast.stmt]) -> Iterator[Definition]:
+    """The functions and classes of a module's or class's body whose names are for others."""
+    for node in body:
+        if isinstance(
+            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        ) and not node.name.startswith("_"):
+            yield node
+
+
+def class_of(path: str, base: ast.expr) -> tuple[str, ast.ClassDef] | None:
+    """The module and definition of a base class; None for one that is not ours."""
+    plain = base.value if isinstance(base, ast.Subscript) else base
+    if not isinstance(plain, ast.Name):
+        return None
+    for node in sources()[path].body:
+        if isinstance(node, ast.ClassDef) and node.name == plain.id:
+            return path, node
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("tidemill"):
+            continue
+        home = f"{(node.module or '').replace('.', '/')}.py"
+        if any((alias.asname or alias.name) == plain.id for alias in node.names) and home in sources():
+            return class_of(home, plain)
+    return None
+
+
+def is_told_by_a_base(path: str, node: ast.ClassDef, method: str) -> bool:
+    """Whether a method overrides one that has its docstring, or may override one that is not ours."""
+    for base in node.bases:
+        found = class_of(path, base)
+        if found is None:
+            if ast.unparse(base).partition("[")[0] not in PLAIN_BASES:
+                return True
+            continue
+        home, parent = found
+        if any(member.name == method and ast.get_docstring(member) for member in public(parent.body)):
+            return True
+        if is_told_by_a_base(home, parent, method):
+            return True
+    return False
+
+
+def is_overload(node: Definition) -> bool:
+    """Whether it is a setter or another signature of what is told elsewhere."""
+    names = [ast.unparse(decorator) for decorator in node.decorator_list]
+    return any(name.endswith((".setter", "overload")) for name in names)
+
+
+def test_functions_fit_on_a_page() -> None:
+    long = [
+        f"{path}:{node.lineno} {node.name} has {(node.end_lineno or 0) - node.lineno + 1} lines"
+        for path, tree in sources().items()
+        for node in functions(tree)
+        if (node.end_lineno or 0) - node.lineno + 1 > FUNCTION_LINES_MAX
+    ]
+    assert long == []
+
+
+def test_files_hold_one_concept() -> None:
+    counts = {path: len((SOURCE / path).read_text().splitlines()) for path in sources()}
+    assert {path: n for path, n in counts.items() if n > FILE_LINES_MAX and path not in LONG_FILES} == {}
+    assert [path for path in LONG_FILES if counts.get(path, 0) <= FILE_LINES_MAX] == []
+
+
+def test_invariants_are_checks_that_raise_in_production() -> None:
+    asserts = [
+        f"{path}:{node.lineno}"
+        for path, tree in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert)
+    ]
+    assert asserts == []
+
+
+def test_only_commands_print() -> None:
+    printing = {
+        path
+        for path, tree in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    }
+    assert {path for path in printing if not path.startswith("tidemill/cli/")} == set(PRINTING)
+
+
+def test_nothing_is_left_for_later() -> None:
+    assert lines_like(UNFINISHED, lambda name: not name.startswith("tests/house/")) == []
+
+
+def test_no_path_of_one_machine() -> None:
+    assert lines_like(MACHINE_PATH, lambda name: not name.startswith("tests/house/")) == []
+
+
+def test_the_repository_names_no_hosts_but_those_to_read_on() -> None:
+    hosts = {
+        urlsplit(address).hostname or ""
+        for text in texts().values()
+        for address in re.findall(r"https?://[\w.-]+(?::\d+)?", text)
+    }
+    named = {host for host in hosts if re.search(r"[a-z]\.[a-z]", host)}
+    assert {host for host in named if host not in HOSTS and not host.endswith(".example.org")} == set()
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert [path for path, tree in sources().items() if not ast.get_docstring(tree)] == []
+
+
+def test_everything_public_says_what_it_does() -> None:
+    silent = []
+    for path, tree in sources().items():
+        if path.rpartition("/")[2].startswith("_") and not path.endswith("__init__.py"):
+            continue
+        for node in public(tree.body):
+            if not ast.get_docstring(node):
+                silent.append(f"{path}:{node.lineno} {node.name}")
+            if not isinstance(node, ast.ClassDef):
+                continue
+            silent += [
+                f"{path}:{member.lineno} {node.name}.{member.name}"
+                for member in public(node.body)
+                if not ast.get_docstring(member)
+                and not is_overload(member)
+                and not is_told_by_a_base(path, node, member.name)
+            ]
+    assert silent == []
+
+
+def test_compiled_modules_are_there() -> None:
+    lines = (ROOT / "compiled_modules.txt").read_text().splitlines()
+    named = [line for line in lines if line and not line.startswith("#")]
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+    assert [name for name, count in Counter(named).items() if count > 1] == []
+
+
+def test_pages_that_the_code_names_are_there() -> None:
+    missing = []
+    for name, text in texts().items():
+        pages = PAGE.findall(text) + [f"docs/formats/{page}" for page in FORMAT_EXAMPLE.findall(text)]
+        missing += [f"{name} names {page}" for page in pages if not (ROOT / page).is_file()]
+    assert missing == []
+
+
+def heading_ids(text: str) -> set[str]:
+    """The anchors that a page's headings make."""
+    headings = re.findall(r"^#+ +(.+?) *$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", sorted(name for name in texts() if name.endswith(".md")))
+def test_links_between_pages_resolve(name: str) -> None:
+    broken = []
+    for link in LINK.findall(texts()[name]):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        target, _, anchor = link.partition("#")
+        path = (ROOT / name).parent / target if target else ROOT / name
+        ids = heading_ids(path.read_text()) if anchor and path.is_file() else {anchor}
+        if not path.exists() or anchor not in ids:
+            broken.append(link)
+    assert broken == []
+
+
+def names_of(body: list[ast.stmt]) -> dict[str, list[ast.stmt]]:
+    """What a body defines: names, with the bodies of classes."""
+    found: dict[str, list[ast.stmt]] = {}
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found[node.name] = []
+        elif isinstance(node, ast.ClassDef):
+            found[node.name] = node.body
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found[node.target.id] = []
+        elif isinstance(node, ast.Assign):
+            found |= {target.id: [] for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.If):
+            found |= names_of(node.body)
+    return found
+
+
+def is_there(reference: str) -> bool:
+    """Whether a dotted name is a module of the package, or something that a module or class defines."""
+    parts = reference.split(".")
+    for count in range(len(parts), 0, -1):
+        inside = "/".join(parts[:count])
+        tree = sources().get(f"{inside}.py") or sources().get(f"{inside}/__init__.py")
+        if tree is None:
+            continue
+        body = tree.body
+        for part in parts[count:]:
+            names = names_of(body)
+            if part not in names:
+                return False
+            body = names[part]
+        return True
+    return False
+
+
+def test_references_in_docstrings_resolve() -> None:
+    broken = [
+        f"{name} refers to {reference}"
+        for name, text in texts().items()
+        if name.startswith("src/")
+        for reference in REFERENCE.findall(text)
+        if not is_there(reference)
+    ]
+    assert broken == []
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []

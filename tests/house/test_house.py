@@ -45,8 +45,10 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 PAGE = re.compile(r"\bdocs/[\w./-]+\.md\b")
 FORMAT_EXAMPLE = re.compile(r"\bexample_bytes\(\"([\w-]+\.md)\"\)")
 REFERENCE = re.compile(r":(?:mod|class|func|meth|attr|data):`~?(tidemill[\w.]*)`")
+PASSED_OVER = re.compile(r"\.|__pycache__$|node_modules$|.*\.egg-info$")
 TEXT_SUFFIXES = {"", ".cfg", ".css", ".html", ".js", ".json", ".md", ".py", ".toml", ".txt", ".yml"}
-NOT_OURS = {"build", "dist", "demo", "node_modules", "__pycache__", "tidemill-data", "spark-warehouse"}
+MADE_HERE = {"build", "dist", "demo", "metastore_db", "spark-warehouse", "tidemill-data"}
+"""Folders of the root that work leaves behind."""
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Definition: TypeAlias = Function | ast.ClassDef
@@ -66,7 +68,8 @@ def texts() -> dict[str, str]:
     """All text files of the repository, by their paths in it."""
     found = {}
     for folder, folders, files in os.walk(ROOT):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in NOT_OURS)
+        made = MADE_HERE if Path(folder) == ROOT else set()
+        folders[:] = sorted(name for name in folders if name not in made and not PASSED_OVER.match(name))
         for name in sorted(files):
             path = Path(folder, name)
             if not name.startswith(".") and path.suffix in TEXT_SUFFIXES:

@@ -19,6 +19,9 @@ _NEXT_STEPS = {
 }
 
 
+_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
 class DiskFull(StorageError):
     """There is no room for a write. What is stored stays readable, and a later write may succeed."""
 
@@ -37,3 +40,9 @@ def storage_error(doing: str, path: str, problem: OSError) -> StorageError:
     if number in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(text)
     return StorageError(text)
+
+
+def may_pass(problem: StorageError) -> bool:
+    """Whether the process was short of something (descriptors, memory) and the disk is not at fault."""
+    cause = problem.__cause__
+    return isinstance(cause, OSError) and cause.errno in _PASSING

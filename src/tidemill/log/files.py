@@ -78,7 +78,7 @@ def _write_all(descriptor: int, rest: memoryview) -> None:
 class SystemFile(File):
     """An open file of the operating system."""
 
-    __slots__ = ("_append_position", "_descriptor", "_probes", "path")
+    __slots__ = ("_append_position", "_cut_to", "_descriptor", "_probes", "path")
 
     def __init__(self, path: str, create: bool, read_only: bool) -> None:
         self._descriptor = -1
@@ -89,10 +89,14 @@ class SystemFile(File):
         self._probes = _NOWAIT != 0
         self._descriptor = os.open(path, flags, 0o644)
         self._append_position = -1
+        self._cut_to = -1
 
     def append(self, buffers: list[Any]) -> i64:
         position = self._append_position
         if position < 0:
+            if self._cut_to >= 0:
+                os.ftruncate(self._descriptor, self._cut_to)
+                self._cut_to = -1
             position = self._append_position = os.lseek(self._descriptor, 0, os.SEEK_END)
         try:
             expected = 0
@@ -117,8 +121,11 @@ class SystemFile(File):
     def _cut_back(self, position: i64) -> None:
         """After a failed append nothing of it may stay: the next append begins where this one did."""
         self._append_position = -1
+        # Where it cannot be cut now, it is before the next append.
+        self._cut_to = position
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, position)
+            self._cut_to = -1
 
     def write_at(self, position: i64, data: bytes) -> None:
         rest = memoryview(data)
@@ -150,6 +157,7 @@ class SystemFile(File):
     def truncate(self, size: i64) -> None:
         os.ftruncate(self._descriptor, size)
         self._append_position = -1
+        self._cut_to = -1
 
     def sync(self) -> None:
         _sync_descriptor(self._descriptor)

@@ -160,9 +160,15 @@ class Log(LogStore):
             if error.code != ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
                 raise
             # A snapshot knows only the last batch of a producer: the others are still in the log.
-            if not recall_batches(self.segments, state, batch.producer_id):
+            if not self._recall(batch.producer_id):
                 raise
             return state.check(batch)
+
+    def _recall(self, producer_id: i64) -> bool:
+        try:
+            return recall_batches(self.segments, self.producer_state, producer_id)
+        except OSError as problem:
+            raise storage_error("read", self.directory, problem) from problem
 
     def _note_producer(self, batch: Batch, last_offset: i64, timestamp: i64, now_ms: i64) -> None:
         if batch.attributes & CONTROL_FLAG != 0:
@@ -189,7 +195,14 @@ class Log(LogStore):
         self._leader_epoch = leader_epoch
 
     def _segment_for(self, size: i64, last_offset: i64, timestamp: i64, now_ms: i64) -> Segment:
-        """The segment that takes the next batch: the active one, or a new one when that is due."""
+        """The segment that takes the next batch. Raises StorageError when its files cannot be opened."""
+        try:
+            return self._choose_segment(size, last_offset, timestamp, now_ms)
+        except OSError as problem:
+            raise storage_error("open", self.active.path, problem) from problem
+
+    def _choose_segment(self, size: i64, last_offset: i64, timestamp: i64, now_ms: i64) -> Segment:
+        """The active one, or a new one when that is due."""
         segment = self.active
         if not segment.is_full(size, last_offset, self._segment_bytes):
             if segment.size == 0:

@@ -97,6 +97,9 @@ class Segment:
         self, buffers: list[Any], size: i64, base_offset: i64, last_offset: i64, max_timestamp: i64
     ) -> None:
         """Writes one batch at the end. Raises OSError, and is as before then."""
+        if self._max_timestamp == UNKNOWN:
+            # Read before the write: what fails after it would leave a batch that the log does not know of.
+            self.max_timestamp()
         position: i64 = self.size
         self.file().append(buffers)
         self.size = position + size

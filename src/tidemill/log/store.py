@@ -89,8 +89,11 @@ class LogStore:
         old = self.active
         if old.base_offset == self.end_offset:
             if old.size == 0:
-                old.index.create()
-                old.time_index.create()
+                try:
+                    old.index.create()
+                    old.time_index.create()
+                except OSError as problem:
+                    raise storage_error("empty the indexes of", old.path, problem) from problem
                 return
             raise KafkaError(
                 f"{self.topic_partition}: segment {old.path} holds records but ends at its base offset"
@@ -231,8 +234,14 @@ class LogStore:
         if offset <= self.start_offset:
             return False
         self.start_offset = offset
-        self.leader_epochs.truncate_start(int(offset))
+        self._forget_epochs_before(offset)
         return True
+
+    def _forget_epochs_before(self, offset: i64) -> None:
+        try:
+            self.leader_epochs.truncate_start(int(offset))
+        except OSError as problem:
+            raise storage_error("write", self.leader_epochs.path, problem) from problem
 
     def remove_segments(self, count: i64, now_ms: i64) -> None:
         """Removes the ``count`` oldest segments; when that is all, a new one begins. Raises StorageError."""
@@ -244,7 +253,7 @@ class LogStore:
         gone = self.segments[:count]
         del self.segments[:count]
         self.start_offset = max(self.start_offset, self.segments[0].base_offset)
-        self.leader_epochs.truncate_start(int(self.start_offset))
+        self._forget_epochs_before(self.start_offset)
         try:
             self._remove_files(gone, now_ms)
         except OSError as problem:
@@ -283,8 +292,15 @@ class LogStore:
     def begin_flush(self, whole: bool = True) -> FlushJob:
         """What must be synced so that everything up to now (``whole``), or up to the active segment, is safe.
 
-        ``job.run()`` may be called in a thread; then ``finish_flush(job)`` here.
+        ``job.run()`` may be called in a thread; then ``finish_flush(job)`` here. Raises StorageError when a
+        file cannot be opened.
         """
+        try:
+            return self._make_flush(whole)
+        except OSError as problem:
+            raise storage_error("open for a sync", problem.filename or self.directory, problem) from problem
+
+    def _make_flush(self, whole: bool) -> FlushJob:
         end: i64 = self.end_offset if whole else self.active.base_offset
         job = FlushJob(self.files, self.directory, int(end), int(self.truncations))
         job.names_changed = int(self.names_changed)

@@ -1,0 +1,116 @@
+"""What the system refuses becomes a storage error, and the log is as before."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+
+import pytest
+
+from tidemill.log.config import LogConfig
+from tidemill.log.files import SystemFiles
+from tidemill.log.log import Log
+from tidemill.log.manager import LogManager
+from tidemill.log.recovery import open_log
+from tidemill.model.errors import StorageError
+from tidemill.model.types import TopicPartition
+from tidemill.records.batch import Batch
+from tidemill.testing.files import FaultyFiles
+
+NOW = 1_700_000_000_000
+PARTITION = TopicPartition("events", 0)
+MANY = 1_000_000
+
+
+def opened(files: FaultyFiles, **options: int | bool) -> Log:
+    files.make_directory("/disk/events-0")
+    return open_log(files, "/disk/events-0", PARTITION, LogConfig(segment_bytes=1000), now_ms=NOW, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("suffix", [".log", ".timeindex"])
+def test_an_append_without_descriptors_is_a_storage_error_and_a_later_one_follows_on(
+    suffix: str, batch: Callable[..., Batch]
+) -> None:
+    files = FaultyFiles()
+    first = opened(files)
+    first.append([batch(3)], 0, NOW)
+    first.close(NOW)
+    again = opened(files, clean=True, recovery_point=3)
+    files.fail("open", suffix, errno.EMFILE, times=MANY)
+    for _ in range(3):
+        with pytest.raises(StorageError, match="ulimit -n"):
+            again.append([batch(2)], 0, NOW)
+        assert again.end_offset == 3
+    files.heal()
+    assert again.append([batch(2)], 0, NOW).base_offset == 3
+    assert again.append([batch(2)], 0, NOW).base_offset == 5
+    piece = again.read(3, 10_000, 7, True)
+    assert piece is not None
+    assert piece.read()[:8] == (3).to_bytes(8, "big")
+
+
+def test_a_flush_that_cannot_open_a_segment_is_a_storage_error(batch: Callable[..., Batch]) -> None:
+    files = FaultyFiles()
+    log = opened(files)
+    log.append([batch(3)], 0, NOW)
+    log.release()
+    files.fail("open", ".log", errno.EMFILE)
+    with pytest.raises(StorageError, match="ulimit -n"):
+        log.begin_flush()
+
+
+def test_a_start_that_moves_while_the_disk_is_full_is_a_storage_error(batch: Callable[..., Batch]) -> None:
+    files = FaultyFiles()
+    log = opened(files)
+    log.append([batch(3)], 0, NOW)
+    files.fail("append", "leader-epoch-checkpoint", errno.ENOSPC)
+    with pytest.raises(StorageError, match="free or add space"):
+        log.advance_start(2)
+
+
+def test_upkeep_goes_on_behind_a_log_whose_files_cannot_be_read(batch: Callable[..., Batch]) -> None:
+    files = FaultyFiles()
+    manager = LogManager(files, ["/disk"])
+    manager.lock()
+    manager.claim("cluster", 1)
+    manager.load(NOW, lambda topic: LogConfig())
+    config = LogConfig(retention_ms=1000, flush_ms=0)
+    logs = [manager.create(TopicPartition("events", at), b"t" * 16, config, NOW) for at in range(2)]
+    for log in logs:
+        log.append([batch(3, timestamp=-1)], 0, NOW)
+        log.release()
+    files.fail("modified_ms", "/disk/events-0/", errno.EIO, times=MANY)
+    files.fail("open", "/disk/events-0/", errno.EMFILE, times=MANY)
+    moved = manager.retain(NOW * 2, {TopicPartition("events", at): 3 for at in range(2)})
+    assert list(moved) == [TopicPartition("events", 1)]
+    assert [log.topic_partition.partition for log, _ in manager.flushes_due(NOW * 2)] == [1]
+    assert len([text for text in manager.warnings if "/disk/events-0" in text]) == 2
+
+
+def test_an_append_that_could_not_be_cut_back_is_cut_before_the_next(
+    directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = SystemFiles().open(f"{directory}/log", True)
+    file.append([b"whole"])
+    write, truncate = os.write, os.ftruncate
+
+    def half(descriptor: int, data: bytes) -> int:
+        if len(data) > 4:
+            return write(descriptor, data[:4])
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def refuse(descriptor: int, size: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "write", half)
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    with pytest.raises(OSError, match="Input/output"):
+        file.append([b"torn off"])
+    with pytest.raises(OSError, match="Input/output"):
+        file.append([b"too soon"])
+    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(os, "ftruncate", truncate)
+    file.append([b" again"])
+    assert file.read_at(0, 100) == b"whole again"
+    file.close()

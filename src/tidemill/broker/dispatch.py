@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidemill.broker")
 
 READ_AHEAD_BYTES = 1024 * 1024
+STOP_S_MAX = 5.0
+"""What handlers get at the stop to end what they began, a change of the cluster for instance."""
 
 
 class Dispatch:
@@ -95,12 +97,21 @@ class Dispatch:
         except ProtocolError as problem:
             connection.close(str(problem))
         except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
-            self.on_crash(connection, problem)
-            connection.close("a request failed unexpectedly")
+            connection.crash(problem)
         else:
             if not connection.closed:
                 reply.complete([encoded])
             self.note(context.api_key, started)
+
+    async def stop(self) -> None:
+        """Lets the handlers that are under way end, and breaks off those that do not."""
+        tasks = list(self.tasks)
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=STOP_S_MAX)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
 
     def note(self, api_key: int, started: float) -> None:
         """Counts the time that a request took."""

@@ -28,7 +28,7 @@ from mypy_extensions import i16, i32, i64
 
 from tidemill.broker.fetch_sessions import FetchPart, FetchSession, FetchSessions
 from tidemill.log.segment import Slice
-from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.net.connection import Connection, FileRange, Reply
 from tidemill.net.deadlines import Deadlines
 from tidemill.replication.partition import FetchWaiter, Partition, TopicTable
@@ -112,9 +112,12 @@ class FetchPath:
     def handle(
         self, connection: Connection, data: bytes, body: i64, end: i64, version: i16, correlation_id: i32
     ) -> None:
-        """Takes the request whose fields begin at ``body``. IndexError or ProtocolError: it is none."""
+        """Takes the request whose fields begin at ``body``. ProtocolError: it is none."""
         request = FetchRequest(self, connection, version, correlation_id)
-        decode(request, data, body, end)
+        try:
+            decode(request, data, body, end)
+        except IndexError as problem:
+            raise ProtocolError(f"Fetch version {version} is cut short: {problem}") from None
         if version >= 7:
             attached = self.sessions.attach(
                 request.session_id, request.session_epoch, request.parts, request.forgotten, version >= BY_ID
@@ -229,16 +232,23 @@ class FetchPath:
         woken = self._woken
         self._woken = []
         for request in woken:
-            if not request.connection.closed:
-                self.look_up(request)
-                self.send(request)
+            self.answer_released(request)
 
     def answer(self, request: FetchRequest) -> None:
         """Answers with whatever there is."""
         self.release(request)
-        if not request.connection.closed:
+        self.answer_released(request)
+
+    def answer_released(self, request: FetchRequest) -> None:
+        """Answers a request that waits no longer. What breaks it ends its connection, and no other's."""
+        if request.connection.closed:
+            request.let_go()
+            return
+        try:
             self.look_up(request)
             self.send(request)
+        except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
+            request.connection.crash(problem)
 
     def send(self, request: FetchRequest) -> None:
         """Builds the reply and hands it to the connection."""

@@ -127,6 +127,12 @@ class ProduceRequest(AppendWaiter):
         """Whether the request was answered, or nobody waits for the answer any more."""
         return self.done or self.connection.closed
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it is still to be appended after it had to wait. A client that waits for no answer may be
+        gone by then; one that does will send it again."""
+        return self.acks == 0 or not self.connection.closed
+
     def on_deadline(self) -> None:
         """The client's timeout has passed: what is still waited for is answered as timed out."""
         if self.done:
@@ -163,8 +169,11 @@ class ProducePath:
     def handle(
         self, connection: Connection, data: bytes, body: i64, end: i64, version: i16, correlation_id: i32
     ) -> None:
-        """Takes the request whose fields begin at ``body``. IndexError or ProtocolError: it is none."""
-        request = decode(connection, data, body, end, version, correlation_id)
+        """Takes the request whose fields begin at ``body``. ProtocolError: it is none."""
+        try:
+            request = decode(connection, data, body, end, version, correlation_id)
+        except IndexError as problem:
+            raise ProtocolError(f"Produce version {version} is cut short: {problem}") from None
         if self.congested:
             request.reply = connection.reply_later()
             connection.context.busy = True
@@ -178,8 +187,11 @@ class ProducePath:
         while self.held_back and not self.congested:
             request = self.held_back.pop(0)
             request.connection.context.busy = False
-            if not request.connection.closed:
-                self.take(request)
+            if request.is_wanted:
+                try:
+                    self.take(request)
+                except Exception as problem:  # noqa: BLE001 - the others that were held back go on
+                    request.connection.crash(problem)
 
     def take(self, request: ProduceRequest) -> None:
         """Checks and appends a request."""

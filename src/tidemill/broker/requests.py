@@ -42,8 +42,11 @@ class Requests(FrameHandler):
         if end - start < 8:
             raise ProtocolError(f"a request of {end - start} bytes is shorter than its header")
         api_key = read_i16_be(data, start)
-        if connection.waiting and (api_key != PRODUCE or connection.context.busy):
-            return False
+        if connection.waiting:
+            if api_key != PRODUCE or connection.context.busy:
+                return False
+        elif connection.context.busy:
+            connection.context.busy = False
         version = read_i16_be(data, start + 2)
         if api_key == PRODUCE and produce.FIRST_VERSION <= version <= produce.LAST_VERSION:
             self.counts[PRODUCE] += 1
@@ -60,30 +63,29 @@ class Requests(FrameHandler):
                     f" {COLD_BYTES_MAX} are allowed"
                 )
             self.cold.handle(connection, data, start, end, api_key, version, read_i32_be(data, start + 4))
+        if api_key != PRODUCE and connection.waiting:
+            connection.context.busy = True
         return True
 
     def take(
         self, connection: Connection, data: bytes, start: i64, end: i64, version: i16, is_produce: bool
     ) -> None:
         """Reads the header of a Produce or Fetch, and the request behind it."""
-        try:
-            correlation_id = read_i32_be(data, start + 4)
-            client: i64 = i64(read_i16_be(data, start + 8))
-            body: i64 = start + 10
-            if client > 0:
-                body += client
-            if is_produce:
-                if version >= produce.FLEXIBLE:
-                    body = skip_tag_section(data, body, end)
-                self.produces.handle(connection, data, body, end, version, correlation_id)
-            else:
-                if version >= fetch.FLEXIBLE:
-                    body = skip_tag_section(data, body, end)
-                self.fetches.handle(connection, data, body, end, version, correlation_id)
-        except IndexError as problem:
-            raise ProtocolError(
-                f"{'Produce' if is_produce else 'Fetch'} version {version} is cut short: {problem}"
-            ) from None
+        if end - start < 10:
+            raise ProtocolError(f"a request of {end - start} bytes ends before its client id")
+        correlation_id = read_i32_be(data, start + 4)
+        client: i64 = i64(read_i16_be(data, start + 8))
+        body: i64 = start + 10
+        if client > 0:
+            body += client
+        if is_produce:
+            if version >= produce.FLEXIBLE:
+                body = skip_tag_section(data, body, end)
+            self.produces.handle(connection, data, body, end, version, correlation_id)
+        else:
+            if version >= fetch.FLEXIBLE:
+                body = skip_tag_section(data, body, end)
+            self.fetches.handle(connection, data, body, end, version, correlation_id)
 
     def on_close(self, connection: Connection, reason: str) -> None:
         """The connection is gone."""

@@ -7,7 +7,6 @@ no further request meanwhile, so what it sends stays in order; all others go on.
 from __future__ import annotations
 
 import asyncio
-import logging
 from concurrent.futures import Executor
 
 from tidemill.broker.produce import ProducePart, ProducePath, ProduceRequest
@@ -15,8 +14,8 @@ from tidemill.model.errors import KafkaError
 from tidemill.records.batch import Batch
 from tidemill.records.validate import begin_validation, finish_validation, is_costly
 
-log = logging.getLogger("tidemill.broker")
-
+UNPACKED_MAX = 4
+"""Batches that are held unpacked at a time: each may be 32 times the largest message of its topic."""
 SLICE_RECORDS = 20_000
 """Walked at 12 ns each: a quarter of a millisecond."""
 
@@ -30,6 +29,7 @@ class SlowLane:
         self.path: ProducePath | None = None
         self.tasks: set[asyncio.Task[None]] = set()
         self.taken = 0
+        self._places = asyncio.Semaphore(UNPACKED_MAX)
 
     def __call__(self, request: ProduceRequest) -> None:
         """Checks the costly batches of ``request``, then appends it."""
@@ -50,14 +50,18 @@ class SlowLane:
                 for part in topic.parts:
                     if part.error == 0 and part.batch is not None and is_costly(part.batch):
                         await self.check(part, part.batch, path.clock.wall_ms())
-        except Exception as problem:
-            log.error("checking a batch of %s failed", connection.context, exc_info=problem)
-            connection.close("a request failed unexpectedly")
-            return
-        finally:
             connection.context.busy = False
-        if not connection.closed:
-            path.append_all(request, path.clock.wall_ms())
+            if request.is_wanted:
+                path.append_all(request, path.clock.wall_ms())
+        except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
+            connection.crash(problem)
+
+    async def stop(self) -> None:
+        """Gives up what is under way: nothing of it was appended, nor answered."""
+        tasks = list(self.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def check(self, part: ProducePart, batch: Batch, now_ms: int) -> None:
         """Checks one batch; what is wrong with it becomes the answer of its partition."""
@@ -65,12 +69,13 @@ class SlowLane:
         if partition is None:
             raise RuntimeError("a batch without a partition was to be checked")
         limits = partition.limits
-        try:
-            walk = await self.loop.run_in_executor(self.workers, begin_validation, batch, limits, now_ms)
-            done = walk.step(SLICE_RECORDS)
-            while not done:
-                await asyncio.sleep(0)
+        async with self._places:
+            try:
+                walk = await self.loop.run_in_executor(self.workers, begin_validation, batch, limits, now_ms)
                 done = walk.step(SLICE_RECORDS)
-            part.batch = finish_validation(batch, walk, limits)
-        except KafkaError as error:
-            part.fail(error)
+                while not done:
+                    await asyncio.sleep(0)
+                    done = walk.step(SLICE_RECORDS)
+                part.batch = finish_validation(batch, walk, limits)
+            except KafkaError as error:
+                part.fail(error)

@@ -30,8 +30,10 @@ import base64
 import binascii
 import contextlib
 import json
+from collections.abc import Iterable
 from typing import Final
 
+from tidemill.log.errors import storage_error
 from tidemill.model.errors import StorageError
 from tidemill.model.ports import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
@@ -108,6 +110,35 @@ def write_offsets(files: Files, path: str, offsets: dict[TopicPartition, int]) -
     """Replaces a checkpoint file, durably."""
     lines = [f"{key.topic} {key.partition} {offset}" for key, offset in sorted(offsets.items())]
     files.replace(path, render_checkpoint(lines))
+
+
+class CheckpointJob:
+    """A checkpoint file as it is to be: taken from the logs at once, written in any thread."""
+
+    __slots__ = ("_files", "_offsets", "_path")
+
+    def __init__(self, files: Files, path: str, offsets: dict[TopicPartition, int]) -> None:
+        self._files = files
+        self._path = path
+        self._offsets = offsets
+
+    def run(self) -> None:
+        """Writes the file, and waits for the disk. Raises StorageError."""
+        try:
+            write_offsets(self._files, self._path, self._offsets)
+        except OSError as problem:
+            raise storage_error("write", self._path, problem) from problem
+
+
+def write_checkpoints(jobs: Iterable[CheckpointJob]) -> list[str]:
+    """Writes each file; texts about those that could not be. May run in a thread."""
+    problems = []
+    for job in jobs:
+        try:
+            job.run()
+        except StorageError as problem:
+            problems.append(str(problem))
+    return problems
 
 
 def encode_id(identifier: bytes) -> str:

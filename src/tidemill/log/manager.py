@@ -15,11 +15,12 @@ from typing import Any, Final
 
 from tidemill.log.checkpoints import (
     CheckpointDamaged,
+    CheckpointJob,
     read_offsets,
     read_partition_metadata,
     remove_clean_shutdown,
+    write_checkpoints,
     write_clean_shutdown,
-    write_offsets,
     write_partition_metadata,
 )
 from tidemill.log.config import LogConfig
@@ -292,17 +293,29 @@ class LogManager:
         """The log of a partition; None when there is none, or when its directory failed."""
         return self.logs.get(topic_partition)
 
-    def create(self, topic_partition: TopicPartition, topic_id: bytes, config: LogConfig, now_ms: int) -> Log:
+    def create(
+        self,
+        topic_partition: TopicPartition,
+        topic_id: bytes,
+        config: LogConfig,
+        now_ms: int,
+        *,
+        is_new: bool = True,
+    ) -> Log:
         """A new log, in the working data directory that has the fewest. Raises StorageError.
 
-        A log that is there already is returned as it is.
+        A log that is there already is returned as it is. One that is not new (``is_new``) may lie in a
+        directory that failed: then none is made beside it.
         """
         found = self.logs.get(topic_partition)
         if found is not None:
             return found
-        working = [directory for directory in self.directories if not directory.failure]
+        working = self._working()
         if not working:
             raise StorageError(f"no data directory works: {topic_partition} cannot be created")
+        if not is_new and len(working) < len(self.directories):
+            failed = ", ".join(directory.path for directory in self.directories if directory.failure)
+            raise StorageError(f"{topic_partition} may lie in {failed}, which failed: it stays offline")
         directory = min(working, key=lambda candidate: len(candidate.logs))
         path = directory.file(partition_directory(topic_partition))
         try:
@@ -408,6 +421,8 @@ class LogManager:
             try:
                 count = expired_segments(log, high_watermarks.get(key, log.end_offset), now_ms, self.policies)
                 log.remove_segments(count, now_ms)
+            except OSError as problem:
+                self.warnings.append(str(storage_error("apply retention to", log.directory, problem)))
             except StorageError as problem:
                 self.warnings.append(str(problem))
             if log.start_offset != before:
@@ -424,49 +439,53 @@ class LogManager:
         """The logs that ``flush.ms`` or a rolled segment asks to sync, each with its job."""
         due: list[tuple[Log, FlushJob]] = []
         for log in self.logs.values():
-            if log.needs_flush_by(now_ms):
-                due.append((log, log.begin_flush()))
-            elif log.recovery_point < log.active.base_offset:
-                due.append((log, log.begin_flush(whole=False)))
+            try:
+                if log.needs_flush_by(now_ms):
+                    due.append((log, log.begin_flush()))
+                elif log.recovery_point < log.active.base_offset:
+                    due.append((log, log.begin_flush(whole=False)))
+            except StorageError as problem:
+                self.warnings.append(str(problem))
         return due
+
+    def recovery_point_checkpoints(self) -> list[CheckpointJob]:
+        """From where recovery would begin, as it is now, to be written in a thread."""
+        return [self._recovery_points_of(directory) for directory in self._working()]
+
+    def start_offset_checkpoints(self) -> list[CheckpointJob]:
+        """The start offsets that no file name tells, as they are now, to be written in a thread."""
+        return [self._start_offsets_of(directory) for directory in self._working()]
+
+    def high_watermark_checkpoints(
+        self, high_watermarks: Mapping[TopicPartition, int]
+    ) -> list[CheckpointJob]:
+        """The high watermarks, to be written in a thread."""
+        self.high_watermarks.update(high_watermarks)
+        return [self._high_watermarks_of(directory) for directory in self._working()]
 
     def checkpoint_recovery_points(self) -> None:
         """Writes from where recovery would begin. Raises StorageError; waits for the disk."""
-        for directory in self.directories:
-            self._write_offsets(
-                directory, RECOVERY_POINTS, {key: log.recovery_point for key, log in directory.logs.items()}
-            )
+        for job in self.recovery_point_checkpoints():
+            job.run()
 
-    def checkpoint_start_offsets(self) -> None:
-        """Writes the start offsets that no file name tells. Raises StorageError; waits for the disk."""
-        for directory in self.directories:
-            self._write_offsets(
-                directory,
-                LOG_STARTS,
-                {
-                    key: log.start_offset
-                    for key, log in directory.logs.items()
-                    if log.start_offset > log.segments[0].base_offset
-                },
-            )
+    def _working(self) -> list[DataDirectory]:
+        return [directory for directory in self.directories if not directory.failure]
 
-    def checkpoint_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
-        """Writes the high watermarks. Raises StorageError; waits for the disk."""
-        self.high_watermarks.update(high_watermarks)
-        for directory in self.directories:
-            self._write_offsets(
-                directory,
-                HIGH_WATERMARKS,
-                {key: self.high_watermarks[key] for key in directory.logs if key in self.high_watermarks},
-            )
+    def _recovery_points_of(self, directory: DataDirectory) -> CheckpointJob:
+        offsets = {key: int(log.recovery_point) for key, log in directory.logs.items()}
+        return CheckpointJob(self.files, directory.file(RECOVERY_POINTS), offsets)
 
-    def _write_offsets(self, directory: DataDirectory, name: str, offsets: dict[TopicPartition, int]) -> None:
-        if directory.failure:
-            return
-        try:
-            write_offsets(self.files, directory.file(name), offsets)
-        except OSError as problem:
-            raise storage_error("write", directory.file(name), problem) from problem
+    def _start_offsets_of(self, directory: DataDirectory) -> CheckpointJob:
+        offsets = {
+            key: int(log.start_offset)
+            for key, log in directory.logs.items()
+            if log.start_offset > log.segments[0].base_offset
+        }
+        return CheckpointJob(self.files, directory.file(LOG_STARTS), offsets)
+
+    def _high_watermarks_of(self, directory: DataDirectory) -> CheckpointJob:
+        offsets = {key: self.high_watermarks[key] for key in directory.logs if key in self.high_watermarks}
+        return CheckpointJob(self.files, directory.file(HIGH_WATERMARKS), offsets)
 
     # -- the end
 
@@ -475,21 +494,36 @@ class LogManager:
 
         Texts about what did not work; that directory will be recovered at the next start.
         """
-        problems: list[str] = []
         self.high_watermarks.update(high_watermarks)
-        for directory in self.directories:
-            if directory.failure:
-                continue
+        problems: list[str] = []
+        try:
+            for directory in self._working():
+                problems += self._close_directory(directory, now_ms)
+        finally:
+            self.unlock()
+        return problems
+
+    def _close_directory(self, directory: DataDirectory, now_ms: int) -> list[str]:
+        """What goes wrong with one log does not keep the others from the disk."""
+        problems: list[str] = []
+        for log in directory.logs.values():
             try:
-                for log in directory.logs.values():
-                    log.close(now_ms)
-                self.checkpoint_high_watermarks({})
-                self.checkpoint_recovery_points()
-                self.checkpoint_start_offsets()
-                write_clean_shutdown(self.files, directory.file(CLEAN_SHUTDOWN))
+                log.close(now_ms)
             except OSError as problem:
-                problems.append(str(storage_error("close", directory.path, problem)))
+                problems.append(str(storage_error("close", log.directory, problem)))
             except StorageError as problem:
                 problems.append(str(problem))
-        self.unlock()
+        problems += write_checkpoints(
+            [
+                self._high_watermarks_of(directory),
+                self._recovery_points_of(directory),
+                self._start_offsets_of(directory),
+            ]
+        )
+        if not problems:
+            path = directory.file(CLEAN_SHUTDOWN)
+            try:
+                write_clean_shutdown(self.files, path)
+            except OSError as problem:
+                problems.append(str(storage_error("write", path, problem)))
         return problems

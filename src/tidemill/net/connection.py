@@ -224,8 +224,7 @@ class Connection:
         except ProtocolError as problem:
             self.close_after_replies(str(problem))
         except Exception as problem:  # noqa: BLE001 - one broken request must not end the loop for all others
-            self.handler.on_crash(self, problem)
-            self.close_after_replies("a request failed unexpectedly")
+            self.crash(problem)
         return True
 
     def _parse_frames(self) -> bool:
@@ -435,6 +434,11 @@ class Connection:
         return sent
 
     # Ending.
+
+    def crash(self, problem: BaseException) -> None:
+        """A request of this connection broke its handler: that is reported, and the connection ended."""
+        self.handler.on_crash(self, problem)
+        self.close_after_replies("a request failed unexpectedly")
 
     def close_after_replies(self, reason: str) -> None:
         """Ends the connection, once the replies that are ready were given to the socket, as far as it takes

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple
 
+from tidemill.log.checkpoints import CheckpointJob, write_checkpoints
 from tidemill.log.config import LogConfig
+from tidemill.log.errors import may_pass
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
-from tidemill.model.errors import KafkaError, StorageError
+from tidemill.model.errors import StorageError
 from tidemill.model.ports import Clock
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.validate import Limits
@@ -29,6 +31,8 @@ UNWRITTEN_HIGH_BYTES = 512 * 1024 * 1024
 UNWRITTEN_LOW_BYTES = 256 * 1024 * 1024
 WRITTEN_TO_MAX = 10_000
 """Segments whose written part is remembered; forgetting one costs writing its pages' checks again."""
+FLUSH_AGAIN_S = 1.0
+"""After a sync that could not begin for want of descriptors or memory."""
 UNPACKED_FACTOR = 32
 """A compressed batch may unpack to so many times the largest batch that the topic takes."""
 
@@ -79,6 +83,9 @@ class ReplicaManager(PartitionEvents):
         self.congestion_listeners: list[Callable[[bool], None]] = []
         """Called with True when the disk falls behind, with False when it has caught up."""
         self._flushes: set[asyncio.Future[None]] = set()
+        self._checkpoints: set[asyncio.Future[list[str]]] = set()
+        self._checkpointing = asyncio.Lock()
+        self._stopping = False
         self._written_to: dict[str, int] = {}
         self._unwritten_bytes = 0
         self._congested = False
@@ -104,7 +111,10 @@ class ReplicaManager(PartitionEvents):
         states: Sequence[PartitionState],
         config: LogConfig,
     ) -> None:
-        """Makes what is new of a topic, and takes over what changed. Raises StorageError."""
+        """Makes what is new of a topic, and takes over what changed.
+
+        Raises StorageError for a partition that cannot be made; the others are served all the same.
+        """
         entry = self.topics.by_name.get(name.encode())
         if entry is not None and entry.topic_id != topic_id:
             self.remove_topic(name)
@@ -113,20 +123,27 @@ class ReplicaManager(PartitionEvents):
             entry = TopicEntry(name, topic_id, internal)
         count = max((state.partition for state in states), default=-1) + 1
         entry.partitions.extend([None] * (count - len(entry.partitions)))
+        failure: StorageError | None = None
         for state in states:
             if self.node_id not in state.replicas:
                 continue
             partition = entry.partitions[state.partition]
             if partition is None:
-                partition = self._make(entry, state.partition, config)
+                try:
+                    partition = self._make(entry, state.partition, config)
+                except StorageError as problem:
+                    failure = failure or problem
+                    continue
                 entry.partitions[state.partition] = partition
             self._become(partition, state)
         self.topics.put(entry)
         self.reconfigure(name, config)
+        if failure is not None:
+            raise failure
 
     def _make(self, entry: TopicEntry, index: int, config: LogConfig) -> Partition:
         key = TopicPartition(entry.name, index)
-        found = self.logs.create(key, entry.topic_id, config, self.clock.wall_ms())
+        found = self.logs.create(key, entry.topic_id, config, self.clock.wall_ms(), is_new=False)
         if found.topic_id == ZERO_ID:
             self.logs.assign_topic_id(found, entry.topic_id)
         elif found.topic_id != entry.topic_id:
@@ -158,20 +175,34 @@ class ReplicaManager(PartitionEvents):
                 partition.log.set_config(config)
 
     def remove_topic(self, name: str) -> None:
-        """Forgets a topic; its files are removed later."""
+        """Forgets a topic; its files are removed later. Raises StorageError for those that cannot be.
+
+        Also what a deletion left behind that a stop interrupted: logs of a topic that nobody knows any more.
+        """
         entry = self.topics.by_name.get(name.encode())
         if entry is None:
-            return
-        self.topics.remove(entry)
-        for partition in entry.partitions:
-            if partition is None:
-                continue
-            led = partition.is_leader
-            partition.delete()
-            if led:
-                for listener in self.leadership_listeners:
-                    listener(partition, False)
-            self.logs.delete(TopicPartition(entry.name, int(partition.index)), self.clock.wall_ms())
+            keys = [key for key in self.logs.logs if key.topic == name]
+        else:
+            keys = [TopicPartition(name, index) for index in range(len(entry.partitions))]
+            self.topics.remove(entry)
+            for partition in entry.partitions:
+                if partition is not None:
+                    self._delete(partition)
+        failure: StorageError | None = None
+        for key in keys:
+            try:
+                self.logs.delete(key, self.clock.wall_ms())
+            except StorageError as problem:
+                failure = failure or problem
+        if failure is not None:
+            raise failure
+
+    def _delete(self, partition: Partition) -> None:
+        led = partition.is_leader
+        partition.delete()
+        if led:
+            for listener in self.leadership_listeners:
+                listener(partition, False)
 
     # Flushing.
 
@@ -182,20 +213,44 @@ class ReplicaManager(PartitionEvents):
         task.add_done_callback(self._flushes.discard)
 
     async def _flush(self, partition: Partition) -> None:
-        try:
-            end_offset = await self.sync(partition.log)
-        except KafkaError as problem:
-            log.error("%s-%s could not be flushed: %s", partition.topic, partition.index, problem)
-            partition.fail(str(problem))
-        else:
-            partition.flushed(end_offset)
+        one = partition.log
+        while not one.closed and not partition.failed and not self._stopping:
+            try:
+                end_offset = await self.sync(one)
+            except StorageError as problem:
+                if not may_pass(problem):
+                    self._sync_failed(one, problem)
+                    return
+                log.error("%s could not be flushed; it is tried again: %s", one.topic_partition, problem)
+                await asyncio.sleep(FLUSH_AGAIN_S)
+            else:
+                partition.flushed(end_offset)
+                return
 
     async def sync(self, one: Log) -> int:
-        """Brings a log to the disk; the offset up to which it is there."""
+        """Brings a log to the disk; the offset up to which it is there. Raises StorageError."""
         job = one.begin_flush()
         await self.loop.run_in_executor(self.syncers, job.run)
         one.finish_flush(job, self.clock.wall_ms())
         return job.offset
+
+    def _sync_failed(self, one: Log, problem: StorageError) -> None:
+        """Puts the data directory aside, unless the log was deleted meanwhile.
+
+        After a sync that failed the system may have dropped what was to be written: the next sync would
+        succeed, and promise what is not on the disk. Only a start, which reads the logs, tells what is there.
+        """
+        if one.closed:
+            return
+        if may_pass(problem):
+            log.error("%s could not be flushed; it is tried again: %s", one.topic_partition, problem)
+            return
+        path = self.logs.directory_of(one).path
+        for key in self.logs.fail_directory(path, str(problem)):
+            partition = self.find(key.topic, key.partition)
+            if partition is not None:
+                partition.fail(str(problem))
+        self.report_warnings()
 
     # Writing back.
 
@@ -208,16 +263,20 @@ class ReplicaManager(PartitionEvents):
         segment = partition.log.active
         begin = self._written_to.get(segment.path, 0)
         end = int(segment.size)
+        if begin > end:
+            begin = 0  # another file of the same name: the topic was made anew
         if len(self._written_to) > WRITTEN_TO_MAX:
             self._written_to.clear()
         self._written_to[segment.path] = end
         self._unwritten_bytes += end - begin
         self._tell_congestion()
         future = self.loop.run_in_executor(self.writers, segment.file().write_back, begin, end - begin)
-        future.add_done_callback(lambda _: self._written_back(end - begin))
+        future.add_done_callback(lambda done: self._written_back(done, end - begin))
 
-    def _written_back(self, count: int) -> None:
+    def _written_back(self, done: asyncio.Future[None], count: int) -> None:
         self._unwritten_bytes -= count
+        if not done.cancelled() and done.exception() is not None:
+            log.debug("writing back failed; the next sync will tell", exc_info=done.exception())
         self._tell_congestion()
 
     def _tell_congestion(self) -> None:
@@ -231,11 +290,13 @@ class ReplicaManager(PartitionEvents):
 
     async def flush_due(self) -> None:
         """Syncs the logs whose ``flush.ms`` has passed, and segments that were rolled."""
-        for one, job in self.logs.flushes_due(self.clock.wall_ms()):
+        due = self.logs.flushes_due(self.clock.wall_ms())
+        self.report_warnings()
+        for one, job in due:
             try:
                 await self.loop.run_in_executor(self.syncers, job.run)
-            except KafkaError as problem:
-                log.error("%s could not be flushed: %s", one.topic_partition, problem)
+            except StorageError as problem:
+                self._sync_failed(one, problem)
             else:
                 one.finish_flush(job, self.clock.wall_ms())
 
@@ -264,21 +325,35 @@ class ReplicaManager(PartitionEvents):
 
     async def checkpoint_high_watermarks(self) -> None:
         """Writes every partition's high watermark down."""
-        await self._checkpoint(self.logs.checkpoint_high_watermarks, self.high_watermarks())
+        await self._checkpoint(lambda: self.logs.high_watermark_checkpoints(self.high_watermarks()))
 
     async def checkpoint_recovery_points(self) -> None:
         """Writes down from where recovery would begin."""
-        await self._checkpoint(self.logs.checkpoint_recovery_points)
+        await self._checkpoint(self.logs.recovery_point_checkpoints)
 
     async def checkpoint_log_starts(self) -> None:
         """Writes down where logs start."""
-        await self._checkpoint(self.logs.checkpoint_start_offsets)
+        await self._checkpoint(self.logs.start_offset_checkpoints)
 
-    async def _checkpoint(self, write: Callable[..., None], *values: object) -> None:
-        try:
-            write(*values)
-        except KafkaError as problem:
-            log.error("%s", problem)
+    async def checkpoint_removals(self) -> None:
+        """Takes deleted partitions out of the checkpoints.
+
+        Until that is done none of the same name may be made: after a crash the offsets of the old one would
+        count for it, and records below them be lost.
+        """
+        await self._checkpoint(
+            lambda: [*self.logs.recovery_point_checkpoints(), *self.logs.start_offset_checkpoints()]
+        )
+
+    async def _checkpoint(self, take: Callable[[], list[CheckpointJob]]) -> None:
+        """Takes the offsets here, and writes them in a thread; one after the other, as they share files."""
+        async with self._checkpointing:
+            writing = self.loop.run_in_executor(self.syncers, write_checkpoints, take())
+            self._checkpoints.add(writing)
+            writing.add_done_callback(self._checkpoints.discard)
+            # Whoever waits may be cancelled; the thread goes on, and stop() waits for it.
+            for problem in await asyncio.shield(writing):
+                log.error("%s", problem)
 
     def report_warnings(self) -> None:
         """Logs what the log layer met since the last report."""
@@ -287,6 +362,6 @@ class ReplicaManager(PartitionEvents):
         self.logs.warnings.clear()
 
     async def stop(self) -> None:
-        """Waits for the flushes that are under way."""
-        if self._flushes:
-            await asyncio.gather(*self._flushes, return_exceptions=True)
+        """Waits for the flushes and checkpoints that are under way."""
+        self._stopping = True
+        await asyncio.gather(*self._flushes, *self._checkpoints, return_exceptions=True)

@@ -225,7 +225,12 @@ class Partition:
 
     def wait_committed(self, end_offset: i64, waiter: AppendWaiter) -> None:
         """Calls ``waiter`` once everything below ``end_offset`` is committed."""
-        self._append_waiters.append((end_offset, waiter))
+        waiters = self._append_waiters
+        index: i64 = len(waiters)
+        # A batch that is sent again waits for an offset that may be before those of others.
+        while index > 0 and waiters[index - 1][0] > end_offset:
+            index -= 1
+        waiters.insert(index, (end_offset, waiter))
 
     def _want_flush(self) -> None:
         if not self._flushing:

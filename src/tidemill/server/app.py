@@ -133,11 +133,18 @@ class BrokerServer:
             image = topics.get(topic)
             return log_config(broker.config, image.config if image is not None else {})
 
+        began = broker.clock.monotonic()
         broker.logs.load(broker.clock.wall_ms(), config_of)
-        self._loaded = True
+        if broker.logs.recovered_bytes:
+            log.info(
+                "after an unclean stop %.1f MB of logs were checked in %.1f s",
+                broker.logs.recovered_bytes / 1e6,
+                broker.clock.monotonic() - began,
+            )
         broker.partitions = ReplicaManager(
             broker.node_id, broker.logs, broker.clock, self.loop, self._syncers, self._writers
         )
+        self._loaded = True
         broker.partitions.report_warnings()
 
     def _build_request_path(self) -> None:
@@ -205,8 +212,13 @@ class BrokerServer:
             for image in delta.image.topics.values():
                 self._put(delta, image)
         for image in delta.deleted:
-            broker.partitions.remove_topic(image.name)
+            try:
+                broker.partitions.remove_topic(image.name)
+            except KafkaError as problem:
+                log.error("%s: %s", image.name, problem)
+                delta.fail(image.name, problem)
         if delta.deleted:
+            await broker.partitions.checkpoint_removals()
             broker.groups.topics_deleted([image.name for image in delta.deleted])
         made = 0
         for image in (*delta.created, *[image for _, image in delta.changed]):
@@ -301,20 +313,36 @@ class BrokerServer:
         for task in self._upkeep:
             task.cancel()
         await asyncio.gather(*self._upkeep, return_exceptions=True)
+        try:
+            await self._stop_requests()
+        finally:
+            await self._close_stores()
+
+    async def _stop_requests(self) -> None:
+        """Ends what clients asked for: after this nothing is appended any more."""
         broker = self.broker
-        if self._started:
+        if hasattr(broker, "groups"):
             await broker.groups.stop()
+        if self._started:
+            await self.slow_lane.stop()
+            await self.dispatch.stop()
             self.deadlines.close()
-            await broker.partitions.stop()
         if self._loaded:
-            for problem in broker.logs.close(broker.clock.wall_ms(), broker.partitions.high_watermarks()):
-                log.error("%s", problem)
-        elif hasattr(broker, "logs"):
-            broker.logs.unlock()
-        if hasattr(broker, "store"):
-            await broker.store.close()
-        for pool in (self._syncers, self._writers, self._readers, self._workers):
-            pool.shutdown(wait=False)
+            await broker.partitions.stop()
+
+    async def _close_stores(self) -> None:
+        broker = self.broker
+        try:
+            if self._loaded:
+                for problem in broker.logs.close(broker.clock.wall_ms(), broker.partitions.high_watermarks()):
+                    log.error("%s", problem)
+            elif hasattr(broker, "logs"):
+                broker.logs.unlock()
+        finally:
+            if hasattr(broker, "store"):
+                await broker.store.close()
+            for pool in (self._syncers, self._writers, self._readers, self._workers):
+                pool.shutdown(wait=False)
 
     # What is told.
 

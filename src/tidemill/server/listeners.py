@@ -45,7 +45,7 @@ def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[obje
     """Where to bind for ``host``: all interfaces when it is empty. ConfigError when it names nothing."""
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except socket.gaierror as problem:
+    except (socket.gaierror, UnicodeError) as problem:
         raise ConfigError(f"listeners: the host {host!r} cannot be resolved: {problem}") from None
     return [(socket.AddressFamily(family), address) for family, _, _, _, address in found]
 
@@ -147,9 +147,15 @@ class Acceptor:
             except OSError as problem:
                 if problem.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self._pause(listener, listening, problem)
-                    return
-                raise
-            self._admit(listener, accepted, address)
+                else:
+                    # The peer, or a filter of the system, broke the connection before it was taken.
+                    log.debug("a connection was lost before it was accepted: %s", problem)
+                return
+            try:
+                self._admit(listener, accepted, address)
+            except OSError as problem:
+                accepted.close()
+                log.debug("a connection of %s was lost while it was accepted: %s", address[0], problem)
 
     def _pause(self, listener: Listener, listening: socket.socket, problem: OSError) -> None:
         log.error(
@@ -176,6 +182,7 @@ class Acceptor:
             return
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if self.send_buffer > 0:
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.send_buffer)
         if self.receive_buffer > 0:

@@ -1,0 +1,305 @@
+"""Partitions as the controller's states make them, over files that fail: flushes, checkpoints, deletions."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tidemill.log.config import LogConfig
+from tidemill.log.manager import LogManager
+from tidemill.model.clock import SystemClock
+from tidemill.model.errors import KafkaError, StorageError
+from tidemill.model.types import TopicPartition
+from tidemill.records.batch import Batch, parse_batch
+from tidemill.records.builder import build_batch
+from tidemill.replication.manager import PartitionState, ReplicaManager
+from tidemill.replication.partition import CommitCallback, Partition
+from tidemill.testing.files import FaultyFiles
+
+NODE = 1
+DIRECTORIES = ("/disk/a", "/disk/b")
+FLUSHED = LogConfig(flush_messages=1)
+
+
+def made(count: int = 1) -> Batch:
+    data = build_batch([(1_700_000_000_000, b"k", b"v" * 20, None)] * count)
+    return parse_batch(data, 0, len(data))
+
+
+class Stage:
+    """A replica manager over files in memory."""
+
+    def __init__(self, files: FaultyFiles | None = None) -> None:
+        self.files = files or FaultyFiles()
+        self.logs = LogManager(self.files, DIRECTORIES)
+        self.logs.lock()
+        self.logs.claim("cluster", NODE)
+        self.logs.load(0, lambda topic: LogConfig())
+        self.pool = ThreadPoolExecutor(2)
+        self.replicas = ReplicaManager(
+            NODE, self.logs, SystemClock(), asyncio.get_running_loop(), self.pool, self.pool
+        )
+
+    def topic(
+        self, name: str, count: int = 1, config: LogConfig = FLUSHED, number: int = 1
+    ) -> list[Partition]:
+        states = [PartitionState(at, NODE, 0, (NODE,), (NODE,)) for at in range(count)]
+        for at in range(count):
+            self.logs.create(TopicPartition(name, at), bytes([number]) * 16, config, 0)
+        self.replicas.put_topic(name, bytes([number]) * 16, False, states, config)
+        return [self.partition(name, at) for at in range(count)]
+
+    def partition(self, name: str, index: int = 0) -> Partition:
+        found = self.replicas.find(name, index)
+        assert found is not None
+        return found
+
+    async def append(self, partition: Partition) -> KafkaError | None:
+        """Appends with acks=all; the error that its waiting ended with, None once it is committed."""
+        future: asyncio.Future[KafkaError | None] = asyncio.get_running_loop().create_future()
+        result = partition.append([made()], -1, 0)
+        end = result.last_offset + 1
+        if partition.is_committed(end):
+            return None
+        partition.wait_committed(end, CommitCallback(future.set_result))
+        return await asyncio.wait_for(future, 10)
+
+    def close(self) -> None:
+        self.pool.shutdown()
+
+
+def staged(test: Callable[[Stage], Awaitable[None]], files: FaultyFiles | None = None) -> None:
+    async def run() -> None:
+        stage = Stage(files)
+        try:
+            await test(stage)
+            await stage.replicas.stop()
+        finally:
+            stage.close()
+
+    asyncio.run(run())
+
+
+def clean_marks(files: FaultyFiles) -> list[str]:
+    return [path for path in DIRECTORIES if files.exists(f"{path}/.kafka_cleanshutdown")]
+
+
+def test_a_sync_that_fails_puts_the_directory_aside_and_no_other() -> None:
+    async def test(stage: Stage) -> None:
+        (first,) = stage.topic("first")
+        (second,) = stage.topic("second", number=2)
+        assert first.log.directory.startswith("/disk/a")
+        assert second.log.directory.startswith("/disk/b")
+        assert await stage.append(first) is None
+        stage.files.fail("sync", "/disk/a/first-0", errno.EIO)
+        error = await stage.append(first)
+        assert isinstance(error, KafkaError)
+        assert "Input/output error" in str(error)
+        stage.files.heal()
+        with pytest.raises(KafkaError, match="Input/output error"):
+            first.append([made()], -1, 0)
+        assert await stage.append(second) is None
+        # The next sync would succeed and promise what the system had dropped.
+        assert stage.logs.close(0, stage.replicas.high_watermarks()) == []
+        assert clean_marks(stage.files) == ["/disk/b"]
+
+    staged(test)
+
+
+def test_an_upkeep_sync_that_fails_puts_the_directory_aside_too() -> None:
+    async def test(stage: Stage) -> None:
+        (first,) = stage.topic("first", config=LogConfig(flush_ms=0))
+        assert await stage.append(first) is None
+        stage.files.fail("sync", "/disk/a/first-0", errno.EIO)
+        await stage.replicas.flush_due()
+        stage.files.heal()
+        assert first.failed
+        await stage.replicas.flush_due()
+        stage.logs.close(0, {})
+        assert clean_marks(stage.files) == ["/disk/b"]
+
+    staged(test)
+
+
+def test_a_flush_without_descriptors_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.replication.manager.FLUSH_AGAIN_S", 0.01)
+
+    async def test(stage: Stage) -> None:
+        (first,) = stage.topic("first")
+        stage.files.fail("sync", "/disk/a/first-0", errno.EMFILE, times=1_000_000)
+        appended = asyncio.create_task(stage.append(first))
+        await asyncio.sleep(0.05)
+        assert not appended.done()
+        stage.files.heal()
+        assert await appended is None
+        assert not first.failed
+
+    staged(test)
+
+
+def test_deleting_a_topic_while_it_is_flushed_fails_its_waiters_and_nothing_else() -> None:
+    async def test(stage: Stage) -> None:
+        (first,) = stage.topic("first")
+        (third,) = [stage.topic("second", number=2), stage.topic("third", number=3)][1]
+        assert third.log.directory.startswith("/disk/a")
+        appended = asyncio.create_task(stage.append(first))
+        await asyncio.sleep(0)
+        stage.replicas.remove_topic("first")
+        error = await appended
+        assert error is not None
+        assert "was deleted" in str(error)
+        await stage.replicas.stop()
+        assert not third.failed
+        assert [directory.failure for directory in stage.logs.directories] == ["", ""]
+
+    staged(test)
+
+
+def test_one_partition_that_cannot_be_renamed_keeps_no_other_from_its_deletion() -> None:
+    async def test(stage: Stage) -> None:
+        partitions = stage.topic("first", count=3)
+        stage.files.fail("rename", "/disk/a/first-0", errno.EIO)
+        with pytest.raises(StorageError, match="first-0"):
+            stage.replicas.remove_topic("first")
+        assert all(partition.deleted for partition in partitions)
+        assert not [key for key in stage.logs.logs if key.topic == "first"]
+        assert not stage.files.exists("/disk/b/first-1")
+
+    staged(test)
+
+
+def test_a_deletion_that_a_stop_interrupted_leaves_the_name_free() -> None:
+    files = FaultyFiles()
+
+    async def before(stage: Stage) -> None:
+        stage.topic("first", count=2)
+        stage.logs.unlock()
+
+    async def after(stage: Stage) -> None:
+        assert len(stage.logs.logs) == 2
+        stage.replicas.remove_topic("first")  # nobody has put it into the table
+        (again, _) = stage.topic("first", count=2, number=9)
+        assert again.log.topic_id == bytes([9]) * 16
+
+    staged(before, files)
+    staged(after, files)
+
+
+def test_what_checkpoints_say_of_a_deleted_topic_does_not_count_for_the_next_of_its_name() -> None:
+    files = FaultyFiles()
+
+    async def before(stage: Stage) -> None:
+        (old,) = stage.topic("first", config=LogConfig())
+        for _ in range(10):
+            await stage.append(old)
+        old.log.advance_start(9)
+        await stage.replicas.checkpoint_log_starts()
+        stage.replicas.remove_topic("first")
+        await stage.replicas.checkpoint_removals()
+        (new,) = stage.topic("first", config=LogConfig(), number=2)
+        for _ in range(3):
+            await stage.append(new)
+        stage.logs.unlock()
+
+    async def after_a_crash(stage: Stage) -> None:
+        log = stage.logs.logs[TopicPartition("first", 0)]
+        assert (log.start_offset, log.end_offset) == (0, 3)
+
+    staged(before, files)
+    staged(after_a_crash, files)
+
+
+def test_checkpoints_are_written_in_a_thread_and_one_after_the_other() -> None:
+    threads: set[int] = set()
+    at_once: list[int] = []
+
+    class Watched(FaultyFiles):
+        def replace(self, path: str, data: bytes) -> None:
+            threads.add(threading.get_ident())
+            at_once.append(1)
+            assert len(at_once) == 1
+            super().replace(path, data)
+            at_once.pop()
+
+    files = Watched()
+
+    async def test(stage: Stage) -> None:
+        stage.topic("first")
+        threads.clear()
+        await asyncio.gather(
+            *(stage.replicas.checkpoint_log_starts() for _ in range(5)),
+            stage.replicas.checkpoint_recovery_points(),
+            stage.replicas.checkpoint_high_watermarks(),
+        )
+        assert threads
+        assert threading.get_ident() not in threads
+
+    staged(test, files)
+
+
+def test_a_directory_whose_checkpoint_fails_does_not_cost_another_its_clean_stop() -> None:
+    async def test(stage: Stage) -> None:
+        stage.topic("first")
+        stage.topic("second", number=2)
+        stage.files.fail("replace", "/disk/b/recovery-point-offset-checkpoint", errno.EROFS)
+        problems = stage.logs.close(0, {})
+        assert len(problems) == 1
+        assert "/disk/b" in problems[0]
+        assert clean_marks(stage.files) == ["/disk/a"]
+
+    staged(test)
+
+
+def test_a_partition_that_may_lie_in_a_failed_directory_is_not_made_elsewhere() -> None:
+    async def test(stage: Stage) -> None:
+        stage.logs.fail_directory("/disk/a", "Input/output error")
+        states = [PartitionState(0, NODE, 0, (NODE,), (NODE,))]
+        with pytest.raises(StorageError, match="/disk/a"):
+            stage.replicas.put_topic("known", b"k" * 16, False, states, LogConfig())
+        (new,) = stage.topic("new")
+        assert new.log.directory == "/disk/b/new-0"
+
+    staged(test)
+
+
+def test_a_topic_made_anew_is_written_back_from_its_beginning() -> None:
+    async def test(stage: Stage) -> None:
+        (old,) = stage.topic("first", config=LogConfig())
+        for _ in range(20):
+            await stage.append(old)
+        stage.replicas.write_back_wanted(old)
+        stage.replicas.remove_topic("first")
+        (new,) = stage.topic("first", config=LogConfig(), number=2)
+        await stage.append(new)
+        stage.replicas.write_back_wanted(new)
+        assert stage.replicas._unwritten_bytes >= 0
+        assert stage.replicas._written_to[new.log.active.path] == new.log.active.size
+
+    staged(test)
+
+
+def test_a_batch_that_is_sent_again_does_not_wait_behind_later_ones() -> None:
+    async def test(stage: Stage) -> None:
+        states = [PartitionState(0, NODE, 0, (NODE, 2), (NODE, 2))]
+        stage.logs.create(TopicPartition("two", 0), b"t" * 16, LogConfig(), 0)
+        stage.replicas.put_topic("two", b"t" * 16, False, states, LogConfig())
+        partition = stage.partition("two")
+        partition.append([made(20)], -1, 0)
+        ended: list[str] = []
+
+        def waiter(name: str) -> CommitCallback:
+            return CommitCallback(lambda error: ended.append(name))
+
+        for name, end in (("first", 10), ("second", 20), ("first again", 10)):
+            partition.wait_committed(end, waiter(name))
+        partition._advance(10, 0)
+        assert ended == ["first", "first again"]
+        partition._advance(20, 0)
+        assert ended == ["first", "first again", "second"]
+
+    staged(test)

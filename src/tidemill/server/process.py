@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from types import FrameType
 from typing import Any, Protocol
 
 from tidemill.model.configs import BrokerConfig
@@ -30,6 +31,11 @@ FILES_WANTED = 65_536
 FILES_FEW = 4_096
 """Below this the operator is told: every partition holds a file open, every client a socket."""
 FORCED = 130
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class StoppedWhileStarting(BaseException):
+    """A signal came before the broker served: checking the logs of a crash may take long."""
 
 
 class Server(Protocol):
@@ -97,6 +103,9 @@ def serve(start: Start) -> int:
     except (TidemillError, OSError) as problem:
         print(f"tidemill: {describe(problem)}", file=sys.stderr)  # noqa: T201
         return 1
+    except StoppedWhileStarting as stopped:
+        log.info("%s while starting: stopped; the next start does what is left", stopped)
+        return 0
     finally:
         gc.enable()
 
@@ -161,13 +170,14 @@ async def _run(config: BrokerConfig, start: Start) -> int:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     signals = Signals(stopping)
-    signals.install(loop)
+    signals.interrupt_start()
     if start.until_eof:
         signals.watch_input(loop)
     server: Server = BrokerServer(config)
     endpoint = None
     try:
         await server.start()
+        signals.install(loop)
         endpoint = await _start_metrics(config, server, stopping)
         metrics_port = endpoint.port if endpoint is not None else None
         announce(config, server.listeners, metrics_port, quiet=start.quiet)
@@ -219,14 +229,25 @@ class Signals:
     def __init__(self, stopping: asyncio.Event) -> None:
         self._stopping = stopping
         self.name = "asked to stop"
+        self._numbers: list[signal.Signals] = []
+
+    def interrupt_start(self) -> None:
+        """Until :meth:`install`, a signal ends the start where it is: nobody was answered yet."""
+        # A SIGHUP that the starter chose to ignore (nohup) stays ignored.
+        ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        self._numbers = [one for one in STOP_SIGNALS if one != signal.SIGHUP or not ignores_hangup]
+        for number in self._numbers:
+            signal.signal(number, self._while_starting)
 
     def install(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Listens for SIGTERM, SIGINT and SIGHUP (also as process 1, which has no default actions)."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            # A SIGHUP that the starter chose to ignore (nohup) stays ignored.
-            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue
+        """Listens for the signals that stop (also as process 1, which has no default actions)."""
+        for number in self._numbers:
             loop.add_signal_handler(number, self._on_signal, number)
+
+    def _while_starting(self, number: int, _: FrameType | None) -> None:
+        for one in self._numbers:
+            signal.signal(one, signal.SIG_IGN)
+        raise StoppedWhileStarting(signal.Signals(number).name)
 
     def watch_input(self, loop: asyncio.AbstractEventLoop) -> None:
         """Stops when standard input ends: whoever started this process and holds its input is gone."""

@@ -1,4 +1,4 @@
-"""A broker under attack: its process is watched, and an honest client beside the attackers times its answers."""
+"""A broker under attack: its process is watched, and an honest client beside the attackers times answers."""
 
 from __future__ import annotations
 
@@ -206,7 +206,8 @@ def under_attack(
     grown = resident_mb(pid) - resident
     check_log(broker, before)
     assert grown < growth_mb_max, f"resident memory grew by {grown:.0f} MB from {resident:.0f} MB"
-    assert broker.running and broker.pid == pid
+    assert broker.running
+    assert broker.pid == pid
 
 
 def check_log(broker: Broker, start: int = 0) -> None:

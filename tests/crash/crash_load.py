@@ -1,4 +1,4 @@
-"""Load of real clients on a broker that comes and goes, and the accounts by which it is checked."""
+"""Load of real clients on a broker that comes and goes, and the accounts by which it is checked later."""
 
 from __future__ import annotations
 

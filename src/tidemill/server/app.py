@@ -80,6 +80,7 @@ class BrokerServer:
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="unpack")
         self._started = False
         self._loaded = False
+        self._stopped = False
 
     # Start.
 
@@ -304,7 +305,10 @@ class BrokerServer:
     # Stop.
 
     async def stop(self) -> None:
-        """Ends everything, in order. Works also after a start that failed half way."""
+        """Ends everything, in order. Works also after a start that failed half way, and twice."""
+        if self._stopped:
+            return
+        self._stopped = True
         if self._started:
             self.acceptor.close()
         for listener_sockets in self._sockets:

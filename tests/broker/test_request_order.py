@@ -1,0 +1,248 @@
+"""What of one connection may overlap, what outlives it, what a stop breaks off: a broker in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import struct
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill.controller.topics import NewTopic
+from tidemill.model.configs import BrokerConfig
+from tidemill.net.connection import Connection
+from tidemill.records.batch import GZIP
+from tidemill.records.builder import build_batch
+from tidemill.replication.partition import Partition
+from tidemill.server.app import BrokerServer, running
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.header import decode_response, encode_request
+from tidemill.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from tidemill.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+
+PRODUCE_VERSION = 8
+FETCH_VERSION = 11
+TOPIC = "events"
+NOW = 1_700_000_000_000
+SMALL = build_batch([(NOW, b"k", b"v", None)])
+COSTLY = build_batch([(NOW, None, bytes([at % 251]) * at, None) for at in range(1, 2000)], codec=GZIP)
+"""Gzip of more than 8 KB: it is checked beside the loop."""
+
+
+class Peer:
+    """A client's connection, on the broker's own loop."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def of(cls, server: BrokerServer) -> Peer:
+        return cls(*await asyncio.open_connection("127.0.0.1", server.listeners[0][2]))
+
+    def send(self, key: int, version: int, request: Any) -> None:
+        self.writer.write(encode_request(key, version, 7, "test", request))
+
+    def produce(self, records: bytes, acks: int = -1) -> None:
+        part = PartitionProduceData(index=0, records=records)
+        topic = TopicProduceData(name=TOPIC, partition_data=[part])
+        self.send(
+            ApiKey.PRODUCE, PRODUCE_VERSION, ProduceRequest(acks=acks, timeout_ms=30_000, topic_data=[topic])
+        )
+
+    def fetch(self, wait_ms: int, offset: int = 0) -> None:
+        part = FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 20)
+        request = FetchRequest(
+            max_wait_ms=wait_ms,
+            min_bytes=1,
+            session_epoch=-1,
+            topics=[FetchTopic(topic=TOPIC, partitions=[part])],
+        )
+        self.send(ApiKey.FETCH, FETCH_VERSION, request)
+
+    async def answer(self, key: int, version: int) -> Any:
+        (size,) = struct.unpack(">i", await self.reader.readexactly(4))
+        return decode_response(key, version, await self.reader.readexactly(size))[1]
+
+    async def produced(self) -> Any:
+        return (await self.answer(ApiKey.PRODUCE, PRODUCE_VERSION)).responses[0].partition_responses[0]
+
+    async def fetched(self) -> Any:
+        return (await self.answer(ApiKey.FETCH, FETCH_VERSION)).responses[0].partitions[0]
+
+    async def close(self) -> None:
+        self.writer.close()
+        await self.writer.wait_closed()
+
+
+def served(test: Callable[[BrokerServer, Partition], Awaitable[None]], tmp_path: Path) -> None:
+    """Runs ``test`` with a broker in this process that has one topic."""
+    sets = ["listeners=PLAINTEXT://127.0.0.1:0", f"log.dirs={tmp_path / 'data'}"]
+
+    async def run() -> None:
+        async with running(BrokerConfig.from_sources(None, sets, {})) as server:
+            await server.broker.controller.create_topics([NewTopic(TOPIC, 1, 1)])
+            await test(server, server.broker.partition(TOPIC, 0))
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    gc.collect()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not true():  # noqa: ASYNC110 - what is waited for is state, and tells nobody
+            await asyncio.sleep(0.005)
+
+
+class HeldUp:
+    """Occupies the thread that unpacks, so that costly batches wait."""
+
+    def __init__(self, server: BrokerServer) -> None:
+        self.go_on = threading.Event()
+        server.slow_lane.workers.submit(self.go_on.wait, 30)
+
+
+def test_a_produce_does_not_overtake_a_fetch_of_its_connection(tmp_path: Path) -> None:
+    async def test(server: BrokerServer, partition: Partition) -> None:
+        peer = await Peer.of(server)
+        peer.fetch(wait_ms=200)
+        peer.produce(SMALL)
+        assert (await peer.fetched()).records in (None, b"")
+        assert (await peer.produced()).base_offset == 0
+        # The next ones may overlap again.
+        peer.produce(COSTLY)
+        peer.produce(SMALL)
+        assert (await peer.produced()).base_offset == 1
+        assert (await peer.produced()).base_offset == 2000
+        await peer.close()
+
+    served(test, tmp_path)
+
+
+def test_produces_of_a_connection_stay_in_order_behind_a_costly_one(tmp_path: Path) -> None:
+    async def test(server: BrokerServer, partition: Partition) -> None:
+        held = HeldUp(server)
+        peer = await Peer.of(server)
+        peer.produce(COSTLY)
+        peer.produce(SMALL)
+        other = await Peer.of(server)
+        other.produce(SMALL)
+        assert (await other.produced()).base_offset == 0
+        held.go_on.set()
+        assert (await peer.produced()).base_offset == 1
+        assert (await peer.produced()).base_offset == 2000
+        await peer.close()
+        await other.close()
+
+    served(test, tmp_path)
+
+
+def test_a_costly_batch_whose_client_waits_for_no_answer_is_stored_though_it_left(tmp_path: Path) -> None:
+    async def test(server: BrokerServer, partition: Partition) -> None:
+        held = HeldUp(server)
+        peer = await Peer.of(server)
+        peer.produce(COSTLY, acks=0)
+        await until(lambda: len(server.slow_lane.tasks) == 1)
+        await peer.close()
+        await until(lambda: not server.acceptor.connections)
+        held.go_on.set()
+        await until(lambda: partition.log.end_offset == 1999)
+
+    served(test, tmp_path)
+
+
+def test_a_partition_that_is_deleted_under_a_costly_batch_is_answered(tmp_path: Path) -> None:
+    async def test(server: BrokerServer, partition: Partition) -> None:
+        held = HeldUp(server)
+        peer = await Peer.of(server)
+        peer.produce(COSTLY)
+        await until(lambda: len(server.slow_lane.tasks) == 1)
+        controller = server.broker.controller
+        await controller.delete_topics([TOPIC])
+        await controller.create_topics([NewTopic(TOPIC, 1, 1)])
+        held.go_on.set()
+        assert (await peer.produced()).error_code != 0
+        assert server.broker.partition(TOPIC, 0).log.end_offset == 0
+        await peer.close()
+
+    served(test, tmp_path)
+
+
+def test_a_costly_batch_that_breaks_its_check_ends_only_its_connection(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(server: BrokerServer, partition: Partition) -> None:
+        async def broken(*arguments: object) -> None:
+            raise MemoryError
+
+        server.slow_lane.check = broken  # type: ignore[method-assign,assignment]
+        peer, other = await Peer.of(server), await Peer.of(server)
+        peer.produce(COSTLY)
+        with pytest.raises(asyncio.IncompleteReadError):
+            await peer.produced()
+        other.produce(SMALL)
+        assert (await other.produced()).base_offset == 0
+        await peer.close()
+        await other.close()
+
+    served(test, tmp_path)
+    assert [record.exc_info for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_a_fetch_that_breaks_costs_no_other_its_answer(tmp_path: Path) -> None:
+    async def test(server: BrokerServer, partition: Partition) -> None:
+        peers = [await Peer.of(server) for _ in range(3)]
+        peers[0].fetch(wait_ms=20_000)
+        peers[1].fetch(wait_ms=20_000)
+        await until(lambda: partition.waiting_fetches == 2)
+        (first,) = [
+            connection
+            for connection in server.acceptor.connections
+            if connection.context.port == peers[0].writer.get_extra_info("sockname")[1]
+        ]
+        break_fetch(first)
+        peers[2].produce(SMALL)
+        assert (await peers[2].produced()).error_code == 0
+        assert (await asyncio.wait_for(peers[1].fetched(), 10)).records
+        with pytest.raises(asyncio.IncompleteReadError):
+            await peers[0].fetched()
+        for peer in peers:
+            await peer.close()
+
+    served(test, tmp_path)
+
+
+def break_fetch(connection: Connection) -> None:
+    """Leaves something in the fetch that waits on ``connection`` that its answer cannot be made of."""
+    connection.state.parts[0].key = b"x" * 40_000  # no string of this version is so long
+
+
+def test_a_stop_breaks_off_what_is_under_way_without_a_word_of_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    events: list[threading.Event] = []
+
+    async def test(server: BrokerServer, partition: Partition) -> None:
+        held = HeldUp(server)
+        events.append(held.go_on)
+        peers = [await Peer.of(server) for _ in range(3)]
+        peers[0].produce(COSTLY)
+        peers[1].fetch(wait_ms=20_000)
+        peers[2].produce(COSTLY, acks=0)
+        await until(lambda: len(server.slow_lane.tasks) == 2 and partition.waiting_fetches == 1)
+        asyncio.get_running_loop().call_later(0.2, held.go_on.set)
+        await server.stop()
+        for peer in peers:
+            assert await peer.reader.read() == b""
+            await peer.close()
+        assert partition.log.closed
+        assert partition.log.end_offset == 0
+
+    served(test, tmp_path)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()

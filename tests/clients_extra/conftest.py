@@ -1,0 +1,96 @@
+"""Clients that need more than Python: their programs are brought below build/clients on first use."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tidemill.testing import Broker
+
+HERE = Path(__file__).parent
+BUILD = HERE.parents[1] / "build" / "clients"
+INSTALL_TIMEOUT_S = 600
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of this folder is for ``make clients``."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.clients)
+            item.add_marker(pytest.mark.timeout(INSTALL_TIMEOUT_S + 300))
+
+
+@pytest.fixture(scope="session")
+def extra_broker() -> Iterator[Broker]:
+    """The broker that these tests share."""
+    with Broker() as broker:
+        yield broker
+        running, log = broker.running, broker.log
+    assert running, f"the broker ended by itself:\n{log}"
+    assert "Traceback" not in log, log
+
+
+def need(program: str, how: str) -> None:
+    """Skips with what is missing and how to get it."""
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed ({how})")
+
+
+def install(directory: Path, stamp_of: Path, *command: str) -> None:
+    """Runs ``command`` in ``directory`` unless that was done for this ``stamp_of``."""
+    stamp = directory / ".ready"
+    wanted = stamp_of.read_text("utf-8")
+    if stamp.exists() and stamp.read_text("utf-8") == wanted:
+        return
+    outcome = subprocess.run(
+        command, cwd=directory, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S
+    )
+    if outcome.returncode != 0:
+        pytest.fail(f"{' '.join(command)} failed in {directory}:\n{outcome.stdout}{outcome.stderr}")
+    stamp.write_text(wanted, "utf-8")
+
+
+@pytest.fixture(scope="session")
+def java_jars() -> str:
+    """The class path of Apache Kafka's client and tools, brought by Maven."""
+    need("java", "Debian: apt-get install default-jre-headless")
+    need("mvn", "Debian: apt-get install maven")
+    directory = BUILD / "java"
+    directory.mkdir(parents=True, exist_ok=True)
+    pom = HERE / "java" / "pom.xml"
+    goal = "dependency:copy-dependencies"
+    install(directory, pom, "mvn", "-q", "-B", "-f", str(pom), goal, f"-DoutputDirectory={directory}")
+    return f"{directory}/*"
+
+
+@pytest.fixture(scope="session")
+def node_modules() -> Path:
+    """KafkaJS, brought by npm."""
+    need("node", "Debian: apt-get install nodejs")
+    need("npm", "Debian: apt-get install npm")
+    directory = BUILD / "js"
+    directory.mkdir(parents=True, exist_ok=True)
+    package = HERE / "js" / "package.json"
+    shutil.copy(package, directory)
+    install(directory, package, "npm", "install", "--no-audit", "--no-fund", "--silent")
+    return directory / "node_modules"
+
+
+@pytest.fixture(scope="session")
+def go_tests() -> Path:
+    """The tests on franz-go as a program, its modules brought by go."""
+    need("go", "https://go.dev/dl or Debian: apt-get install golang")
+    directory = BUILD / "go"
+    directory.mkdir(parents=True, exist_ok=True)
+    program = directory / "franz.test"
+    command = ("go", "test", "-c", "-o", str(program), ".")
+    outcome = subprocess.run(
+        command, cwd=HERE / "go", capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S
+    )
+    if outcome.returncode != 0:
+        pytest.fail(f"{' '.join(command)} failed in {HERE / 'go'}:\n{outcome.stdout}{outcome.stderr}")
+    return program

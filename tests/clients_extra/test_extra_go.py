@@ -1,0 +1,21 @@
+"""franz-go: see go/franz_test.go for what it does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from tidemill.testing import Broker
+
+
+def test_franz_go(extra_broker: Broker, go_tests: Path) -> None:
+    outcome = subprocess.run(
+        [str(go_tests), "-test.v", "-test.count=1"],
+        env={**os.environ, "BOOTSTRAP": extra_broker.bootstrap},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    assert outcome.stdout.count("--- PASS") >= 13

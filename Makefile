@@ -36,6 +36,9 @@ run: setup ## does the main job on real data: broker, topics, Spark, Parquet, ch
 test: setup ## passes the tests
 	$(BIN)/python -m pytest -q -n 2
 
+clients: setup ## tries clients in Java, Go and JavaScript, and Kafka's own tools; brings them below build/clients
+	$(BIN)/python -m pytest -q -m clients tests/clients_extra
+
 check: setup ## lint, formatting, types and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

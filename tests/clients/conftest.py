@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             # How kafka-python reads its own schemas; sockets that clients forget when a broker goes away.
             for known in ("(read|open)_text is deprecated:DeprecationWarning", "unclosed:ResourceWarning"):
                 item.add_marker(pytest.mark.filterwarnings(f"ignore:{known}"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quiet_clients() -> None:
+    """Captured log records would keep what the clients let go, sockets too, until after their test."""
+    for name in ("kafka", "aiokafka"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 @pytest.hookimpl(wrapper=True)

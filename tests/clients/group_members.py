@@ -107,6 +107,7 @@ class KafkaPythonMember(Member):
         from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
         from kafka.coordinator.assignors.range import RangePartitionAssignor
         from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+        from kafka.errors import KafkaConnectionError
 
         assignors = {
             "range": RangePartitionAssignor,
@@ -125,7 +126,11 @@ class KafkaPythonMember(Member):
         consumer.subscribe(self.topics)
         while not self.stopping.is_set():
             # A poll that ends while it joins forgets what it is assigned: a longer time than a join takes.
-            for batch in consumer.poll(timeout_ms=JOIN_MS).values():
+            try:
+                polled = consumer.poll(timeout_ms=JOIN_MS)
+            except KafkaConnectionError:  # While its broker is away it may say so.
+                continue
+            for batch in polled.values():
                 self.read.extend((one.topic, one.partition, one.offset) for one in batch)
             self.assigned = {(one.topic, one.partition) for one in consumer.assignment()}
         consumer.close()

@@ -243,8 +243,11 @@ def forget_peak(pid: int) -> None:
 
 
 def burst(broker: Broker, data: bytes, patience_s: float = 0.02) -> int:
-    """Sends ``data`` on a connection of its own and reads until the broker ends it, or goes silent."""
-    received = 0
+    """Sends ``data`` on a connection of its own and reads until the broker ends it, or goes silent.
+
+    How many answers came.
+    """
+    received = bytearray()
     with contextlib.closing(socket.create_connection((broker.host, broker.port), timeout=10)) as peer:
         try:
             peer.sendall(data)
@@ -254,10 +257,15 @@ def burst(broker: Broker, data: bytes, patience_s: float = 0.02) -> int:
                 piece = peer.recv(1 << 16)
                 if not piece:
                     break
-                received += len(piece)
+                received += piece
         except (TimeoutError, ConnectionError, BrokenPipeError, OSError):
             pass
-    return received
+    answers = 0
+    position = 0
+    while position + 4 <= len(received):
+        position += 4 + int.from_bytes(received[position : position + 4], "big")
+        answers += 1
+    return answers
 
 
 def seed_of(environment: str = "TIDEMILL_SEED") -> int:

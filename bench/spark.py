@@ -24,7 +24,8 @@ def fill(bootstrap: str, topic: str, rows: int) -> None:
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    for made in AdminClient({"bootstrap.servers": bootstrap}).create_topics([NewTopic(topic, 4, 1)]).values():
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for made in admin.create_topics([NewTopic(topic, 4, 1)]).values():
         made.result()
     producer = Producer(
         {

@@ -19,6 +19,8 @@ from tidemill.wire.header import encode_request
 from tidemill.wire.schema import Struct
 
 PRODUCE, FETCH, JOIN_GROUP = 0, 1, 11
+VALID_MAX = 2000
+"""Requests that are kept for being mutated."""
 LIES = (0, 1, -1, -2, 2, 127, 128, 255, 32767, 32768, 65535, 0x7FFFFFFF, -0x80000000, 1_000_000_000)
 
 
@@ -36,7 +38,7 @@ class Stranger:
         """One frame of any kind, with a size that is mostly true."""
         kind = self.random.choices(
             (self.noise, self.garbled_body, self.valid_request, self.mutated, self.lying_size, self.produce),
-            (1, 2, 4, 10, 1, 4),
+            (1, 2, 2, 10, 1, 3),
         )[0]
         return kind()
 
@@ -60,8 +62,10 @@ class Stranger:
         if key == PRODUCE:
             self.fill_produce(message)
         frame = encode_request(key, version, self.random.getrandbits(31), "stranger", message)
-        if len(self.valid) < 2000:
+        if len(self.valid) < VALID_MAX:
             self.valid.append(frame)
+        else:
+            self.valid[self.random.randrange(VALID_MAX)] = frame
         return frame
 
     def acquaint(self, message: Struct, version: int) -> None:
@@ -151,7 +155,7 @@ class Stranger:
 
     def mutated(self) -> bytes:
         """A request that was right until something happened to it."""
-        if not self.valid or self.random.random() < 0.3:
+        if len(self.valid) < 100 or self.random.random() < 0.05:
             self.valid_request()
         data = bytearray(self.random.choice(self.valid)[4:])
         for _ in range(self.random.choice((1, 1, 1, 2, 4))):

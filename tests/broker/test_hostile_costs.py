@@ -362,7 +362,7 @@ def test_batches_that_unpack_to_gigabytes_are_refused(broker: Broker, codec: int
 
 
 def bomb_of(codec: int) -> bytes:
-    """A batch of at most a megabyte that unpacks to as much as its codec can: a gigabyte, 20 MB with snappy."""
+    """A batch of at most a megabyte that unpacks to what its codec can: a gigabyte, with snappy 20 MB."""
     builder = BatchBuilder()
     builder.append(1_700_000_000_000, None, b"")
     head = builder.build()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -43,3 +44,10 @@ def borrowed(client: Mapping[str, str]) -> Iterator[RangeReader]:
         cluster.close()
     else:
         _idle[name] = cluster
+
+
+@atexit.register
+def _close_idle() -> None:
+    if _idle_process == os.getpid():
+        while _idle:
+            _idle.popitem()[1].close()

@@ -13,7 +13,7 @@ from typing import Any
 SETTLE_S = 25.0
 """How long a group may take to agree before its test fails."""
 POLL_S = 0.05
-JOIN_MS = 700
+JOIN_MS = 500
 
 
 class Member(ABC):

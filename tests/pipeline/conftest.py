@@ -143,13 +143,15 @@ class Lab:
     def run(self, topic: str, **options: Any) -> list[int]:
         """Runs a stream to the present end; rows of each of its micro-batches."""
         batches: list[int] = []
+        idle = 0
         while True:
             query = self.start(topic, **options)
             query.awaitTermination()
             done = [one["numInputRows"] for one in query.recentProgress if one["numInputRows"]]
             batches += done
+            idle = 0 if done else idle + 1
             # Before 4.2 such a query ends after one micro-batch, be it the one that a crash left behind.
-            if not done or self.admission:
+            if self.admission or idle == 2:
                 return batches
 
     def places(self) -> list[tuple[str, int, int]]:

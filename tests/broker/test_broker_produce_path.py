@@ -1,0 +1,465 @@
+"""Produce in every version over a connection, against the messages' codec: answers, errors, waits, order."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from paths_bench import IDS, NOW, PRODUCE, Bench, HeldExecutor, batch, bench_in, produce_request, topic_name
+
+from tidemill.model.errors import ErrorCode, StorageError
+from tidemill.records import batch as layout
+from tidemill.records.batch import parse_batch
+from tidemill.records.checksum import crc32c
+from tidemill.records.reader import iter_records
+from tidemill.wire.header import encode_request
+
+VERSIONS = range(3, 14)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """Two topics and what serves them."""
+    with bench_in(tmp_path) as one:
+        yield one
+
+
+def stored(bench: Bench, topic: str = "t", index: int = 0) -> list[bytes]:
+    """The values in a log."""
+    partition = bench.partition(topic, index)
+    found: list[bytes] = []
+    while True:
+        offset = len(found)
+        part = partition.log.read(offset, 1 << 24, partition.log.end_offset, True)
+        if part is None:
+            return found
+        records = list(iter_records(part.read(), offset))
+        assert [one.offset for one in records] == list(range(offset, offset + len(records)))
+        found += [one.value or b"" for one in records]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_appends_and_answers(bench: Bench, version: int) -> None:
+    client = bench.client()
+    bench.partition("u").log.append([parse_batch(batch(b"x"), 0, len(batch(b"x")))], 0, NOW)
+    parts = {("t", 0): batch(b"a", b"b"), ("t", 2): batch(b"c"), ("u", 0): batch(b"d")}
+    number = client.produce(version, parts)
+    response = client.answer(PRODUCE, version, number)
+    assert response.throttle_time_ms == 0
+    assert [topic_name(topic) for topic in response.responses] == ["t", "u"]
+    answers = {
+        (topic_name(topic), part.index): part
+        for topic in response.responses
+        for part in topic.partition_responses
+    }
+    assert list(answers) == list(parts)
+    for (topic, _), part in answers.items():
+        assert part.error_code == 0
+        assert part.base_offset == (1 if topic == "u" else 0)
+        assert part.log_append_time_ms == -1
+        assert part.log_start_offset == (0 if version >= 5 else -1)
+        assert part.record_errors == []
+        assert part.error_message is None
+    assert stored(bench) == [b"a", b"b"]
+    assert stored(bench, "t", 2) == [b"c"]
+    assert stored(bench, "u") == [b"x", b"d"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_tells_each_partitions_error(bench: Bench, version: int) -> None:
+    client = bench.client()
+    damaged = bytearray(batch(b"damaged"))
+    damaged[-1] ^= 1
+    parts = {
+        ("t", 0): batch(b"good"),
+        ("t", 1): bytes(damaged),
+        ("t", 3): batch(b"no such partition"),
+        ("nowhere", 0): batch(b"no such topic"),
+        ("u", 0): batch(b"good too"),
+    }
+    client.produce(version, parts)
+    unknown = ErrorCode.UNKNOWN_TOPIC_ID if version >= 13 else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    expected = [0, ErrorCode.CORRUPT_MESSAGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, unknown, 0]
+    answers = client.produced(version)
+    assert [part.error_code for part in answers] == expected
+    assert [part.base_offset for part in answers] == [0, -1, -1, -1, 0]
+    for part in answers:
+        assert (part.error_message is not None) == (version >= 8 and part.error_code != 0)
+    assert bench.produces.errors == {code: expected.count(code) for code in expected if code}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_records_that_are_refused_are_named(bench: Bench, version: int) -> None:
+    bench.put("t", 3, cleanup_policy=("compact",))
+    client = bench.client()
+    client.produce(version, {("t", 0): batch(b"a", b"b"), ("t", 1): b""})
+    first, second = client.produced(version)
+    assert first.error_code == ErrorCode.INVALID_RECORD
+    assert second.error_code == ErrorCode.CORRUPT_MESSAGE
+    if version >= 8:
+        assert [one.batch_index for one in first.record_errors] == [0, 1]
+        assert all("key" in one.batch_index_error_message for one in first.record_errors)
+        assert "key" in first.error_message
+    else:
+        assert first.record_errors == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_append_time_is_told_and_stored(bench: Bench, version: int) -> None:
+    bench.put("t", 3, message_timestamp_type="LogAppendTime")
+    bench.clock.now_ms = NOW + 5000
+    client = bench.client()
+    client.produce(version, {("t", 0): batch(b"a", b"b")})
+    (part,) = client.produced(version)
+    assert (part.error_code, part.log_append_time_ms) == (0, NOW + 5000)
+    found = bench.partition().log.read(0, 1 << 20, 2, True)
+    assert found is not None
+    assert {(one.timestamp, int(one.timestamp_type)) for one in iter_records(found.read())} == {
+        (NOW + 5000, 1)
+    }
+
+
+@pytest.mark.parametrize("version", [8, 9, 13])
+@pytest.mark.parametrize("acks", [-2, 2, 32767])
+def test_acks_that_mean_nothing_are_refused(bench: Bench, version: int, acks: int) -> None:
+    client = bench.client()
+    client.produce(version, {("t", 0): batch(b"a")}, acks)
+    (part,) = client.produced(version)
+    assert (part.error_code, part.base_offset) == (ErrorCode.INVALID_REQUIRED_ACKS, -1)
+    assert stored(bench) == []
+
+
+def test_a_transactional_produce_is_refused(bench: Bench) -> None:
+    client = bench.client()
+    for version in VERSIONS:
+        request = produce_request(version, {("t", 0): batch(b"a")})
+        request.transactional_id = "transaction"
+        (part,) = client.ask(PRODUCE, version, request).responses[0].partition_responses
+        assert part.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    assert stored(bench) == []
+
+
+def test_without_acks_there_is_no_answer(bench: Bench) -> None:
+    client = bench.client()
+    for number in range(5):
+        client.produce(9, {("t", 0): batch(b"%d" % number)}, acks=0)
+    last = client.produce(9, {("t", 0): batch(b"last")}, acks=1)
+    (part,) = client.produced(9, last)
+    assert part.base_offset == 5
+    assert client.is_silent()
+
+
+def test_without_acks_an_error_ends_the_connection(bench: Bench) -> None:
+    client = bench.client()
+    client.produce(9, {("t", 0): batch(b"a"), ("t", 9): batch(b"b")}, acks=0)
+    assert client.is_closed()
+    assert stored(bench) == [b"a"]
+    assert bench.others.closed == ["a produce with acks=0 failed"]
+
+
+@pytest.mark.parametrize(
+    ("version", "change"),
+    [
+        (3, lambda data: data[:-1]),
+        (3, lambda data: data[:-10]),
+        (9, lambda data: data[:-1]),
+        (9, lambda data: data[:-20]),
+        (13, lambda data: data[:-1] + b"\1"),
+    ],
+)
+def test_a_request_that_ends_after_its_frame_appends_nothing(
+    bench: Bench, version: int, change: object
+) -> None:
+    client = bench.client()
+    good = encode_request(PRODUCE, version, 1, "client", produce_request(version, {("t", 0): batch(b"a")}))
+    body = change(good[4:])  # type: ignore[operator]
+    # The next frame follows at once: what is missing must not be taken from it.
+    client.send_bytes(struct.pack(">i", len(body)) + body + good)
+    assert client.is_closed()
+    assert stored(bench) == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_follows_a_request_in_its_frame_is_passed_over(bench: Bench, version: int) -> None:
+    client = bench.client()
+    good = encode_request(PRODUCE, version, 1, "client", produce_request(version, {("t", 0): batch(b"a")}))
+    client.correlation_id = 1
+    client.send_bytes(struct.pack(">i", len(good) - 4 + 3) + good[4:] + b"\0\1\2")
+    assert client.produced(version)[0].error_code == 0
+    assert client.append(b"b") == 1
+
+
+@pytest.mark.parametrize("version", [3, 9])
+def test_a_topic_without_a_name_is_no_request(bench: Bench, version: int) -> None:
+    client = bench.client()
+    good = encode_request(PRODUCE, version, 1, None, produce_request(version, {("t", 0): batch(b"a")}))
+    name = b"\2t" if version == 9 else b"\0\1t"
+    at = good.index(name)
+    body = good[4:at] + (b"\0" if version == 9 else b"\xff\xff") + good[at + len(name) :]
+    client.send_bytes(struct.pack(">i", len(body)) + body)
+    assert client.is_closed()
+    assert "name is null" in bench.others.closed[0]
+
+
+def test_one_batch_a_partition_is_taken(bench: Bench) -> None:
+    client = bench.client()
+    old = bytearray(batch(b"a"))
+    old[layout.MAGIC] = 1
+    for records, code in (
+        (batch(b"a") + batch(b"b"), ErrorCode.INVALID_RECORD),
+        (batch(b"a") + b"\0", ErrorCode.INVALID_RECORD),
+        (bytes(old), ErrorCode.INVALID_RECORD),
+        (batch(b"a")[:60], ErrorCode.CORRUPT_MESSAGE),
+        (b"", ErrorCode.CORRUPT_MESSAGE),
+        (batch(b"a" * 1_100_000), ErrorCode.MESSAGE_TOO_LARGE),
+        (batch(b"a", timestamp=NOW + 3_600_001), ErrorCode.INVALID_TIMESTAMP),
+    ):
+        client.produce(9, {("t", 0): records})
+        (part,) = client.produced(9)
+        assert part.error_code == code, (part, len(records))
+    assert stored(bench) == []
+
+
+def test_counts_that_lie_are_refused_under_a_right_checksum(bench: Bench) -> None:
+    client = bench.client()
+    for position, value in (
+        (layout.RECORD_COUNT, 1),
+        (layout.RECORD_COUNT, 3),
+        (layout.RECORD_COUNT, 2_000_000_000),
+        (layout.RECORD_COUNT, -1),
+        (layout.LAST_OFFSET_DELTA, 0),
+        (layout.LAST_OFFSET_DELTA, 2),
+        (layout.LAST_OFFSET_DELTA, 0x7FFFFFFF),
+    ):
+        data = bytearray(batch(b"a", b"b"))
+        data[position : position + 4] = struct.pack(">i", value)
+        data[layout.CRC : layout.CRC + 4] = struct.pack(">I", crc32c(bytes(data[layout.ATTRIBUTES :])))
+        client.produce(9, {("t", 0): bytes(data)})
+        (part,) = client.produced(9)
+        assert part.error_code in (ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD), (position, value)
+    assert stored(bench) == []
+
+
+def test_repeats_of_an_idempotent_producer_get_the_first_answer(bench: Bench) -> None:
+    client = bench.client()
+    first = batch(b"a", b"b", producer_id=7, producer_epoch=0, base_sequence=0)
+    second = batch(b"c", producer_id=7, producer_epoch=0, base_sequence=2)
+    gap = batch(b"d", producer_id=7, producer_epoch=0, base_sequence=5)
+    answers = []
+    for data in (first, second, first, second, gap):
+        client.produce(9, {("t", 0): data})
+        (part,) = client.produced(9)
+        answers.append((part.error_code, part.base_offset))
+    assert answers == [(0, 0), (0, 2), (0, 0), (0, 2), (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)]
+    assert stored(bench) == [b"a", b"b", b"c"]
+
+
+def test_too_few_replicas_refuse_who_wants_them_all(bench: Bench) -> None:
+    bench.put("t", 3, min_insync_replicas=2)
+    client = bench.client()
+    for acks, code in ((-1, ErrorCode.NOT_ENOUGH_REPLICAS), (1, 0)):
+        client.produce(9, {("t", 0): batch(b"%d" % acks)}, acks)
+        (part,) = client.produced(9)
+        assert part.error_code == code
+    assert stored(bench) == [b"1"]
+
+
+def test_a_partition_led_elsewhere_says_so(bench: Bench) -> None:
+    bench.partition().become(2, 5, (1, 2), (1, 2))
+    client = bench.client()
+    client.produce(9, {("t", 0): batch(b"a"), ("t", 1): batch(b"b")})
+    assert [part.error_code for part in client.produced(9)] == [ErrorCode.NOT_LEADER_OR_FOLLOWER, 0]
+
+
+def test_what_a_deleted_topic_waits_for_is_answered(tmp_path: Path) -> None:
+    disk = HeldExecutor()
+    with bench_in(tmp_path, syncers=disk) as bench:
+        bench.put("t", 3, flush_messages=1)
+        client = bench.client()
+        client.produce(9, {("t", 0): batch(b"a"), ("u", 0): batch(b"b")})
+        assert client.is_silent()
+        bench.manager.remove_topic("t")
+        assert [(part.error_code, part.base_offset) for part in client.produced(9)] == [
+            (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1),
+            (0, 0),
+        ]
+        disk.run()
+
+
+@pytest.mark.parametrize("acks", [-1, 1])
+def test_an_answer_waits_for_the_sync_that_flush_messages_asks_for(tmp_path: Path, acks: int) -> None:
+    disk = HeldExecutor()
+    with bench_in(tmp_path, syncers=disk) as bench:
+        bench.put("t", 3, flush_messages=1)
+        client, reader = bench.client(), bench.client()
+        client.produce(9, {("t", 0): batch(b"a"), ("t", 1): batch(b"b")}, acks)
+        reader.fetch(11, {("t", 0): 0})
+        assert reader.fetched(11).responses[0].partitions[0].high_watermark == 0
+        assert client.is_silent()
+        disk.run()
+        assert [part.error_code for part in client.produced(9)] == [0, 0]
+        reader.fetch(11, {("t", 0): 0})
+        assert reader.fetched(11).responses[0].partitions[0].high_watermark == 1
+        assert bench.partition().waiting_appends == 0
+
+
+def test_produces_may_follow_those_that_wait_and_are_answered_in_order(tmp_path: Path) -> None:
+    disk = HeldExecutor()
+    with bench_in(tmp_path, syncers=disk) as bench:
+        bench.put("t", 3, flush_messages=1)
+        client = bench.client()
+        numbers = []
+        for number in range(10):
+            # Every second one goes to a topic that waits for nothing.
+            where = ("t", 0) if number % 2 == 0 else ("u", 0)
+            numbers.append(client.produce(9, {where: batch(b"%d" % number)}))
+        assert client.is_silent()
+        assert len(stored(bench)) == len(stored(bench, "u")) == 5
+        while disk.jobs:
+            disk.run()
+            bench.turn()
+        offsets = [client.produced(9, number)[0].base_offset for number in numbers]
+        assert offsets == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_a_repeat_is_not_answered_before_the_original_is_safe(tmp_path: Path) -> None:
+    disk = HeldExecutor()
+    with bench_in(tmp_path, syncers=disk) as bench:
+        bench.put("t", 3, flush_messages=1)
+        first, second = bench.client(), bench.client()
+        data = batch(b"a", producer_id=7, producer_epoch=0, base_sequence=0)
+        first.produce(9, {("t", 0): data})
+        bench.turn()
+        second.produce(9, {("t", 0): data})
+        assert first.is_silent()
+        assert second.is_silent()
+        disk.run()
+        assert first.produced(9)[0].base_offset == second.produced(9)[0].base_offset == 0
+
+
+def test_a_wait_ends_with_its_timeout_and_the_order_stays(tmp_path: Path) -> None:
+    disk = HeldExecutor()
+    with bench_in(tmp_path, syncers=disk) as bench:
+        bench.put("t", 3, flush_messages=1)
+        client = bench.client()
+        patient = client.produce(9, {("t", 0): batch(b"a")}, timeout_ms=60_000)
+        hasty = client.produce(9, {("t", 0): batch(b"b"), ("u", 0): batch(b"c")}, timeout_ms=20)
+        bench.until(lambda: bench.partition().waiting_appends == 2)
+        bench.turn(0.1)
+        assert not client.has_answer()
+        disk.run()
+        (part,) = client.produced(9, patient)
+        assert (part.error_code, part.base_offset) == (0, 0)
+        timed_out, done = client.produced(9, hasty)
+        assert (timed_out.error_code, timed_out.base_offset) == (ErrorCode.REQUEST_TIMED_OUT, -1)
+        assert (done.error_code, done.base_offset) == (0, 0)
+        while disk.jobs:
+            disk.run()
+            bench.turn()
+
+
+def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind(tmp_path: Path) -> None:
+    disk = HeldExecutor()
+    with bench_in(tmp_path, syncers=disk) as bench:
+        bench.put("t", 3, flush_messages=1)
+        client, other = bench.client(), bench.client()
+        client.produce(9, {("t", 0): batch(b"a")}, timeout_ms=0x7FFFFFFF)
+        bench.turn()
+        other.produce(9, {("t", 0): batch(b"b")})
+        client.close()
+        bench.turn()
+        while disk.jobs:
+            disk.run()
+            bench.turn()
+        assert other.produced(9)[0].base_offset == 1
+        assert bench.partition().waiting_appends == 0
+        (waiting,) = [entry[2] for entry in bench.deadlines._heap if entry[2].connection is client.connection]
+        assert (waiting.data, waiting.topics) == (b"", [])  # Its deadline keeps it, and no records.
+
+
+def test_a_sync_that_fails_is_told_to_all_who_wait(tmp_path: Path) -> None:
+    disk = HeldExecutor()
+    with bench_in(tmp_path, syncers=disk) as bench:
+        bench.put("t", 3, flush_messages=1)
+        client = bench.client()
+        numbers = [client.produce(9, {("t", 0): batch(b"%d" % number)}) for number in range(3)]
+        bench.turn()
+        for future, _, _ in disk.jobs:
+            future.set_exception(StorageError("the disk is gone"))
+        for number in numbers:
+            (part,) = client.produced(9, number)
+            assert part.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        disk.jobs.clear()
+
+
+def test_a_batch_that_takes_long_is_not_overtaken_on_its_connection(bench: Bench) -> None:
+    client, other = bench.client(), bench.client()
+    slow = client.produce(9, {("t", 0): batch(*[b"x" * 100] * 40_000, codec=4)})
+    quick = [client.produce(9, {("t", 0): batch(b"%d" % number)}) for number in range(5)]
+    other.produce(9, {("t", 1): batch(b"beside")})
+    assert other.produced(9)[0].base_offset == 0
+    assert bench.slow_lane.taken == 1
+    assert client.produced(9, slow)[0].base_offset == 0
+    assert [client.produced(9, number)[0].base_offset for number in quick] == [40_000 + n for n in range(5)]
+
+
+def test_a_fetch_behind_a_batch_that_takes_long_sees_it(bench: Bench) -> None:
+    client = bench.client()
+    slow = client.produce(9, {("t", 0): batch(*[b"x" * 100] * 40_000, codec=3)}, acks=1)
+    fetch = client.fetch(11, {("t", 0): 0})
+    assert client.produced(9, slow)[0].error_code == 0
+    assert client.fetched(11, fetch).responses[0].partitions[0].high_watermark == 40_000
+
+
+def test_a_slow_batch_without_acks_fails_without_a_word_but_the_end(bench: Bench) -> None:
+    client = bench.client()
+    damaged = bytearray(batch(*[b"x" * 100] * 40_000, codec=4))
+    damaged[-1] ^= 1
+    client.produce(9, {("t", 0): bytes(damaged)}, acks=0)
+    bench.until(lambda: bool(client.connection.closed))
+    assert stored(bench) == []
+
+
+def test_a_client_that_leaves_while_its_batch_is_checked_has_it_dropped(bench: Bench) -> None:
+    client = bench.client()
+    client.produce(9, {("t", 0): batch(*[b"x" * 100] * 40_000, codec=4)})
+    bench.until(lambda: bench.slow_lane.taken == 1)
+    client.close()
+    bench.until(lambda: not bench.slow_lane.tasks)
+    assert client.is_closed()
+    bench.client().append(b"after")
+
+
+def test_while_the_disk_falls_behind_each_connection_has_one_request_waiting(bench: Bench) -> None:
+    first, second = bench.client(), bench.client()
+    bench.produces.set_congested(True)
+    numbers = [first.produce(9, {("t", 0): batch(b"%d" % number)}) for number in range(3)]
+    second.produce(9, {("t", 1): batch(b"other")})
+    assert first.is_silent()
+    assert len(bench.produces.held_back) == 2
+    assert stored(bench) == []
+    bench.produces.set_congested(False)
+    assert [first.produced(9, number)[0].base_offset for number in numbers] == [0, 1, 2]
+    assert second.produced(9)[0].base_offset == 0
+
+
+def test_names_that_are_no_text_are_unknown_topics(bench: Bench) -> None:
+    client = bench.client()
+    good = encode_request(PRODUCE, 9, 1, None, produce_request(9, {("t", 0): batch(b"a")}))
+    at = good.index(b"\2t")
+    body = good[4:at] + b"\3\xff\xfe" + good[at + 2 :]
+    client.correlation_id = 1
+    client.send_bytes(struct.pack(">i", len(body)) + body)
+    frame = client.frame()
+    assert b"\3\xff\xfe" in frame  # It comes back as it was sent.
+    assert struct.pack(">ih", 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) in frame
+
+
+def test_topic_ids_stand_for_topics_whatever_their_name(bench: Bench) -> None:
+    client = bench.client()
+    client.produce(13, {("u", 0): batch(b"a")})
+    response = client.answer(PRODUCE, 13)
+    assert response.responses[0].topic_id == IDS["u"]
+    assert stored(bench, "u") == [b"a"]

@@ -16,6 +16,7 @@ from tidemill.model.errors import ErrorCode
 from tidemill.records.builder import build_batch
 from tidemill.testing import Broker
 from tidemill.wire.apis import ApiKey
+from tidemill.wire.header import encode_request
 
 ZERO_ID = bytes(16)
 NewTopic = Callable[..., str]
@@ -65,6 +66,20 @@ def test_produce(peer: WirePeer, new_topic: NewTopic, version: int) -> None:
     second = produce(peer, topic, b"three", version=version)
     assert (first.error_code, first.base_offset) == (0, 0)
     assert (second.error_code, second.base_offset) == (0, 2)
+
+
+@pytest.mark.parametrize("key", [ApiKey.PRODUCE, ApiKey.METADATA, ApiKey.HEARTBEAT])
+def test_bytes_behind_a_request_are_ignored(peer: WirePeer, key: ApiKey) -> None:
+    requests: dict[ApiKey, tuple[int, Any]] = {
+        ApiKey.PRODUCE: (9, message("produce", "ProduceRequest", acks=-1, timeout_ms=1000, topic_data=[])),
+        ApiKey.METADATA: (13, message("metadata", "MetadataRequest", topics=[])),
+        ApiKey.HEARTBEAT: (4, message("heartbeat", "HeartbeatRequest", group_id="g", member_id="m")),
+    }
+    version, request = requests[key]
+    frame = encode_request(key, version, 1, "peer", request)
+    peer.correlation_id = 1
+    peer.socket.sendall(struct.pack(">i", len(frame) - 4 + 3) + frame[4:] + b"abc")
+    assert peer.receive(key, version) is not None
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.FETCH))

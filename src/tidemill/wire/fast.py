@@ -49,8 +49,8 @@ def check_items(count: i64, count_max: i64) -> None:
 
 
 def check_end(position: i64, end: i64) -> None:
-    """Raises unless the request ended where its frame does."""
-    if position != end:
+    """Raises when a request reached beyond its frame. Bytes that it left over are ignored, as Kafka does."""
+    if position > end:
         raise ProtocolError(f"the request ends at {position}, its frame at {end}")
 
 

@@ -1,0 +1,403 @@
+"""Fetch in every version over a connection, against the messages' codec: answers, errors, limits, waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths_bench import (
+    FETCH,
+    FETCH_BYTES_MAX,
+    IDS,
+    Bench,
+    HeldExecutor,
+    batch,
+    bench_in,
+    fetch_request,
+    parts_of,
+    topic_name,
+    values_of,
+)
+
+from tidemill.model.errors import ErrorCode
+from tidemill.wire.header import encode_request
+from tidemill.wire.messages.fetch import FetchPartition, ReplicaState
+
+VERSIONS = range(4, 19)
+LONG_MS = 60_000
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """Two topics and what serves them."""
+    with bench_in(tmp_path) as one:
+        yield one
+
+
+def part_at(offset: int, bytes_max: int = 1 << 20, **fields: Any) -> FetchPartition:
+    """What to ask of a partition."""
+    return FetchPartition(fetch_offset=offset, partition_max_bytes=bytes_max, **fields)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_reads_what_was_written(bench: Bench, version: int) -> None:
+    client = bench.client()
+    client.append(b"a", b"b")
+    client.append(b"c")
+    client.append(b"d", index=2)
+    client.append(b"e", topic="u")
+    bench.partition("t", 2).log.advance_start(1)
+    for isolation in (0, 1):
+        number = client.fetch(
+            version, {("t", 0): 1, ("t", 1): 0, ("t", 2): 1, ("u", 0): 0}, isolation_level=isolation
+        )
+        response = client.fetched(version, number)
+        assert (response.throttle_time_ms, response.error_code, response.session_id) == (0, 0, 0)
+        found = parts_of(response)
+        assert list(found) == [("t", 0), ("t", 1), ("t", 2), ("u", 0)]
+        assert [part.error_code for part in found.values()] == [0, 0, 0, 0]
+        assert [part.high_watermark for part in found.values()] == [3, 0, 1, 1]
+        assert [part.last_stable_offset for part in found.values()] == [3, 0, 1, 1]
+        starts = [0, 0, 1, 0] if version >= 5 else [-1] * 4
+        assert [part.log_start_offset for part in found.values()] == starts
+        assert {part.preferred_read_replica for part in found.values()} == {-1}
+        # The batch that holds the offset comes whole; readers leave out what is before it.
+        assert values_of(found["t", 0], 1) == [b"b", b"c"]
+        assert found["t", 1].records == b""
+        assert found["t", 2].records == b""
+        assert values_of(found["u", 0]) == [b"e"]
+        wanted: Any = [] if isolation else None
+        assert all(part.aborted_transactions == wanted for part in found.values())
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_tells_each_partitions_error(bench: Bench, version: int) -> None:
+    client = bench.client()
+    client.append(b"a")
+    client.append(b"b", index=1)
+    bench.partition("t", 1).log.advance_start(1)
+    asked = {("t", 0): 0, ("t", 1): 0, ("t", 2): 1, ("t", 3): 0, ("nowhere", 0): 0, ("u", 0): -1}
+    response = client.ask(
+        FETCH, version, fetch_request(version, asked, max_wait_ms=LONG_MS, min_bytes=1 << 20)
+    )
+    unknown = ErrorCode.UNKNOWN_TOPIC_ID if version >= 13 else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    beyond = ErrorCode.OFFSET_OUT_OF_RANGE
+    expected = [0, beyond, beyond, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, unknown, beyond]
+    found = parts_of(response)
+    assert [part.error_code for part in found.values()] == expected
+    for part in found.values():
+        if part.error_code:
+            assert (part.high_watermark, part.log_start_offset, part.records) == (-1, -1, b"")
+    assert bench.fetches.errors == {code: expected.count(code) for code in expected if code}
+
+
+@pytest.mark.parametrize("version", range(9, 19))
+def test_a_leader_epoch_that_is_not_the_leaders_is_told(bench: Bench, version: int) -> None:
+    client = bench.client()
+    bench.partition().become(1, 5, (1,), (1,))
+    for epoch, code in (
+        (-1, 0),
+        (5, 0),
+        (4, ErrorCode.FENCED_LEADER_EPOCH),
+        (6, ErrorCode.UNKNOWN_LEADER_EPOCH),
+    ):
+        client.fetch(version, {("t", 0): part_at(0, current_leader_epoch=epoch)})
+        assert parts_of(client.fetched(version))["t", 0].error_code == code
+    bench.partition().become(2, 6, (1, 2), (1, 2))
+    client.fetch(version, {("t", 0): 0})
+    assert parts_of(client.fetched(version))["t", 0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_follower_reads_beyond_the_high_watermark(tmp_path: Path, version: int) -> None:
+    disk = HeldExecutor()
+    with bench_in(tmp_path, syncers=disk) as bench:
+        bench.put("t", 3, flush_messages=1)
+        writer, reader = bench.client(), bench.client()
+        writer.produce(9, {("t", 0): batch(b"a")})
+        bench.until(lambda: bench.partition().log.end_offset == 1)
+        fields: dict[str, Any] = (
+            {"replica_id": 2}
+            if version < 15
+            else {"replica_state": ReplicaState(replica_id=2, replica_epoch=1), "cluster_id": "c"}
+        )
+        reader.fetch(version, {("t", 0): 0}, **fields)
+        assert values_of(parts_of(reader.fetched(version))["t", 0]) == [b"a"]
+        reader.fetch(version, {("t", 0): 0})
+        assert parts_of(reader.fetched(version))["t", 0].records == b""
+        disk.run()
+        assert writer.produced(9)[0].error_code == 0
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_request_cut_short_ends_the_connection(bench: Bench, version: int) -> None:
+    good = encode_request(FETCH, version, 1, "client", fetch_request(version, {("t", 0): 0, ("u", 0): 0}))
+    for missing in (1, 7, len(good) // 2):
+        client = bench.client()
+        body = good[4 : len(good) - missing]
+        client.send_bytes(len(body).to_bytes(4, "big") + body + good)
+        assert client.is_closed()
+
+
+# Limits
+
+
+def test_a_first_batch_comes_whole_however_small_the_limits(bench: Bench) -> None:
+    client = bench.client()
+    client.append(b"x" * 5000)
+    client.append(b"y")
+    client.append(b"z", index=1)
+    client.fetch(11, {("t", 0): part_at(0, 10), ("t", 1): part_at(0, 10)}, max_bytes=10)
+    found = parts_of(client.fetched(11))
+    assert values_of(found["t", 0]) == [b"x" * 5000]
+    assert found["t", 1].records == b""
+
+
+def test_an_empty_partition_leaves_the_first_batch_to_the_next(bench: Bench) -> None:
+    client = bench.client()
+    client.append(b"x" * 5000, index=1)
+    client.append(b"y", index=2)
+    client.fetch(11, {("t", 0): 0, ("t", 1): part_at(0, 10), ("t", 2): part_at(0, 10)}, max_bytes=100)
+    found = parts_of(client.fetched(11))
+    assert [len(part.records) > 0 for part in found.values()] == [False, True, False]
+
+
+def test_limits_of_partition_and_request_cut_between_batches(bench: Bench) -> None:
+    client = bench.client()
+    size = len(batch(b"x" * 1000))
+    for index in range(3):
+        for _ in range(5):
+            client.append(b"x" * 1000, index=index)
+
+    def counts(partition_bytes: int, bytes_max: int) -> list[int]:
+        parts = {("t", index): part_at(0, partition_bytes) for index in range(3)}
+        client.fetch(11, parts, max_bytes=bytes_max)
+        return [len(values_of(part)) for part in parts_of(client.fetched(11)).values()]
+
+    assert counts(1 << 20, 1 << 20) == [5, 5, 5]
+    assert counts(2 * size, 1 << 20) == [2, 2, 2]
+    assert counts(2 * size + 500, 1 << 20) == [2, 2, 2]
+    assert counts(1 << 20, 7 * size) == [5, 2, 0]
+    assert counts(3 * size, 7 * size) == [3, 3, 1]
+    assert counts(0, 1 << 20) == [1, 0, 0]
+    assert counts(-5, 1 << 20) == [1, 0, 0]
+    assert counts(1 << 20, -5) == [1, 0, 0]
+    assert counts(0x7FFFFFFF, 0x7FFFFFFF) == [5, 5, 5]
+
+
+def test_the_brokers_limit_holds_over_the_requests(bench: Bench) -> None:
+    client = bench.client()
+    for _ in range(6):
+        client.append(b"x" * 500_000)
+    client.fetch(11, {("t", 0): part_at(0, 0x7FFFFFFF)}, max_bytes=0x7FFFFFFF)
+    records = parts_of(client.fetched(11))["t", 0].records
+    assert FETCH_BYTES_MAX // 2 < len(records) <= FETCH_BYTES_MAX
+
+
+def test_a_partition_named_twice_is_answered_twice(bench: Bench) -> None:
+    client = bench.client()
+    client.append(b"a")
+    request = fetch_request(11, {("t", 0): 0})
+    request.topics = request.topics * 3
+    response = client.ask(FETCH, 11, request)
+    (topic,) = response.responses
+    assert [values_of(part) for part in topic.partitions] == [[b"a"]] * 3
+
+
+# Waits
+
+
+def waits(bench: Bench, count: int = 1) -> None:
+    """Lets the loop go on until so many fetches wait."""
+    bench.until(lambda: bench.fetches.waiting == count)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_fetch_waits_for_an_append(bench: Bench, version: int) -> None:
+    reader, writer = bench.client(), bench.client()
+    number = reader.fetch(version, {("t", 0): 0, ("t", 1): 0}, max_wait_ms=LONG_MS)
+    waits(bench)
+    assert reader.is_silent()
+    writer.append(b"other", topic="u")
+    assert reader.is_silent()
+    writer.append(b"a", index=1)
+    found = parts_of(reader.fetched(version, number))
+    assert values_of(found["t", 1]) == [b"a"]
+    assert found["t", 0].records == b""
+    assert bench.fetches.waiting == 0
+    assert bench.partition().waiting_fetches == bench.partition("t", 1).waiting_fetches == 0
+
+
+def test_what_is_appended_in_one_turn_is_answered_together(bench: Bench) -> None:
+    reader, writer = bench.client(), bench.client()
+    reader.fetch(11, {("t", 0): 0, ("t", 1): 0}, max_wait_ms=LONG_MS)
+    waits(bench)
+    for number in range(5):  # One receive of the other side, so one turn of the loop.
+        writer.produce(9, {("t", 0): batch(b"%d" % number), ("t", 1): batch(b"%d" % number)})
+    found = parts_of(reader.fetched(11))
+    assert values_of(found["t", 0]) == values_of(found["t", 1]) == [b"0", b"1", b"2", b"3", b"4"]
+    assert reader.is_silent()
+
+
+def test_a_fetch_waits_for_as_many_bytes_as_it_wants(bench: Bench) -> None:
+    reader, writer = bench.client(), bench.client()
+    size = len(batch(b"x" * 100))
+    reader.fetch(11, {("t", 0): 0, ("t", 1): 0}, max_wait_ms=LONG_MS, min_bytes=3 * size)
+    waits(bench)
+    writer.append(b"x" * 100)
+    writer.append(b"x" * 100, index=1)
+    assert reader.is_silent()
+    writer.append(b"x" * 100)
+    found = parts_of(reader.fetched(11))
+    assert [len(values_of(part)) for part in found.values()] == [2, 1]
+    # What is there already counts.
+    reader.fetch(11, {("t", 0): 1, ("t", 1): 0}, max_wait_ms=LONG_MS, min_bytes=2 * size)
+    assert [len(values_of(part, 1)) for part in parts_of(reader.fetched(11)).values()] == [1, 0]
+
+
+def test_a_wait_ends_with_its_time(bench: Bench) -> None:
+    reader, writer = bench.client(), bench.client()
+    writer.append(b"a")
+    began = bench.loop.time()
+    reader.fetch(11, {("t", 0): 0}, max_wait_ms=100, min_bytes=100_000)
+    found = parts_of(reader.fetched(11))
+    assert values_of(found["t", 0]) == [b"a"]
+    assert 0.09 < bench.loop.time() - began < 5
+    assert bench.fetches.waiting == 0
+    assert len(bench.deadlines) == 0
+
+
+@pytest.mark.parametrize("wait_ms", [0, -1, -(2**31)])
+def test_who_does_not_want_to_wait_does_not(bench: Bench, wait_ms: int) -> None:
+    client = bench.client()
+    client.fetch(11, {("t", 0): 0}, max_wait_ms=wait_ms, min_bytes=100)
+    assert parts_of(client.fetched(11))["t", 0].error_code == 0
+
+
+@pytest.mark.parametrize("bytes_min", [0, -1])
+def test_who_wants_no_bytes_does_not_wait(bench: Bench, bytes_min: int) -> None:
+    client = bench.client()
+    client.fetch(11, {("t", 0): 0}, max_wait_ms=LONG_MS, min_bytes=bytes_min)
+    assert parts_of(client.fetched(11))["t", 0].records == b""
+
+
+def test_a_fetch_of_nothing_does_not_wait(bench: Bench) -> None:
+    client = bench.client()
+    client.fetch(11, {}, max_wait_ms=LONG_MS)
+    assert client.fetched(11).responses == []
+
+
+@pytest.mark.parametrize("version", [11, 17])
+def test_the_deletion_of_a_topic_wakes_who_waits(bench: Bench, version: int) -> None:
+    reader = bench.client()
+    reader.fetch(version, {("t", 0): 0, ("u", 0): 0}, max_wait_ms=LONG_MS)
+    waits(bench)
+    bench.manager.remove_topic("t")
+    found = parts_of(reader.fetched(version))
+    gone = (
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    )
+    assert found["t", 0].error_code in gone
+    assert found["u", 0].error_code == 0
+    assert bench.partition("u").waiting_fetches == 0
+
+
+def test_a_partition_that_is_led_elsewhere_wakes_who_waits(bench: Bench) -> None:
+    reader = bench.client()
+    reader.fetch(11, {("t", 0): 0, ("u", 0): 0}, max_wait_ms=LONG_MS)
+    waits(bench)
+    bench.partition().become(2, 6, (1, 2), (1, 2))
+    assert parts_of(reader.fetched(11))["t", 0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_a_disk_that_fails_wakes_who_waits(bench: Bench) -> None:
+    reader = bench.client()
+    reader.fetch(11, {("t", 0): 0}, max_wait_ms=LONG_MS)
+    waits(bench)
+    bench.partition().fail("the disk is gone")
+    assert parts_of(reader.fetched(11))["t", 0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
+
+
+def test_a_client_that_leaves_while_it_waits_is_let_go(bench: Bench) -> None:
+    reader, other = bench.client(), bench.client()
+    reader.fetch(11, {("t", 0): 0, ("u", 0): 0}, max_wait_ms=0x7FFFFFFF)
+    other.fetch(11, {("t", 0): 0}, max_wait_ms=LONG_MS)
+    waits(bench, 2)
+    reader.close()
+    waits(bench, 1)
+    assert bench.partition().waiting_fetches == 1
+    assert bench.partition("u").waiting_fetches == 0
+    kept = [entry[2] for entry in bench.deadlines._heap if entry[2].connection is reader.connection]
+    assert [one.parts for one in kept] == [[]]  # The deadline keeps the request alone.
+    bench.client().append(b"a")
+    assert values_of(parts_of(other.fetched(11))["t", 0]) == [b"a"]
+
+
+def test_a_client_that_leaves_after_it_was_woken_is_passed_over(bench: Bench) -> None:
+    reader, writer = bench.client(), bench.client()
+    reader.fetch(11, {("t", 0): 0}, max_wait_ms=LONG_MS)
+    waits(bench)
+    writer.produce(9, {("t", 0): batch(b"a")})
+    reader.connection.close("gone") if bench.fetches._woken else None
+    reader.close()
+    assert writer.produced(9)[0].error_code == 0
+    bench.turn()
+    assert bench.fetches.waiting == 0
+
+
+def test_a_produce_behind_a_fetch_that_waits_has_its_turn_after_it(bench: Bench) -> None:
+    client = bench.client()
+    fetch = client.fetch(11, {("t", 0): 0}, max_wait_ms=LONG_MS)
+    waits(bench)
+    produce = client.produce(9, {("t", 0): batch(b"mine")})
+    assert client.is_silent()
+    assert bench.client().append(b"a") == 0
+    assert values_of(parts_of(client.fetched(11, fetch))["t", 0]) == [b"a"]
+    assert client.produced(9, produce)[0].base_offset == 1
+
+
+def test_a_fetch_behind_a_fetch_that_waits_has_its_turn_after_it(bench: Bench) -> None:
+    client = bench.client()
+    first = client.fetch(11, {("t", 0): 0}, max_wait_ms=LONG_MS)
+    second = client.fetch(11, {("t", 1): 0}, max_wait_ms=0)
+    waits(bench)
+    assert client.is_silent()
+    bench.client().append(b"a")
+    assert values_of(parts_of(client.fetched(11, first))["t", 0]) == [b"a"]
+    assert list(parts_of(client.fetched(11, second))) == [("t", 1)]
+
+
+def test_hundreds_who_wait_for_one_partition_are_all_answered(bench: Bench) -> None:
+    readers = [bench.client() for _ in range(200)]
+    for reader in readers:
+        reader.fetch(11, {("t", 0): 0}, max_wait_ms=LONG_MS)
+    waits(bench, 200)
+    bench.client().append(b"a")
+    for reader in readers:
+        assert values_of(parts_of(reader.fetched(11))["t", 0]) == [b"a"]
+
+
+def test_deadlines_far_away_do_not_pile_up(bench: Bench) -> None:
+    reader, writer = bench.client(), bench.client()
+    for number in range(50):
+        reader.fetch(11, {("t", 0): number}, max_wait_ms=0x7FFFFFFF)
+        waits(bench)
+        writer.append(b"%d" % number)
+        reader.fetched(11)
+    assert all(entry[2].parts == [] for entry in bench.deadlines._heap)
+
+
+def test_a_topic_id_is_what_counts(bench: Bench) -> None:
+    client = bench.client()
+    client.append(b"a")
+    client.fetch(17, {("t", 0): 0})
+    response = client.fetched(17)
+    assert [topic.topic_id for topic in response.responses] == [IDS["t"]]
+    assert [topic_name(topic) for topic in response.responses] == ["t"]
+    bench.manager.remove_topic("t")
+    client.fetch(17, {("t", 0): 0})
+    assert parts_of(client.fetched(17))["t", 0].error_code == ErrorCode.UNKNOWN_TOPIC_ID

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from tidemill.model.errors import TidemillError
 
 WAIT_SECONDS_MAX = 180.0
-IN_THE_MIDDLE_SECONDS = 0.4
-"""From the moment a batch is planned until the kill: its tasks read and write then."""
+FILES_BEFORE_KILL = 10
+"""So many files of the batch lie in the table when it is killed: it is in the middle of its work."""
 
 
 class KilledLoad(NamedTuple):
@@ -32,7 +32,12 @@ class LoadFailed(TidemillError):
 
 
 def load_and_kill(
-    command_options: list[str], checkpoint: Path, log_path: Path, batch: int, on_wait: Callable[[str], None]
+    command_options: list[str],
+    table: Path,
+    checkpoint: Path,
+    log_path: Path,
+    batch: int,
+    on_wait: Callable[[str], None],
 ) -> KilledLoad:
     """Runs ``tidemill pipeline load`` and kills it, with SIGKILL, while it works on ``batch``.
 
@@ -49,7 +54,7 @@ def load_and_kill(
         )
     try:
         _wait_for(checkpoint / "offsets" / str(batch), process, log_path, on_wait, checkpoint)
-        time.sleep(IN_THE_MIDDLE_SECONDS)
+        _wait_for_files(table, checkpoint / "commits" / str(batch), process)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -58,6 +63,16 @@ def load_and_kill(
     planned = batches_in(checkpoint / "offsets")
     open_batches = [number for number in planned if number not in committed]
     return KilledLoad(tuple(committed), open_batches[0] if open_batches else None, time.monotonic() - began_s)
+
+
+def _wait_for_files(table: Path, committed: Path, process: subprocess.Popen[bytes]) -> None:
+    """Returns when the batch has written some files, or is over already."""
+    before = len(list(table.glob("event_date=*/*.parquet")))
+    deadline_s = time.monotonic() + WAIT_SECONDS_MAX
+    while not committed.exists() and process.poll() is None and time.monotonic() < deadline_s:
+        if len(list(table.glob("event_date=*/*.parquet"))) >= before + FILES_BEFORE_KILL:
+            return
+        time.sleep(0.01)
 
 
 def batches_in(directory: Path) -> list[int]:

@@ -123,7 +123,12 @@ class Demo:
             options += ["--schema", SCHEMAS[FLIGHTS], "--time-zone", TIME_ZONE]
             options += ["--max-offsets", str(self._offsets_a_batch()), "--group", "tidemill-demo"]
             killed = load_and_kill(
-                options, self._checkpoint(FLIGHTS), self.directory / "killed-load.log", KILLED_BATCH, tell
+                options,
+                self._table(FLIGHTS),
+                self._checkpoint(FLIGHTS),
+                self.directory / "killed-load.log",
+                KILLED_BATCH,
+                tell,
             )
             what = (
                 f"killed in micro-batch {killed.interrupted}"
@@ -194,8 +199,11 @@ class Demo:
             )
             self.results.killed = (
                 "The first run was the command tidemill pipeline load. It was killed with SIGKILL, JVM "
-                f"and all, while it worked on micro-batch {killed.interrupted}."
+                f"and all, while it wrote the files of micro-batch {killed.interrupted}."
             )
+            again = next((rows for batch, rows, _ in after if batch == killed.interrupted), 0)
+            question = "restart: messages of the killed micro-batch, when planned and when loaded again"
+            self.results.checks.append(checks.equal(question, before.get(killed.interrupted, 0), again))
         else:
             self.results.killed = "The first run was killed with SIGKILL between two micro-batches."
         self.results.batches += [MicroBatch(2, batch, rows, seconds) for batch, rows, seconds in after]

@@ -279,6 +279,10 @@ class _Run:
 
     def _send(self) -> Request:
         found = self.cluster.topic(self.topic, self.deadline)
+        if self._is_other(found.topic_id) or self.partition >= len(found.partitions):
+            # A client that is used again may remember the topic as it was: ask before losses are told.
+            self.cluster.refresh(self.deadline, [self.topic])
+            found = self.cluster.topic(self.topic, self.deadline)
         self._check_id(found.topic_id)
         if self.partition >= len(found.partitions):
             raise DataLoss(
@@ -319,8 +323,11 @@ class _Run:
             raise BrokerUnreachable(f"Fetch was refused: {code_of(error).name}", code_of(error))
         return answers[0]
 
+    def _is_other(self, current: bytes) -> bool:
+        return self.topic_id is not None and current not in (self.topic_id, ZERO_ID)
+
     def _check_id(self, current: bytes) -> None:
-        if self.topic_id is not None and current not in (self.topic_id, ZERO_ID):
+        if self.topic_id is not None and self._is_other(current):
             raise TopicRecreated(
                 f"topic {self.topic!r} was deleted and made anew: its id was {self.topic_id.hex()}, it is "
                 f"{current.hex()}; the offsets mean other records now, start again from its earliest",

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import os
 import random
+import struct
 import time
 from collections.abc import Iterator
 
 import pytest
-from hostile_frames import Stranger
-from hostile_peers import Peer, burst, check_log, make_topic, seed_of, under_attack
+from hostile_frames import Stranger, framed
+from hostile_peers import Peer, burst, check_log, honest_client, make_topic, seed_of, under_attack
 
+from tidemill.broker.registry import APIS
+from tidemill.model.errors import ErrorCode
 from tidemill.testing import Broker
 from tidemill.wire.apis import ApiKey
+from tidemill.wire.header import decode_response
 from tidemill.wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 
 FUZZ_S = float(os.environ.get("TIDEMILL_FUZZ_S") or 10)
@@ -94,3 +98,43 @@ def test_a_deleted_topic_under_attack_leaves_nothing_behind(broker: Broker) -> N
                 )
                 peer.ask(ApiKey.DELETE_TOPICS, 6, request)
             burst(broker, b"".join([stranger.frame() for _ in range(20)]))
+
+
+def test_a_broker_that_strangers_wrote_to_starts_again(broker: Broker) -> None:
+    seed = seed_of()
+    print(f"TIDEMILL_SEED={seed}")
+    with Broker({"group.max.session.timeout.ms": "10000"}) as visited:
+        stranger = Stranger(seed, "visited", make_topic(visited, "visited", 2))
+        for _ in range(2):
+            for _ in range(60):
+                burst(visited, b"".join([stranger.valid_request() for _ in range(5)]))
+                burst(visited, stranger.produce())
+            visited.kill()
+            visited.start()
+            with honest_client(visited):
+                burst(visited, stranger.valid_request())
+            assert visited.stop() == 0
+            visited.start()
+            with honest_client(visited):
+                burst(visited, stranger.valid_request())
+        check_log(visited)
+
+
+def test_apis_and_versions_that_are_not_served_end_their_connection(broker: Broker) -> None:
+    with under_attack(broker, 30):
+        for api in APIS.values():
+            for version in {api.first - 1, api.last + 1, -1, 32767, -32768} - {0}:
+                with Peer(broker) as peer:
+                    peer.socket.sendall(framed(struct.pack(">hhih", api.key, version, 7, -1) + b"\0"))
+                    if api.key == ApiKey.API_VERSIONS:
+                        # Version 0 of the answer, with the error and the versions that are served.
+                        correlation_id, response = decode_response(18, 0, peer.frame())
+                        assert correlation_id == 7
+                        assert response.error_code == ErrorCode.UNSUPPORTED_VERSION
+                        assert [one.api_key for one in response.api_keys] == [18]
+                    else:
+                        assert peer.is_closed(), (api.key, version)
+        for key in (-1, 4, 5, 6, 7, 17, 24, 28, 36, 40, 68, 99, 127, 128, 200, 32767, -32768):
+            with Peer(broker) as peer:
+                peer.socket.sendall(framed(struct.pack(">hhih", key, 0, 7, -1) + b"\0" * 8))
+                assert peer.is_closed(), key

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from tidemill.model.errors import ConfigError
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.xdist_group("spark")]
 
 
 def messages(spark: Any, *rows: tuple[str | None, datetime | None]) -> Any:

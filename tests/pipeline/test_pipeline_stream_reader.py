@@ -13,7 +13,7 @@ from tidemill.client.errors import DataLoss
 from tidemill.pipeline.options import parse_source_options
 from tidemill.pipeline.stream import TidemillStreamReader
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.xdist_group("spark")]
 
 SCHEMA = StructType([StructField("offset", LongType()), StructField("value", BinaryType())])
 

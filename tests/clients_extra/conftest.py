@@ -83,7 +83,7 @@ def node_modules() -> Path:
 @pytest.fixture(scope="session")
 def go_tests() -> Path:
     """The tests on franz-go as a program, its modules brought by go."""
-    need("go", "https://go.dev/dl or Debian: apt-get install golang")
+    need("go", "Debian: apt-get install golang")
     directory = BUILD / "go"
     directory.mkdir(parents=True, exist_ok=True)
     program = directory / "franz.test"

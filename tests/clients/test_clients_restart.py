@@ -141,7 +141,7 @@ def test_a_group_goes_on(broker: Broker, client: str) -> None:
 
 
 def described(bootstrap: str) -> tuple[str, list[str]]:
-    """State and members of the group; by a new client, as one that lost its broker may hang (librdkafka 2.16)."""
+    """State and members of the group. By a new client: librdkafka may hang when it lost its broker."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     group = admin.describe_consumer_groups(["members"])["members"].result(20)
     return group.state.name, [one.member_id for one in group.members]

@@ -88,6 +88,7 @@ class GroupService:
         self._by_number: dict[int, Shard] = {}
         self._numbers = SERVICE
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._loads: set[asyncio.Task[Any]] = set()
         self._ensuring: asyncio.Task[None] | None = None
 
     @classmethod
@@ -140,7 +141,14 @@ class GroupService:
         )
         self._shards[partition] = shard
         self._by_number[shard.number] = shard
-        self._spawn(self._load(shard))
+        load = self._spawn(self._load(shard))
+        self._loads.add(load)
+        load.add_done_callback(self._loads.discard)
+
+    async def wait_loaded(self, timeout_s: float) -> None:
+        """Waits until the partitions that are being read are in memory, at most ``timeout_s``."""
+        if self._loads:
+            await asyncio.wait(self._loads, timeout=timeout_s)
 
     def resign(self, partition: int, epoch: int | None = None) -> None:
         """Another broker leads the partition from ``epoch`` on (None: whatever the epoch)."""

@@ -51,6 +51,9 @@ log = logging.getLogger("tidemill.server")
 ALONE = 1
 """The id of a broker on its own store that was given none."""
 FLUSH_CHECK_S = 1.0
+GROUPS_LOAD_S = 0.2
+"""How long the first clients wait for groups to be read. Then they are told COORDINATOR_LOAD_IN_PROGRESS,
+which some administration clients give to their users as an error."""
 LOGS_A_TURN = 50
 """New logs that are made before the loop does its other work."""
 REMOVAL_CHECK_S = 1.0
@@ -113,6 +116,7 @@ class BrokerServer:
         registration = self._registration()
         await broker.controller.activate(registration)
         self._start_upkeep()
+        await broker.groups.wait_loaded(GROUPS_LOAD_S)
         self._listen()
         self._started = True
 

@@ -19,9 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from compare import load
 from flat import large_log
-from peers import Peer, Tidemill
+from peers import Peer, Tidemill, load
 
 READER = """
 import sys, time

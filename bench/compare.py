@@ -4,15 +4,16 @@
 
 Each round measures A, then B; a figure is the median of the rounds, and only ratios are to be trusted: the
 client shares the processors with the broker. Logs lie on tmpfs, or the disk's write-back would be measured.
+Then comes what ``flat.py`` and ``spark.py`` measure, in the same table.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
@@ -21,25 +22,26 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from peers import Kafka, Peer, Tidemill
+import flat
+import spark
+from peers import Figures, Kafka, Peer, Tidemill, load
 
-LOAD = Path(__file__).resolve().parent / "load.py"
-Figures = dict[str, float]
 
+def warm_memory(count: int) -> None:
+    """Takes and frees ``count`` bytes, so that the pages that a run will take are ready.
 
-def load(*arguments: object) -> Figures:
-    """Runs one client process."""
-    done = subprocess.run(
-        [sys.executable, str(LOAD), *map(str, arguments)], capture_output=True, text=True, timeout=300
-    )
-    if done.returncode:
-        raise SystemExit(f"bench: {' '.join(map(str, arguments))}: {done.stderr[-2000:]}")
-    figures: Figures = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    A virtual machine gives freed pages back to its host within seconds, and touching each first then costs
+    several times what writing a log does: without this, the host would be measured.
+    """
+    chunk = b"x" * (1 << 20)
+    with mmap.mmap(-1, count) as pages:
+        for _ in range(count >> 20):
+            pages.write(chunk)
 
 
 def with_cpu(peer: Peer, size: int, count: int) -> Figures:
     """Throughput, and the broker's processor seconds for a gigabyte in and out."""
+    warm_memory(3 * size * count)
     before = peer.cpu_s()
     figures = load("throughput", peer.bootstrap, count, size)
     gigabytes = size * count / 1e9
@@ -74,6 +76,8 @@ def run(rounds: int, quick: bool, only: str) -> dict[str, dict[str, Figures]]:
     jobs.append(("latency", lambda peer: load("latency", peer.bootstrap, 1000 if quick else 5000)))
     jobs = [(name, job) for name, job in jobs if only in name]
     gathered: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(dict))
+    if not jobs:
+        return {"tidemill": {}, "kafka": {}}
     base = Path("/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()) / "tidemill-bench"
     with Tidemill(base / "tidemill") as ours, Kafka(base / "kafka") as theirs:
         for peer in (ours, theirs):
@@ -105,10 +109,13 @@ def summary(gathered: dict[str, dict[str, dict[str, list[float]]]], name: str) -
     )
 
 
-def table(medians: dict[str, dict[str, Figures]]) -> str:
-    """The figures as one table in Markdown."""
+HEAD = "| axis | goal | Tidemill | against | ratio |\n|---|---|---|---|---|"
+
+
+def table(medians: dict[str, dict[str, Figures]]) -> list[str]:
+    """The figures of both brokers as lines of a table in Markdown."""
     ours, theirs = medians["tidemill"], medians["kafka"]
-    lines = ["| axis | goal | Tidemill | Apache Kafka | ratio |", "|---|---|---|---|---|"]
+    lines: list[str] = []
 
     def row(axis: str, goal: str, name: str, key: str, form: str) -> None:
         if name in ours and key in ours[name]:
@@ -128,18 +135,57 @@ def table(medians: dict[str, dict[str, Figures]]) -> str:
     row("start to first reply, s", "< 0.3 s", "start", "ready", "{:.2f}")
     row("resident memory idle, MB", "< 40 MB", "start", "idle", "{:.0f}")
     row("resident memory after, MB", "< 60 MB", "start", "after", "{:.0f}")
-    return "\n".join(lines)
+    return lines
+
+
+def flat_rows() -> list[str]:
+    """What a produce costs beside much else, against what it costs alone."""
+    lines = []
+    for name, (_, text) in flat.CASES.items():
+        (cpu, calls), (cpu_then, calls_then) = flat.compare(name, Path(tempfile.gettempdir()))
+        axis = f"a produce beside {text}"
+        lines.append(
+            f"| {axis}: CPU, µs | ≤ 1.1 | {cpu_then:.2f} | {cpu:.2f} without | {cpu_then / cpu:.2f} |"
+        )
+        lines.append(
+            f"| {axis}: system calls | ≤ 1.1 | {calls_then:.2f} | {calls:.2f} without"
+            f" | {calls_then / calls:.2f} |"
+        )
+        print("\n".join(lines[-2:]), file=sys.stderr, flush=True)
+    return lines
+
+
+def spark_rows(quick: bool) -> list[str]:
+    """Spark with our source, against Spark with its own connector."""
+    rows = spark.ROWS // 8 if quick else spark.ROWS
+    rates = spark.compare(rows)
+    million = rows / 1e6
+    return [
+        f"| Spark, {million:.0f} M rows of 100 B: {what}, rows/s | ≥ {goal} | {ours:,.0f}"
+        f" | {theirs:,.0f} its connector | {ours / theirs:.2f} |"
+        for what, goal, ours, theirs in zip(
+            ("count", "to Parquet"), ("2", "1.6"), rates["tidemill"], rates["kafka"], strict=True
+        )
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="smaller loads, for a first look")
-    parser.add_argument("--only", default="", help="measurements whose name holds this text")
-    parser.add_argument("--json", action="store_true", help="figures for machines")
+    parser.add_argument("--only", default="", help="what has this in its name; also: flat, spark")
+    parser.add_argument("--json", action="store_true", help="both brokers' figures for machines")
     options = parser.parse_args()
     medians = run(options.rounds, options.quick, options.only)
-    print(json.dumps(medians, indent=1) if options.json else table(medians))
+    if options.json:
+        print(json.dumps(medians, indent=1))
+        return
+    lines = table(medians)
+    if options.only in "flat":
+        lines += flat_rows()
+    if options.only in "spark":
+        lines += spark_rows(options.quick)
+    print("\n".join([HEAD, *lines]))
 
 
 if __name__ == "__main__":

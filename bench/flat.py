@@ -1,41 +1,60 @@
 """What a small produce costs our broker as it fills up: processor time and system calls, before and after.
 
-    python bench/flat.py
+    python bench/flat.py [--only topics|connections|log] [--data DIR]
 
-Each case measures the same load twice on one broker: fresh, then with a log of 10 GB (made as a sparse
-directory of sealed segments beside a written tail), 1,000 idle topics, or 500 idle connections. The median
-of five turns each, and their ratio: 1.00 is flat.
+Two brokers take the same load in turn: one with a log of 1 GB and nothing else, one that has a log of 10 GB,
+1,000 idle topics, or 500 idle connections besides. The medians of the turns, and their ratio: 1.00 is flat.
+System calls are counted by ``perf`` where it is there and may, else the file calls that the kernel counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
+import signal
 import statistics
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from compare import load
 from load import connect, idle_fetch, topic
-from peers import Peer, Tidemill
+from peers import Peer, Tidemill, load
 
 TURNS = 5
 SECONDS = 2.0
 
 
+def counted_calls(peer: Peer) -> subprocess.Popen[str] | None:
+    """A ``perf`` that counts the broker's system calls until it is interrupted; None where it may not."""
+    if shutil.which("perf") is None:
+        return None
+    counting = subprocess.Popen(
+        ["perf", "stat", "-x,", "-e", "raw_syscalls:sys_enter", "-p", str(peer.pid)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(0.3)
+    return counting if counting.poll() is None else None
+
+
 def cost(peer: Peer) -> tuple[float, float]:
     """Microseconds of processor time and system calls of one small produce."""
+    counting = counted_calls(peer)
     cpu, calls = peer.cpu_s(), peer.system_calls()
     done = load("requests", peer.bootstrap, 16, 5, SECONDS)["requests"] * SECONDS
-    return (peer.cpu_s() - cpu) / done * 1e6, (peer.system_calls() - calls) / done
-
-
-def medians(peer: Peer) -> tuple[float, float]:
-    turns = [cost(peer) for _ in range(TURNS)]
-    return statistics.median(one[0] for one in turns), statistics.median(one[1] for one in turns)
+    used_us, called = (peer.cpu_s() - cpu) / done * 1e6, float(peer.system_calls() - calls)
+    if counting is not None:
+        counting.send_signal(signal.SIGINT)
+        first = counting.communicate()[1].split(",")[0]
+        called = float(first) if first.isdigit() else called
+    return used_us, called / done
 
 
 def idle_topics(peer: Peer) -> None:
@@ -53,11 +72,11 @@ def idle_connections(peer: Peer) -> None:
         one.sendall(idle_fetch(name))
 
 
-def large_log(peer: Peer, gigabytes: int) -> None:
-    """Writes a log of so many gigabytes to one topic, in batches of 900 KB."""
+def large_log(peer: Peer, gigabytes: int, name: str = "large-log") -> None:
+    """Writes so many gigabytes to a new topic, in batches of 900 KB."""
     from confluent_kafka import Producer
 
-    name = topic(peer.bootstrap, "large-log")
+    topic(peer.bootstrap, name)
     producer = Producer({"bootstrap.servers": peer.bootstrap, "linger.ms": 5, "batch.size": 1_000_000})
     value = b"x" * 10_000
     for number in range(gigabytes * 100_000):
@@ -72,29 +91,45 @@ def large_log(peer: Peer, gigabytes: int) -> None:
 
 CASES: dict[str, tuple[Callable[[Peer], None], str]] = {
     "topics": (idle_topics, "1,000 idle topics"),
-    "connections": (idle_connections, "500 idle connections, each with a fetch that waits"),
-    "log": (lambda peer: large_log(peer, 10), "10 GB more in the data directory"),
+    "connections": (idle_connections, "500 idle connections"),
+    "log": (lambda peer: large_log(peer, 9, "larger-log"), "a log of 10 GB, not 1 GB"),
 }
+
+
+def compare(name: str, data: Path) -> tuple[list[float], list[float]]:
+    """The medians of (CPU in µs, calls), of a broker with 1 GB and of one that is filled as well."""
+    few, many = Tidemill(data / f"tidemill-flat-{name}-few"), Tidemill(data / f"tidemill-flat-{name}-many")
+    with few, many:
+        for peer in (few, many):
+            large_log(peer, 1)
+        CASES[name][0](many)
+        # What was filled in is on the disk before the clock runs: its write-back is nobody's produce.
+        os.sync()
+        turns: dict[Peer, list[tuple[float, float]]] = {few: [], many: []}
+        for turn in range(TURNS + 1):
+            for peer in (few, many):
+                figures = cost(peer)
+                if turn:
+                    turns[peer].append(figures)
+    return median_of(turns[few]), median_of(turns[many])
+
+
+def median_of(turns: list[tuple[float, float]]) -> list[float]:
+    return [statistics.median(column) for column in zip(*turns, strict=True)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", default=tempfile.gettempdir(), help="where the data directory is made")
-    parser.add_argument("--only", default="")
+    parser.add_argument("--data", default=tempfile.gettempdir(), help="where the data directories are made")
+    parser.add_argument("--only", default="", choices=["", *CASES])
     options = parser.parse_args()
-    print("| beside | CPU µs, fresh | CPU µs, then | ratio | calls, fresh | calls, then | ratio |")
+    print("| beside | CPU µs, without | with | ratio | calls, without | with | ratio |")
     print("|---|---|---|---|---|---|---|")
-    for name, (fill, text) in CASES.items():
-        if options.only not in name:
-            continue
-        with Tidemill(Path(options.data) / f"tidemill-flat-{name}") as peer:
-            load("requests", peer.bootstrap, 16, 5, SECONDS)
-            cpu, calls = medians(peer)
-            fill(peer)
-            cpu_then, calls_then = medians(peer)
+    for name in [options.only] if options.only else CASES:
+        (cpu, calls), (cpu_then, calls_then) = compare(name, Path(options.data))
         print(
-            f"| {text} | {cpu:.2f} | {cpu_then:.2f} | {cpu_then / cpu:.2f}"
-            f" | {calls:.2f} | {calls_then:.2f} | {calls_then / calls:.2f} |",
+            f"| {CASES[name][1]} | {cpu:.2f} | {cpu_then:.2f} | {cpu_then / cpu:.2f}"
+            f" | {calls:.3f} | {calls_then:.3f} | {calls_then / calls:.2f} |",
             flush=True,
         )
 

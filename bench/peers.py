@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -14,30 +15,23 @@ from types import TracebackType
 
 KAFKA_VERSION = "4.3.1"
 ROOT = Path(__file__).resolve().parent.parent
-BUILD = ROOT / "build" / "kafka"
-POM = """<project><modelVersion>4.0.0</modelVersion><groupId>bench</groupId><artifactId>kafka</artifactId>
-<version>1</version><dependencies>
-<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{version}</version></dependency>
-<dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version></dependency>
-</dependencies></project>
+BUILD = ROOT / "build"
+POM = """<project><modelVersion>4.0.0</modelVersion><groupId>bench</groupId><artifactId>jars</artifactId>
+<version>1</version><dependencies>{}</dependencies></project>
 """
+DEPENDENCY = """
+<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"""
 
 
-def kafka_jars(version: str = KAFKA_VERSION) -> Path:
-    """The directory of Apache Kafka's jars, brought by Maven when it is not there yet."""
-    given = os.environ.get("TIDEMILL_KAFKA_LIBS")
-    if given:
-        return Path(given)
-    directory = BUILD / version
+def maven_jars(directory: Path, *artifacts: str) -> Path:
+    """A directory of jars, brought by Maven when they are not there yet: artifacts as group:name:version."""
     done = directory / ".complete"
     if not done.exists():
         if shutil.which("mvn") is None or shutil.which("java") is None:
-            raise SystemExit(
-                "bench: Apache Kafka needs Maven and Java (apt-get install maven), or its jars in the"
-                " directory that TIDEMILL_KAFKA_LIBS names"
-            )
+            raise SystemExit("bench: Maven and Java are needed (apt-get install maven)")
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "pom.xml").write_text(POM.format(version=version))
+        wanted = "".join(DEPENDENCY.format(*artifact.split(":")) for artifact in artifacts)
+        (directory / "pom.xml").write_text(POM.format(wanted))
         subprocess.run(
             ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=libs"],
             cwd=directory,
@@ -45,6 +39,33 @@ def kafka_jars(version: str = KAFKA_VERSION) -> Path:
         )
         done.touch()
     return directory / "libs"
+
+
+def kafka_jars(version: str = KAFKA_VERSION) -> Path:
+    """The directory of Apache Kafka's jars."""
+    given = os.environ.get("TIDEMILL_KAFKA_LIBS")
+    if given:
+        return Path(given)
+    return maven_jars(
+        BUILD / "kafka" / version,
+        f"org.apache.kafka:kafka_2.13:{version}",
+        "org.slf4j:slf4j-simple:1.7.36",
+    )
+
+
+LOAD = Path(__file__).resolve().parent / "load.py"
+Figures = dict[str, float]
+
+
+def load(*arguments: object) -> Figures:
+    """Runs one client process."""
+    done = subprocess.run(
+        [sys.executable, str(LOAD), *map(str, arguments)], capture_output=True, text=True, timeout=300
+    )
+    if done.returncode:
+        raise SystemExit(f"bench: {' '.join(map(str, arguments))}: {done.stderr[-2000:]}")
+    figures: Figures = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def free_port() -> int:

@@ -1,23 +1,37 @@
-"""Spark reading one topic: with our source, and with Spark's own Kafka connector.
+"""Spark reading one topic: with our source, and with Spark's own Kafka connector, in turn.
 
-    JARS=a.jar,b.jar python bench/spark.py BOOTSTRAP TOPIC ROWS
+    python bench/spark.py [--rows 8000000] [--bootstrap HOST:PORT] [--installed]
 
-The topic holds ROWS messages (``bench/spark.py fill BOOTSTRAP TOPIC ROWS`` writes them, 100 B each, 4
-partitions). Without ``JARS`` only our source is measured. The connector needs spark-sql-kafka-0-10,
-spark-token-provider-kafka-0-10, kafka-clients and commons-pool2 of the version of PySpark.
+Fills a topic of 4 partitions with messages of 100 B on a broker of its own (or the given one), then
+counts it and writes it to Parquet with both. PySpark 4.0.0 comes from PyPI and the connector's jars from
+Maven Central, into ``build/``. ``--installed`` measures our source alone, with the PySpark that is installed.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
-ROUNDS = 4
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from peers import BUILD, ROOT, Tidemill, maven_jars
+
+ROUNDS = 3
+ROWS = 8_000_000
+VERSION = "4.0.0"
+"""Of PySpark: for later ones a jar that the connector needs is not in Maven Central."""
+TOPIC = "spark-bench"
+Rates = dict[str, tuple[float, float]]
 
 
 def fill(bootstrap: str, topic: str, rows: int) -> None:
@@ -79,28 +93,74 @@ def measure(spark: Any, source: str, bootstrap: str, topic: str, rows: int, out:
     return rows / counted_s, rows / (time.perf_counter() - begin)
 
 
-def main(arguments: list[str]) -> None:
-    if len(arguments) == 4 and arguments[0] == "fill":
-        fill(arguments[1], arguments[2], int(arguments[3]))
-        return
-    if len(arguments) != 3:
-        raise SystemExit(__doc__)
-    bootstrap, topic, rows = arguments[0], arguments[1], int(arguments[2])
+def measure_all(bootstrap: str, rows: int, sources: list[str]) -> Rates:
+    """By source: the medians of rows a second, counted and to Parquet, after one round that warms up."""
     out = tempfile.mkdtemp(prefix="tidemill-spark-")
-    sources = ["tidemill", *(["kafka"] if os.environ.get("JARS") else [])]
     spark = session()
     rates: dict[str, list[tuple[float, float]]] = {source: [] for source in sources}
-    for turn in range(ROUNDS):
+    for turn in range(ROUNDS + 1):
         for source in sources:
-            figures = measure(spark, source, bootstrap, topic, rows, out)
+            figures = measure(spark, source, bootstrap, TOPIC, rows, out)
+            print(f"{source}: {figures[0]:,.0f} {figures[1]:,.0f}", file=sys.stderr, flush=True)
             if turn:
                 rates[source].append(figures)
+    spark.stop()
     shutil.rmtree(out, ignore_errors=True)
+    return {
+        source: (statistics.median(of[0] for of in turns), statistics.median(of[1] for of in turns))
+        for source, turns in rates.items()
+    }
+
+
+def pyspark_and_jars() -> dict[str, str]:
+    """The environment in which PySpark and the connector of ``VERSION`` are found; brought when missing."""
+    directory = BUILD / f"pyspark-{VERSION}"
+    if not (directory / "pyspark").exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(directory)]
+        subprocess.run([*pip, f"pyspark=={VERSION}"], check=True)
+    jars = maven_jars(
+        BUILD / f"spark-kafka-{VERSION}", f"org.apache.spark:spark-sql-kafka-0-10_2.13:{VERSION}"
+    )
+    # What Spark brings itself must not come twice.
+    kinds = ("spark-sql-kafka", "spark-token-provider", "kafka-clients", "commons-pool2")
+    needed = [str(jar) for jar in sorted(jars.iterdir()) if jar.name.startswith(kinds)]
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{directory}{os.pathsep}{ROOT / 'src'}",
+        "PYSPARK_PYTHON": sys.executable,
+        "JARS": ",".join(needed),
+    }
+
+
+def compare(rows: int, bootstrap: str | None = None, installed: bool = False) -> Rates:
+    """Fills a topic and measures it in a process with the right PySpark."""
+    shared = Path("/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir())
+    own = Tidemill(shared / "tidemill-bench-spark") if bootstrap is None else None
+    with own or nullcontext():
+        address = bootstrap or (own.bootstrap if own else "")
+        fill(address, TOPIC, rows)
+        command = [sys.executable, __file__, "--here", "--rows", str(rows), "--bootstrap", address]
+        environment = dict(os.environ) if installed else pyspark_and_jars()
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    found: Rates = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--bootstrap", help="a broker that is there already")
+    parser.add_argument("--installed", action="store_true", help="only our source, PySpark as installed")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.here:
+        sources = ["tidemill", *(["kafka"] if os.environ.get("JARS") else [])]
+        print(json.dumps(measure_all(options.bootstrap, options.rows, sources)))
+        return
     print("| source | count, rows/s | to Parquet, rows/s |\n|---|---|---|")
-    for source, figures_of in rates.items():
-        count, parquet = (statistics.median(column) for column in zip(*figures_of, strict=True))
+    for source, (count, parquet) in compare(options.rows, options.bootstrap, options.installed).items():
         print(f"| {source} | {count:,.0f} | {parquet:,.0f} |")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

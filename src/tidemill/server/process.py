@@ -30,6 +30,8 @@ FILES_WANTED = 65_536
 """Descriptors that the soft limit is raised to, where the hard one allows it."""
 FILES_FEW = 4_096
 """Below this the operator is told: every partition holds a file open, every client a socket."""
+MALLOC_OPTIONS = ((-1, 16 << 20), (-2, 1 << 20), (-3, 4 << 20))
+"""M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_THRESHOLD of glibc's mallopt(3), in bytes."""
 FORCED = 130
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -164,6 +166,19 @@ def raise_file_limit() -> int:
     return soft
 
 
+def keep_freed_memory() -> None:
+    """Tells glibc to keep some megabytes that were freed: receiving takes and frees large buffers all the time,
+    and the kernel would clear their pages anew each time, a tenth of the broker's processor time."""
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    tune = getattr(ctypes.CDLL(None), "mallopt", None)
+    if tune is not None:
+        for option, value in MALLOC_OPTIONS:
+            tune(option, value)
+
+
 async def _run(config: BrokerConfig, start: Start) -> int:
     from tidemill.server.app import BrokerServer
 
@@ -182,6 +197,7 @@ async def _run(config: BrokerConfig, start: Start) -> int:
         metrics_port = endpoint.port if endpoint is not None else None
         announce(config, server.listeners, metrics_port, quiet=start.quiet)
         tell_ready(server.listeners, metrics_port, start.ready_descriptor, start.ready_file)
+        keep_freed_memory()
         # What lives now lives as long as the broker: the collector need not look at it again.
         gc.freeze()
         gc.enable()

@@ -169,7 +169,7 @@ def raise_file_limit() -> int:
 def keep_freed_memory() -> None:
     """Tells glibc to keep some megabytes that were freed.
 
-    Receiving takes and frees large buffers all the time, and the kernel would clear their pages anew each time:
+    Receiving takes and frees large buffers all the time, and the kernel would clear their pages each time:
     a tenth of the broker's processor time.
     """
     if sys.platform != "linux":

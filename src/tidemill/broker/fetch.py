@@ -1,71 +1,35 @@
-"""The way of a fetch request: decode, look up, answer now or wait. Version 4 to 18; compiled.
+"""The way of a fetch request: decode, look up, answer now or wait. Compiled.
 
-    request  = replica i32 (to v14), wait i32, min bytes i32, max bytes i32, isolation i8, session id and
-               epoch i32 (v7), topics[name (to v12) or id (v13), partitions[index i32, leader epoch i32 (v9),
-               offset i64, last fetched epoch i32 (v12), log start i64 (v5), max bytes i32]],
-               forgotten topics (v7), rack (v11)
-    response = throttle i32, error i16 and session id i32 (v7), topics[name or id, partitions[index i32,
-               error i16, high watermark i64, last stable offset i64, log start i64 (v5), aborted
-               transactions, preferred replica i32 (v11), records]]
-
-Compact lengths and tagged fields from v12 on. Records are never read here: a reply is made of its fields
-as ``bytes`` and of ranges of log files.
+The layout of request and reply is in :mod:`tidemill.broker.fetch_codec`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
-from librt.strings import (
-    BytesWriter,
-    read_i32_be,
-    read_i64_be,
-    write_i16_be,
-    write_i32_be,
-    write_i64_be,
-)
 from mypy_extensions import i16, i32, i64
 
-from tidemill.broker.fetch_sessions import FetchPart, FetchSession, FetchSessions
-from tidemill.log.segment import Slice
-from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
-from tidemill.net.connection import Connection, FileRange, Reply
-from tidemill.net.deadlines import Deadlines
-from tidemill.replication.partition import FetchWaiter, Partition, TopicTable
-from tidemill.wire.fast import (
-    ITEMS_MAX,
-    check_end,
-    check_items,
-    read_length,
-    set_i32,
+from tidemill.broker.fetch_codec import (
+    BY_ID,
+    FetchFields,
+    decode,
+    encode,
+    encode_error,
 )
-from tidemill.wire.primitives import append_uvarint, read_uvarint, skip_tag_section
-
-FIRST_VERSION: Final = 4
-LAST_VERSION: Final = 18
-FLEXIBLE: Final = 12
-BY_ID: Final = 13
-REPLICA_STATE_TAG: Final = 1
+from tidemill.broker.fetch_sessions import FetchPart, FetchSessions
+from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
+from tidemill.net.connection import Connection, Reply
+from tidemill.net.deadlines import Deadlines
+from tidemill.replication.partition import Partition, TopicTable
 
 
-class FetchRequest(FetchWaiter):
+class FetchRequest(FetchFields):
     """A decoded request; it waits on its partitions when there is too little to answer with."""
 
     def __init__(self, path: FetchPath, connection: Connection, version: i16, correlation_id: i32) -> None:
+        super().__init__(version, correlation_id)
         self.path = path
         self.connection = connection
-        self.version: i16 = version
-        self.correlation_id: i32 = correlation_id
-        self.replica_id: i32 = -1
-        self.wait_ms: i64 = 0
-        self.bytes_min: i64 = 0
-        self.bytes_max: i64 = 0
-        self.isolation: i32 = 0
-        self.session_id: i32 = 0
-        self.session_epoch: i32 = -1
-        self.parts: list[FetchPart] = []
-        self.forgotten: list[FetchPart] = []
-        self.session: FetchSession | None = None
         self.reply: Reply | None = None
         self.found_bytes: i64 = 0
         self.at_once = False
@@ -272,248 +236,3 @@ class FetchPath:
         else:
             request.let_go()
         place.complete(reply)
-
-
-def decode(request: FetchRequest, data: bytes, position: i64, end: i64) -> None:
-    """Reads a request. IndexError or ProtocolError when it is none."""
-    version = request.version
-    flexible = version >= FLEXIBLE
-    if version <= 14:
-        request.replica_id = read_i32_be(data, position)
-        position += 4
-    request.wait_ms = i64(read_i32_be(data, position))
-    request.bytes_min = i64(read_i32_be(data, position + 4))
-    request.bytes_max = i64(read_i32_be(data, position + 8))
-    request.isolation = i32(data[position + 12])
-    position += 13
-    if version >= 7:
-        request.session_id = read_i32_be(data, position)
-        request.session_epoch = read_i32_be(data, position + 4)
-        position += 8
-    topics, position = read_length(data, position, end, flexible, True)
-    left: i64 = ITEMS_MAX - topics
-    while topics > 0:
-        position = decode_topic(request.parts, data, position, end, version, left)
-        topics -= 1
-    if version >= 7:
-        topics, position = read_length(data, position, end, flexible, True)
-        left -= topics
-        while topics > 0:
-            position = decode_forgotten(request.forgotten, data, position, end, version, left)
-            topics -= 1
-    if version >= 11:
-        length, position = read_length(data, position, end, flexible, False)
-        if length > 0:
-            position += length
-    if flexible:
-        position = decode_tags(request, data, position, end)
-    check_end(position, end)
-
-
-def decode_tags(request: FetchRequest, data: bytes, position: i64, end: i64) -> i64:
-    """The tagged fields of a request: who follows (v15), which cluster is meant."""
-    count, position = read_uvarint(data, position, end)
-    while count > 0:
-        tag, position = read_uvarint(data, position, end)
-        size, position = read_uvarint(data, position, end)
-        if position + size > end:
-            raise IndexError("a tagged field reaches beyond the request")
-        if tag == REPLICA_STATE_TAG and size >= 4 and request.version >= 15:
-            request.replica_id = read_i32_be(data, position)
-        position += size
-        count -= 1
-    return position
-
-
-def decode_key(data: bytes, position: i64, end: i64, version: i16) -> tuple[bytes, i64]:
-    """A topic's name or id, and the position after it."""
-    if version >= BY_ID:
-        if end - position < 16:
-            raise IndexError("the request ends inside a topic id")
-        return data[position : position + 16], position + 16
-    length, position = read_length(data, position, end, version >= FLEXIBLE, False)
-    if length < 0:
-        raise IndexError("a topic's name is null")
-    return data[position : position + length], position + length
-
-
-def decode_topic(
-    parts: list[FetchPart], data: bytes, position: i64, end: i64, version: i16, count_max: i64
-) -> i64:
-    """Reads one topic's partitions, behind those in ``parts``; the position after them."""
-    flexible = version >= FLEXIBLE
-    key, position = decode_key(data, position, end, version)
-    count, position = read_length(data, position, end, flexible, True)
-    check_items(count, count_max - len(parts))
-    while count > 0:
-        part = FetchPart(key, read_i32_be(data, position))
-        position += 4
-        if version >= 9:
-            part.leader_epoch = i64(read_i32_be(data, position))
-            position += 4
-        part.offset = read_i64_be(data, position)
-        position += 8
-        if version >= 12:
-            part.last_fetched_epoch = i64(read_i32_be(data, position))
-            position += 4
-        if version >= 5:
-            position += 8
-        part.bytes_max = i64(read_i32_be(data, position))
-        position += 4
-        if flexible:
-            position = skip_tag_section(data, position, end)
-        parts.append(part)
-        count -= 1
-    if flexible:
-        position = skip_tag_section(data, position, end)
-    return position
-
-
-def decode_forgotten(
-    parts: list[FetchPart], data: bytes, position: i64, end: i64, version: i16, count_max: i64
-) -> i64:
-    """Reads what the session shall forget of one topic; the position after it."""
-    flexible = version >= FLEXIBLE
-    key, position = decode_key(data, position, end, version)
-    count, position = read_length(data, position, end, flexible, True)
-    check_items(count, count_max - len(parts))
-    while count > 0:
-        parts.append(FetchPart(key, read_i32_be(data, position)))
-        position += 4
-        count -= 1
-    if flexible:
-        position = skip_tag_section(data, position, end)
-    return position
-
-
-def encode_head(request: FetchRequest, error: i16, session_id: i32) -> BytesWriter:
-    """The reply up to its topics; the size is set at the end."""
-    out = BytesWriter()
-    write_i32_be(out, 0)
-    write_i32_be(out, request.correlation_id)
-    if request.version >= FLEXIBLE:
-        out.append(0)
-    write_i32_be(out, 0)
-    if request.version >= 7:
-        write_i16_be(out, error)
-        write_i32_be(out, session_id)
-    return out
-
-
-def encode_error(request: FetchRequest, error: i16) -> bytes:
-    """A reply that carries nothing but an error of the session."""
-    out = encode_head(request, error, 0)
-    if request.version >= FLEXIBLE:
-        append_uvarint(out, 1)
-        out.append(0)
-    else:
-        write_i32_be(out, 0)
-    set_i32(out, 0, len(out) - 4)
-    return out.getvalue()
-
-
-def count_topics(parts: list[FetchPart]) -> i64:
-    """How many runs of partitions of the same topic there are."""
-    count: i64 = 0
-    key = b""
-    for part in parts:
-        if count == 0 or part.key != key:
-            key = part.key
-            count += 1
-    return count
-
-
-def encode(request: FetchRequest, parts: list[FetchPart]) -> list[Any]:
-    """The reply: ``bytes`` and file ranges in turn."""
-    version = request.version
-    flexible = version >= FLEXIBLE
-    session = request.session
-    out = encode_head(request, 0, 0 if session is None else session.session_id)
-    topics = count_topics(parts)
-    if flexible:
-        append_uvarint(out, topics + 1)
-    else:
-        write_i32_be(out, i32(topics))
-    pieces: list[Any] = []
-    ranges: i64 = 0
-    written: i64 = 0
-    index: i64 = 0
-    total: i64 = len(parts)
-    while index < total:
-        key = parts[index].key
-        run = index
-        while run < total and parts[run].key == key:
-            run += 1
-        if version < BY_ID:
-            if flexible:
-                append_uvarint(out, len(key) + 1)
-            else:
-                write_i16_be(out, i16(len(key)))
-        out.write(key)
-        if flexible:
-            append_uvarint(out, run - index + 1)
-        else:
-            write_i32_be(out, i32(run - index))
-        while index < run:
-            part = parts[index]
-            encode_part(out, part, request)
-            slice_ = part.slice
-            if slice_ is not None and slice_.size > 0:
-                pieces.append(out.getvalue())
-                written += len(out)
-                out = BytesWriter()
-                pieces.append(file_range(part, slice_))
-                ranges += slice_.size
-            if flexible:
-                out.append(0)
-            index += 1
-        if flexible:
-            out.append(0)
-    if flexible:
-        out.append(0)
-    pieces.append(out.getvalue())
-    written += len(out)
-    return with_size(pieces, written + ranges - 4)
-
-
-def with_size(pieces: list[Any], size: i64) -> list[Any]:
-    """Puts the size of the whole reply at its head."""
-    head = BytesWriter()
-    write_i32_be(head, i32(size))
-    first: bytes = pieces[0]
-    head.write(first[4:])
-    pieces[0] = head.getvalue()
-    return pieces
-
-
-def file_range(part: FetchPart, found: Slice) -> FileRange:
-    """The range to send; what was not appended just now may have to come from the disk."""
-    partition = part.partition
-    if partition is not None:
-        partition.bytes_out += found.size
-    return FileRange(found.file, found.position, found.size, not found.recent)
-
-
-def encode_part(out: BytesWriter, part: FetchPart, request: FetchRequest) -> None:
-    """One partition's answer up to its records."""
-    version = request.version
-    flexible = version >= FLEXIBLE
-    write_i32_be(out, part.index)
-    write_i16_be(out, part.error)
-    write_i64_be(out, part.high_watermark)
-    write_i64_be(out, part.last_stable_offset)
-    if version >= 5:
-        write_i64_be(out, part.log_start)
-    # Aborted transactions: null unless they were asked for.
-    if flexible:
-        append_uvarint(out, 1 if request.isolation == 1 else 0)
-    else:
-        write_i32_be(out, 0 if request.isolation == 1 else -1)
-    if version >= 11:
-        write_i32_be(out, -1)
-    slice_ = part.slice
-    size: i64 = 0 if slice_ is None else slice_.size
-    if flexible:
-        append_uvarint(out, size + 1)
-    else:
-        write_i32_be(out, i32(size))

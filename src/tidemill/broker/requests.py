@@ -11,7 +11,7 @@ from typing import Any, Final
 from librt.strings import read_i16_be, read_i32_be
 from mypy_extensions import i16, i64
 
-from tidemill.broker import fetch, produce
+from tidemill.broker import fetch_codec, produce
 from tidemill.broker.fetch import FetchPath
 from tidemill.broker.produce import ProducePath
 from tidemill.model.errors import ProtocolError
@@ -51,7 +51,7 @@ class Requests(FrameHandler):
         if api_key == PRODUCE and produce.FIRST_VERSION <= version <= produce.LAST_VERSION:
             self.counts[PRODUCE] += 1
             self.take(connection, data, start, end, version, True)
-        elif api_key == FETCH and fetch.FIRST_VERSION <= version <= fetch.LAST_VERSION:
+        elif api_key == FETCH and fetch_codec.FIRST_VERSION <= version <= fetch_codec.LAST_VERSION:
             self.counts[FETCH] += 1
             self.take(connection, data, start, end, version, False)
         else:
@@ -83,7 +83,7 @@ class Requests(FrameHandler):
                 body = skip_tag_section(data, body, end)
             self.produces.handle(connection, data, body, end, version, correlation_id)
         else:
-            if version >= fetch.FLEXIBLE:
+            if version >= fetch_codec.FLEXIBLE:
                 body = skip_tag_section(data, body, end)
             self.fetches.handle(connection, data, body, end, version, correlation_id)
 

@@ -34,10 +34,11 @@ run: setup ## does the main job on real data: broker, topics, Spark, Parquet, ch
 	$(BIN)/python -m tidemill.pipeline.demo
 
 test: setup ## passes the tests
+	$(BIN)/python tests/system_programs.py
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 clients: setup ## tries clients in Java, Go and JavaScript, and Kafka's own tools; brings them below build/clients
-	$(BIN)/python -m pytest -q -m clients tests/clients_extra
+	export TIDEMILL_KAFKA_LIBS="$$($(BIN)/python bench/peers.py)" && $(BIN)/python -m pytest -q -m clients tests
 
 check: setup ## lint, formatting, types and import rules
 	$(BIN)/ruff check .

@@ -1,4 +1,7 @@
-"""The brokers that are compared: ours and Apache Kafka, each as a process with a clean directory."""
+"""The brokers that are compared: ours and Apache Kafka, each as a process with a clean directory.
+
+Run as a program, it brings Apache Kafka's jars and prints where they are.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,7 @@ def maven_jars(directory: Path, *artifacts: str) -> Path:
             ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=libs"],
             cwd=directory,
             check=True,
+            stdout=subprocess.DEVNULL,
         )
         done.touch()
     return directory / "libs"
@@ -49,6 +53,7 @@ def kafka_jars(version: str = KAFKA_VERSION) -> Path:
     return maven_jars(
         BUILD / "kafka" / version,
         f"org.apache.kafka:kafka_2.13:{version}",
+        f"org.apache.kafka:kafka-tools:{version}",
         "org.slf4j:slf4j-simple:1.7.36",
     )
 
@@ -226,3 +231,7 @@ class Kafka(Peer):
         java = self._java()
         options = ["-Xms1G", "-Xmx1G", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]
         return [java[0], *options, *java[1:], "kafka.Kafka", str(self.properties)], {}
+
+
+if __name__ == "__main__":
+    print(kafka_jars())

@@ -160,3 +160,20 @@ def test_a_thousand_partitions_start_in_well_under_a_second(
     assert again.warnings == []
     print(f"\n1000 partitions: {took:.3f} s")
     assert took < 3.0  # on an idle machine well under one
+
+
+def test_a_directory_that_cannot_be_used_at_the_start_is_put_aside(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    bad.write_text("in its place")
+    manager = opened(good, bad)
+    assert [directory.path for directory in manager.working] == [str(good)]
+    assert any(str(bad) in warning for warning in manager.warnings)
+    assert manager.create(TopicPartition("new", 0), TOPIC_ID, LogConfig(), NOW).directory == f"{good}/new-0"
+    assert manager.close(NOW, {}) == []
+
+
+def test_the_start_ends_when_no_directory_can_be_used(tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+    bad.write_text("in its place")
+    with pytest.raises(StorageError, match=str(bad)):
+        opened(bad)

@@ -13,7 +13,7 @@ import pytest
 from tidemill.log.config import LogConfig
 from tidemill.log.manager import LogManager
 from tidemill.model.clock import SystemClock
-from tidemill.model.errors import KafkaError, StorageError
+from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, parse_batch
 from tidemill.records.builder import build_batch
@@ -261,6 +261,11 @@ def test_a_partition_that_may_lie_in_a_failed_directory_is_not_made_elsewhere() 
         states = [PartitionState(0, NODE, 0, (NODE,), (NODE,))]
         with pytest.raises(StorageError, match="/disk/a"):
             stage.replicas.put_topic("known", b"k" * 16, False, states, LogConfig())
+        known = stage.partition("known")
+        for ask in (lambda: known.check_leader(-1), lambda: known.append([made()], -1, 0)):
+            with pytest.raises(KafkaError, match="/disk/a") as caught:
+                ask()
+            assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR
         (new,) = stage.topic("new")
         assert new.log.directory == "/disk/b/new-0"
 

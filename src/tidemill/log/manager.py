@@ -3,15 +3,13 @@
 Nothing here has a timer or a thread: the broker calls these methods from its loop, and runs what waits for
 the disk (:class:`~tidemill.log.flush.FlushJob`, :func:`~tidemill.log.removals.remove_path`) in a thread.
 
-A data directory whose disk fails is put aside (:meth:`LogManager.fail_directory`): its partitions are
-offline, all others never notice.
+The directories themselves are in :mod:`tidemill.log.directories`.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from tidemill.log.checkpoints import (
     CheckpointDamaged,
@@ -24,16 +22,14 @@ from tidemill.log.checkpoints import (
     write_partition_metadata,
 )
 from tidemill.log.config import LogConfig
+from tidemill.log.directories import DataDirectories, DataDirectory
 from tidemill.log.errors import storage_error
 from tidemill.log.flush import FlushJob
 from tidemill.log.log import Log
-from tidemill.log.meta import DirectoryMeta, new_id, read_meta, write_meta
 from tidemill.log.names import (
     CLEAN_SHUTDOWN,
     HIGH_WATERMARKS,
-    LOCK,
     LOG_STARTS,
-    META_PROPERTIES,
     METADATA_DIRECTORY,
     PARTITION_METADATA,
     RECOVERY_POINTS,
@@ -45,35 +41,15 @@ from tidemill.log.names import (
 from tidemill.log.recovery import Opening
 from tidemill.log.removals import Removals, remove_path
 from tidemill.log.retention import POLICIES, Policy, expired_segments
-from tidemill.model.errors import ConfigError, StorageError
+from tidemill.model.errors import StorageError
 from tidemill.model.ports import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 
 PRODUCER_EXPIRATION_MS: Final = 24 * 60 * 60 * 1000
 
 
-class DataDirectory:
-    """One of the broker's ``log.dirs``. ``failure`` is empty while it works."""
-
-    __slots__ = ("clean", "failure", "lock", "logs", "meta", "path", "recovery_points", "start_offsets")
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.failure = ""
-        self.clean = False
-        self.lock: Any = None
-        self.meta: DirectoryMeta | None = None
-        self.logs: dict[TopicPartition, Log] = {}
-        self.recovery_points: dict[TopicPartition, int] = {}
-        self.start_offsets: dict[TopicPartition, int] = {}
-
-    def file(self, name: str) -> str:
-        """The path of a file in this directory."""
-        return f"{self.path}/{name}"
-
-
-class LogManager:
-    """The logs of one broker by partition: :attr:`logs`. ``warnings`` collects what loading met."""
+class LogManager(DataDirectories):
+    """The logs of one broker by partition: :attr:`logs`."""
 
     def __init__(
         self,
@@ -83,121 +59,12 @@ class LogManager:
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
         policies: Iterable[Policy] = POLICIES,
     ) -> None:
-        self.files = files
-        self.directories = [DataDirectory(os.path.abspath(path)) for path in directories]
-        if len({directory.path for directory in self.directories}) != len(self.directories):
-            raise ConfigError(
-                f"log.dirs names a directory twice: {', '.join(d.path for d in self.directories)}"
-            )
+        super().__init__(files, directories)
         self.producer_expiration_ms = producer_expiration_ms
         self.policies = tuple(policies)
-        self.logs: dict[TopicPartition, Log] = {}
         self.high_watermarks: dict[TopicPartition, int] = {}
         self.removals = Removals()
-        self.warnings: list[str] = []
         self.recovered_bytes = 0
-
-    # -- taking the directories
-
-    def lock(self) -> None:
-        """Makes the data directories where they are missing, and takes their locks.
-
-        Raises StorageError, with one line, when one cannot be used or another process holds it.
-        """
-        for directory in self.directories:
-            try:
-                self._make_directory(directory.path)
-                directory.lock = self.files.lock(directory.file(LOCK))
-            except BlockingIOError:
-                self.unlock()
-                raise StorageError(
-                    f"the data directory {directory.path} is in use by another broker (it holds {LOCK}): "
-                    "stop that one, or give this one a log.dirs of its own"
-                ) from None
-            except OSError as problem:
-                self.unlock()
-                raise storage_error("use the data directory", directory.path, problem) from problem
-
-    def _make_directory(self, path: str) -> None:
-        """Makes a data directory so that it is still there after a power cut."""
-        missing: list[str] = []
-        while not self.files.exists(path):
-            missing.append(path)
-            path = os.path.dirname(path)
-        for made in reversed(missing):
-            self.files.make_directory(made)
-            self.files.sync_directory(os.path.dirname(made))
-
-    def unlock(self) -> None:
-        """Gives the locks back."""
-        for directory in self.directories:
-            if directory.lock is not None:
-                directory.lock.close()
-                directory.lock = None
-
-    def stored_cluster_id(self) -> str:
-        """The cluster id in the directories' ``meta.properties``; empty when all are new.
-
-        Raises ConfigError when two directories belong to different clusters or brokers.
-        """
-        found: DirectoryMeta | None = None
-        for directory in self.directories:
-            directory.meta = meta = read_meta(self.files, directory.file(META_PROPERTIES))
-            if meta is None:
-                continue
-            if found is not None and (meta.cluster_id, meta.node_id) != (found.cluster_id, found.node_id):
-                raise ConfigError(
-                    f"the data directory {directory.path} is of broker {meta.node_id} in cluster "
-                    f"{meta.cluster_id}, another one of log.dirs of broker {found.node_id} in cluster "
-                    f"{found.cluster_id}: give each broker directories of its own"
-                )
-            found = meta
-        return found.cluster_id if found is not None else ""
-
-    def stored_node_id(self) -> int:
-        """The broker id in ``meta.properties``; -1 when all directories are new."""
-        self.stored_cluster_id()
-        return max((d.meta.node_id for d in self.directories if d.meta is not None), default=-1)
-
-    def claim(self, cluster_id: str, node_id: int) -> None:
-        """Checks that the directories are this broker's, and signs the new ones.
-
-        Raises ConfigError; the locks are given back then.
-        """
-        try:
-            self.stored_cluster_id()
-            for directory in self.directories:
-                self._claim(directory, cluster_id, node_id)
-        except BaseException:
-            self.unlock()
-            raise
-
-    def _claim(self, directory: DataDirectory, cluster_id: str, node_id: int) -> None:
-        meta = directory.meta
-        path = directory.file(META_PROPERTIES)
-        if meta is None:
-            directory.meta = DirectoryMeta(cluster_id, node_id, new_id())
-            self._write_meta(path, directory.meta)
-            return
-        if meta.cluster_id and meta.cluster_id != cluster_id:
-            raise ConfigError(
-                f"the data directory {directory.path} is of cluster {meta.cluster_id}, this broker's "
-                f"cluster is {cluster_id}: use another log.dirs, or the store of that cluster ({path})"
-            )
-        if meta.node_id >= 0 and meta.node_id != node_id:
-            raise ConfigError(
-                f"the data directory {directory.path} is of broker {meta.node_id}, this one is broker "
-                f"{node_id}: set broker.id={meta.node_id}, or use another log.dirs ({path})"
-            )
-        if not meta.cluster_id or meta.node_id < 0 or not meta.directory_id:
-            directory.meta = DirectoryMeta(cluster_id, node_id, meta.directory_id or new_id(), meta.rest)
-            self._write_meta(path, directory.meta)
-
-    def _write_meta(self, path: str, meta: DirectoryMeta) -> None:
-        try:
-            write_meta(self.files, path, meta)
-        except OSError as problem:
-            raise storage_error("write", path, problem) from problem
 
     # -- loading
 
@@ -207,14 +74,14 @@ class LogManager:
         A directory that cannot be read is put aside with a warning. Raises StorageError when none is left,
         or when two directories hold the same partition.
         """
-        for directory in self.directories:
+        for directory in self.working:
             try:
                 self._load_directory(directory, now_ms, config_of)
             except OSError as problem:
                 self.fail_directory(directory.path, str(storage_error("load", directory.path, problem)))
             except StorageError as problem:
                 self.fail_directory(directory.path, str(problem))
-        if all(directory.failure for directory in self.directories):
+        if not self.working:
             raise StorageError("no data directory can be used: " + self.directories[0].failure)
 
     def _load_directory(
@@ -310,7 +177,7 @@ class LogManager:
         found = self.logs.get(topic_partition)
         if found is not None:
             return found
-        working = self._working()
+        working = self.working
         if not working:
             raise StorageError(f"no data directory works: {topic_partition} cannot be created")
         if not is_new and len(working) < len(self.directories):
@@ -371,28 +238,6 @@ class LogManager:
         self.removals.add(renamed, now_ms + log.config.file_delete_delay_ms)
         return True
 
-    def directory_of(self, log: Log) -> DataDirectory:
-        """The data directory in which a log lies."""
-        parent = os.path.dirname(log.directory)
-        for directory in self.directories:
-            if directory.path == parent:
-                return directory
-        raise StorageError(f"{log.directory} is in none of this broker's data directories")
-
-    def fail_directory(self, path: str, reason: str) -> list[TopicPartition]:
-        """Puts a data directory aside; the partitions that are offline by that."""
-        for directory in self.directories:
-            if directory.path != path or directory.failure:
-                continue
-            directory.failure = reason
-            self.warnings.append(f"the data directory {path} is put aside: {reason}")
-            gone = list(directory.logs)
-            for key in gone:
-                self.logs.pop(key, None)
-            directory.logs.clear()
-            return gone
-        return []
-
     # -- from time to time
 
     def due_removals(self, now_ms: int) -> list[str]:
@@ -450,26 +295,23 @@ class LogManager:
 
     def recovery_point_checkpoints(self) -> list[CheckpointJob]:
         """From where recovery would begin, as it is now, to be written in a thread."""
-        return [self._recovery_points_of(directory) for directory in self._working()]
+        return [self._recovery_points_of(directory) for directory in self.working]
 
     def start_offset_checkpoints(self) -> list[CheckpointJob]:
         """The start offsets that no file name tells, as they are now, to be written in a thread."""
-        return [self._start_offsets_of(directory) for directory in self._working()]
+        return [self._start_offsets_of(directory) for directory in self.working]
 
     def high_watermark_checkpoints(
         self, high_watermarks: Mapping[TopicPartition, int]
     ) -> list[CheckpointJob]:
         """The high watermarks, to be written in a thread."""
         self.high_watermarks.update(high_watermarks)
-        return [self._high_watermarks_of(directory) for directory in self._working()]
+        return [self._high_watermarks_of(directory) for directory in self.working]
 
     def checkpoint_recovery_points(self) -> None:
         """Writes from where recovery would begin. Raises StorageError; waits for the disk."""
         for job in self.recovery_point_checkpoints():
             job.run()
-
-    def _working(self) -> list[DataDirectory]:
-        return [directory for directory in self.directories if not directory.failure]
 
     def _recovery_points_of(self, directory: DataDirectory) -> CheckpointJob:
         offsets = {key: int(log.recovery_point) for key, log in directory.logs.items()}
@@ -497,7 +339,7 @@ class LogManager:
         self.high_watermarks.update(high_watermarks)
         problems: list[str] = []
         try:
-            for directory in self._working():
+            for directory in self.working:
                 problems += self._close_directory(directory, now_ms)
         finally:
             self.unlock()

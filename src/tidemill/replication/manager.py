@@ -18,6 +18,8 @@ from tidemill.log.config import LogConfig
 from tidemill.log.errors import may_pass
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
+from tidemill.log.names import partition_directory
+from tidemill.log.recovery import offline_log
 from tidemill.model.errors import StorageError
 from tidemill.model.ports import Clock
 from tidemill.model.types import ZERO_ID, TopicPartition
@@ -113,7 +115,8 @@ class ReplicaManager(PartitionEvents):
     ) -> None:
         """Makes what is new of a topic, and takes over what changed.
 
-        Raises StorageError for a partition that cannot be made; the others are served all the same.
+        Raises StorageError for a partition that cannot be made; the others are served all the same, and it
+        answers with that error.
         """
         entry = self.topics.by_name.get(name.encode())
         if entry is not None and entry.topic_id != topic_id:
@@ -133,7 +136,7 @@ class ReplicaManager(PartitionEvents):
                     partition = self._make(entry, state.partition, config)
                 except StorageError as problem:
                     failure = failure or problem
-                    continue
+                    partition = self._offline(entry, state.partition, config, problem)
                 entry.partitions[state.partition] = partition
             self._become(partition, state)
         self.topics.put(entry)
@@ -153,12 +156,22 @@ class ReplicaManager(PartitionEvents):
             )
         return Partition(entry.name, index, found, limits_of(config), self.node_id, self)
 
+    def _offline(self, entry: TopicEntry, index: int, config: LogConfig, problem: StorageError) -> Partition:
+        """A partition whose log cannot be had: it answers KAFKA_STORAGE_ERROR to whoever asks."""
+        key = TopicPartition(entry.name, index)
+        failed = [directory for directory in self.logs.directories if directory.failure]
+        path = (failed or self.logs.directories)[0].file(partition_directory(key))
+        one = offline_log(self.logs.files, path, key, config, entry.topic_id)
+        partition = Partition(entry.name, index, one, limits_of(config), self.node_id, self)
+        partition.fail(str(problem))
+        return partition
+
     def _become(self, partition: Partition, state: PartitionState) -> None:
         led = partition.is_leader
         if partition.leader_epoch == state.leader_epoch and partition.isr == state.isr:
             return
         partition.become(state.leader, state.leader_epoch, state.replicas, state.isr)
-        if led != partition.is_leader:
+        if led != partition.is_leader and not partition.failed:
             for listener in self.leadership_listeners:
                 listener(partition, partition.is_leader)
 
@@ -249,8 +262,15 @@ class ReplicaManager(PartitionEvents):
         for key in self.logs.fail_directory(path, str(problem)):
             partition = self.find(key.topic, key.partition)
             if partition is not None:
-                partition.fail(str(problem))
+                self._fail(partition, str(problem))
         self.report_warnings()
+
+    def _fail(self, partition: Partition, reason: str) -> None:
+        led = partition.is_leader and not partition.failed
+        partition.fail(reason)
+        if led:
+            for listener in self.leadership_listeners:
+                listener(partition, False)
 
     # Writing back.
 

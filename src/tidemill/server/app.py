@@ -38,9 +38,10 @@ from tidemill.log.manager import LogManager
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.configs import Listener as ConfiguredListener
-from tidemill.model.errors import KafkaError
+from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.net.deadlines import Deadlines
+from tidemill.net.memory import Memory
 from tidemill.replication.manager import PartitionState, ReplicaManager
 from tidemill.replication.partition import Partition
 from tidemill.server.listeners import Acceptor, Limits, bind
@@ -57,6 +58,9 @@ which some administration clients give to their users as an error."""
 LOGS_A_TURN = 50
 """New logs that are made before the loop does its other work."""
 REMOVAL_CHECK_S = 1.0
+REQUEST_BYTES_LEAST = 64 * 1024 * 1024
+REQUEST_MEMORY_SHARE = 4
+"""Requests that come in hold a quarter of the memory at most, unless they are given another bound."""
 SHORTEST_PERIOD_S = 0.1
 """Kafka's keys allow an interval of 0; the loop has other things to do."""
 
@@ -100,7 +104,7 @@ class BrokerServer:
         )
         broker.logs.lock()
         stored_cluster_id = broker.logs.stored_cluster_id()
-        broker.store = EmbeddedStore.open(os.path.join(broker.logs.directories[0].path, FILE_NAME))
+        broker.store = self._open_store()
         broker.metadata = MetadataCache()
         broker.node_id = await self._choose_node_id(config)
         broker.controller = Controller(
@@ -119,6 +123,12 @@ class BrokerServer:
         await broker.groups.wait_loaded(GROUPS_LOAD_S)
         self._listen()
         self._started = True
+
+    def _open_store(self) -> EmbeddedStore:
+        first = self.broker.logs.directories[0]
+        if first.failure:
+            raise StorageError(f"{first.failure} (the first of log.dirs also holds the cluster's state)")
+        return EmbeddedStore.open(os.path.join(first.path, FILE_NAME))
 
     async def _choose_node_id(self, config: BrokerConfig) -> int:
         configured = config.node_id()
@@ -161,9 +171,10 @@ class BrokerServer:
         )
         broker.partitions.leadership_listeners.append(self._leadership_changed)
         self.deadlines = Deadlines(self.loop)
-        self.slow_lane = SlowLane(self.loop, self._workers)
+        self.memory = Memory(self.loop, request_bytes_max(config))
+        self.slow_lane = SlowLane(self.loop, self._workers, self.memory)
         topics = broker.partitions.topics
-        self.produces = ProducePath(topics, broker.clock, self.deadlines, self.slow_lane)
+        self.produces = ProducePath(topics, broker.clock, self.deadlines, self.slow_lane, self.memory)
         self.slow_lane.path = self.produces
         broker.partitions.congestion_listeners.append(self.produces.set_congested)
         self.sessions = FetchSessions(broker.clock, config.int("max.incremental.fetch.session.cache.slots"))
@@ -179,6 +190,7 @@ class BrokerServer:
             config.int("socket.request.max.bytes"),
             config.int("socket.send.buffer.bytes"),
             config.int("socket.receive.buffer.bytes"),
+            self.memory,
         )
         self.dispatch.on_closed = self.acceptor.closed
 
@@ -335,6 +347,7 @@ class BrokerServer:
             await self.slow_lane.stop()
             await self.dispatch.stop()
             self.deadlines.close()
+            self.memory.close()
         if self._loaded:
             await broker.partitions.stop()
 
@@ -380,6 +393,23 @@ def limits_of(config: BrokerConfig) -> Limits:
         config.int("max.connections.per.ip"),
         config.connections_per_address(),
     )
+
+
+def request_bytes_max(config: BrokerConfig) -> int:
+    """What all connections may hold together: ``queued.max.request.bytes``, or a share of the memory."""
+    configured = config.int("queued.max.request.bytes")
+    if configured > 0:
+        return configured
+    return max(REQUEST_BYTES_LEAST, usable_memory() // REQUEST_MEMORY_SHARE)
+
+
+def usable_memory() -> int:
+    """Bytes of memory that this process may use: the machine's, or its container's when that is less."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+            found.append(int(file.read()))
+    return min(found)
 
 
 async def _repeat(first_s: float, period_s: float, do: Callable[[], Awaitable[None]]) -> None:

@@ -16,7 +16,7 @@ from tidemill.wire.messages.describe_log_dirs import (
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
     from tidemill.broker.context import RequestContext
-    from tidemill.log.manager import DataDirectory
+    from tidemill.log.directories import DataDirectory
 
 
 def handle(

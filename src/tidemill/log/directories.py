@@ -1,0 +1,195 @@
+"""The data directories of a broker: made, locked, and told apart from those of other brokers.
+
+A directory whose disk fails is put aside (:meth:`DataDirectories.fail_directory`), at the start as later: its
+partitions are offline, all others never notice. One that another process holds, or that is of another broker,
+is the operator's mistake and ends the start.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tidemill.log.errors import storage_error
+from tidemill.log.log import Log
+from tidemill.log.meta import DirectoryMeta, new_id, read_meta, write_meta
+from tidemill.log.names import LOCK, META_PROPERTIES
+from tidemill.model.errors import ConfigError, StorageError
+from tidemill.model.ports import Files
+from tidemill.model.types import TopicPartition
+
+
+class DataDirectory:
+    """One of the broker's ``log.dirs``. ``failure`` is empty while it works."""
+
+    __slots__ = ("clean", "failure", "lock", "logs", "meta", "path", "recovery_points", "start_offsets")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.failure = ""
+        self.clean = False
+        self.lock: Any = None
+        self.meta: DirectoryMeta | None = None
+        self.logs: dict[TopicPartition, Log] = {}
+        self.recovery_points: dict[TopicPartition, int] = {}
+        self.start_offsets: dict[TopicPartition, int] = {}
+
+    def file(self, name: str) -> str:
+        """The path of a file in this directory."""
+        return f"{self.path}/{name}"
+
+
+class DataDirectories:
+    """The data directories of one broker. ``warnings`` collects what using them met."""
+
+    def __init__(self, files: Files, paths: Iterable[str]) -> None:
+        self.files = files
+        self.directories = [DataDirectory(os.path.abspath(path)) for path in paths]
+        if len({directory.path for directory in self.directories}) != len(self.directories):
+            raise ConfigError(
+                f"log.dirs names a directory twice: {', '.join(d.path for d in self.directories)}"
+            )
+        self.logs: dict[TopicPartition, Log] = {}
+        self.warnings: list[str] = []
+
+    @property
+    def working(self) -> list[DataDirectory]:
+        """The directories that did not fail."""
+        return [directory for directory in self.directories if not directory.failure]
+
+    def fail_directory(self, path: str, reason: str) -> list[TopicPartition]:
+        """Puts a data directory aside; the partitions that are offline by that."""
+        for directory in self.working:
+            if directory.path != path:
+                continue
+            directory.failure = reason
+            self.warnings.append(f"the data directory {path} is put aside: {reason}")
+            gone = list(directory.logs)
+            for key in gone:
+                self.logs.pop(key, None)
+            directory.logs.clear()
+            return gone
+        return []
+
+    def directory_of(self, log: Log) -> DataDirectory:
+        """The data directory in which a log lies."""
+        parent = os.path.dirname(log.directory)
+        for directory in self.directories:
+            if directory.path == parent:
+                return directory
+        raise StorageError(f"{log.directory} is in none of this broker's data directories")
+
+    # -- locks
+
+    def lock(self) -> None:
+        """Makes the data directories where they are missing, and takes their locks.
+
+        A directory that cannot be used is put aside. Raises StorageError, with one line, when none is left
+        or another process holds one.
+        """
+        try:
+            self._try_each("use the data directory", self._lock)
+        except BaseException:
+            self.unlock()
+            raise
+
+    def _try_each(self, doing: str, step: Callable[[DataDirectory], None]) -> None:
+        """Takes ``step`` for every working directory. StorageError when no directory works after that."""
+        for directory in self.working:
+            try:
+                step(directory)
+            except OSError as problem:
+                self.fail_directory(directory.path, str(storage_error(doing, directory.path, problem)))
+        if not self.working:
+            raise StorageError("no data directory can be used: " + self.directories[0].failure)
+
+    def _lock(self, directory: DataDirectory) -> None:
+        self._make_directory(directory.path)
+        try:
+            directory.lock = self.files.lock(directory.file(LOCK))
+        except BlockingIOError:
+            raise StorageError(
+                f"the data directory {directory.path} is in use by another broker (it holds {LOCK}): "
+                "stop that one, or give this one a log.dirs of its own"
+            ) from None
+
+    def _make_directory(self, path: str) -> None:
+        """Makes a data directory so that it is still there after a power cut."""
+        missing: list[str] = []
+        while not self.files.exists(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for made in reversed(missing):
+            self.files.make_directory(made)
+            self.files.sync_directory(os.path.dirname(made))
+
+    def unlock(self) -> None:
+        """Gives the locks back."""
+        for directory in self.directories:
+            if directory.lock is not None:
+                directory.lock.close()
+                directory.lock = None
+
+    # -- whose they are
+
+    def stored_cluster_id(self) -> str:
+        """The cluster id in the directories' ``meta.properties``; empty when all are new.
+
+        Raises ConfigError when two directories belong to different clusters or brokers.
+        """
+        self._try_each("read", self._read_meta)
+        found: DirectoryMeta | None = None
+        for directory in self.working:
+            meta = directory.meta
+            if meta is None:
+                continue
+            if found is not None and (meta.cluster_id, meta.node_id) != (found.cluster_id, found.node_id):
+                raise ConfigError(
+                    f"the data directory {directory.path} is of broker {meta.node_id} in cluster "
+                    f"{meta.cluster_id}, another one of log.dirs of broker {found.node_id} in cluster "
+                    f"{found.cluster_id}: give each broker directories of its own"
+                )
+            found = meta
+        return found.cluster_id if found is not None else ""
+
+    def _read_meta(self, directory: DataDirectory) -> None:
+        directory.meta = read_meta(self.files, directory.file(META_PROPERTIES))
+
+    def stored_node_id(self) -> int:
+        """The broker id in ``meta.properties``; -1 when all directories are new."""
+        self.stored_cluster_id()
+        return max((d.meta.node_id for d in self.working if d.meta is not None), default=-1)
+
+    def claim(self, cluster_id: str, node_id: int) -> None:
+        """Checks that the directories are this broker's, and signs the new ones.
+
+        Raises ConfigError, and StorageError when no directory is left; the locks are given back then.
+        """
+        try:
+            self.stored_cluster_id()
+            self._try_each("write", lambda directory: self._claim(directory, cluster_id, node_id))
+        except BaseException:
+            self.unlock()
+            raise
+
+    def _claim(self, directory: DataDirectory, cluster_id: str, node_id: int) -> None:
+        meta = directory.meta
+        path = directory.file(META_PROPERTIES)
+        if meta is None:
+            directory.meta = DirectoryMeta(cluster_id, node_id, new_id())
+            write_meta(self.files, path, directory.meta)
+            return
+        if meta.cluster_id and meta.cluster_id != cluster_id:
+            raise ConfigError(
+                f"the data directory {directory.path} is of cluster {meta.cluster_id}, this broker's "
+                f"cluster is {cluster_id}: use another log.dirs, or the store of that cluster ({path})"
+            )
+        if meta.node_id >= 0 and meta.node_id != node_id:
+            raise ConfigError(
+                f"the data directory {directory.path} is of broker {meta.node_id}, this one is broker "
+                f"{node_id}: set broker.id={meta.node_id}, or use another log.dirs ({path})"
+            )
+        if not meta.cluster_id or meta.node_id < 0 or not meta.directory_id:
+            directory.meta = DirectoryMeta(cluster_id, node_id, meta.directory_id or new_id(), meta.rest)
+            write_meta(self.files, path, directory.meta)

@@ -34,6 +34,7 @@ from tidemill.records.batch import (
     parse_batches,
 )
 from tidemill.records.builder import stamp_append_time
+from tidemill.records.message_set import MessageSet
 
 PREFIX_BYTES: Final = MAGIC
 """Base offset, length and leader epoch: what the leader writes into a batch, outside of its checksum."""
@@ -119,6 +120,14 @@ class Log(LogStore):
         return AppendResult(
             first.base_offset, last.last_offset, last.append_time_ms, self.start_offset, first.duplicate
         )
+
+    def append_messages(self, messages: MessageSet, leader_epoch: i64, now_ms: i64) -> AppendResult:
+        """Appends a checked message set of format v0 or v1, and gives it its offsets.
+
+        ``append_time_ms`` of the result is -1 in format v0, which has no times. Raises KafkaError for a set
+        larger than a segment, and StorageError when the disk does not take it; the log is as before then.
+        """
+        raise NotImplementedError
 
     def append_as_follower(self, data: bytes, now_ms: i64) -> i64:
         """Appends batches as a leader sent them, offsets and epochs included; the new end offset.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +11,9 @@ import pytest
 
 from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
+from tidemill.log.flush import FlushJob
 from tidemill.log.manager import LogManager
+from tidemill.log.names import CLEAN_SHUTDOWN
 from tidemill.model.errors import ConfigError, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
@@ -177,3 +181,45 @@ def test_the_start_ends_when_no_directory_can_be_used(tmp_path: Path) -> None:
     bad.write_text("in its place")
     with pytest.raises(StorageError, match=str(bad)):
         opened(bad)
+
+
+def test_the_syncs_of_a_stop_wait_for_the_disk_together(
+    monkeypatch: pytest.MonkeyPatch, batch: Callable[..., Batch]
+) -> None:
+    manager = LogManager(FaultyFiles(), ["/a", "/b"])
+    manager.lock()
+    manager.claim("c" * 22, 1)
+    manager.load(NOW, lambda topic: LogConfig())
+    for at in range(16):
+        manager.create(TopicPartition("t", at), TOPIC_ID, LogConfig(), NOW).append([batch()], 0, NOW)
+    together = threading.Barrier(16, timeout=10)
+    run = FlushJob.run
+
+    def meet(job: FlushJob) -> None:
+        together.wait()
+        run(job)
+
+    monkeypatch.setattr(FlushJob, "run", meet)
+    assert manager.close(NOW, {}) == []
+
+
+def test_what_cannot_be_synced_at_the_stop_costs_its_directory_the_clean_mark(
+    batch: Callable[..., Batch],
+) -> None:
+    files = FaultyFiles()
+    manager = LogManager(files, ["/a", "/b"])
+    manager.lock()
+    manager.claim("c" * 22, 1)
+    manager.load(NOW, lambda topic: LogConfig())
+    for at in range(4):
+        manager.create(TopicPartition("t", at), TOPIC_ID, LogConfig(), NOW).append([batch()], 0, NOW)
+    files.fail("sync", "/a/t-2", errno.EIO)
+    (problem,) = manager.close(NOW, {})
+    assert "/a/t-2" in problem
+    assert [path for path in ("/a", "/b") if files.exists(f"{path}/{CLEAN_SHUTDOWN}")] == ["/b"]
+    files.heal()
+    files.power_cut()
+    again = LogManager(files, ["/a", "/b"])
+    again.lock()
+    again.load(NOW, lambda topic: LogConfig())
+    assert {key.partition for key, log in again.logs.items() if log.end_offset == 1} >= {0, 1, 3}

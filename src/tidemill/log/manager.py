@@ -9,6 +9,7 @@ The directories themselves are in :mod:`tidemill.log.directories`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from tidemill.log.checkpoints import (
@@ -21,6 +22,7 @@ from tidemill.log.checkpoints import (
     write_clean_shutdown,
     write_partition_metadata,
 )
+from tidemill.log.closing import close_logs
 from tidemill.log.config import LogConfig
 from tidemill.log.directories import DataDirectories, DataDirectory
 from tidemill.log.errors import storage_error
@@ -337,24 +339,22 @@ class LogManager(DataDirectories):
         Texts about what did not work; that directory will be recovered at the next start.
         """
         self.high_watermarks.update(high_watermarks)
-        problems: list[str] = []
+        working = self.working
         try:
-            for directory in self.working:
-                problems += self._close_directory(directory, now_ms)
+            with ThreadPoolExecutor(max(1, len(working)), thread_name_prefix="close") as pool:
+                closing = pool.map(lambda directory: self._close_directory(directory, now_ms), working)
+                return [problem for problems in closing for problem in problems]
         finally:
             self.unlock()
-        return problems
 
     def _close_directory(self, directory: DataDirectory, now_ms: int) -> list[str]:
         """What goes wrong with one log does not keep the others from the disk."""
-        problems: list[str] = []
-        for log in directory.logs.values():
-            try:
-                log.close(now_ms)
-            except OSError as problem:
-                problems.append(str(storage_error("close", log.directory, problem)))
-            except StorageError as problem:
-                problems.append(str(problem))
+        problems = close_logs(directory.logs.values(), now_ms)
+        try:
+            # Once for all the directories of partitions that were made in it.
+            self.files.sync_directory(directory.path)
+        except OSError as problem:
+            problems.append(str(storage_error("sync", directory.path, problem)))
         problems += write_checkpoints(
             [
                 self._high_watermarks_of(directory),

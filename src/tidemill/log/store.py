@@ -354,18 +354,35 @@ class LogStore:
 
     def close(self, now_ms: i64) -> None:
         """Syncs and ends the files: a start after this needs no recovery. Raises StorageError."""
+        job = self.begin_close()
+        if job is not None:
+            job.run()
+        self.finish_close(job, now_ms)
+
+    def begin_close(self) -> FlushJob | None:
+        """Ends the files but for the syncs: the job that does them, in any thread; None when none is needed.
+
+        ``finish_close(job)`` comes after it. Raises StorageError.
+        """
+        if self.closed or self._is_settled():
+            return None
+        try:
+            self.take_producer_snapshot()
+            self.active.close_indexes()
+        except OSError as problem:
+            raise storage_error("close", self.directory, problem) from problem
+        if self._is_untouched():
+            return None
+        job = self.begin_flush()
+        job.add_path(self.active.index.path)
+        job.add_path(self.active.time_index.path)
+        return job
+
+    def finish_close(self, job: FlushJob | None, now_ms: i64) -> None:
+        """Lets the files go, once ``job`` is done. Where it failed this is not called."""
         if self.closed:
             return
-        if not self._is_settled():
-            try:
-                self.take_producer_snapshot()
-                self.active.close_indexes()
-            except OSError as problem:
-                raise storage_error("close", self.directory, problem) from problem
-            job = self.begin_flush()
-            job.add_path(self.active.index.path)
-            job.add_path(self.active.time_index.path)
-            job.run()
+        if job is not None:
             self.finish_flush(job, now_ms)
         self.release()
         self.closed = True
@@ -378,6 +395,10 @@ class LogStore:
 
     def _is_settled(self) -> bool:
         return self.settled_end == self.end_offset and self.names_synced == self.names_changed
+
+    def _is_untouched(self) -> bool:
+        """Whether nothing was ever stored here: a power cut has nothing to take."""
+        return self.end_offset == 0 and self.truncations == 0 and self.leader_epochs.changes == 0
 
     def release(self) -> None:
         """Closes all files until they are needed again."""

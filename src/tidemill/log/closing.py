@@ -1,0 +1,66 @@
+"""Closes many logs: their syncs wait for the disk together, not one after the other.
+
+A disk, and the journal of its file system, serves many syncs that come at once nearly as fast as one. The
+logs themselves are touched by the caller's thread alone; only :meth:`FlushJob.run` goes to others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Final
+
+from tidemill.log.errors import storage_error
+from tidemill.log.flush import FlushJob
+from tidemill.log.log import Log
+from tidemill.model.errors import StorageError
+
+THREADS: Final = 16
+"""Syncs that wait at once, per data directory: enough for one commit of a journal to serve many."""
+LOGS_AT_ONCE: Final = 64
+"""Logs whose files are open at once, for a broker that has more of them than descriptors."""
+
+
+def close_logs(logs: Iterable[Log], now_ms: int) -> list[str]:
+    """Closes all that can be closed; texts about the others, which a start has to recover."""
+    problems: list[str] = []
+    left = iter(logs)
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="close-sync") as pool:
+        while some := list(islice(left, LOGS_AT_ONCE)):
+            jobs = [(log, _begin(log, problems)) for log in some]
+            ended = pool.map(_run, [job for _, job in jobs])
+            for (log, job), problem in zip(jobs, ended, strict=True):
+                if problem:
+                    problems.append(problem)
+                elif not isinstance(job, Failed):
+                    log.finish_close(job, now_ms)
+    return problems
+
+
+class Failed:
+    """In the place of the job of a log that could not even be made ready."""
+
+
+def _begin(log: Log, problems: list[str]) -> FlushJob | Failed | None:
+    try:
+        job = log.begin_close()
+    except OSError as problem:
+        problems.append(str(storage_error("close", log.directory, problem)))
+    except StorageError as problem:
+        problems.append(str(problem))
+    else:
+        if job is not None:
+            job.sync_parent = False  # the caller syncs it once for all
+        return job
+    return Failed()
+
+
+def _run(job: FlushJob | Failed | None) -> str:
+    """Syncs; what went wrong, or nothing."""
+    if isinstance(job, FlushJob):
+        try:
+            job.run()
+        except StorageError as problem:
+            return str(problem)
+    return ""

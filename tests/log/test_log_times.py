@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from random import Random
 
@@ -54,3 +55,18 @@ def test_append_time_counts_for_every_record_of_a_batch(log_of: MakeLog, batch: 
 def test_an_empty_log_has_no_time(log_of: MakeLog) -> None:
     log = log_of()
     assert (log.offset_for_timestamp(0), log.max_timestamp_offset()) == (None, None)
+
+
+def test_segments_tell_where_they_begin_and_when_they_were_written(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of({"segment_bytes": 400})
+    assert [offset for offset, _ in log.segment_starts(NOW)] == [0]
+    for _ in range(6):
+        log.append([batch(4)], 0, NOW)
+    bases = [int(one.base_offset) for one in log.segments]
+    assert len(bases) > 2
+    for number, segment in enumerate(log.segments):
+        os.utime(segment.path, (1000 + number, 1000 + number))
+    written = [(base, 1_000_000 + 1000 * number) for number, base in enumerate(bases)]
+    assert log.segment_starts(NOW) == [*written, (24, NOW)]
+    log.advance_start(bases[1] + 1)
+    assert log.segment_starts(NOW)[-len(bases[1:]) - 1] == (bases[1] + 1, written[1][1])

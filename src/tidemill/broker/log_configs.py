@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from tidemill.log.config import LogConfig
 from tidemill.model.configs import BrokerConfig
+from tidemill.model.configs.formats import magic_of
 
 
 def log_config(config: BrokerConfig, overrides: Mapping[str, str]) -> LogConfig:
@@ -13,7 +14,10 @@ def log_config(config: BrokerConfig, overrides: Mapping[str, str]) -> LogConfig:
     topic = config.topic_config(overrides)
     return LogConfig(
         cleanup_policy=tuple(topic.list("cleanup.policy")),
+        compression_gzip_level=topic.int("compression.gzip.level"),
+        compression_lz4_level=topic.int("compression.lz4.level"),
         compression_type=topic.str("compression.type"),
+        compression_zstd_level=topic.int("compression.zstd.level"),
         delete_retention_ms=topic.int("delete.retention.ms"),
         file_delete_delay_ms=topic.int("file.delete.delay.ms"),
         flush_messages=topic.int("flush.messages"),
@@ -21,6 +25,8 @@ def log_config(config: BrokerConfig, overrides: Mapping[str, str]) -> LogConfig:
         index_interval_bytes=topic.int("index.interval.bytes"),
         max_compaction_lag_ms=topic.int("max.compaction.lag.ms"),
         max_message_bytes=topic.int("max.message.bytes"),
+        message_downconversion_enable=topic.bool("message.downconversion.enable"),
+        message_magic=magic_of(topic.str("message.format.version")),
         message_timestamp_after_max_ms=topic.int("message.timestamp.after.max.ms"),
         message_timestamp_before_max_ms=topic.int("message.timestamp.before.max.ms"),
         message_timestamp_type=topic.str("message.timestamp.type"),

@@ -12,13 +12,17 @@ DAY_MS: Final = 24 * 60 * 60 * 1000
 class LogConfig:
     """A topic's settings, named as its keys are (dots as underscores), with Kafka's defaults.
 
+    ``message_magic`` is what ``message.format.version`` stores: 0, 1 or 2.
     ``-1`` stands for no limit in ``retention_ms`` and ``retention_bytes``. ``preallocate`` is kept for
     DescribeConfigs and has no effect: appends are sequential, and file systems allocate for them late.
     """
 
     __slots__ = (
         "cleanup_policy",
+        "compression_gzip_level",
+        "compression_lz4_level",
         "compression_type",
+        "compression_zstd_level",
         "delete_retention_ms",
         "file_delete_delay_ms",
         "flush_messages",
@@ -26,6 +30,8 @@ class LogConfig:
         "index_interval_bytes",
         "max_compaction_lag_ms",
         "max_message_bytes",
+        "message_downconversion_enable",
+        "message_magic",
         "message_timestamp_after_max_ms",
         "message_timestamp_before_max_ms",
         "message_timestamp_type",
@@ -46,7 +52,10 @@ class LogConfig:
         self,
         *,
         cleanup_policy: tuple[str, ...] = ("delete",),
+        compression_gzip_level: int = -1,
+        compression_lz4_level: int = 9,
         compression_type: str = "producer",
+        compression_zstd_level: int = 3,
         delete_retention_ms: int = DAY_MS,
         file_delete_delay_ms: int = 60_000,
         flush_messages: int = INT64_MAX,
@@ -54,6 +63,8 @@ class LogConfig:
         index_interval_bytes: int = 4096,
         max_compaction_lag_ms: int = INT64_MAX,
         max_message_bytes: int = 1024 * 1024 + 12,
+        message_downconversion_enable: bool = True,
+        message_magic: int = 2,
         message_timestamp_after_max_ms: int = 60 * 60 * 1000,
         message_timestamp_before_max_ms: int = INT64_MAX,
         message_timestamp_type: str = "CreateTime",
@@ -70,7 +81,10 @@ class LogConfig:
         unclean_leader_election_enable: bool = False,
     ) -> None:
         self.cleanup_policy = cleanup_policy
+        self.compression_gzip_level = compression_gzip_level
+        self.compression_lz4_level = compression_lz4_level
         self.compression_type = compression_type
+        self.compression_zstd_level = compression_zstd_level
         self.delete_retention_ms = delete_retention_ms
         self.file_delete_delay_ms = file_delete_delay_ms
         self.flush_messages = flush_messages
@@ -78,6 +92,8 @@ class LogConfig:
         self.index_interval_bytes = index_interval_bytes
         self.max_compaction_lag_ms = max_compaction_lag_ms
         self.max_message_bytes = max_message_bytes
+        self.message_downconversion_enable = message_downconversion_enable
+        self.message_magic = message_magic
         self.message_timestamp_after_max_ms = message_timestamp_after_max_ms
         self.message_timestamp_before_max_ms = message_timestamp_before_max_ms
         self.message_timestamp_type = message_timestamp_type

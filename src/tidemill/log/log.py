@@ -17,7 +17,7 @@ from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i32, i64, mypyc_attr
 
 from tidemill.log.errors import OffsetOutOfRange, storage_error
-from tidemill.log.lookup import first_at, largest
+from tidemill.log.lookup import first_at, largest, starts
 from tidemill.log.producer_loading import recall_batches
 from tidemill.log.producer_state import KeptBatch, ProducerEntry
 from tidemill.log.segment import Segment, Slice
@@ -324,6 +324,14 @@ class Log(LogStore):
         """(timestamp in ms, offset) of the first record at or after ``timestamp``; None without one."""
         try:
             return first_at(self.segments, timestamp, int(self.start_offset))
+        except OSError as problem:
+            raise storage_error("read", self.directory, problem) from problem
+
+    def segment_starts(self, now_ms: int) -> list[tuple[int, int]]:
+        """(first offset, ms when it was last written) of every segment; the end of the log comes as another
+        one that is written now, unless the active segment is empty."""
+        try:
+            return starts(self.segments, int(self.start_offset), int(self.end_offset), now_ms)
         except OSError as problem:
             raise storage_error("read", self.directory, problem) from problem
 

@@ -48,6 +48,16 @@ def largest(segments: list[Segment], start_offset: int) -> tuple[int, int] | Non
     return _first_in(best, best.index.lookup(best.max_timestamp_offset()), timestamp, start_offset)
 
 
+def starts(segments: list[Segment], start_offset: int, end_offset: int, now_ms: int) -> list[tuple[int, int]]:
+    """(first offset, ms when it was last written) of every segment, oldest first."""
+    found = [
+        (max(int(one.base_offset), start_offset), int(one.files.modified_ms(one.path))) for one in segments
+    ]
+    if segments[-1].size > 0:
+        found.append((end_offset, now_ms))
+    return found
+
+
 def _first_in(segment: Segment, position: int, timestamp: int, start_offset: int) -> tuple[int, int] | None:
     scan = BatchScan(segment.file(), position, segment.size)
     while scan.step():

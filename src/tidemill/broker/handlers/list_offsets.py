@@ -1,4 +1,8 @@
-"""ListOffsets: the offset at a time, or at an end of the log. Version 1 and up."""
+"""ListOffsets: the offset at a time, or at an end of the log.
+
+Version 0 asks for something else: offsets at which segments begin, of those last written at or before a
+time, newest first.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,10 @@ def handle(broker: Broker, context: RequestContext, request: ListOffsetsRequest)
                     raise KafkaError("the partition comes twice in this request", ErrorCode.INVALID_REQUEST)
                 seen.add((name, wanted.partition_index))
                 partition = broker.partition(name, wanted.partition_index)
-                answer = look_up(partition, wanted, request, context.api_version)
+                if context.api_version == 0:
+                    answer = look_up_segments(partition, wanted, request.replica_id, broker.clock.wall_ms())
+                else:
+                    answer = look_up(partition, wanted, request, context.api_version)
             except KafkaError as error:
                 answer = ListOffsetsPartitionResponse(error_code=error.code)
             answer.partition_index = wanted.partition_index
@@ -73,6 +80,27 @@ def look_up(
     if wanted.timestamp in (EARLIEST, EARLIEST_LOCAL):
         epoch = partition.log.leader_epochs.epoch_of(offset)
     return ListOffsetsPartitionResponse(timestamp=timestamp, offset=offset, leader_epoch=epoch)
+
+
+def look_up_segments(
+    partition: Partition, wanted: ListOffsetsPartition, replica_id: int, now_ms: int
+) -> ListOffsetsPartitionResponse:
+    """One partition's answer in version 0: up to ``max_num_offsets`` offsets, never beyond what is committed.
+
+    Source: Apache Kafka, ``UnifiedLog.legacyFetchOffsetsBefore``.
+    """
+    partition.check_leader(-1)
+    starts = partition.log.segment_starts(now_ms)
+    if wanted.timestamp == EARLIEST:
+        starts = starts[:1]
+    elif wanted.timestamp != LATEST:
+        while starts and starts[-1][1] > wanted.timestamp:
+            starts.pop()
+    limit = partition.limit_offset(replica_id, 0)
+    offsets = [offset for offset, _ in reversed(starts)][: max(wanted.max_num_offsets, 0)]
+    if any(offset > limit for offset in offsets):
+        offsets = [limit, *[offset for offset in offsets if offset <= limit]]
+    return ListOffsetsPartitionResponse(old_style_offsets=offsets)
 
 
 def find(partition: Partition, timestamp: int, replica_id: int, isolation: int) -> tuple[int, int] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from tidemill.model.configs.formats import ALLOWED_TEXT, MESSAGE_FORMAT, is_format_version
 from tidemill.model.errors import ConfigError
 
 Value: TypeAlias = bool | int | float | str | tuple[str, ...] | None
@@ -40,11 +41,9 @@ COMPACTION = _LATER + "log compaction"
 TRANSACTIONS = _LATER + "transactions"
 CONSUMER_PROTOCOL = _LATER + "the consumer group protocol of KIP-848; the classic one is served"
 OLD_CONSUMER = _LATER + "consumers that keep their offsets in ZooKeeper"
-OLD_FORMATS = _LATER + "message formats v0 and v1; records are stored as v2"
 DISKS = _LATER + "moving replicas between data directories"
 PROVIDERS = _LATER + "placeholders in values; they are taken as they stand"
 REBOOTSTRAP = _LATER + "beginning anew from bootstrap.servers; known brokers are tried for ever"
-RECOMPRESSION = _LATER + "compression by the broker; batches stay as producers compress them"
 
 # What is not built, because it has no place here.
 LOOP = "no effect: one event loop does this work, there are no threads to count"
@@ -147,6 +146,8 @@ class Key:
             return f"{what}, {_ranges_text(self.allowed)}" if self.allowed else what
         if not self.allowed:
             return "a list with commas" if self.type == LIST else "a text"
+        if self.allowed == MESSAGE_FORMAT:
+            return ALLOWED_TEXT
         choices = self.allowed.lstrip("~").split("|")
         text = ", ".join(choices[:-1]) + " or " + choices[-1] if len(choices) > 1 else choices[0]
         return f"a list of {text}" if self.type == LIST else text
@@ -171,6 +172,9 @@ class Key:
             return member
         if self.allowed.startswith("~"):
             if member.lower() in self.allowed[1:].lower().split("|"):
+                return member
+        elif self.allowed == MESSAGE_FORMAT:
+            if is_format_version(member):
                 return member
         elif member in self.allowed.split("|"):
             return member

@@ -24,6 +24,7 @@ from tidemill.log.manager import LogManager
 from tidemill.model.ports import Clock
 from tidemill.net.connection import Connection
 from tidemill.net.deadlines import Deadlines
+from tidemill.net.memory import Memory
 from tidemill.records.builder import BatchBuilder
 from tidemill.records.reader import iter_records
 from tidemill.replication.manager import PartitionState, ReplicaManager
@@ -39,6 +40,7 @@ BY_ID = 13
 """From this version of both APIs on topics are named by id."""
 IDS = {"t": bytes(range(16)), "u": bytes(range(100, 116)), "nowhere": bytes(range(50, 66))}
 FETCH_BYTES_MAX = 1 << 20
+REQUEST_BYTES_MAX = 1 << 30
 PATIENCE_S = 10.0
 
 
@@ -107,9 +109,10 @@ class Bench:
         self.logs.load(NOW, lambda topic: LogConfig())
         self.manager = ReplicaManager(NODE, self.logs, self.clock, self.loop, syncers or self.pool, self.pool)
         self.deadlines = Deadlines(self.loop)
-        self.slow_lane = SlowLane(self.loop, self.pool)
+        self.memory = Memory(self.loop, REQUEST_BYTES_MAX)
+        self.slow_lane = SlowLane(self.loop, self.pool, self.memory)
         topics = self.manager.topics
-        self.produces = ProducePath(topics, self.clock, self.deadlines, self.slow_lane)
+        self.produces = ProducePath(topics, self.clock, self.deadlines, self.slow_lane, self.memory)
         self.slow_lane.path = self.produces
         self.manager.congestion_listeners.append(self.produces.set_congested)
         self.sessions = FetchSessions(self.clock, sessions_max)

@@ -445,6 +445,26 @@ def test_while_the_disk_falls_behind_each_connection_has_one_request_waiting(ben
     assert second.produced(9)[0].base_offset == 0
 
 
+def test_what_is_held_back_is_counted_also_when_its_client_has_left(bench: Bench) -> None:
+    bench.produces.set_congested(True)
+    for number in range(3):
+        client = bench.client()
+        client.produce(9, {("t", 0): batch(b"%d" % number)}, acks=0)
+        bench.until(lambda wanted=number + 1: len(bench.produces.held_back) == wanted)  # type: ignore[misc]
+        client.connection.close("gone")
+    assert bench.memory.taken == sum(len(one.data) for one in bench.produces.held_back) > 0
+    held = bench.memory.taken
+    waiting = bench.client()
+    waiting.produce(9, {("t", 0): batch(b"to be sent again")}, acks=1)
+    bench.until(lambda: len(bench.produces.held_back) == 4)
+    waiting.connection.close("gone")
+    assert len(bench.produces.held_back) == 3
+    assert bench.memory.taken == held
+    bench.produces.set_congested(False)
+    assert bench.memory.taken == 0
+    assert bench.client().append(b"after") == 3
+
+
 def test_names_that_are_no_text_are_unknown_topics(bench: Bench) -> None:
     client = bench.client()
     good = encode_request(PRODUCE, 9, 1, None, produce_request(9, {("t", 0): batch(b"a")}))

@@ -215,3 +215,29 @@ def test_a_fetch_of_much_that_nobody_reads_is_not_kept_in_memory(broker: Broker)
         for peer in peers:
             peer.sendall(frame * 20)
         time.sleep(1)
+
+
+def test_frames_that_come_slowly_hold_no_more_than_their_bound(broker: Broker) -> None:
+    count, size = 300, 1_000_000
+    with Broker({"queued.max.request.bytes": 20_000_000, "message.max.bytes": 2_000_000}) as small:
+        topic_id = make_topic(small, "slow")
+        builder = BatchBuilder()
+        builder.append(1_700_000_000_000, None, bytes(size - 1000))
+        frame = produce_frame(13, "slow", topic_id, builder.build(), 1, 1)
+        with under_attack(small, 100), crowd(small, count) as peers:
+            left = {peer: memoryview(frame) for peer in peers}
+            for peer in peers:
+                peer.setblocking(False)
+            deadline = time.monotonic() + 120
+            while left:
+                assert time.monotonic() < deadline, f"{len(left)} frames are not through"
+                for peer in list(left):
+                    with contextlib.suppress(BlockingIOError):
+                        left[peer] = left[peer][peer.send(left[peer][:30_000]) :]
+                        if not left[peer]:
+                            del left[peer]
+            for peer in peers:
+                peer.settimeout(60)
+                (length, correlation_id) = struct.unpack(">ii", peer.recv(8, socket.MSG_WAITALL))
+                assert (length > 4, correlation_id) == (True, 1)
+        check_log(small)

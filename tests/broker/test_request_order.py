@@ -149,7 +149,7 @@ def test_a_costly_batch_whose_client_waits_for_no_answer_is_stored_though_it_lef
         peer.produce(COSTLY, acks=0)
         await until(lambda: len(server.slow_lane.tasks) == 1)
         await peer.close()
-        await until(lambda: not server.acceptor.connections)
+        await until(lambda: all(one.ended for one in server.acceptor.connections))
         held.go_on.set()
         await until(lambda: partition.log.end_offset == 1999)
 

@@ -15,10 +15,10 @@ from tidemill.net.connection import (
     OUT_PARTS_MAX,
     REPLIES_MAX,
     Connection,
-    FileRange,
     FrameHandler,
     Reply,
 )
+from tidemill.net.sending import FileRange
 
 FRAME_BYTES_MAX = 1_000_000
 

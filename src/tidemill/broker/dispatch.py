@@ -18,7 +18,8 @@ from tidemill.broker.context import Peer, RequestContext
 from tidemill.broker.registry import APIS
 from tidemill.model.counters import TimeHistogram
 from tidemill.model.errors import KafkaError, ProtocolError
-from tidemill.net.connection import Connection, FileRange, Reply
+from tidemill.net.connection import Connection, Reply
+from tidemill.net.sending import FileRange
 from tidemill.wire.apis import ApiKey, request_class
 from tidemill.wire.header import encode_response, parse_request_header
 from tidemill.wire.schema import decode_prefix

@@ -97,7 +97,14 @@ class FetchPath:
         for part in parts:
             self.resolve(part, version)
         self.look_up(request)
-        if request.found_bytes >= request.bytes_min or request.at_once or request.wait_ms <= 0 or not parts:
+        if (
+            request.found_bytes >= request.bytes_min
+            or request.at_once
+            or request.wait_ms <= 0
+            or not parts
+            or connection.ended
+            or connection.deaf
+        ):
             self.send(request)
         else:
             self.park(request)
@@ -165,6 +172,12 @@ class FetchPath:
                 partition.wait_readable(request)
         self.waiting += 1
         self.deadlines.add(request.wait_ms, request)
+
+    def hurry(self, connection: Connection) -> None:
+        """Whoever asked may be gone: its fetch is answered with whatever there is, and waits no longer."""
+        request = connection.state
+        if isinstance(request, FetchRequest) and not request.done:
+            self.answer(request)
 
     def forget(self, connection: Connection) -> None:
         """The connection has ended: its fetch waits no longer."""

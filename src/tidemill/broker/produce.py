@@ -1,9 +1,9 @@
-"""The way of a produce request: decode, append, answer. Version 3 to 13; compiled.
+"""The way of a produce request: decode, append, answer. Version 0 to 13; compiled.
 
-    request  = transactional id, acks i16, timeout i32, topics[name (to v12) or id (v13),
+    request  = transactional id (v3), acks i16, timeout i32, topics[name (to v12) or id (v13),
                partitions[index i32, records]]
-    response = topics[name or id, partitions[index i32, error i16, base offset i64, append time i64,
-               log start i64 (v5), record errors[index i32, text] and message (v8)]], throttle i32
+    response = topics[name or id, partitions[index i32, error i16, base offset i64, append time i64 (v2),
+               log start i64 (v5), record errors[index i32, text] and message (v8)]], throttle i32 (v1)
 
 Compact lengths and tagged fields from v9 on. Messages stay where they were received: a batch is a position
 in the frame until it is written to the log.
@@ -27,6 +27,7 @@ from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError, Protocol
 from tidemill.model.ports import Clock
 from tidemill.net.connection import Connection, Reply
 from tidemill.net.deadlines import Deadlines
+from tidemill.net.memory import Memory
 from tidemill.records.batch import Batch, parse_batch
 from tidemill.records.validate import is_costly, validate
 from tidemill.replication.partition import AppendWaiter, Partition, TopicTable
@@ -156,12 +157,15 @@ class ProduceRequest(AppendWaiter):
 class ProducePath:
     """Takes produce requests of all connections."""
 
-    def __init__(self, topics: TopicTable, clock: Clock, deadlines: Deadlines, slow_lane: Any) -> None:
+    def __init__(
+        self, topics: TopicTable, clock: Clock, deadlines: Deadlines, slow_lane: Any, memory: Memory
+    ) -> None:
         self.topics = topics
         self.clock = clock
         self.deadlines = deadlines
         self.slow_lane = slow_lane
         """Called with a request that holds a batch too costly for the loop, after ``reply`` was set."""
+        self.memory = memory
         self.errors: dict[int, int] = {}
         self.congested = False
         self.held_back: list[ProduceRequest] = []
@@ -178,6 +182,7 @@ class ProducePath:
             request.reply = connection.reply_later()
             connection.context.busy = True
             self.held_back.append(request)
+            self.memory.take(len(data))
             return
         self.take(request)
 
@@ -186,12 +191,20 @@ class ProducePath:
         self.congested = congested
         while self.held_back and not self.congested:
             request = self.held_back.pop(0)
+            self.memory.release(len(request.data))
             request.connection.context.busy = False
             if request.is_wanted:
                 try:
                     self.take(request)
                 except Exception as problem:  # noqa: BLE001 - the others that were held back go on
                     request.connection.crash(problem)
+
+    def forget(self, connection: Connection) -> None:
+        """The connection has ended: what it wanted an answer to, it will send again."""
+        for request in list(self.held_back):
+            if request.connection is connection and not request.is_wanted:
+                self.held_back.remove(request)
+                self.memory.release(len(request.data))
 
     def take(self, request: ProduceRequest) -> None:
         """Checks and appends a request."""
@@ -298,6 +311,11 @@ class ProducePath:
             partition = part.partition
             if partition is not None:
                 partition.wait_committed(part.end_offset, request)
+        # What was appended need not be held: only its answer waits.
+        request.data = b""
+        for topic in request.topics:
+            for one in topic.parts:
+                one.batch = None
         self.deadlines.add(request.timeout_ms, request)
 
 
@@ -329,10 +347,11 @@ def decode(
     """Reads a request. IndexError or ProtocolError when it is none."""
     flexible = version >= FLEXIBLE
     request = ProduceRequest(connection, data, version, correlation_id)
-    length, position = read_length(data, position, end, flexible, False)
-    if length >= 0:
-        request.transactional = True
-        position += length
+    if version >= 3:
+        length, position = read_length(data, position, end, flexible, False)
+        if length >= 0:
+            request.transactional = True
+            position += length
     request.acks = i32(read_i16_be(data, position))
     request.timeout_ms = i64(read_i32_be(data, position + 2))
     position += 6
@@ -416,7 +435,8 @@ def encode(request: ProduceRequest) -> bytes:
             encode_part(out, part, version)
         if flexible:
             out.append(0)
-    write_i32_be(out, 0)
+    if version >= 1:
+        write_i32_be(out, 0)
     if flexible:
         out.append(0)
     set_i32(out, 0, len(out) - 4)
@@ -429,7 +449,8 @@ def encode_part(out: BytesWriter, part: ProducePart, version: i16) -> None:
     write_i32_be(out, part.index)
     write_i16_be(out, part.error)
     write_i64_be(out, part.base_offset)
-    write_i64_be(out, part.append_time)
+    if version >= 2:
+        write_i64_be(out, part.append_time)
     if version >= 5:
         write_i64_be(out, part.log_start)
     if version >= 8:

@@ -15,7 +15,8 @@ from tidemill.broker import fetch_codec, produce
 from tidemill.broker.fetch import FetchPath
 from tidemill.broker.produce import ProducePath
 from tidemill.model.errors import ProtocolError
-from tidemill.net.connection import Connection, FileRange, FrameHandler
+from tidemill.net.connection import Connection, FrameHandler
+from tidemill.net.sending import FileRange
 from tidemill.wire.primitives import skip_tag_section
 
 PRODUCE: Final = 0
@@ -87,8 +88,14 @@ class Requests(FrameHandler):
                 body = skip_tag_section(data, body, end)
             self.fetches.handle(connection, data, body, end, version, correlation_id)
 
+    def on_end(self, connection: Connection) -> None:
+        """The peer sends nothing more: a fetch that waits is answered."""
+        self.fetches.hurry(connection)
+
     def on_close(self, connection: Connection, reason: str) -> None:
         """The connection is gone."""
+        if connection.context.busy:
+            self.produces.forget(connection)
         self.fetches.forget(connection)
         self.cold.on_close(connection, reason)
 

@@ -11,6 +11,7 @@ from concurrent.futures import Executor
 
 from tidemill.broker.produce import ProducePart, ProducePath, ProduceRequest
 from tidemill.model.errors import KafkaError
+from tidemill.net.memory import Memory
 from tidemill.records.batch import Batch
 from tidemill.records.validate import begin_validation, finish_validation, is_costly
 
@@ -23,9 +24,10 @@ SLICE_RECORDS = 20_000
 class SlowLane:
     """Takes over from the compiled way, and gives the request back once its batches are checked."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, workers: Executor) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, workers: Executor, memory: Memory) -> None:
         self.loop = loop
         self.workers = workers
+        self.memory = memory
         self.path: ProducePath | None = None
         self.tasks: set[asyncio.Task[None]] = set()
         self.taken = 0
@@ -45,6 +47,8 @@ class SlowLane:
         if path is None:
             raise RuntimeError("the slow lane was not connected")
         connection = request.connection
+        count = len(request.data)
+        self.memory.take(count)
         try:
             for topic in request.topics:
                 for part in topic.parts:
@@ -55,6 +59,8 @@ class SlowLane:
                 path.append_all(request, path.clock.wall_ms())
         except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
             connection.crash(problem)
+        finally:
+            self.memory.release(count)
 
     async def stop(self) -> None:
         """Gives up what is under way: nothing of it was appended, nor answered."""

@@ -8,34 +8,31 @@ allocated, only what has arrived.
 
 Writing: replies leave in the order of their requests, however late one of them is decided. A reply is a
 list of ``bytes`` and :class:`FileRange`; ranges go from the page cache to the socket by ``sendfile``.
-A range that may not be in memory is read ahead by a thread first, so that the loop never waits for a disk.
+
+Ending: when the peer sends nothing more, whole frames that came before its end are still handed on, and the
+replies sent as far as it takes them; then the connection closes. A peer that takes none any more has them
+dropped, and its frames handed on all the same.
 """
 
 from __future__ import annotations
 
-import socket
 from typing import Any, Final
 
 from librt.strings import read_i32_be
 from mypy_extensions import i64, mypyc_attr
 
 from tidemill.model.errors import ProtocolError
-from tidemill.model.ports import File
+from tidemill.net.memory import FREE_BYTES, RECEIVE_BYTES, UNBOUNDED, Memory
+from tidemill.net.sending import FileRange, Sender
 
-RECEIVE_BYTES: Final = 256 * 1024
 SMALL_RECEIVE_BYTES: Final = 16 * 1024
 """The buffer of a connection that sends little at a time: allocating it costs less."""
-SEND_BYTES: Final = 1024 * 1024
-"""A range is probed and sent in pieces of this size, so that one reader cannot hold the loop."""
-TURN_BYTES: Final = 4 * 1024 * 1024
-"""What one connection may send before the others have their turn."""
 OUT_BYTES_MAX: Final = 4 * 1024 * 1024
 """With more than this unsent, no further request of the connection is looked at."""
 OUT_PARTS_MAX: Final = 4096
 """The same bound for ranges of files, which hold their segments open."""
 REPLIES_MAX: Final = 64
 """Requests of one connection that may wait for their replies together."""
-MSG_MORE: Final = getattr(socket, "MSG_MORE", 0)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -49,6 +46,9 @@ class FrameHandler:
         """
         raise NotImplementedError
 
+    def on_end(self, connection: Connection) -> None:
+        """The peer sends nothing more, or takes nothing more: what waits for its sake need not."""
+
     def on_close(self, connection: Connection, reason: str) -> None:
         """The connection is gone; replies to it go nowhere."""
         raise NotImplementedError
@@ -60,20 +60,6 @@ class FrameHandler:
     def read_ahead(self, connection: Connection, part: FileRange, count: i64) -> None:
         """Brings ``count`` bytes of ``part`` into memory in a thread; then ``connection.resume_send()``."""
         raise NotImplementedError
-
-
-class FileRange:
-    """Bytes of a file that are to be sent as they are."""
-
-    __slots__ = ("count", "file", "may_be_cold", "position", "ready_until")
-
-    def __init__(self, file: File, position: i64, count: i64, may_be_cold: bool) -> None:
-        self.file = file
-        self.position: i64 = position
-        self.count: i64 = count
-        self.may_be_cold = may_be_cold
-        self.ready_until: i64 = position
-        """Up to here it was read ahead already, and is not probed again."""
 
 
 class Reply:
@@ -95,25 +81,29 @@ class Reply:
         self.connection.replies_ready()
 
 
-class Connection:
+class Connection(Sender):
     """One accepted socket, driven by an asyncio loop's readiness callbacks."""
 
     def __init__(
-        self, loop: Any, sock: Any, handler: FrameHandler, frame_bytes_max: i64, context: Any
+        self,
+        loop: Any,
+        sock: Any,
+        handler: FrameHandler,
+        frame_bytes_max: i64,
+        context: Any,
+        memory: Memory | None = None,
     ) -> None:
+        super().__init__(sock)
         self.loop = loop
-        self.sock = sock
-        self.descriptor: int = sock.fileno()
+        self.memory: Memory = Memory(loop, UNBOUNDED) if memory is None else memory
         self.handler = handler
         self.frame_bytes_max: i64 = frame_bytes_max
         self.context = context
         self.state: Any = None
         """What the handler keeps for this connection."""
         self.closed = False
-        self.active = True
-        """Set whenever bytes arrive or leave; the sweep for idle connections clears it."""
-        self.bytes_in: i64 = 0
-        self.bytes_out: i64 = 0
+        self.ended = False
+        """The peer sends nothing more: the connection closes when what it sent is done with."""
         self._data: bytes = b""
         self._position: i64 = 0
         self._chunks: list[bytes] = []
@@ -122,12 +112,13 @@ class Connection:
         self._receive_bytes: i64 = SMALL_RECEIVE_BYTES
         self._parsing = False
         self._reading = False
+        self._held_up = False
+        """Enough whole frames wait for their turn: no more is taken in."""
         self._writing = False
-        self._reading_ahead = False
+        self.deaf = False
+        """The peer takes no bytes any more."""
+        self._end_reason = ""
         self._replies: list[Reply] = []
-        self._out: list[Any] = []
-        self._out_head: i64 = 0
-        self._out_bytes: i64 = 0
 
     def start(self) -> None:
         """Begins to read."""
@@ -139,25 +130,24 @@ class Connection:
         """Whether a reply to an earlier request is still to come."""
         return len(self._replies) > 0
 
-    @property
-    def unsent_bytes(self) -> i64:
-        """Bytes of replies held in memory."""
-        return self._out_bytes
-
     # Reading.
 
     def readable(self) -> None:
         """The socket has bytes, or has ended."""
+        if self.memory.full:
+            self.memory.hold_up(self)
+            return
         try:
             data: bytes = self.sock.recv(self._receive_bytes)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as problem:
-            self.close(f"receive failed: {problem}")
+            self._stop_sending()
+            self._end(f"receive failed: {problem}")
             return
         count: i64 = len(data)
         if count == 0:
-            self.close("closed by the peer")
+            self._end("closed by the peer")
             return
         self._receive_bytes = RECEIVE_BYTES if count >= SMALL_RECEIVE_BYTES else SMALL_RECEIVE_BYTES
         self.active = True
@@ -168,7 +158,8 @@ class Connection:
             self._data = self._data[self._position :] + data
             self._position = 0
             if held + count > RECEIVE_BYTES:
-                self._pause()
+                self._held_up = True
+                self.pause_reading()
             self._parse()
             return
         if self._chunk_bytes > 0:
@@ -177,6 +168,7 @@ class Connection:
             if self._chunk_bytes < self._needed:
                 if len(self._chunks) > 64 + (self._chunk_bytes >> 14):
                     self._chunks = [b"".join(self._chunks)]
+                self._count()
                 return
             data = b"".join(self._chunks)
             self._chunks = []
@@ -185,13 +177,25 @@ class Connection:
         self._position = 0
         self._parse()
 
-    def _pause(self) -> None:
+    def _count(self) -> None:
+        """Tells the common bound what is held here, when that has changed."""
+        held: i64 = len(self._data) - self._position + self._chunk_bytes + self._out_bytes
+        if held != self.held_bytes and not self.closed:
+            self.memory.change(self, held)
+
+    def missing_bytes(self) -> i64:
+        """What the partial frame that is held still misses; 0 when there is none."""
+        return self._needed - self._chunk_bytes if self._chunk_bytes > 0 else 0
+
+    def pause_reading(self) -> None:
+        """Leaves what comes to the system's buffers."""
         if self._reading:
             self._reading = False
             self.loop.remove_reader(self.descriptor)
 
-    def _resume(self) -> None:
-        if not self._reading and not self.closed:
+    def resume_reading(self) -> None:
+        """Reads again, unless something else speaks against it."""
+        if not (self._reading or self._held_up or self.paused or self.ended or self.closed):
             self._reading = True
             self.loop.add_reader(self.descriptor, self.readable)
 
@@ -214,9 +218,22 @@ class Connection:
             if not blocked or self._out or (self._position == before and not had_output):
                 break
         self._parsing = False
+        self._settle()
 
     def _is_open(self) -> bool:
         return not self.closed
+
+    def _settle(self) -> None:
+        """Closes when the peer has ended and everything is done; counts what is held otherwise."""
+        if (
+            self.ended
+            and not self._replies
+            and not self._out
+            and not self._parsing
+            and self._position >= len(self._data)
+        ):
+            self.close(self._end_reason)
+        self._count()
 
     def _try_frames(self) -> bool:
         try:
@@ -243,6 +260,7 @@ class Connection:
             if (
                 len(self._replies) >= REPLIES_MAX
                 or self._out_bytes > OUT_BYTES_MAX
+                or (self._out_bytes > FREE_BYTES and self.memory.is_short)
                 or len(self._out) > OUT_PARTS_MAX
             ):
                 return True
@@ -257,7 +275,7 @@ class Connection:
     def _keep_rest(self) -> None:
         """Moves a last partial frame into the chunks, and forgets what was consumed."""
         data = self._data
-        rest: i64 = len(data) - self._position
+        rest: i64 = 0 if self.ended else len(data) - self._position
         if rest > 0:
             self._needed = 4
             if rest >= 4:
@@ -266,8 +284,9 @@ class Connection:
             self._chunk_bytes = rest
         self._data = b""
         self._position = 0
-        if not self._reading:
-            self._resume()
+        if self._held_up:
+            self._held_up = False
+            self.resume_reading()
 
     # Replying.
 
@@ -315,6 +334,8 @@ class Connection:
         """Looks at the requests that were held back."""
         if self._is_open() and self._position < len(self._data):
             self._parse()
+        else:
+            self._settle()
 
     # Sending.
 
@@ -333,11 +354,22 @@ class Connection:
     def _flush(self) -> None:
         if self.closed or self._reading_ahead:
             return
+        if self.deaf:
+            self._drop_output()
+            return
         finished = False
         try:
             finished = self._send_all()
         except (BlockingIOError, InterruptedError):
             pass
+        except (ConnectionError, TimeoutError) as problem:
+            # What the peer had sent before it went is still read, to its end.
+            if not self._end_reason:
+                self._end_reason = f"send failed: {problem}"
+            self._stop_sending()
+            if self._replies:
+                self.handler.on_end(self)
+            return
         except OSError as problem:
             self.close(f"send failed: {problem}")
             return
@@ -355,85 +387,30 @@ class Connection:
             else:
                 self.loop.remove_writer(self.descriptor)
 
-    def _send_all(self) -> bool:
-        """Whether everything went out; BlockingIOError when the socket is full."""
-        out = self._out
-        budget: i64 = TURN_BYTES
-        while self._out_head < len(out):
-            part = out[self._out_head]
-            if isinstance(part, FileRange):
-                sent = self._send_range(part)
-                if sent < 0:
-                    return False
-                budget -= sent
-                if part.count == 0:
-                    self._next_part()
-            else:
-                budget -= self._send_bytes()
-            if budget <= 0 and self._out_head < len(out):
-                return False
-        return True
+    def _stop_sending(self) -> None:
+        self.deaf = True
+        self._drop_output()
+        if self._writing:
+            self._writing = False
+            self.loop.remove_writer(self.descriptor)
 
-    def _next_part(self) -> None:
-        self._out[self._out_head] = None
-        self._out_head += 1
-        if self._out_head > 256:
-            del self._out[: self._out_head]
-            self._out_head = 0
-
-    def _send_bytes(self) -> i64:
-        """Sends the run of byte strings at the head in one call, and drops what went out."""
-        out = self._out
-        head = self._out_head
-        last: i64 = head
-        size: i64 = 0
-        total: i64 = len(out)
-        while last < total and size < RECEIVE_BYTES and last - head < 512:
-            piece = out[last]
-            if isinstance(piece, FileRange):
-                break
-            size += len(piece)
-            last += 1
-        flags = MSG_MORE if last < total else 0
-        data: Any = out[head] if last - head == 1 else b"".join(out[head:last])
-        sent: i64 = self.sock.send(data, flags)
-        self.bytes_out += sent
-        self.active = True
-        self._out_bytes -= sent
-        index = head
-        while index < last:
-            out[index] = None
-            index += 1
-        if sent < size:
-            # What is left of the run takes the last one's place.
-            out[last - 1] = memoryview(data)[sent:]
-            self._out_head = last - 1
-        else:
-            self._out_head = last
-        return sent
-
-    def _send_range(self, part: FileRange) -> i64:
-        """Sends a piece of ``part``; -1 when it has to be read ahead first."""
-        count = part.count if part.count < SEND_BYTES else SEND_BYTES
-        if (
-            part.may_be_cold
-            and part.position >= part.ready_until
-            and not part.file.is_cached(part.position, count)
-        ):
-            self._reading_ahead = True
-            part.ready_until = part.position + count
-            self.handler.read_ahead(self, part, count)
-            return -1
-        sent = part.file.send_to(self.descriptor, part.position, count)
-        if sent == 0:
-            raise OSError(f"the file ended {part.count} bytes before the end of the range to send")
-        part.position += sent
-        part.count -= sent
-        self.bytes_out += sent
-        self.active = True
-        return sent
+    def read_ahead(self, part: FileRange, count: i64) -> None:
+        """Has the handler do it."""
+        self.handler.read_ahead(self, part, count)
 
     # Ending.
+
+    def _end(self, reason: str) -> None:
+        """The peer sends nothing more."""
+        self.ended = True
+        if not self._end_reason:
+            self._end_reason = reason
+        self.pause_reading()
+        self._chunks = []
+        self._chunk_bytes = 0
+        if self._replies:
+            self.handler.on_end(self)
+        self._settle()
 
     def crash(self, problem: BaseException) -> None:
         """A request of this connection broke its handler: that is reported, and the connection ended."""
@@ -460,4 +437,5 @@ class Connection:
         self._data = b""
         self._position = 0
         self._chunks = []
+        self.memory.forget(self)
         self.handler.on_close(self, reason)

@@ -16,6 +16,7 @@ from collections import Counter
 from tidemill.broker.context import ANONYMOUS, DEFAULT_TENANT, Listener, Peer
 from tidemill.model.errors import ConfigError, TidemillError
 from tidemill.net.connection import Connection, FrameHandler
+from tidemill.net.memory import Memory
 from tidemill.server.announce import loopback_warning
 
 log = logging.getLogger("tidemill.server")
@@ -116,6 +117,7 @@ class Acceptor:
         frame_bytes_max: int,
         send_buffer: int,
         receive_buffer: int,
+        memory: Memory,
     ) -> None:
         self.loop = loop
         self.handler = handler
@@ -123,6 +125,7 @@ class Acceptor:
         self.frame_bytes_max = frame_bytes_max
         self.send_buffer = send_buffer
         self.receive_buffer = receive_buffer
+        self.memory = memory
         self.connections: set[Connection] = set()
         self.by_address: Counter[str] = Counter()
         self.accepted = 0
@@ -190,7 +193,7 @@ class Acceptor:
         if listener.name not in self._warned:
             self._warn_of_loopback(listener, accepted, host)
         peer = Peer(listener, DEFAULT_TENANT, ANONYMOUS, host, address[1])
-        connection = Connection(self.loop, accepted, self.handler, self.frame_bytes_max, peer)
+        connection = Connection(self.loop, accepted, self.handler, self.frame_bytes_max, peer, self.memory)
         self.connections.add(connection)
         self.by_address[host] += 1
         self.accepted += 1
@@ -224,8 +227,9 @@ class Acceptor:
         log.log(level, "the connection of %s ended: %s", connection.context, reason)
 
     def sweep(self) -> int:
-        """Closes the connections that were silent since the last sweep and wait for nothing."""
-        idle = [one for one in self.connections if not one.active and not one.waiting]
+        """Closes the connections that were silent since the last sweep and wait for nothing, and those of
+        peers that said their last and do not take their answers."""
+        idle = [one for one in self.connections if not one.active and (one.ended or not one.waiting)]
         for one in idle:
             one.close("idle for connections.max.idle.ms")
         for one in self.connections:

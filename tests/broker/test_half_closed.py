@@ -1,0 +1,138 @@
+"""A client that says its last and shuts its side: what it had sent is carried out, and answered."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from pathlib import Path
+
+from test_request_order import (
+    COSTLY,
+    SMALL,
+    HeldUp,
+    Peer,
+    served,
+    until,
+)
+
+from tidemill.replication.partition import Partition
+from tidemill.server.app import BrokerServer
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.header import encode_request
+from tidemill.wire.messages.api_versions import ApiVersionsRequest
+from tidemill.wire.messages.metadata import MetadataRequest
+
+
+def ended(server: BrokerServer) -> bool:
+    return bool(server.acceptor.connections) and all(one.ended for one in server.acceptor.connections)
+
+
+async def gone(server: BrokerServer) -> None:
+    await until(lambda: not server.acceptor.connections)
+
+
+def test_frames_behind_a_costly_one_are_stored_in_order_and_answered_after_the_end(tmp_path: Path) -> None:
+    async def test(server: BrokerServer, partition: Partition) -> None:
+        held = HeldUp(server)
+        peer = await Peer.of(server)
+        peer.produce(COSTLY)
+        peer.produce(SMALL)
+        peer.produce(SMALL, acks=0)
+        peer.produce(COSTLY, acks=0)
+        peer.produce(SMALL)
+        peer.send(ApiKey.METADATA, 12, MetadataRequest(topics=[]))
+        peer.writer.write(encode_request(ApiKey.API_VERSIONS, 0, 1, None, ApiVersionsRequest())[:-1])
+        peer.writer.write_eof()
+        await until(lambda: ended(server))
+        held.go_on.set()
+        assert (await peer.produced()).base_offset == 0
+        assert (await peer.produced()).base_offset == 1999
+        assert (await peer.produced()).base_offset == 2001 + 1999
+        assert (await peer.answer(ApiKey.METADATA, 12)).brokers
+        assert await peer.reader.read() == b""  # The frame that was cut short is none.
+        await gone(server)
+        assert partition.log.end_offset == 2001 + 1999 + 1
+        await peer.close()
+
+    served(test, tmp_path)
+
+
+def test_a_client_that_is_gone_altogether_loses_nothing_that_it_sent(tmp_path: Path) -> None:
+    async def test(server: BrokerServer, partition: Partition) -> None:
+        held = HeldUp(server)
+        peer = await Peer.of(server)
+        for acks in (0, 1, 0, -1, 0):
+            peer.produce(COSTLY, acks)
+        await until(lambda: len(server.slow_lane.tasks) == 1)
+        await peer.close()
+        await until(lambda: ended(server))
+        held.go_on.set()
+        await gone(server)
+        assert partition.log.end_offset == 5 * 1999
+        assert server.memory.total == 0
+
+    served(test, tmp_path)
+
+
+def test_a_client_that_resets_its_connection_loses_nothing_that_came(tmp_path: Path) -> None:
+    async def test(server: BrokerServer, partition: Partition) -> None:
+        held = HeldUp(server)
+        peer = await Peer.of(server)
+        for acks in (1, 0, 0):
+            peer.produce(COSTLY, acks)
+        await until(lambda: len(server.slow_lane.tasks) == 1)
+        sock = peer.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await peer.close()
+        await until(lambda: ended(server))
+        held.go_on.set()
+        await gone(server)
+        assert partition.log.end_offset == 3 * 1999
+
+    served(test, tmp_path)
+
+
+def test_a_fetch_that_waits_is_answered_at_once_and_lets_the_next_through(tmp_path: Path) -> None:
+    async def test(server: BrokerServer, partition: Partition) -> None:
+        peer = await Peer.of(server)
+        peer.fetch(wait_ms=0x7FFFFFFF)
+        peer.produce(SMALL, acks=0)
+        peer.fetch(wait_ms=0x7FFFFFFF, offset=1)
+        await until(lambda: partition.waiting_fetches == 1)
+        peer.writer.write_eof()
+        assert (await peer.fetched()).records in (None, b"")
+        assert (await peer.fetched()).high_watermark == 1
+        assert await peer.reader.read() == b""
+        await gone(server)
+        assert server.fetches.waiting == 0
+        await peer.close()
+
+    served(test, tmp_path)
+
+
+def test_who_says_its_last_and_reads_nothing_is_let_go_by_the_sweep(tmp_path: Path) -> None:
+    async def test(server: BrokerServer, partition: Partition) -> None:
+        raw = socket.socket()
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(raw, ("127.0.0.1", server.listeners[0][2]))
+        frame = encode_request(ApiKey.API_VERSIONS, 3, 1, None, HELLO)
+        await loop.sock_sendall(raw, frame * 3000)
+        raw.shutdown(socket.SHUT_WR)
+        await until(lambda: ended(server))
+        (one,) = server.acceptor.connections
+        assert one.unsent_bytes > 0
+        sweeps = 0
+        while server.acceptor.connections:
+            await asyncio.sleep(0.05)
+            server.acceptor.sweep()
+            sweeps += 1
+            assert sweeps < 100
+        raw.close()
+
+    served(test, tmp_path)
+
+
+HELLO = ApiVersionsRequest(client_software_name="test", client_software_version="1")

@@ -96,8 +96,10 @@ NETWORK: tuple[Row, ...] = (
      "Threads for file deletion and other background work."),
     ("queued.max.requests", INT, 500, "1..", READ_ONLY, SERIAL,
      "Requests that wait for a handler thread before sockets are no longer read."),
-    ("queued.max.request.bytes", LONG, -1, "", READ_ONLY, SERIAL,
-     "Bytes of waiting requests before sockets are no longer read."),
+    ("queued.max.request.bytes", LONG, -1, "", READ_ONLY, YES,
+     "Bytes that all connections together may hold of requests that are not complete or wait, and of "
+     "replies that are not taken; above it those that hold most are not read. -1 is a quarter of the "
+     "memory."),
     ("request.timeout.ms", INT, 30_000, "", READ_ONLY, REPLICATION,
      "How long a broker waits for another broker's or the controller's reply."),
     ("fetch.max.bytes", INT, 57_671_680, "1024..", READ_ONLY, YES,

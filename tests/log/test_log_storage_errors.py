@@ -55,7 +55,7 @@ def test_a_flush_that_cannot_open_a_segment_is_a_storage_error(batch: Callable[.
     log = opened(files)
     log.append([batch(3)], 0, NOW)
     log.release()
-    files.fail("open", ".log", errno.EMFILE)
+    files.fail("open", ".log", errno.EMFILE, times=MANY)
     with pytest.raises(StorageError, match="ulimit -n"):
         log.begin_flush()
 

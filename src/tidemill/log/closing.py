@@ -18,7 +18,7 @@ from tidemill.model.errors import StorageError
 
 THREADS: Final = 16
 """Syncs that wait at once, per data directory: enough for one commit of a journal to serve many."""
-LOGS_AT_ONCE: Final = 64
+LOGS_AT_ONCE: Final = 32
 """Logs whose files are open at once, for a broker that has more of them than descriptors."""
 
 

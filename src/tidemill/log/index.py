@@ -37,6 +37,7 @@ from typing import Any, Final
 from librt.strings import BytesWriter, read_i32_be, read_i64_be, write_i32_be, write_i64_be
 from mypy_extensions import i32, i64
 
+from tidemill.log.open_files import OPEN_FILES
 from tidemill.model.ports import Files
 
 OFFSET_ENTRY_BYTES: Final = 4 + 4
@@ -62,6 +63,8 @@ class _Index:
         self._mapped_bytes: i64 = 0
         self._writable: bool = False
         self._backed_bytes: i64 = 0
+        self.touched: bool = False
+        """The map was used since :data:`OPEN_FILES` looked last."""
 
     def create(self) -> None:
         """Makes the file at its full size, empty of entries, over what was there."""
@@ -86,8 +89,22 @@ class _Index:
         self._map_file(False)
         self.entries = self._count_entries()
 
-    def _map_file(self, writable: bool) -> None:
+    def _map_file(self, writable: bool) -> Any:
+        """Maps the file; the map too, as another thread may make this one let it go (None: an empty file)."""
+        try:
+            mapped = self._try_map(writable)
+        except OSError as problem:
+            if not OPEN_FILES.make_room(problem):
+                raise
+            mapped = self._try_map(writable)
+        self._map = mapped
+        self.touched = True
+        OPEN_FILES.opened(self)
+        return mapped
+
+    def _try_map(self, writable: bool) -> Any:
         self._map = None
+        mapped: Any = None
         file = self.files.open(self.path, False, not writable)
         try:
             size: i64 = file.size()
@@ -95,11 +112,12 @@ class _Index:
                 size = self.entries_max * self.entry_bytes
                 file.truncate(size)
             if size > 0:
-                self._map = file.map(writable)
+                mapped = file.map(writable)
             self._mapped_bytes = size
         finally:
             file.close()
         self._writable = writable
+        return mapped
 
     def _count_entries(self) -> i64:
         """The entries before the tail of zeros."""
@@ -120,21 +138,25 @@ class _Index:
         return entry.count(0) == len(entry)
 
     def _entry(self, slot: i64) -> bytes:
-        if self._map is None:
-            self._map_file(False)
+        mapped = self._map
+        if mapped is None:
+            mapped = self._map_file(False)
+        self.touched = True
         position: i64 = slot * self.entry_bytes
-        entry: bytes = self._map[position : position + self.entry_bytes]
+        entry: bytes = mapped[position : position + self.entry_bytes]
         return entry
 
     def _store(self, entry: bytes) -> None:
-        if not self._writable or self._map is None:
+        mapped = self._map
+        if not self._writable or mapped is None:
             self.load()
-            self._map_file(True)
+            mapped = self._map_file(True)
             self._backed_bytes = self.entries * self.entry_bytes
+        self.touched = True
         position: i64 = self.entries * self.entry_bytes
         if position + self.entry_bytes > self._backed_bytes:
             self._back_page(position + self.entry_bytes)
-        self._map[position : position + self.entry_bytes] = entry
+        mapped[position : position + self.entry_bytes] = entry
         self.entries += 1
 
     def _back_page(self, needed: i64) -> None:
@@ -204,10 +226,15 @@ class _Index:
             file.close()
         self.entries = entries
 
-    def release(self) -> None:
+    def let_go(self) -> None:
         """Gives the memory map back until it is needed again."""
         self._map = None
         self._writable = False
+
+    def release(self) -> None:
+        """As :meth:`let_go`, by the log itself."""
+        self.let_go()
+        OPEN_FILES.closed(self)
 
 
 class OffsetIndex(_Index):

@@ -13,6 +13,7 @@ from mypy_extensions import i64
 
 from tidemill.log.index import RELATIVE_OFFSET_MAX, OffsetIndex, TimeIndex
 from tidemill.log.names import INDEX, LOG, TIME_INDEX, offset_name
+from tidemill.log.open_files import OPEN_FILES
 from tidemill.log.scan import BatchScan
 from tidemill.model.ports import File, Files
 
@@ -67,6 +68,8 @@ class Segment:
         self._max_timestamp_offset: i64 = base_offset
         self.bytes_since_index: i64 = size
         self._file: File | None = None
+        self.touched: bool = False
+        """The log file was used since :data:`OPEN_FILES` looked last."""
         self._recent_count: i64 = 0
         self._recent_offsets: vec[i64] = vec[i64]([])
         self._recent_positions: vec[i64] = vec[i64]([])
@@ -79,6 +82,7 @@ class Segment:
         self.index.create()
         self.time_index.create()
         self._file = file
+        OPEN_FILES.opened(self)
         self.size = 0
         self.bytes_since_index = 0
         self.created_ms = now_ms
@@ -89,8 +93,26 @@ class Segment:
         """The log file, open."""
         file = self._file
         if file is None:
+            file = self._open()
+        self.touched = True
+        return file
+
+    def _open(self) -> File:
+        try:
             file = self.files.open(self.path)
-            self._file = file
+        except OSError as problem:
+            if not OPEN_FILES.make_room(problem):
+                raise
+            file = self.files.open(self.path)
+        self._file = file
+        OPEN_FILES.opened(self)
+        return file
+
+    def _open_to_append(self) -> File:
+        """As :meth:`file`, without what a failed append left when it could not be cut off at once."""
+        file = self._open()
+        if file.size() > self.size:
+            file.truncate(self.size)
         return file
 
     def append(
@@ -101,7 +123,11 @@ class Segment:
             # Read before the write: what fails after it would leave a batch that the log does not know of.
             self.max_timestamp()
         position: i64 = self.size
-        self.file().append(buffers)
+        file = self._file
+        if file is None:
+            file = self._open_to_append()
+        self.touched = True
+        file.append(buffers)
         self.size = position + size
         self.note(position, size, base_offset, last_offset, max_timestamp)
 
@@ -302,8 +328,13 @@ class Segment:
             end = scan.last_offset + 1
         return end
 
-    def release(self) -> None:
-        """Closes the files until they are needed again. Ranges that are being sent keep theirs."""
+    def let_go(self) -> None:
+        """Closes the log file until it is needed again. Ranges that are being sent keep theirs."""
         self._file = None
+
+    def release(self) -> None:
+        """Closes all files until they are needed again, in the same way."""
+        self._file = None
+        OPEN_FILES.closed(self)
         self.index.release()
         self.time_index.release()

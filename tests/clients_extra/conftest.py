@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,3 +95,20 @@ def go_tests() -> Path:
     if outcome.returncode != 0:
         pytest.fail(f"{' '.join(command)} failed in {HERE / 'go'}:\n{outcome.stdout}{outcome.stderr}")
     return program
+
+
+@pytest.fixture(scope="session")
+def spark_connector() -> tuple[Path, str]:
+    """The PySpark that has its Kafka connector in Maven Central, brought by pip and Maven, and those jars."""
+    need("java", "Debian: apt-get install openjdk-17-jre-headless")
+    need("mvn", "Debian: apt-get install maven")
+    python, jars = BUILD / "spark" / "python", BUILD / "spark" / "jars"
+    python.mkdir(parents=True, exist_ok=True)
+    jars.mkdir(parents=True, exist_ok=True)
+    wanted = HERE / "spark" / "requirements.txt"
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--upgrade")
+    install(python, wanted, *pip, "--target", str(python), "--requirement", str(wanted))
+    pom = HERE / "spark" / "pom.xml"
+    goal = "dependency:copy-dependencies"
+    install(jars, pom, "mvn", "-q", "-B", "-f", str(pom), goal, f"-DoutputDirectory={jars}")
+    return python, ",".join(str(jar) for jar in sorted(jars.glob("*.jar")))

@@ -18,6 +18,7 @@ from tidemill.log.index import OffsetIndex, TimeIndex
 from tidemill.log.leader_epochs import LeaderEpochs
 from tidemill.log.meta import read_meta, write_meta
 from tidemill.log.producer_state import ProducerState
+from tidemill.log.transaction_index import Aborted, decode_aborted
 from tidemill.model.types import TopicPartition
 from tidemill.records.builder import build_batch
 from tidemill.testing.files import FaultyFiles
@@ -52,6 +53,10 @@ def test_offset_index(files: FaultyFiles) -> None:
     index.append(1003, 497)
     index.append(1259, 66000)
     assert files.read("/d/i") == example_bytes("offset-index.md")
+
+
+def test_transaction_index() -> None:
+    assert decode_aborted(example_bytes("transaction-index.md")) == Aborted(0, 7, 3, 9, 10)
 
 
 def test_time_index(files: FaultyFiles) -> None:

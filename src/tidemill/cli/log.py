@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from tidemill.cli.log_verify import recover, verify
 from tidemill.cli.output import on_terminal
 from tidemill.cli.records import as_text, for_terminal
 
@@ -19,7 +20,11 @@ DAMAGE_SHOWN = 10
 
 @click.group("log")
 def command() -> None:
-    """Look into the files of a data directory."""
+    """Look into the files of a data directory, check them, recover them."""
+
+
+command.add_command(verify)
+command.add_command(recover)
 
 
 @command.command(

@@ -1,0 +1,77 @@
+"""Reads the entries of an index file in order, in pieces, without mapping or touching it: for tools.
+
+The layouts are those of :mod:`tidemill.log.index` and :mod:`tidemill.log.transaction_index`. How many entries
+there are is taken when a reader is made: what a running broker adds later is not seen.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from tidemill.log.index import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES
+from tidemill.log.transaction_index import ABORTED_ENTRY, ABORTED_ENTRY_BYTES
+from tidemill.model.ports import Files
+
+_OFFSET_ENTRY: Final = struct.Struct(">ii")
+_TIME_ENTRY: Final = struct.Struct(">qi")
+_ENTRIES_A_READ: Final = 4096
+
+
+class EntryFile:
+    """An index file by its raw entries. ``fault`` tells what is wrong with its size; empty: nothing."""
+
+    def __init__(self, files: Files, path: str, layout: struct.Struct, entry_bytes: int) -> None:
+        self.path = path
+        self.layout = layout
+        self.entry_bytes = entry_bytes
+        self.file = files.open(path, read_only=True)
+        self.size = int(self.file.size())
+        self.fault = ""
+        if self.size % entry_bytes:
+            self.fault = f"its size {self.size} is no multiple of {entry_bytes}"
+        self.count = self._used(self.size // entry_bytes)
+
+    def _used(self, high: int) -> int:
+        """The entries before the tail of zeros that a file has which is not closed yet."""
+        low = 0
+        if high == 0 or not self._is_zero(high - 1):
+            return high
+        while low < high:
+            middle = (low + high) >> 1
+            if self._is_zero(middle):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _is_zero(self, slot: int) -> bool:
+        return not any(self.file.read_at(slot * self.entry_bytes, self.entry_bytes))
+
+    def rows(self) -> Iterator[tuple[int, ...]]:
+        """The entries as they are stored. Ends early where the file was cut meanwhile."""
+        slot = 0
+        while slot < self.count:
+            wanted = min(_ENTRIES_A_READ, self.count - slot) * self.entry_bytes
+            data = bytes(self.file.read_at(slot * self.entry_bytes, wanted))
+            whole = len(data) // self.entry_bytes
+            if whole == 0:
+                return
+            yield from self.layout.iter_unpack(data[: whole * self.entry_bytes])
+            slot += whole
+
+
+def offset_entries(files: Files, path: str) -> EntryFile:
+    """An ``.index`` file: (relative offset, position)."""
+    return EntryFile(files, path, _OFFSET_ENTRY, OFFSET_ENTRY_BYTES)
+
+
+def time_entries(files: Files, path: str) -> EntryFile:
+    """A ``.timeindex`` file: (timestamp, relative offset)."""
+    return EntryFile(files, path, _TIME_ENTRY, TIME_ENTRY_BYTES)
+
+
+def aborted_entries(files: Files, path: str) -> EntryFile:
+    """A ``.txnindex`` file: the fields of :class:`~tidemill.log.transaction_index.Aborted`."""
+    return EntryFile(files, path, ABORTED_ENTRY, ABORTED_ENTRY_BYTES)

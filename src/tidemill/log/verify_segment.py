@@ -1,0 +1,211 @@
+"""Walks over one segment, every record of it, and compares its indexes with what is there.
+
+Memory stays bounded whatever the bytes claim: the checksum of a large batch is taken in pieces, and records
+are unpacked only once it is right, up to :data:`UNPACKED_BYTES_MAX`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+from tidemill.log.findings import Check
+from tidemill.log.leader_epochs import LeaderEpochs
+from tidemill.log.names import INDEX, LOG, TIME_INDEX, offset_name
+from tidemill.log.scan import BatchScan
+from tidemill.log.verify_indexes import AbortedEntries, OffsetEntries, TimeEntries
+from tidemill.model.errors import KafkaError
+from tidemill.records.batch import (
+    ATTRIBUTES,
+    CONTROL_FLAG,
+    CRC,
+    LOG_OVERHEAD,
+    MAGIC,
+    NONE,
+    Batch,
+    parse_batch,
+)
+from tidemill.records.builder import ABORT_MARKER
+from tidemill.records.checksum import crc32c
+from tidemill.records.reader import read_records
+from tidemill.records.validate import RecordWalk, unpack
+
+WINDOW_BYTES: Final = 1024 * 1024
+UNPACKED_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Records of one batch that are looked into: more than any topic takes by default, by far."""
+
+ZEROS: Final = "only zeros follow: room that was given to the file and never written, as a crash leaves it"
+
+
+class PartitionWalk:
+    """What goes from segment to segment of one partition."""
+
+    def __init__(self, check: Check, names: set[str]) -> None:
+        self.check = check
+        self.names = names
+        self.next_offset = -1
+        """Where the next batch may begin at the earliest; -1 before the first segment."""
+        self.log_start = -1
+        self.epochs: LeaderEpochs | None = None
+        self.open_transactions: dict[int, int] = {}
+        """First offset by producer."""
+
+
+def check_segment(walk: PartitionWalk, base_offset: int, *, is_last: bool) -> None:
+    """Checks one segment; what is found is told to the walk's check. Raises OSError."""
+    check = walk.check
+    path = f"{check.directory}/{offset_name(base_offset, LOG)}"
+    if walk.next_offset > base_offset:
+        check.damage(
+            path, f"begins at offset {base_offset}, the segment before it ends at {walk.next_offset - 1}"
+        )
+    walk.next_offset = base_offset
+    # Indexes first: what a running broker appends meanwhile is in the log before it is in an index.
+    offsets = OffsetEntries(check, check.directory, base_offset, walk.names)
+    times = TimeEntries(check, check.directory, base_offset, walk.names)
+    aborted = AbortedEntries(check, check.directory, base_offset, walk.names)
+    file = check.files.open(path, read_only=True)
+    size = int(file.size())
+    for suffix in (INDEX, TIME_INDEX):
+        if size and offset_name(base_offset, suffix) not in walk.names:
+            check.note(path, f"has no {suffix} file beside it: a start makes one")
+    scan = BatchScan(file, 0, size, WINDOW_BYTES)
+    epoch_told = False
+    while scan.step():
+        offsets.batch(scan)
+        times.batch(scan)
+        if (scan.base_offset < walk.next_offset and scan.magic == 2) or scan.last_offset < walk.next_offset:
+            text = f"offset {scan.base_offset} comes where {walk.next_offset} or later must be"
+            check.damage(path, text, int(scan.position))
+        epoch_told = epoch_told or not _check_epoch(walk, scan, path)
+        _check_batch(walk, scan, path, aborted)
+        walk.next_offset = max(walk.next_offset, int(scan.last_offset) + 1)
+        check.batches += 1
+        check.on_bytes(int(scan.size))
+    check.segments += 1
+    check.bytes += size
+    if scan.fault:
+        _tell_rest(walk, scan, path, size, is_last=is_last)
+        check.on_bytes(size - int(scan.position))
+    else:
+        offsets.end(size)
+        times.end(is_last=is_last)
+        aborted.end(walk.next_offset)
+
+
+def _tell_rest(walk: PartitionWalk, scan: BatchScan, path: str, size: int, *, is_last: bool) -> None:
+    """Says what the bytes are with which the walk could not go on."""
+    position = int(scan.position)
+    if is_last and walk.check.running and scan.cut_off:
+        walk.check.note(path, "the broker is writing here", position)
+        return
+    left = size - position
+    text = f"{left} bytes to the end are no batch: {scan.fault}"
+    if _only_zeros(scan, position, size):
+        text = f"{left} bytes to the end are no batch: {ZEROS}"
+    following = "" if is_last else ", and removes the segments after this one if it has to recover it"
+    walk.check.damage(path, f"{text}; a start after an unclean stop cuts them{following}", position)
+
+
+def _only_zeros(scan: BatchScan, position: int, size: int) -> bool:
+    while position < size:
+        data = bytes(scan.file.read_at(position, WINDOW_BYTES))
+        if not data or any(data):
+            return False
+        position += len(data)
+    return True
+
+
+def _check_epoch(walk: PartitionWalk, scan: BatchScan, path: str) -> bool:
+    epochs, epoch = walk.epochs, int(scan.leader_epoch)
+    if epochs is None or epoch < 0 or scan.last_offset < walk.log_start:
+        return True
+    if walk.check.running and epoch > epochs.latest:
+        return True
+    known = epochs.epoch_of(max(int(scan.base_offset), walk.log_start))
+    if known == epoch:
+        return True
+    walk.check.damage(
+        epochs.path,
+        f"says that offset {scan.base_offset} is of epoch {known}, the batch in {path} says {epoch}: "
+        "a follower would cut its log at the wrong place",
+    )
+    return False
+
+
+def _check_batch(walk: PartitionWalk, scan: BatchScan, path: str, aborted: AbortedEntries) -> None:
+    check, position = walk.check, int(scan.position)
+    stored, found = _checksums(scan)
+    if stored != found:
+        text = f"the batch with base offset {scan.base_offset} has checksum {found}, its header says {stored}"
+        check.damage(path, text, position)
+        return
+    if scan.magic < 2:
+        check.records += 1
+        return
+    if scan.size > UNPACKED_BYTES_MAX:
+        check.note(path, f"a batch of {scan.size} bytes is not looked into", position)
+        return
+    data, at = scan.whole()
+    try:
+        batch = parse_batch(data, at, at + scan.size)
+        check.records += int(batch.record_count)
+        fault = _record_fault(batch)
+        if fault:
+            check.damage(path, fault, position)
+        _note_transaction(walk, batch, path, position, aborted)
+    except KafkaError as problem:
+        check.damage(path, f"the checksum is right, the records are not: {problem}", position)
+
+
+def _checksums(scan: BatchScan) -> tuple[int, int]:
+    """The checksum in the header of the current batch, and that of its bytes, taken piece by piece."""
+    field, first = (CRC, ATTRIBUTES) if scan.magic == 2 else (LOG_OVERHEAD, MAGIC)
+    position, end = int(scan.position), int(scan.position) + int(scan.size)
+    stored = int.from_bytes(bytes(scan.file.read_at(position + field, 4)), "big")
+    position += first
+    value = 0
+    while position < end:
+        piece = bytes(scan.file.read_at(position, min(WINDOW_BYTES, end - position)))
+        if not piece:
+            return stored, -1
+        value = crc32c(piece, value) if scan.magic == 2 else zlib.crc32(piece, value)
+        position += len(piece)
+    return stored, value
+
+
+def _record_fault(batch: Batch) -> str:
+    """Walks over all records; what is wrong with the header beside them. Raises KafkaError."""
+    if batch.record_count != batch.last_offset_delta + 1:
+        read_records(batch, UNPACKED_BYTES_MAX)  # compaction left holes
+        return ""
+    if batch.codec == NONE:
+        data, position, end = batch.data, batch.records_position, batch.end
+    else:
+        data, position = unpack(batch, UNPACKED_BYTES_MAX), 0
+        end = len(data)
+    walk = RecordWalk(data, position, end, batch.record_count, batch.base_timestamp)
+    while not walk.step():
+        pass
+    if not batch.append_time and walk.max_timestamp >= 0 and walk.max_timestamp != batch.max_timestamp:
+        return (
+            f"the batch with base offset {batch.base_offset} says that its largest timestamp is "
+            f"{batch.max_timestamp}, that of its records is {walk.max_timestamp}"
+        )
+    return ""
+
+
+def _note_transaction(
+    walk: PartitionWalk, batch: Batch, path: str, position: int, aborted: AbortedEntries
+) -> None:
+    if batch.producer_id < 0 or not batch.is_transactional:
+        return
+    producer_id = int(batch.producer_id)
+    if not batch.attributes & CONTROL_FLAG:
+        walk.open_transactions.setdefault(producer_id, int(batch.base_offset))
+        return
+    first_offset = walk.open_transactions.pop(producer_id, -1)
+    for record in read_records(batch, UNPACKED_BYTES_MAX):
+        key = record.key or b""
+        if len(key) >= 4 and int.from_bytes(key[2:4], "big") == ABORT_MARKER:
+            aborted.abort(path, position, producer_id, first_offset, record.offset)

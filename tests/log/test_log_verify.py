@@ -1,0 +1,253 @@
+"""What a check of a data directory finds, and that it changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tidemill.cli.main import command
+from tidemill.log.checkpoints import write_offsets
+from tidemill.log.config import LogConfig
+from tidemill.log.files import SystemFiles
+from tidemill.log.manager import LogManager
+from tidemill.model.types import TopicPartition
+from tidemill.records.batch import Batch
+from tidemill.records.builder import build_batch, build_end_marker
+
+FILES = SystemFiles()
+NOW = 1_700_000_000_000
+KEY = TopicPartition("t", 0)
+MakeBatch = Callable[..., Batch]
+Damage = Callable[[Path], None]
+
+
+@pytest.fixture
+def data(tmp_path: Path, batch: MakeBatch) -> Path:
+    """A data directory that was stopped in order: one partition of several segments, one that is empty."""
+    manager = LogManager(FILES, [str(tmp_path / "data")])
+    manager.lock()
+    manager.claim("4L6g3nShT-eMCtK--X86sw", 1)
+    manager.load(NOW, lambda topic: LogConfig())
+    config = LogConfig(segment_bytes=4000, index_interval_bytes=300)
+    log = manager.create(KEY, bytes(range(16)), config, NOW)
+    manager.create(TopicPartition("empty", 0), bytes(range(1, 17)), config, NOW)
+    for number in range(80):
+        sequence = {"producer_id": 7, "producer_epoch": 1, "base_sequence": number * 2}
+        log.append(
+            [batch(2, timestamp=NOW + number, step_ms=1, codec=number % 5, **sequence)], number // 30, NOW
+        )
+    assert manager.close(NOW, {KEY: 160}) == []
+    return tmp_path / "data"
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(
+        command, ["log", *map(str, arguments)], prog_name="tidemill", standalone_mode=False
+    )
+
+
+def verified(path: Path) -> dict[str, Any]:
+    outcome = run("verify", path, "--json")
+    assert outcome.exception is None, outcome.exception
+    document: dict[str, Any] = json.loads(outcome.output)
+    assert outcome.return_value == (0 if document["sound"] else 1)
+    return document
+
+
+def texts(document: dict[str, Any], kind: str = "damage") -> list[str]:
+    every = [*document["findings"], *(one for part in document["partitions"] for one in part["findings"])]
+    return [f"{os.path.basename(one['path'])}: {one['text']}" for one in every if one["kind"] == kind]
+
+
+def state_of(path: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(one.relative_to(path)): (one.stat().st_mtime_ns, one.read_bytes())
+        for one in path.rglob("*")
+        if one.is_file()
+    }
+
+
+def segments(data: Path) -> list[Path]:
+    return sorted((data / "t-0").glob("*.log"))
+
+
+def test_a_sound_directory_is_called_sound(data: Path) -> None:
+    before = state_of(data)
+    document = verified(data)
+    assert state_of(data) == before
+    assert (texts(document), texts(document, "note")) == ([], [])
+    assert (document["clean_shutdown"], document["broker_running"], document["node_id"]) == (True, False, 1)
+    by_name = {os.path.basename(part["directory"]): part for part in document["partitions"]}
+    full = by_name["t-0"]
+    assert (full["records"], full["batches"], full["end_offset"]) == (160, 80, 160)
+    assert full["segments"] == len(segments(data)) > 2
+    assert "160 records" in run("verify", data).output
+    assert run("verify", data / "t-0").return_value == 0
+
+
+def flip(path: Path, position: int, mask: int = 0x10) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[position] ^= mask
+    path.write_bytes(raw)
+
+
+def middle(data: Path, suffix: str = ".log") -> Path:
+    return segments(data)[1].with_suffix(suffix)
+
+
+def put(path: Path, content: str | bytes) -> None:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def swap_leader_epochs(data: Path) -> None:
+    (data / "t-0" / "leader-epoch-checkpoint").write_text("0\n2\n0 0\n1 3\n")
+
+
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "a flipped bit in a record": (lambda d: flip(middle(d), 70), "checksum"),
+    "a flipped bit in an offset": (
+        lambda d: flip(middle(d), 5),
+        "no batch|comes where|leads|behind|before this",
+    ),
+    "a length that claims gigabytes": (lambda d: flip(middle(d), 8, 0x7F), "are no batch: the batch says"),
+    "a magic byte of nobody": (lambda d: flip(middle(d), 16, 0x60), "magic byte"),
+    "a truncated segment": (lambda d: os.truncate(middle(d), middle(d).stat().st_size - 9), "are no batch"),
+    "zeros at the end of a log": (
+        lambda d: os.truncate(segments(d)[-1], segments(d)[-1].stat().st_size + 5000),
+        "only zeros follow",
+    ),
+    "an index that leads between batches": (
+        lambda d: flip(middle(d, ".index"), 7, 1),
+        "where no batch begins",
+    ),
+    "an index that does not grow": (lambda d: flip(middle(d, ".index"), 0, 0x40), "does not follow|leads"),
+    "an index of half an entry": (lambda d: os.truncate(middle(d, ".index"), 13), "is no multiple of 8"),
+    "a time index that claims a time too early": (
+        lambda d: flip(middle(d, ".timeindex"), 2, 1),
+        "largest timestamp|follow",
+    ),
+    "a time index of half an entry": (
+        lambda d: os.truncate(middle(d, ".timeindex"), 13),
+        "is no multiple of 12",
+    ),
+    "a snapshot with a flipped bit": (
+        lambda d: flip(next((d / "t-0").glob("*160.snapshot")), 20),
+        "checksum .* a start reads the producers from the log",
+    ),
+    "an empty snapshot": (lambda d: os.truncate(next((d / "t-0").glob("*160.snapshot")), 0), "too few"),
+    "epochs that are not those of the batches": (swap_leader_epochs, "a follower would cut"),
+    "epochs that are no text": (
+        lambda d: put(d / "t-0" / "leader-epoch-checkpoint", b"\xff\xfe"),
+        "a start reads the epochs from the log",
+    ),
+    "a topic id that is none": (
+        lambda d: put(d / "t-0" / "partition.metadata", "version: 0\ntopic_id: x"),
+        "is no partition.metadata",
+    ),
+    "a checkpoint beyond the end": (
+        lambda d: write_offsets(FILES, str(d / "replication-offset-checkpoint"), {KEY: 500}),
+        "was acknowledged up to offset 500; the log ends at 160",
+    ),
+    "a checkpoint that is no text": (
+        lambda d: put(d / "recovery-point-offset-checkpoint", b"0\n-1\n"),
+        "a start leaves it out",
+    ),
+    "a segment that is gone": (lambda d: segments(d)[-1].unlink(), "t-0|acknowledged|ends at"),
+    "meta.properties of nobody": (
+        lambda d: put(d / "meta.properties", "version=7\n"),
+        "version=7 is not known",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damage_is_found_and_told(data: Path, name: str) -> None:
+    damage, expected = DAMAGES[name]
+    damage(data)
+    before = state_of(data)
+    document = verified(data)
+    found = texts(document)
+    assert found, texts(document, "note")
+    assert any(re.search(expected, text) for text in found), found
+    assert run("verify", data).return_value == 1
+    assert state_of(data) == before
+
+
+def test_leftovers_are_told_and_are_no_damage(data: Path) -> None:
+    for name in (
+        "00000000000000000000.log.deleted",
+        "00000000000000000009.log.cleaned",
+        "00000000000000000009.index",
+        "x",
+    ):
+        (data / "t-0" / name).touch()
+    (data / f"gone-0.{'0' * 32}-delete").mkdir()
+    (data / ".kafka_cleanshutdown").unlink()
+    document = verified(data)
+    assert document["sound"]
+    notes = texts(document, "note")
+    assert len(notes) == 6
+    assert any("was not stopped in order" in note for note in notes)
+    assert any(note.startswith("00000000000000000009.index: has no log file") for note in notes)
+
+
+def test_an_abort_that_its_index_does_not_tell_is_damage(tmp_path: Path) -> None:
+    directory = tmp_path / "t-0"
+    directory.mkdir()
+    written = build_batch(
+        [(NOW, b"k", b"v", None)], producer_id=7, producer_epoch=0, base_sequence=0, transactional=True
+    )
+    marker = build_end_marker(False, NOW, 7, 0, 3, base_offset=1)
+    (directory / "00000000000000000000.log").write_bytes(written + marker)
+    index = directory / "00000000000000000000.txnindex"
+    index.write_bytes(struct.pack(">hqqqq", 0, 7, 0, 1, 2))
+    assert verified_partition(directory)["sound"]
+    index.unlink()
+    (found,) = verified_partition(directory)["partitions"][0]["findings"][-1:]
+    assert "the transaction of producer 7 from offset 0 on is aborted at 1" in found["text"]
+
+
+def verified_partition(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(run("verify", path, "--json").output)
+    return document
+
+
+def test_a_directory_of_something_else_is_wrong_usage(tmp_path: Path) -> None:
+    outcome = run("verify", tmp_path)
+    assert "is neither a data directory nor a partition's" in str(outcome.exception)
+    assert run("verify", tmp_path / "nowhere").exception is not None
+
+
+def test_a_rehearsal_says_what_a_start_does_and_changes_nothing(data: Path) -> None:
+    last = segments(data)[-1]
+    good = last.stat().st_size
+    with last.open("ab") as file:
+        file.write(b"half a batch")
+    flip(middle(data, ".index"), 7, 1)
+    (data / ".kafka_cleanshutdown").unlink()
+    before = state_of(data)
+    document = json.loads(run("recover", "--dry-run", data, "--json").output)
+    assert state_of(data) == before
+    assert document["cut"] == [{"path": str(last), "size": good, "lost": 12}]
+    assert any("truncation at byte" in text for text in document["messages"])
+
+    outcome = run("recover", data, "--json")
+    assert outcome.exception is None
+    assert json.loads(outcome.output)["messages"] == document["messages"]
+    assert last.stat().st_size == good
+    assert (data / ".kafka_cleanshutdown").exists()
+
+
+def test_a_directory_in_use_is_not_recovered(data: Path) -> None:
+    manager = LogManager(FILES, [str(data)])
+    manager.lock()
+    assert "is in use by another broker" in str(run("recover", data).exception)
+    manager.unlock()

@@ -63,6 +63,7 @@ class _Index:
         self._mapped_bytes: i64 = 0
         self._writable: bool = False
         self._backed_bytes: i64 = 0
+        self._private: bool = False
         self.touched: bool = False
         """The map was used since :data:`OPEN_FILES` looked last."""
 
@@ -83,7 +84,7 @@ class _Index:
         """Counts the entries, when that has not happened yet. A missing file has none."""
         if self.entries >= 0:
             return
-        if not self.files.exists(self.path):
+        if not self._private and not self.files.exists(self.path):
             self.create()
             return
         self._map_file(False)
@@ -91,6 +92,8 @@ class _Index:
 
     def _map_file(self, writable: bool) -> Any:
         """Maps the file; the map too, as another thread may make this one let it go (None: an empty file)."""
+        if self._private:
+            return self._read_file()
         try:
             mapped = self._try_map(writable)
         except OSError as problem:
@@ -101,6 +104,36 @@ class _Index:
         self.touched = True
         OPEN_FILES.opened(self)
         return mapped
+
+    def make_private(self, entries: i64) -> None:
+        """Makes this an index for look-ups in another thread; ``entries`` are known to be in it (or -1).
+
+        It reads where the other maps: the owner may cut the file meanwhile, and a mapped page beyond its end
+        would end the process. Entries that are gone raise IndexError then.
+        """
+        self._private = True
+        self.entries = entries
+
+    def _read_file(self) -> Any:
+        file = self.files.open(self.path, False, True)
+        try:
+            size: i64 = file.size() if self.entries < 0 else self.entries * self.entry_bytes
+            data = file.read_at(0, size)
+        finally:
+            file.close()
+        self._mapped_bytes = len(data)
+        self._map = data
+        return data
+
+    def is_cached(self) -> bool:
+        """Whether a look-up is likely to find its pages in memory. Raises OSError."""
+        if self.entries <= 0:
+            return self.entries == 0
+        file = self.files.open(self.path, False, True)
+        try:
+            return file.is_cached(0, self.entries * self.entry_bytes)
+        finally:
+            file.close()
 
     def _try_map(self, writable: bool) -> Any:
         self._map = None

@@ -67,6 +67,8 @@ class Segment:
         self._max_timestamp: i64 = UNKNOWN
         self._max_timestamp_offset: i64 = base_offset
         self.bytes_since_index: i64 = size
+        self.replaced: bool = False
+        """Whether another segment takes its name: the indexes are not made anew then."""
         self._file: File | None = None
         self.touched: bool = False
         """The log file was used since :data:`OPEN_FILES` looked last."""
@@ -184,8 +186,11 @@ class Segment:
         position: i64 = self._scan_for(offset, start)
         if position < 0:
             # The index pointed to something that is no batch, or beyond the offset: it is damaged.
-            self.rebuild_indexes()
-            position = self._scan_for(offset, self.index.lookup(offset))
+            start = 0
+            if not self.replaced:
+                self.rebuild_indexes()
+                start = self.index.lookup(offset)
+            position = self._scan_for(offset, start)
         return position if position >= 0 else self.size
 
     def _scan_for(self, offset: i64, start: i64) -> i64:
@@ -233,6 +238,36 @@ class Segment:
         self.max_timestamp()
         return self._max_timestamp_offset
 
+    @property
+    def knows_timestamps(self) -> bool:
+        """Whether :meth:`max_timestamp` is known without a look at the files."""
+        return self._max_timestamp != UNKNOWN
+
+    def private_copy(self) -> Segment:
+        """This segment as it is now, for look-ups in another thread: it changes nothing, and maps nothing.
+
+        ``release()`` it afterwards. The files may be gone when they are looked for.
+        """
+        copy = Segment(self.files, self.directory, self.base_offset, self.size, 0, self.interval_bytes)
+        copy.index.make_private(self.index.entries)
+        copy.time_index.make_private(self.time_index.entries)
+        copy._max_timestamp = self._max_timestamp
+        copy._max_timestamp_offset = self._max_timestamp_offset
+        copy._file = self._file
+        return copy
+
+    def learn(self, copy: Segment) -> None:
+        """Takes over what a private copy found in the files, unless the segment changed."""
+        if copy.size != self.size:
+            return
+        if self._max_timestamp == UNKNOWN and copy._max_timestamp != UNKNOWN:
+            self._max_timestamp = copy._max_timestamp
+            self._max_timestamp_offset = copy._max_timestamp_offset
+        if self.index.entries < 0:
+            self.index.entries = copy.index.entries
+        if self.time_index.entries < 0:
+            self.time_index.entries = copy.time_index.entries
+
     def set_max_timestamp(self, timestamp: i64, offset: i64) -> None:
         """Says what a walk over the batches found."""
         self._max_timestamp = timestamp
@@ -253,6 +288,14 @@ class Segment:
             or self.time_index.is_full
             or last_offset - self.base_offset > RELATIVE_OFFSET_MAX
         )
+
+    def pin(self) -> None:
+        """Opens all files: the segment can be read on when its files lose their names."""
+        self.file()
+        self.index.load()
+        self.time_index.load()
+        self.max_timestamp()
+        self.replaced = True
 
     def close_indexes(self) -> None:
         """Ends the indexes: the largest timestamp is noted, the files are cut to what is used."""

@@ -6,8 +6,11 @@ time, newest first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
+from tidemill.log.time_lookup import TimeLookup, is_warm
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.wire.messages.list_offsets import (
     ListOffsetsPartition,
@@ -34,36 +37,104 @@ FIRST_VERSION_OF = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLI
 
 EPOCHS_FROM = 4
 
+COLD_TRIES = 3
+"""A log that changed so often while it was looked into is looked into here, from memory by now."""
 
-def handle(broker: Broker, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
-    """Looks each partition up; once, as a look-up by time reads from the disk."""
+Found = dict[tuple[str, int], TimeLookup]
+"""Look-ups that a thread did, by topic and partition."""
+
+
+def handle(
+    broker: Broker, context: RequestContext, request: ListOffsetsRequest
+) -> ListOffsetsResponse | Coroutine[Any, Any, ListOffsetsResponse]:
+    """Looks each partition up; in a thread first where that would wait for the disk."""
+    cold = cold_lookups(broker, context, request) if context.api_version > 0 else {}
+    if cold:
+        return answer_cold(broker, context, request, cold)
+    return answer(broker, context, request, {})
+
+
+def cold_lookups(broker: Broker, context: RequestContext, request: ListOffsetsRequest) -> Found:
+    """The look-ups by time whose pages are not all in memory. What is wrong with others is told later."""
+    cold: Found = {}
+    for topic in request.topics:
+        name = context.internal_name(topic.name)
+        for wanted in topic.partitions:
+            key = (name, wanted.partition_index)
+            if key in cold or (wanted.timestamp < 0 and wanted.timestamp != MAX_TIMESTAMP):
+                continue
+            try:
+                partition = broker.partition(*key)
+                partition.check_leader(wanted.current_leader_epoch)
+                if not is_warm(partition.log, wanted.timestamp):
+                    cold[key] = TimeLookup(partition.log, wanted.timestamp)
+            except KafkaError:
+                continue
+    return cold
+
+
+async def answer_cold(
+    broker: Broker, context: RequestContext, request: ListOffsetsRequest, cold: Found
+) -> ListOffsetsResponse:
+    """Answers once a thread has looked."""
+    found: Found = {}
+    loop = asyncio.get_running_loop()
+    for _ in range(COLD_TRIES):
+        await loop.run_in_executor(None, run_all, list(cold.values()))
+        again: Found = {}
+        for key, lookup in cold.items():
+            if lookup.is_true():
+                found[key] = lookup
+            elif not lookup.log.closed:
+                again[key] = TimeLookup(lookup.log, lookup.timestamp)
+        cold = again
+        if not cold:
+            break
+    return answer(broker, context, request, found)
+
+
+def run_all(lookups: list[TimeLookup]) -> None:
+    """Looks one after the other; runs in a thread."""
+    for lookup in lookups:
+        lookup.run()
+
+
+def answer(
+    broker: Broker, context: RequestContext, request: ListOffsetsRequest, found: Found
+) -> ListOffsetsResponse:
+    """The response, with what was looked up already; each partition once."""
     topics = []
     seen: set[tuple[str, int]] = set()
     for topic in request.topics:
         name = context.internal_name(topic.name)
         answers = []
         for wanted in topic.partitions:
+            key = (name, wanted.partition_index)
             try:
-                if (name, wanted.partition_index) in seen:
+                if key in seen:
                     raise KafkaError("the partition comes twice in this request", ErrorCode.INVALID_REQUEST)
-                seen.add((name, wanted.partition_index))
-                partition = broker.partition(name, wanted.partition_index)
+                seen.add(key)
+                partition = broker.partition(*key)
                 if context.api_version == 0:
-                    answer = look_up_segments(partition, wanted, request.replica_id, broker.clock.wall_ms())
+                    told = look_up_segments(partition, wanted, request.replica_id, broker.clock.wall_ms())
                 else:
-                    answer = look_up(partition, wanted, request, context.api_version)
+                    told = look_up(partition, wanted, request, context.api_version, found.get(key))
             except KafkaError as error:
-                answer = ListOffsetsPartitionResponse(error_code=error.code)
-            answer.partition_index = wanted.partition_index
+                told = ListOffsetsPartitionResponse(error_code=error.code)
+            told.partition_index = wanted.partition_index
             if context.api_version < EPOCHS_FROM:
-                answer.leader_epoch = -1
-            answers.append(answer)
+                told.leader_epoch = -1
+            answers.append(told)
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
     return ListOffsetsResponse(topics=topics)
 
 
 def look_up(
-    partition: Partition, wanted: ListOffsetsPartition, request: ListOffsetsRequest, version: int
+    partition: Partition,
+    wanted: ListOffsetsPartition,
+    request: ListOffsetsRequest,
+    version: int,
+    done: TimeLookup | None,
 ) -> ListOffsetsPartitionResponse:
     """One partition's answer."""
     partition.check_leader(wanted.current_leader_epoch)
@@ -72,7 +143,8 @@ def look_up(
             f"timestamp {wanted.timestamp} needs ListOffsets {FIRST_VERSION_OF[wanted.timestamp]}",
             ErrorCode.UNSUPPORTED_VERSION,
         )
-    found = find(partition, wanted.timestamp, request.replica_id, request.isolation_level)
+    limit = partition.limit_offset(request.replica_id, request.isolation_level)
+    found = find(partition, wanted.timestamp, limit, done)
     if found is None:
         return ListOffsetsPartitionResponse(timestamp=-1, offset=-1, leader_epoch=-1)
     timestamp, offset = found
@@ -103,17 +175,20 @@ def look_up_segments(
     return ListOffsetsPartitionResponse(old_style_offsets=offsets)
 
 
-def find(partition: Partition, timestamp: int, replica_id: int, isolation: int) -> tuple[int, int] | None:
-    """(timestamp, offset) of what is asked for; -1 for the time of an end of the log."""
+def find(partition: Partition, timestamp: int, limit: int, done: TimeLookup | None) -> tuple[int, int] | None:
+    """(timestamp, offset) of what is asked for, before ``limit``; -1 for the time of an end of the log."""
     log = partition.log
-    limit = partition.limit_offset(replica_id, isolation)
     if timestamp == LATEST:
         return -1, limit
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return -1, log.start_offset
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return None
-    if timestamp == MAX_TIMESTAMP:
+    if done is not None and done.log is log and done.is_true():
+        if done.problem is not None:
+            raise done.problem
+        found = done.found
+    elif timestamp == MAX_TIMESTAMP:
         found = log.max_timestamp_offset()
     elif timestamp < 0:
         raise KafkaError(f"timestamp {timestamp} means nothing", ErrorCode.UNSUPPORTED_VERSION)

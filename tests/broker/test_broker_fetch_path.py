@@ -283,6 +283,67 @@ def test_who_wants_no_bytes_does_not_wait(bench: Bench, bytes_min: int) -> None:
     assert parts_of(client.fetched(11))["t", 0].records == b""
 
 
+BIGGEST, LEAST = 0x7FFFFFFF, -0x80000000
+
+
+@pytest.mark.parametrize("bytes_max", [BIGGEST, 0, -1, LEAST])
+@pytest.mark.parametrize("part_bytes", [BIGGEST, 0, -1, LEAST])
+@pytest.mark.parametrize("bytes_min", [BIGGEST, 0, LEAST])
+@pytest.mark.parametrize("version", [4, 11, 17])
+def test_limits_at_the_ends_of_their_range(
+    bench: Bench, version: int, bytes_max: int, part_bytes: int, bytes_min: int
+) -> None:
+    client = bench.client()
+    client.append(b"one")
+    client.append(b"two")
+    bench.fetches.bytes_max = BIGGEST
+    client.fetch(
+        version,
+        {("t", 0): part_at(0, part_bytes), ("t", 1): part_at(0, part_bytes)},
+        max_wait_ms=50,
+        max_bytes=bytes_max,
+        min_bytes=bytes_min,
+    )
+    found = parts_of(client.fetched(version))
+    assert values_of(found["t", 0]) == [b"one", b"two"][: 2 if min(bytes_max, part_bytes) > 0 else 1]
+    assert {one.error_code for one in found.values()} == {0}
+
+
+@pytest.mark.parametrize(("bytes_max", "part_bytes"), [(5000, 1 << 20), (1 << 20, 2500), (4000, 4000)])
+def test_who_wants_at_least_as_much_as_at_most_is_not_kept_waiting_by_whole_batches(
+    bench: Bench, bytes_max: int, part_bytes: int
+) -> None:
+    client = bench.client()
+    for index in (0, 1):
+        for _ in range(10):
+            client.append(b"x" * 700, index=index)
+    client.fetch(
+        11,
+        {("t", index): part_at(0, part_bytes) for index in (0, 1)},
+        max_wait_ms=LONG_MS,
+        max_bytes=bytes_max,
+        min_bytes=min(bytes_max, 2 * part_bytes),
+    )
+    assert values_of(parts_of(client.fetched(11))["t", 0])
+
+
+def test_more_wanted_than_may_be_had_does_not_wait(bench: Bench) -> None:
+    client = bench.client()
+    for _ in range(5):
+        client.append(b"x" * 1000)
+    client.fetch(11, {("t", 0): 0}, max_wait_ms=LONG_MS, max_bytes=2000, min_bytes=BIGGEST)
+    assert len(values_of(parts_of(client.fetched(11))["t", 0])) == 1
+
+
+def test_a_reader_of_an_older_segment_does_not_wait(bench: Bench) -> None:
+    bench.put("t", 3, segment_bytes=3000)
+    client = bench.client()
+    for _ in range(5):
+        client.append(b"x" * 1000)
+    client.fetch(11, {("t", 0): part_at(0, BIGGEST)}, max_wait_ms=LONG_MS, max_bytes=BIGGEST, min_bytes=5000)
+    assert len(values_of(parts_of(client.fetched(11))["t", 0])) == 2
+
+
 def test_a_fetch_of_nothing_does_not_wait(bench: Bench) -> None:
     client = bench.client()
     client.fetch(11, {}, max_wait_ms=LONG_MS)

@@ -5,7 +5,7 @@ The layout of request and reply is in :mod:`tidemill.broker.fetch_codec`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from mypy_extensions import i16, i32, i64
 
@@ -21,6 +21,11 @@ from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.net.connection import Connection, Reply
 from tidemill.net.deadlines import Deadlines
 from tidemill.replication.partition import Partition, TopicTable
+
+RECORDS_BYTES_MAX: Final = 0x70000000
+"""Of one reply, so that it stays below 2 GiB with all that goes around the records."""
+WHOLE: Final = 1 << 40
+"""More bytes than a segment has."""
 
 
 class FetchRequest(FetchFields):
@@ -104,6 +109,7 @@ class FetchPath:
             or not parts
             or connection.ended
             or connection.deaf
+            or self.is_enough(request)
         ):
             self.send(request)
         else:
@@ -118,9 +124,46 @@ class FetchPath:
         part.partition = None if entry is None else entry.partition(part.index)
         part.topic_known = entry is not None
 
+    def bytes_limit(self, request: FetchRequest) -> i64:
+        """The most bytes of records that the reply may have."""
+        left: i64 = request.bytes_max if request.bytes_max < self.bytes_max else self.bytes_max
+        return left if left < RECORDS_BYTES_MAX else RECORDS_BYTES_MAX
+
+    def is_enough(self, request: FetchRequest) -> bool:
+        """Whether too few bytes were found only because replies end with whole batches, or with a segment.
+
+        As Apache Kafka does it: a partition that has more than its limit counts with the limit, and a reader
+        of an older segment does not wait.
+        """
+        left = self.bytes_limit(request)
+        count: i64 = 0
+        for part in request.parts:
+            slice_ = part.slice
+            partition = part.partition
+            if slice_ is None or partition is None:
+                continue
+            if part.offset < partition.log.active.base_offset:
+                return True
+            size = left if left < part.bytes_max else part.bytes_max
+            if slice_.size < size:
+                limit = partition.limit_offset(request.replica_id, request.isolation)
+                try:
+                    there = partition.read(part.offset, WHOLE, limit, True)
+                except KafkaError:
+                    return True
+                if there is not None and there.size < size:
+                    size = there.size
+            else:
+                size = slice_.size
+            count += size
+            left -= size
+        return count >= request.bytes_min
+
     def look_up(self, request: FetchRequest) -> None:
         """Finds where the records of every partition lie, within the limits of the request."""
-        left: i64 = request.bytes_max if request.bytes_max < self.bytes_max else self.bytes_max
+        left = self.bytes_limit(request)
+        if request.bytes_min > left:
+            request.bytes_min = left
         found: i64 = 0
         for part in request.parts:
             self.look_up_part(request, part, left, found == 0)

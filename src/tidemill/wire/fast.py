@@ -11,11 +11,13 @@ from typing import Final
 from librt.strings import BytesWriter, read_i16_be, read_i32_be
 from mypy_extensions import i64
 
+from tidemill import _mode
 from tidemill.model.errors import ProtocolError
 from tidemill.wire.primitives import read_uvarint
 
-ITEMS_MAX: Final = 100_000
-"""Topics and partitions of one request: a few bytes each on the wire, hundreds in memory, and work."""
+ITEMS_MAX: Final[i64] = 100_000 if _mode.compiled else 20_000
+"""Topics and partitions of one request: a few bytes each on the wire, hundreds in memory, and work that
+holds up everybody else, plain Python several times longer."""
 
 
 def read_length(data: bytes, position: i64, end: i64, flexible: bool, wide: bool) -> tuple[i64, i64]:

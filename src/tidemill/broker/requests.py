@@ -6,6 +6,7 @@ produces that still wait for their replicas.
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Any, Final
 
 from librt.strings import read_i16_be, read_i32_be
@@ -14,14 +15,18 @@ from mypy_extensions import i16, i64
 from tidemill.broker import fetch_codec, produce
 from tidemill.broker.fetch import FetchPath
 from tidemill.broker.produce import ProducePath
+from tidemill.model.counters import TimeHistogram
 from tidemill.model.errors import ProtocolError
-from tidemill.net.connection import Connection, FrameHandler
+from tidemill.net.connection import Connection, FrameHandler, Stopwatch
 from tidemill.net.sending import FileRange
 from tidemill.wire.primitives import skip_tag_section
 
 PRODUCE: Final = 0
 FETCH: Final = 1
 API_KEYS: Final = 128
+TIMED_EVERY: Final = 16
+"""Of so many requests of Produce, and of Fetch, the first is timed: two looks at the clock and two notes
+are a few per cent of a small request."""
 COLD_BYTES_MAX: Final = 16 * 1024 * 1024
 """A request that carries no records is larger only when somebody wants to keep the broker busy: it is taken
 apart in one go. The largest honest ones are assignments of large groups."""
@@ -37,6 +42,10 @@ class Requests(FrameHandler):
         """``cold.handle(connection, data, start, end, api_key, version, correlation_id)`` and the port's
         other calls: what is not worth compiling."""
         self.counts: list[int] = [0] * API_KEYS
+        self.local_times = {PRODUCE: TimeHistogram(), FETCH: TimeHistogram()}
+        """By API key: how long the loop was at a request, of those that are timed."""
+        self.total_times = {PRODUCE: TimeHistogram(), FETCH: TimeHistogram()}
+        """The same with all waiting, up to the answer."""
 
     def on_frame(self, connection: Connection, data: bytes, start: i64, end: i64) -> bool:
         """Takes one request; False when it has to wait for the replies before it."""
@@ -50,11 +59,19 @@ class Requests(FrameHandler):
             connection.context.busy = False
         version = read_i16_be(data, start + 2)
         if api_key == PRODUCE and produce.FIRST_VERSION <= version <= produce.LAST_VERSION:
-            self.counts[PRODUCE] += 1
-            self.take(connection, data, start, end, version, True)
+            count: i64 = self.counts[PRODUCE] + 1
+            self.counts[PRODUCE] = count
+            if count % TIMED_EVERY == 1:
+                self.take_timed(connection, data, start, end, version, True)
+            else:
+                self.take(connection, data, start, end, version, True)
         elif api_key == FETCH and fetch_codec.FIRST_VERSION <= version <= fetch_codec.LAST_VERSION:
-            self.counts[FETCH] += 1
-            self.take(connection, data, start, end, version, False)
+            count = self.counts[FETCH] + 1
+            self.counts[FETCH] = count
+            if count % TIMED_EVERY == 1:
+                self.take_timed(connection, data, start, end, version, False)
+            else:
+                self.take(connection, data, start, end, version, False)
         else:
             if 0 <= api_key < API_KEYS:
                 self.counts[api_key] += 1
@@ -67,6 +84,21 @@ class Requests(FrameHandler):
         if api_key != PRODUCE and connection.waiting:
             connection.context.busy = True
         return True
+
+    def take_timed(
+        self, connection: Connection, data: bytes, start: i64, end: i64, version: i16, is_produce: bool
+    ) -> None:
+        """As :meth:`take`, with the time noted that it takes until its answer is there."""
+        started: float = perf_counter()
+        self.take(connection, data, start, end, version, is_produce)
+        seconds: float = perf_counter() - started
+        key = PRODUCE if is_produce else FETCH
+        self.local_times[key].note(seconds)
+        reply = connection.last_reply()
+        if reply is None:
+            self.total_times[key].note(seconds)
+        else:
+            reply.stopwatch = Stopwatch(self.total_times[key].note, started)
 
     def take(
         self, connection: Connection, data: bytes, start: i64, end: i64, version: i16, is_produce: bool

@@ -16,6 +16,7 @@ dropped, and its frames handed on all the same.
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Any, Final
 
 from librt.strings import read_i32_be
@@ -62,15 +63,30 @@ class FrameHandler:
         raise NotImplementedError
 
 
+class Stopwatch:
+    """Tells ``note`` the seconds from ``started`` until a reply is there."""
+
+    __slots__ = ("note", "started")
+
+    def __init__(self, note: Any, started: float) -> None:
+        self.note = note
+        self.started: float = started
+
+    def stop(self) -> None:
+        """The reply is there."""
+        self.note(perf_counter() - self.started)
+
+
 class Reply:
     """A place in the connection's order of replies, filled now or later."""
 
-    __slots__ = ("connection", "done", "parts")
+    __slots__ = ("connection", "done", "parts", "stopwatch")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.parts: list[Any] = []
         self.done = False
+        self.stopwatch: Stopwatch | None = None
 
     def complete(self, parts: list[Any]) -> None:
         """Fills the place; it leaves once all earlier ones have. An empty list sends nothing."""
@@ -78,6 +94,9 @@ class Reply:
             raise RuntimeError("a reply was completed twice")
         self.parts = parts
         self.done = True
+        stopwatch = self.stopwatch
+        if stopwatch is not None:
+            stopwatch.stop()
         self.connection.replies_ready()
 
 
@@ -119,6 +138,13 @@ class Connection(Sender):
         """The peer takes no bytes any more."""
         self._end_reason = ""
         self._replies: list[Reply] = []
+
+    def last_reply(self) -> Reply | None:
+        """The place of the newest request, when there is one and it is not filled yet."""
+        if not self._replies:
+            return None
+        last = self._replies[len(self._replies) - 1]
+        return None if last.done else last
 
     def start(self) -> None:
         """Begins to read."""

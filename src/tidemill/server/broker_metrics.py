@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tidemill.broker.requests import TIMED_EVERY
 from tidemill.model.errors import ErrorCode
 from tidemill.server.metrics import HISTOGRAM, Family, counter, gauge
 from tidemill.wire.apis import API, ApiKey
@@ -45,11 +46,20 @@ def _requests(server: BrokerServer) -> Iterator[Family]:
     seconds = Family(
         "tidemill_request_seconds",
         HISTOGRAM,
-        "Seconds from a request to its answer, waiting included, by API; Produce and Fetch are not timed.",
+        f"Seconds from a request to its answer, waiting included, by API; one Produce and Fetch of"
+        f" {TIMED_EVERY}.",
     )
-    for key, times in server.dispatch.durations.items():
+    for key, times in {**server.dispatch.durations, **server.requests.total_times}.items():
         seconds.add(times, api=_name(key))
     yield seconds
+    local = Family(
+        "tidemill_request_local_seconds",
+        HISTOGRAM,
+        f"Seconds that the loop was at a request, without waiting; one Produce and Fetch of {TIMED_EVERY}.",
+    )
+    for key, times in server.requests.local_times.items():
+        local.add(times, api=_name(key))
+    yield local
     errors = counter("tidemill_request_errors", "Partitions answered with an error, by API and error.")
     for key, counts in ((ApiKey.PRODUCE, server.produces.errors), (ApiKey.FETCH, server.fetches.errors)):
         for code, count in counts.items():
@@ -88,6 +98,22 @@ def _waiting(server: BrokerServer) -> Iterator[Family]:
     waiting.add(sum(one.waiting_appends for one in held), api="Produce")
     waiting.add(int(server.fetches.waiting), api="Fetch")
     yield waiting
+    yield gauge(
+        "tidemill_request_bytes_held",
+        "Bytes that all connections hold of requests that are not complete or wait, and of replies that are"
+        " not taken.",
+        int(server.memory.total),
+    )
+    yield gauge(
+        "tidemill_request_bytes_max",
+        "The bound of tidemill_request_bytes_held.",
+        int(server.memory.bytes_max),
+    )
+    yield counter(
+        "tidemill_memory_pauses",
+        "Times that a connection was not read because of that bound.",
+        int(server.memory.pauses),
+    )
     yield gauge("tidemill_deadlines", "Entries on the timer of waiting requests.", len(server.deadlines))
     yield gauge("tidemill_fetch_sessions", "Fetch sessions kept.", len(server.sessions.sessions))
 

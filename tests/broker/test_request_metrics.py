@@ -1,0 +1,68 @@
+"""What a broker tells of its requests: times of Produce and Fetch, and a page that names every metric."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from test_request_order import COSTLY, SMALL, Peer, served, until
+
+from tidemill.broker.requests import FETCH, PRODUCE, TIMED_EVERY
+from tidemill.replication.partition import Partition
+from tidemill.server.app import BrokerServer
+from tidemill.server.broker_metrics import families
+from tidemill.server.metrics import ProcessMetrics, render
+
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+
+
+def test_one_of_some_produces_and_fetches_is_timed(tmp_path: Path) -> None:
+    async def test(server: BrokerServer, partition: Partition) -> None:
+        requests = server.requests
+        peer = await Peer.of(server)
+        for _ in range(TIMED_EVERY + 1):
+            peer.produce(SMALL)
+            assert (await peer.produced()).error_code == 0
+        assert requests.local_times[PRODUCE].count == 2
+        assert requests.total_times[PRODUCE].count == 2
+        peer.fetch(wait_ms=20_000, offset=TIMED_EVERY + 1)
+        await until(lambda: partition.waiting_fetches == 1)
+        assert requests.local_times[FETCH].count == 1
+        assert requests.total_times[FETCH].count == 0
+        other = await Peer.of(server)
+        other.produce(COSTLY)
+        assert (await peer.fetched()).records
+        assert requests.total_times[FETCH].count == 1
+        assert requests.total_times[FETCH].sum > requests.local_times[FETCH].sum > 0
+        assert (await other.produced()).error_code == 0
+        told = render(families(server))[1].decode()
+        for name in ("tidemill_request_seconds_count", "tidemill_request_local_seconds_count"):
+            assert f'{name}{{api="Produce"}} 2.0' in told
+            assert f'{name}{{api="Fetch"}} 1.0' in told
+        await peer.close()
+        await other.close()
+
+    served(test, tmp_path)
+
+
+def test_a_wait_counts_into_the_time_of_a_request(tmp_path: Path) -> None:
+    async def test(server: BrokerServer, partition: Partition) -> None:
+        peer = await Peer.of(server)
+        peer.fetch(wait_ms=150)
+        await peer.fetched()
+        assert server.requests.total_times[FETCH].sum >= 0.149
+        assert server.requests.local_times[FETCH].sum < 0.149
+        await peer.close()
+
+    served(test, tmp_path)
+
+
+def test_the_page_on_operations_names_every_metric_and_no_other(tmp_path: Path) -> None:
+    async def test(server: BrokerServer, partition: Partition) -> None:
+        made = [*families(server), *ProcessMetrics().families()]
+        names = {one.name + ("_total" if one.kind == "counter" else "") for one in made}
+        page = OPERATIONS.read_text(encoding="utf-8")
+        table = page[page.index("| metric |") : page.index("Lag of a group")]
+        assert set(re.findall(r"`((?:tidemill|process)_[a-z_]+)`", table)) == names
+
+    served(test, tmp_path)

@@ -26,14 +26,17 @@ from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError
 from tidemill.records.batch import (
     CONTROL_FLAG,
     COPIED_BYTES_MAX,
+    CURRENT_MAGIC,
     LENGTH,
     LOG_OVERHEAD,
     MAGIC,
+    NONE,
     Batch,
     check_crc,
-    parse_batches,
+    parse_batch,
 )
 from tidemill.records.builder import stamp_append_time
+from tidemill.records.legacy import Entry, parse_entry
 from tidemill.records.message_set import MessageSet
 
 PREFIX_BYTES: Final = MAGIC
@@ -127,7 +130,21 @@ class Log(LogStore):
         ``append_time_ms`` of the result is -1 in format v0, which has no times. Raises KafkaError for a set
         larger than a segment, and StorageError when the disk does not take it; the log is as before then.
         """
-        raise NotImplementedError
+        base_offset: i64 = self.end_offset
+        last_offset: i64 = base_offset + messages.record_count - 1
+        append_time: i64 = now_ms if self._append_time and messages.magic > 0 else NO_TIMESTAMP
+        timestamp: i64 = append_time if append_time != NO_TIMESTAMP else messages.max_timestamp
+        data = messages.stored(base_offset, append_time)
+        segment = self._segment_for(len(data), last_offset, timestamp, now_ms)
+        if leader_epoch != self._leader_epoch:
+            self._begin_epoch(leader_epoch, base_offset)
+        try:
+            segment.append_entries(data, base_offset)
+        except OSError as problem:
+            raise storage_error("append to", segment.path, problem) from problem
+        self.end_offset = last_offset + 1
+        self.producer_state.end_offset = last_offset + 1
+        return AppendResult(base_offset, last_offset, append_time, self.start_offset, False)
 
     def append_as_follower(self, data: bytes, now_ms: i64) -> i64:
         """Appends batches as a leader sent them, offsets and epochs included; the new end offset.
@@ -137,14 +154,16 @@ class Log(LogStore):
         """
         end: i64 = len(data)
         end = _whole_batches_end(data, end)
-        for batch in parse_batches(data, 0, end):
+        position: i64 = 0
+        while position < end:
+            if end - position > MAGIC and data[position + MAGIC] < CURRENT_MAGIC:
+                position += self._append_entry_as_follower(parse_entry(data, position, end), now_ms)
+                continue
+            batch = parse_batch(data, position, end)
+            position += batch.size
             check_crc(batch)
             if batch.base_offset < self.end_offset:
-                raise CorruptMessage(
-                    f"{self.topic_partition}: the leader sent offset {batch.base_offset}, "
-                    f"the log here ends at {self.end_offset}",
-                    ErrorCode.OFFSET_OUT_OF_RANGE,
-                )
+                raise self._behind_end(batch.base_offset)
             last_offset: i64 = batch.last_offset
             segment = self._segment_for(batch.size, last_offset, batch.max_timestamp, now_ms)
             if batch.leader_epoch != self._leader_epoch:
@@ -159,6 +178,29 @@ class Log(LogStore):
                 self._note_producer(batch, last_offset, batch.max_timestamp, now_ms)
             self.producer_state.end_offset = last_offset + 1
         return self.end_offset
+
+    def _append_entry_as_follower(self, entry: Entry, now_ms: i64) -> i64:
+        """Appends an entry of format v0 or v1, which knows no epoch; its size."""
+        if entry.offset < self.end_offset:
+            raise self._behind_end(entry.offset)
+        segment = self._segment_for(entry.size, entry.offset, entry.timestamp, now_ms)
+        try:
+            segment.append_entries(
+                entry.data[entry.position : entry.position + entry.size],
+                self.end_offset if entry.codec != NONE else entry.offset,
+            )
+        except OSError as problem:
+            raise storage_error("append to", segment.path, problem) from problem
+        self.end_offset = entry.offset + 1
+        self.producer_state.end_offset = entry.offset + 1
+        return entry.size
+
+    def _behind_end(self, offset: i64) -> CorruptMessage:
+        return CorruptMessage(
+            f"{self.topic_partition}: the leader sent offset {offset}, "
+            f"the log here ends at {self.end_offset}",
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+        )
 
     def _check_producer(self, batch: Batch) -> KeptBatch | None:
         """The batch that this one repeats, or None. Raises KafkaError when it is out of order."""

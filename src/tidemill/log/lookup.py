@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from tidemill.log.scan import BatchScan
 from tidemill.log.segment import Segment
-from tidemill.records.batch import APPEND_TIME_FLAG, CONTROL_FLAG, parse_batch
-from tidemill.records.reader import read_records
+from tidemill.records.batch import APPEND_TIME_FLAG, CODEC_MASK, CONTROL_FLAG, NONE
+from tidemill.records.cursor import open_cursor
+from tidemill.records.reader import UNPACKED_BYTES_MAX
 
 
 def first_at(segments: list[Segment], timestamp: int, start_offset: int) -> tuple[int, int] | None:
@@ -84,10 +85,16 @@ def _largest_in(segment: Segment, start_offset: int) -> tuple[int, int] | None:
 def _records(scan: BatchScan) -> list[tuple[int, int]]:
     """(timestamp, offset) of the records of the batch at which the scan stands."""
     attributes = scan.attributes
-    if scan.magic < 2 or attributes & CONTROL_FLAG:
+    if scan.magic == 2:
+        if attributes & CONTROL_FLAG:
+            return [(scan.max_timestamp, scan.last_offset)]
+        if attributes & APPEND_TIME_FLAG:
+            return [(scan.max_timestamp, offset) for offset in range(scan.base_offset, scan.last_offset + 1)]
+    elif attributes & CODEC_MASK == NONE:
         return [(scan.max_timestamp, scan.last_offset)]
-    if attributes & APPEND_TIME_FLAG:
-        return [(scan.max_timestamp, offset) for offset in range(scan.base_offset, scan.last_offset + 1)]
     data, at = scan.whole()
-    batch = parse_batch(data, at, at + scan.size)
-    return [(record.timestamp, record.offset) for record in read_records(batch)]
+    cursor = open_cursor(data, at, at + scan.size, False, UNPACKED_BYTES_MAX)
+    records = []
+    while cursor.step():
+        records.append((int(cursor.timestamp), int(cursor.offset)))
+    return records

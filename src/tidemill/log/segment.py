@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from librt.strings import read_i32_be, read_i64_be
 from librt.vecs import vec
 from mypy_extensions import i64
 
@@ -15,7 +16,11 @@ from tidemill.log.index import RELATIVE_OFFSET_MAX, OffsetIndex, TimeIndex
 from tidemill.log.names import INDEX, LOG, TIME_INDEX, offset_name
 from tidemill.log.open_files import OPEN_FILES
 from tidemill.log.scan import BatchScan
+from tidemill.model.errors import KafkaError
 from tidemill.model.ports import File, Files
+from tidemill.records.batch import CODEC_MASK, LENGTH, LOG_OVERHEAD, MAGIC
+from tidemill.records.cursor import open_cursor
+from tidemill.records.legacy import TIMESTAMP
 
 RECENT: Final = 64
 """Appends whose positions are remembered: a reader that keeps up is answered without a look at the files."""
@@ -132,6 +137,25 @@ class Segment:
         file.append(buffers)
         self.size = position + size
         self.note(position, size, base_offset, last_offset, max_timestamp)
+
+    def append_entries(self, data: bytes, base_offset: i64) -> None:
+        """Writes entries of format v0 or v1 at the end, the first message of which has ``base_offset``.
+
+        Raises OSError, and is as before then.
+        """
+        if self._max_timestamp == UNKNOWN:
+            self.max_timestamp()
+        begin: i64 = self.size
+        self.file().append([data])
+        self.size = begin + len(data)
+        at: i64 = 0
+        while at < len(data):
+            size: i64 = i64(read_i32_be(data, at + LENGTH)) + LOG_OVERHEAD
+            offset: i64 = read_i64_be(data, at)
+            timestamp: i64 = read_i64_be(data, at + TIMESTAMP) if data[at + MAGIC] > 0 else -1
+            self.note(begin + at, size, base_offset, offset, timestamp)
+            base_offset = offset + 1
+            at += size
 
     def note(self, position: i64, size: i64, base_offset: i64, last_offset: i64, max_timestamp: i64) -> None:
         """Takes in a batch that lies at ``position`` now: timestamps, indexes, recent positions."""
@@ -356,9 +380,18 @@ class Segment:
         self._max_timestamp_offset = offset
 
     def base_offset_at(self, position: i64) -> i64:
-        """The base offset of the batch at ``position``; -1 when none is there."""
+        """The base offset of the batch at ``position``; -1 when none is there or its records make no sense."""
         scan = BatchScan(self.file(), position, self.size)
-        return scan.base_offset if scan.step() else -1
+        if not scan.step():
+            return -1
+        if scan.magic == 2 or scan.attributes & CODEC_MASK == 0:
+            return scan.base_offset
+        data, at = scan.whole()
+        try:
+            cursor = open_cursor(data, at, at + scan.size)
+            return cursor.offset if cursor.step() else -1
+        except KafkaError:
+            return -1
 
     def last_offset_end(self) -> i64:
         """The offset after the last batch, read from the end of the files."""

@@ -27,7 +27,7 @@ count may be smaller than ``last offset delta + 1``, even 0; what producers send
 The checksum leaves out the base offset and the leader epoch, so that the leader sets them without reading
 the records: a fault in those 16 bytes is not noticed by it.
 
-Formats v0 and v1 share the first 12 bytes and the place of the magic byte, and will have their own modules.
+Formats v0 and v1 share the first 12 bytes and the place of the magic byte (:mod:`tidemill.records.legacy`).
 
 Source: Apache Kafka's documentation, "Record Batch"; KIP-98, KIP-101, KIP-110 (zstd).
 """
@@ -59,6 +59,9 @@ RECORDS: Final = 61
 
 LOG_OVERHEAD: Final = 12
 """Base offset and length: what stands before the bytes that the length counts."""
+
+OLD_ENTRY_BYTES_MIN: Final = LOG_OVERHEAD + 14
+"""Of format v0, the smallest thing that a log holds."""
 
 CURRENT_MAGIC: Final = 2
 
@@ -189,7 +192,7 @@ def parse_batch(data: bytes, position: i64, end: i64) -> Batch:
     if left > MAGIC and data[position + MAGIC] != CURRENT_MAGIC:
         raise _wrong_magic(position, data[position + MAGIC])
     if size < RECORDS or size > left:
-        raise _wrong_size(position, size, left)
+        raise _wrong_size(position, size, RECORDS, left)
     batch = Batch(data, position, size)
     count: i64 = batch.record_count
     room: i64 = size - RECORDS
@@ -217,8 +220,8 @@ def parse_batches(data: bytes, position: i64, end: i64) -> list[Batch]:
 def whole_batch_size(data: bytes, position: i64, end: i64) -> i64:
     """The size of the batch at ``position`` in bytes, or 0 when it is cut off before ``end``.
 
-    A fetch may end within a batch, which its reader leaves out. Raises CorruptMessage when the length is
-    smaller than any batch's.
+    A fetch may end within a batch, which its reader leaves out. An entry of formats v0 and v1 counts as a
+    batch. Raises CorruptMessage when the length is smaller than any batch's.
     """
     if position < 0 or end > len(data) or position > end:
         raise _out_of_bounds(data, position, end)
@@ -226,8 +229,11 @@ def whole_batch_size(data: bytes, position: i64, end: i64) -> i64:
     if left < LOG_OVERHEAD:
         return 0
     size: i64 = i64(read_i32_be(data, position + LENGTH)) + LOG_OVERHEAD
-    if size < RECORDS and (left <= MAGIC or data[position + MAGIC] == CURRENT_MAGIC):
-        raise _wrong_size(position, size, left)
+    size_min: i64 = OLD_ENTRY_BYTES_MIN
+    if left > MAGIC and data[position + MAGIC] == CURRENT_MAGIC:
+        size_min = RECORDS
+    if size < size_min:
+        raise _wrong_size(position, size, size_min, left)
     return size if size <= left else 0
 
 
@@ -259,17 +265,16 @@ def _too_short(position: i64, left: i64) -> CorruptMessage:
 def _wrong_magic(position: i64, magic: i64) -> CorruptMessage:
     if magic < CURRENT_MAGIC:
         return CorruptMessage(
-            f"the batch at byte {position} has message format v{magic}, only v2 is read: "
-            "use a client of Kafka 0.11 or later",
+            f"the bytes at {position} are a message set of format v{magic}, where a batch of v2 was expected",
             ErrorCode.INVALID_RECORD,
         )
     return CorruptMessage(f"the batch at byte {position} has magic byte {magic}, only 2 is known")
 
 
-def _wrong_size(position: i64, size: i64, left: i64) -> CorruptMessage:
+def _wrong_size(position: i64, size: i64, size_min: i64, left: i64) -> CorruptMessage:
     return CorruptMessage(
         f"the batch at byte {position} says that it has {size} bytes; "
-        f"it needs at least {RECORDS}, and {left} are there"
+        f"it needs at least {size_min}, and {left} are there"
     )
 
 

@@ -129,7 +129,7 @@ class BatchBuilder:
             attributes |= TRANSACTIONAL_FLAG
         if control:
             attributes |= CONTROL_FLAG
-        return _assemble(
+        return assemble(
             compress(self.codec, self._writer.getvalue(), self.level),
             base_offset,
             leader_epoch,
@@ -207,7 +207,7 @@ def recompress(batch: Batch, codec: i64, level: int | None, unpacked_bytes_max: 
     records = decompress_range(
         batch.codec, batch.data, batch.position + RECORDS, batch.position + batch.size, unpacked_bytes_max
     )
-    return _assemble(
+    return assemble(
         compress(codec, records, level),
         batch.base_offset,
         batch.leader_epoch,
@@ -222,7 +222,7 @@ def recompress(batch: Batch, codec: i64, level: int | None, unpacked_bytes_max: 
     )
 
 
-def _assemble(
+def assemble(
     records: bytes,
     base_offset: i64,
     leader_epoch: i64,
@@ -235,6 +235,7 @@ def _assemble(
     base_sequence: i64,
     count: i64,
 ) -> bytes:
+    """A batch of these header fields and packed records, with its checksum. ValueError beyond 2 GiB."""
     size: i64 = RECORDS - LOG_OVERHEAD + i64(len(records))
     if size > INT32_MAX:
         raise _too_long(size)

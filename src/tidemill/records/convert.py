@@ -23,12 +23,58 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from tidemill.records.batch import Batch
-from tidemill.records.message_set import MessageSet
-from tidemill.records.validate import Limits
+from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
+from tidemill.records.batch import (
+    CODEC_MASK,
+    CURRENT_MAGIC,
+    GZIP,
+    MAGIC,
+    NO_TIMESTAMP,
+    NONE,
+    RECORDS,
+    ZSTD,
+    Batch,
+    check_crc,
+    parse_batch,
+    whole_batch_size,
+)
+from tidemill.records.builder import BatchBuilder, assemble
+from tidemill.records.checked_set import CheckedSet, check_size
+from tidemill.records.compression import compress, unpacked_bytes_bound
+from tidemill.records.cursor import APPEND_TIME, BatchCursor, EntryCursor, RecordCursor
+from tidemill.records.legacy import (
+    ENTRY_BYTES_MIN_V0,
+    ENTRY_BYTES_MIN_V1,
+    check_old_codec,
+    pack,
+    parse_entry,
+)
+from tidemill.records.message_set import MessageSet, MessageSetWriter, wrap
+from tidemill.records.validate import (
+    COSTLY_GZIP_BYTES,
+    COSTLY_RECORDS,
+    COSTLY_UNPACKED_BYTES,
+    UNPACKED_BYTES_MAX,
+    Limits,
+    begin_validation,
+    finish_validation,
+    is_costly,
+)
 
 KEEP_CODEC: Final = -1
 """``compression.type=producer``: the records stay under the codec that they came with."""
+
+WRAPPER_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Unpacked: a larger batch becomes several wrappers, so that what is held at a time stays bounded."""
+
+COSTLY_MESSAGES: Final = COSTLY_RECORDS // 5
+"""Each message has its own checksum, and is written anew."""
+
+COSTLY_COMPRESSED_BYTES: Final = 32 * 1024
+"""To be compressed with gzip, the slowest: 1 ms."""
+
+
+# -- what producers send
 
 
 def for_storage(
@@ -55,15 +101,206 @@ def for_storage(
     (as it was sent, or as it would be stored), UNSUPPORTED_COMPRESSION_TYPE (zstd below format 2) or
     UNSUPPORTED_FOR_MESSAGE_FORMAT (idempotent or transactional batches and headers below format 2).
     """
-    raise NotImplementedError
+    if target_magic < 0 or target_magic > CURRENT_MAGIC:
+        raise ValueError(f"message format v{target_magic} does not exist: 0, 1 and 2 do")
+    if position < 0 or end > len(data) or position > end:
+        raise ValueError(f"bytes {position} to {end} are not inside a buffer of {len(data)} bytes")
+    if end == position:
+        raise InvalidRecord("no records were sent for the partition")
+    if end - position > MAGIC and data[position + MAGIC] >= CURRENT_MAGIC:
+        return _store_batch(data, position, end, target_magic, codec, limits, now_ms, level)
+    checked = CheckedSet(data, position, end, limits, now_ms, limits.check_timestamps and not append_time)
+    wanted: i64 = checked.codec if codec == KEEP_CODEC else codec
+    if target_magic == CURRENT_MAGIC:
+        return _batch_of(checked, wanted, limits, level)
+    check_old_codec(wanted, target_magic)
+    if target_magic == checked.magic and wanted == checked.codec:
+        if wanted == NONE:
+            return MessageSet(data[position:end], target_magic, NONE, checked.count, checked.max_timestamp)
+        if target_magic == 0:
+            inside = checked.data
+            return MessageSet(b"", 0, wanted, checked.count, NO_TIMESTAMP, inside, level)
+        if checked.in_line:
+            return MessageSet(data[position:end], 1, wanted, checked.count, checked.max_timestamp)
+    return _old_set(_transcribed(checked, target_magic, limits), wanted, limits, level)
 
 
 def is_costly_for_storage(data: bytes, position: i64, end: i64, target_magic: i64, codec: i64) -> bool:
     """Whether :func:`for_storage` could hold an event loop for more than about a millisecond.
 
-    By what the bytes could be at worst, as :func:`tidemill.records.validate.is_costly`.
+    By what the bytes could be at worst, as :func:`tidemill.records.validate.is_costly`. Framing that is wrong
+    is not costly: it is refused at once.
     """
-    raise NotImplementedError
+    try:
+        if end - position > MAGIC and data[position + MAGIC] >= CURRENT_MAGIC:
+            batch = parse_batch(data, position, end)
+            same = codec == KEEP_CODEC or codec == batch.codec
+            if is_costly(batch) or (same and target_magic == CURRENT_MAGIC):
+                return is_costly(batch)
+            if target_magic < CURRENT_MAGIC and batch.record_count > COSTLY_MESSAGES:
+                return True
+            bound = unpacked_bytes_bound(batch.codec, data, batch.position + RECORDS, batch.end)
+            return _is_costly_to_pack(bound, NONE if same else codec)
+        bytes_max: i64 = end - position
+        entry = parse_entry(data, position, end, False)
+        if entry.codec == GZIP and entry.size > COSTLY_GZIP_BYTES:
+            return True
+        if entry.codec != NONE:
+            bytes_max = unpacked_bytes_bound(
+                entry.codec, data, entry.value_position, entry.value_position + entry.value_length
+            )
+        wanted: i64 = entry.codec if codec == KEEP_CODEC else codec
+        return bytes_max // ENTRY_BYTES_MIN_V0 > COSTLY_MESSAGES or _is_costly_to_pack(bytes_max, wanted)
+    except KafkaError:
+        return False
+
+
+def _is_costly_to_pack(bytes_max: i64, codec: i64) -> bool:
+    return bytes_max > (COSTLY_COMPRESSED_BYTES if codec == GZIP else COSTLY_UNPACKED_BYTES)
+
+
+def _store_batch(
+    data: bytes,
+    position: i64,
+    end: i64,
+    target_magic: i64,
+    codec: i64,
+    limits: Limits,
+    now_ms: i64,
+    level: int | None,
+) -> Batch | MessageSet:
+    """From a batch of v2."""
+    batch = parse_batch(data, position, end)
+    if batch.size != end - position:
+        raise InvalidRecord(
+            f"{end - position} bytes of records hold more than one batch (the first has {batch.size} bytes)"
+        )
+    wanted: i64 = batch.codec if codec == KEEP_CODEC else codec
+    if target_magic < CURRENT_MAGIC:
+        _check_can_be_old(batch, wanted, target_magic)
+    walk = begin_validation(batch, limits, now_ms)
+    while not walk.step():
+        pass
+    stored = finish_validation(batch, walk, limits)
+    unpacked: bytes | None = walk.data if batch.codec != NONE else None
+    if target_magic < CURRENT_MAGIC:
+        return _old_set(_from_batch(stored, unpacked, target_magic, limits), wanted, limits, level)
+    if wanted == batch.codec:
+        return stored
+    records = unpacked
+    if records is None:
+        records = stored.data[stored.position + RECORDS : stored.position + stored.size]
+    packed = assemble(
+        compress(wanted, records, level),
+        stored.base_offset,
+        stored.leader_epoch,
+        (stored.attributes & ~CODEC_MASK) | wanted,
+        stored.last_offset_delta,
+        stored.base_timestamp,
+        stored.max_timestamp,
+        stored.producer_id,
+        stored.producer_epoch,
+        stored.base_sequence,
+        stored.record_count,
+    )
+    check_size(len(packed), limits, "would be stored with")
+    return parse_batch(packed, 0, len(packed))
+
+
+def _check_can_be_old(batch: Batch, codec: i64, magic: i64) -> None:
+    """Raises KafkaError when the batch uses what formats v0 and v1 do not have."""
+    check_old_codec(codec, magic)
+    what = ""
+    if batch.is_transactional:
+        what = "transactions need"
+    elif batch.producer_id >= 0:
+        what = "idempotent producers need"
+    if what:
+        raise _needs_current(what, magic)
+
+
+def _from_batch(batch: Batch, unpacked: bytes | None, magic: i64, limits: Limits) -> MessageSetWriter:
+    """The records of a batch as messages with offsets from 0 on."""
+    writer = MessageSetWriter(magic, False, limits.max_unpacked_bytes)
+    cursor = BatchCursor(batch, unpacked, limits.max_unpacked_bytes)
+    while cursor.step():
+        if cursor.header_count > 0:
+            raise _needs_current("record headers need", magic)
+        _append(writer, writer.count, cursor)
+    return writer
+
+
+def _append(writer: MessageSetWriter, offset: i64, cursor: RecordCursor) -> None:
+    writer.append(
+        offset,
+        cursor.timestamp,
+        cursor.data,
+        cursor.key_position,
+        cursor.key_length,
+        cursor.value_position,
+        cursor.value_length,
+    )
+
+
+def _transcribed(checked: CheckedSet, magic: i64, limits: Limits) -> MessageSetWriter:
+    """The messages in format ``magic`` with offsets from 0 on; v0 has no times, which become -1."""
+    writer = MessageSetWriter(magic, False, limits.max_unpacked_bytes)
+    position: i64 = checked.position
+    while position < checked.end:
+        message = parse_entry(checked.data, position, checked.end, False)
+        writer.append(
+            writer.count,
+            message.timestamp,
+            checked.data,
+            message.key_position,
+            message.key_length,
+            message.value_position,
+            message.value_length,
+        )
+        position += message.size
+    return writer
+
+
+def _old_set(writer: MessageSetWriter, codec: i64, limits: Limits, level: int | None) -> MessageSet:
+    """The set that is stored of messages with offsets from 0 on. Raises KafkaError when it is too large."""
+    inside = writer.getvalue()
+    magic: i64 = writer.magic
+    count: i64 = writer.count
+    if codec == NONE:
+        check_size(writer.largest_entry, limits, "would be stored with")
+        return MessageSet(inside, magic, NONE, count, writer.max_timestamp)
+    if magic == 0:
+        if len(inside) > limits.max_batch_bytes:
+            packed: i64 = len(pack(0, codec, inside, level))
+            check_size(packed + ENTRY_BYTES_MIN_V0, limits, "would be stored with")
+        return MessageSet(b"", 0, codec, count, NO_TIMESTAMP, inside, level)
+    wrapper = wrap(magic, codec, inside, count - 1, writer.max_timestamp, NO_TIMESTAMP, level)
+    check_size(len(wrapper), limits, "would be stored with")
+    return MessageSet(wrapper, magic, codec, count, writer.max_timestamp)
+
+
+def _batch_of(checked: CheckedSet, codec: i64, limits: Limits, level: int | None) -> Batch:
+    """A batch of v2 with all messages of the set."""
+    builder = BatchBuilder(codec, level)
+    position: i64 = checked.position
+    while position < checked.end:
+        message = parse_entry(checked.data, position, checked.end, False)
+        builder.append(message.timestamp, message.key, message.value)
+        position += message.size
+    data = builder.build()
+    check_size(len(data), limits, "would be stored with")
+    return parse_batch(data, 0, len(data))
+
+
+def _needs_current(what: str, magic: i64) -> KafkaError:
+    return KafkaError(
+        f"{what} message format v2, this topic stores v{magic} (message.format.version): "
+        "raise it, or turn that off in the producer",
+        ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    )
+
+
+# -- what old consumers read
 
 
 class Converted:
@@ -73,10 +310,11 @@ class Converted:
         self.data = data
         """Whole entries of the asked format; empty when there was nothing but what old formats cannot say."""
         self.next_offset: i64 = next_offset
-        """The offset after the last batch that was taken or left out; -1 when there was no whole batch."""
+        """The offset after the last one that was taken or left out; -1 when there was no whole batch."""
         self.next_position: i64 = next_position
-        """The byte of the stored data that belongs to it."""
+        """Where in the stored data the batch begins that is to be read next."""
         self.record_count: i64 = record_count
+        """Records that were written anew; those of entries that stayed as they were do not count."""
 
 
 def down(
@@ -86,6 +324,7 @@ def down(
     target_magic: i64,
     first_offset: i64,
     max_bytes: i64,
+    unpacked_bytes_max: i64 = UNPACKED_BYTES_MAX,
 ) -> Converted:
     """Stored batches and entries of any format as a message set of format ``target_magic`` (0 or 1).
 
@@ -93,11 +332,117 @@ def down(
     is left out. Offsets stay; codecs stay (lz4 in the framing of the format); headers are dropped, control
     batches left out. A compressed batch is kept whole though it may begin before ``first_offset``, as with
     Kafka; of uncompressed ones only the records from ``first_offset`` on are taken, and batches that have
-    none are left out.
+    none are left out. A batch of more than ``WRAPPER_BYTES_MAX`` unpacked becomes several wrappers.
 
-    Stops before the batch that would lead beyond ``max_bytes`` of output, but takes one that has records. A
-    result may be empty while ``next_offset`` went on (control batches only): read on from there. Raises
+    Stops where ``max_bytes`` of output would be exceeded, within a batch too, but takes one entry at least.
+    A result may be empty while ``next_offset`` went on (control batches only): read on from there. Raises
     KafkaError with UNSUPPORTED_COMPRESSION_TYPE when the first batch to take is of zstd, which no old format
-    has (a later one ends the result before it), CorruptMessage and InvalidRecord for bytes that no log holds.
+    has (a later one ends the result before it), CorruptMessage and InvalidRecord for bytes that no log holds
+    and for a batch of more than ``unpacked_bytes_max``: nothing gets a new checksum whose old one is wrong.
     """
-    raise NotImplementedError
+    work = _Down(target_magic, first_offset, max_bytes, unpacked_bytes_max)
+    size: i64 = whole_batch_size(data, position, end)
+    while size > 0 and work.take(data, position, size):
+        position += size
+        size = whole_batch_size(data, position, end)
+    return Converted(work.out.getvalue(), work.next_offset, position, work.out.count)
+
+
+class _Down:
+    """The state of one :func:`down`."""
+
+    def __init__(self, magic: i64, first_offset: i64, max_bytes: i64, unpacked_bytes_max: i64) -> None:
+        self.out = MessageSetWriter(magic)
+        self.magic: i64 = magic
+        self.first_offset: i64 = first_offset
+        self.max_bytes: i64 = max_bytes
+        self.unpacked_bytes_max: i64 = unpacked_bytes_max
+        self.next_offset: i64 = -1
+
+    def take(self, data: bytes, position: i64, size: i64) -> bool:
+        """Takes the batch at ``position``; False where the output ends, with :attr:`next_offset` there."""
+        if data[position + MAGIC] == CURRENT_MAGIC:
+            batch = parse_batch(data, position, position + size)
+            check_crc(batch)
+            if batch.is_control or batch.last_offset < self.first_offset or batch.record_count == 0:
+                self.next_offset = batch.next_offset
+                return True
+            if batch.codec == ZSTD:
+                return self._refuse_zstd(batch)
+            return self._convert(BatchCursor(batch, None, self.unpacked_bytes_max))
+        entry = parse_entry(data, position, position + size)
+        if entry.offset < self.first_offset:
+            self.next_offset = entry.offset + 1
+            return True
+        if entry.magic > self.magic:
+            return self._convert(EntryCursor(entry, self.unpacked_bytes_max))
+        if not self._has_room(size):
+            self.next_offset = entry.offset
+            return False
+        self.out.extend(data[position : position + size], 0)
+        self.next_offset = entry.offset + 1
+        return True
+
+    def _has_room(self, size: i64) -> bool:
+        used: i64 = self.out.size_bytes
+        return used == 0 or size <= self.max_bytes - used
+
+    def _refuse_zstd(self, batch: Batch) -> bool:
+        if self.out.size_bytes == 0:
+            raise KafkaError(
+                f"the batch with base offset {batch.base_offset} is compressed with zstd, which message "
+                f"format v{self.magic} does not have: read it with a client of Kafka 2.1 or later",
+                ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+            )
+        self.next_offset = batch.base_offset
+        return False
+
+    def _convert(self, cursor: RecordCursor) -> bool:
+        if cursor.codec == NONE:
+            return self._convert_plain(cursor)
+        inside = MessageSetWriter(self.magic)
+        begin: i64 = -1
+        while cursor.step():
+            if begin >= 0 and inside.size_bytes >= WRAPPER_BYTES_MAX:
+                if not self._wrap(cursor, inside, begin):
+                    return False
+                inside = MessageSetWriter(self.magic)
+                begin = -1
+            if begin < 0:
+                begin = cursor.offset
+            last: i64 = cursor.offset
+            _append(inside, last - begin if self.magic > 0 else last, cursor)
+            self.next_offset = last + 1
+        if begin >= 0 and not self._wrap(cursor, inside, begin):
+            return False
+        self.next_offset = cursor.last_offset + 1
+        return True
+
+    def _wrap(self, cursor: RecordCursor, inside: MessageSetWriter, begin: i64) -> bool:
+        """Adds what was collected as a wrapper; its last offset is before :attr:`next_offset`."""
+        last: i64 = self.next_offset - 1
+        if last < self.first_offset:
+            return True
+        append_time_ms: i64 = cursor.timestamp if cursor.timestamp_type == APPEND_TIME else NO_TIMESTAMP
+        wrapper = wrap(
+            self.magic, cursor.codec, inside.getvalue(), last, inside.max_timestamp, append_time_ms
+        )
+        if not self._has_room(len(wrapper)):
+            self.next_offset = begin
+            return False
+        self.out.extend(wrapper, inside.count)
+        return True
+
+    def _convert_plain(self, cursor: RecordCursor) -> bool:
+        self.out.append_time = self.magic > 0 and cursor.timestamp_type == APPEND_TIME
+        overhead: i64 = ENTRY_BYTES_MIN_V1 if self.magic > 0 else ENTRY_BYTES_MIN_V0
+        while cursor.step():
+            if cursor.offset < self.first_offset:
+                continue
+            size: i64 = overhead + (cursor.key_length if cursor.key_length > 0 else 0)
+            if not self._has_room(size + (cursor.value_length if cursor.value_length > 0 else 0)):
+                self.next_offset = cursor.offset
+                return False
+            _append(self.out, cursor.offset, cursor)
+        self.next_offset = cursor.last_offset + 1
+        return True

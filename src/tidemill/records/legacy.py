@@ -33,8 +33,24 @@ KIP-57 (lz4); ``LegacyRecord.java``, ``AbstractLegacyRecordBatch.java``, ``Lz4Bl
 
 from __future__ import annotations
 
+import zlib
 from typing import Final
 
+from librt.strings import BytesWriter, read_i32_be, read_i64_be
+from mypy_extensions import i64, mypyc_attr
+
+from tidemill.model.errors import CorruptMessage, ErrorCode, InvalidRecord
+from tidemill.records.batch import (
+    APPEND_TIME_FLAG,
+    CODEC_MASK,
+    COPIED_BYTES_MAX,
+    LOG_OVERHEAD,
+    LZ4,
+    NO_TIMESTAMP,
+)
+from tidemill.records.compression import CODEC_NAMES, compress, decompress_range
+
+SIZE: Final = 8
 CRC: Final = 12
 MAGIC: Final = 16
 ATTRIBUTES: Final = 17
@@ -43,5 +59,237 @@ TIMESTAMP: Final = 18
 KEY_LENGTH_V0: Final = 18
 KEY_LENGTH_V1: Final = 18 + 8
 
-ENTRY_BYTES_MIN_V0: Final = 12 + 14
-ENTRY_BYTES_MIN_V1: Final = 12 + 22
+ENTRY_BYTES_MIN_V0: Final = LOG_OVERHEAD + 14
+ENTRY_BYTES_MIN_V1: Final = LOG_OVERHEAD + 22
+
+LZ4_DESCRIPTOR: Final = 4
+"""Where the flags of a frame follow its magic number."""
+LZ4_MAGIC_BYTES: Final = b"\x04\x22\x4d\x18"
+LZ4_OLD_HEADER: Final = LZ4_MAGIC_BYTES + b"\x60\x40\x1a"
+"""As :data:`tidemill.records.compression.LZ4_HEADER`, its checksum computed over the magic number too."""
+
+PRIME_1: Final = 2654435761
+PRIME_2: Final = 2246822519
+PRIME_3: Final = 3266489917
+PRIME_4: Final = 668265263
+PRIME_5: Final = 374761393
+"""Of xxHash32."""
+
+
+@mypyc_attr(acyclic=True, free_list_len=1)
+class Entry:
+    """The fields of one entry, over the bytes that hold it; a wrapper is not unpacked."""
+
+    def __init__(self, data: bytes, position: i64, size: i64) -> None:
+        self.data = data
+        self.position: i64 = position
+        self.size: i64 = size
+        self.offset: i64 = read_i64_be(data, position)
+        self.crc: i64 = i64(read_i32_be(data, position + CRC)) & 0xFFFFFFFF
+        self.magic: i64 = i64(data[position + MAGIC])
+        self.attributes: i64 = i64(data[position + ATTRIBUTES])
+        self.timestamp: i64 = NO_TIMESTAMP
+        at: i64 = position + KEY_LENGTH_V0
+        if self.magic > 0:
+            self.timestamp = read_i64_be(data, position + TIMESTAMP)
+            at = position + KEY_LENGTH_V1
+        self.key_position: i64 = at + 4
+        self.key_length: i64 = i64(read_i32_be(data, at))
+        """-1: no key."""
+        self.value_position: i64 = position + size
+        self.value_length: i64 = -2
+        """-1: no value; less: the fields do not fit the entry."""
+        room: i64 = position + size - self.key_position - 4
+        if -1 <= self.key_length <= room:
+            at = self.key_position + (self.key_length if self.key_length > 0 else 0)
+            self.value_position = at + 4
+            length: i64 = i64(read_i32_be(data, at))
+            if (length if length > 0 else 0) == position + size - self.value_position:
+                self.value_length = length if length >= -1 else -2
+
+    @property
+    def codec(self) -> i64:
+        """0 none, else this is a wrapper: 1 gzip, 2 snappy, 3 lz4."""
+        return self.attributes & CODEC_MASK
+
+    @property
+    def append_time(self) -> bool:
+        """Whether the timestamp is the broker's clock, for all messages inside too."""
+        return self.magic > 0 and self.attributes & APPEND_TIME_FLAG != 0
+
+    @property
+    def key(self) -> bytes | None:
+        """The key; None when there is none."""
+        if self.key_length < 0:
+            return None
+        return self.data[self.key_position : self.key_position + self.key_length]
+
+    @property
+    def value(self) -> bytes | None:
+        """The value; None when there is none. Of a wrapper: what is compressed."""
+        if self.value_length < 0:
+            return None
+        return self.data[self.value_position : self.value_position + self.value_length]
+
+    def __repr__(self) -> str:
+        return (
+            f"Entry(offset {self.offset}, v{self.magic}, {self.size} bytes at {self.position}, "
+            f"attributes {self.attributes:#x}, timestamp {self.timestamp})"
+        )
+
+
+def parse_entry(data: bytes, position: i64, end: i64, check_crcs: bool = True) -> Entry:
+    """The entry at ``position``; ``end`` is where the bytes that belong to it and its followers end.
+
+    Raises CorruptMessage when the size or the magic byte cannot be true or the checksum is wrong,
+    InvalidRecord when key and value do not fit the entry exactly.
+    """
+    if position < 0 or end > len(data) or position > end:
+        raise ValueError(f"bytes {position} to {end} are not inside a buffer of {len(data)} bytes")
+    left: i64 = end - position
+    if left < ENTRY_BYTES_MIN_V0:
+        raise _too_short(position, left)
+    size: i64 = i64(read_i32_be(data, position + SIZE)) + LOG_OVERHEAD
+    magic: i64 = i64(data[position + MAGIC])
+    if magic > 1:
+        raise _wrong_magic(position, magic)
+    size_min: i64 = ENTRY_BYTES_MIN_V0 if magic == 0 else ENTRY_BYTES_MIN_V1
+    if size < size_min or size > left:
+        raise _wrong_size(position, size, size_min, left)
+    entry = Entry(data, position, size)
+    if check_crcs:
+        found = entry_crc(data, position, size)
+        if found != entry.crc:
+            raise _wrong_crc(entry, found)
+    if entry.value_length < -1:
+        raise _misfit(entry)
+    return entry
+
+
+def entry_crc(data: bytes, position: i64, size: i64) -> i64:
+    """The checksum that the entry's bytes have."""
+    first: i64 = position + MAGIC
+    last: i64 = position + size
+    if size <= COPIED_BYTES_MAX:
+        return i64(zlib.crc32(data[first:last]))
+    with memoryview(data) as view:
+        return i64(zlib.crc32(view[first:last]))
+
+
+def unpack_entry(entry: Entry, bytes_max: i64) -> bytes:
+    """The message set inside a wrapper, at most ``bytes_max``.
+
+    Raises InvalidRecord for a wrapper without a value and for a codec that its format does not have
+    (UNSUPPORTED_COMPRESSION_TYPE), else as :func:`tidemill.records.compression.decompress_range`.
+    """
+    check_old_codec(entry.codec, entry.magic)
+    if entry.value_length < 0:
+        raise InvalidRecord(
+            f"the wrapper at byte {entry.position} with offset {entry.offset} has no value: "
+            "it must hold a compressed message set"
+        )
+    first: i64 = entry.value_position
+    last: i64 = first + entry.value_length
+    if entry.codec == LZ4 and entry.magic == 0:
+        mended = mend_lz4(entry.data[first:last])
+        return decompress_range(LZ4, mended, 0, len(mended), bytes_max)
+    return decompress_range(entry.codec, entry.data, first, last, bytes_max)
+
+
+def pack(magic: i64, codec: i64, data: bytes, level: int | None = None) -> bytes:
+    """``data`` under a codec, in the framing that format ``magic`` has for it; the value of a wrapper."""
+    check_old_codec(codec, magic)
+    packed = compress(codec, data, level)
+    if codec == LZ4 and magic == 0:
+        return LZ4_OLD_HEADER + packed[len(LZ4_OLD_HEADER) :]
+    return packed
+
+
+def check_old_codec(codec: i64, magic: i64) -> None:
+    """Raises InvalidRecord with UNSUPPORTED_COMPRESSION_TYPE for a codec that v0 and v1 do not have."""
+    if codec > LZ4:
+        name = CODEC_NAMES[codec] if codec < len(CODEC_NAMES) else "unknown"
+        raise InvalidRecord(
+            f"compression codec {codec} ({name}) does not exist in message format v{magic}: "
+            "use gzip, snappy or lz4, or message format v2",
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+        )
+
+
+def mend_lz4(data: bytes) -> bytes:
+    """The frame with the right checksum in its header, whatever it has there.
+
+    What is no frame stays as it is: its decoder says so.
+    """
+    if len(data) < LZ4_DESCRIPTOR + 3 or data[:LZ4_DESCRIPTOR] != LZ4_MAGIC_BYTES:
+        return data
+    flags: i64 = i64(data[LZ4_DESCRIPTOR])
+    end: i64 = LZ4_DESCRIPTOR + 2 + (8 if flags & 0x08 else 0) + (4 if flags & 0x01 else 0)
+    if end >= len(data):
+        return data
+    writer = BytesWriter()
+    writer.write(data[:end])
+    writer.append(int((xxhash32(data[LZ4_DESCRIPTOR:end]) >> 8) & 0xFF))
+    writer.write(data[end + 1 :])
+    return writer.getvalue()
+
+
+def xxhash32(data: bytes) -> i64:
+    """xxHash32 with seed 0 of fewer than 16 bytes: a frame's header has at most 14."""
+    size: i64 = len(data)
+    if size > 15:
+        raise ValueError(f"{size} bytes are more than the 15 of this short form")
+    value: i64 = (PRIME_5 + size) & 0xFFFFFFFF
+    position: i64 = 0
+    while position + 4 <= size:
+        word: i64 = (
+            data[position] | data[position + 1] << 8 | data[position + 2] << 16 | data[position + 3] << 24
+        )
+        value = (value + _times(word, PRIME_3)) & 0xFFFFFFFF
+        value = _times(((value << 17) | (value >> 15)) & 0xFFFFFFFF, PRIME_4)
+        position += 4
+    while position < size:
+        value = (value + i64(data[position]) * PRIME_5) & 0xFFFFFFFF
+        value = _times(((value << 11) | (value >> 21)) & 0xFFFFFFFF, PRIME_1)
+        position += 1
+    value = _times(value ^ (value >> 15), PRIME_2)
+    value = _times(value ^ (value >> 13), PRIME_3)
+    return value ^ (value >> 16)
+
+
+def _times(value: i64, factor: i64) -> i64:
+    """The low 32 bits of a product, without leaving an int64 on the way."""
+    low: i64 = (value & 0xFFFF) * factor
+    high: i64 = ((value >> 16) * (factor & 0xFFFF)) << 16
+    return (low + high) & 0xFFFFFFFF
+
+
+def _too_short(position: i64, left: i64) -> CorruptMessage:
+    return CorruptMessage(
+        f"{left} bytes at byte {position} are too few for an entry, which has at least {ENTRY_BYTES_MIN_V0}"
+    )
+
+
+def _wrong_magic(position: i64, magic: i64) -> CorruptMessage:
+    return CorruptMessage(f"the entry at byte {position} has magic byte {magic}, a message set has 0 or 1")
+
+
+def _wrong_size(position: i64, size: i64, size_min: i64, left: i64) -> CorruptMessage:
+    return CorruptMessage(
+        f"the entry at byte {position} says that it has {size} bytes; "
+        f"it needs at least {size_min}, and {left} are there"
+    )
+
+
+def _wrong_crc(entry: Entry, found: i64) -> CorruptMessage:
+    return CorruptMessage(
+        f"the entry at byte {entry.position} with offset {entry.offset} ({entry.size} bytes) "
+        f"has checksum {found}, it says {entry.crc}: the bytes were changed on their way or on the disk"
+    )
+
+
+def _misfit(entry: Entry) -> InvalidRecord:
+    return InvalidRecord(
+        f"the entry at byte {entry.position} with offset {entry.offset} has {entry.size} bytes, "
+        f"but key length {entry.key_length} and value do not fill them exactly"
+    )

@@ -298,16 +298,22 @@ def begin_validation(batch: Batch, limits: Limits, now_ms: i64) -> RecordWalk:
         data = decompress_range(batch.codec, data, position, end, limits.max_unpacked_bytes)
         position = 0
         end = len(data)
+    lowest, highest = timestamp_bounds(limits, now_ms, limits.check_timestamps)
+    return RecordWalk(
+        data, position, end, batch.record_count, batch.base_timestamp, limits.key_required, lowest, highest
+    )
+
+
+def timestamp_bounds(limits: Limits, now_ms: i64, check: bool) -> tuple[i64, i64]:
+    """The smallest and the largest time in ms that a topic takes now; any int64 without ``check``."""
     lowest: i64 = INT64_MIN
     highest: i64 = INT64_MAX
-    if limits.check_timestamps:
+    if check:
         if limits.timestamp_before_ms < INT64_MAX and now_ms >= INT64_MIN + limits.timestamp_before_ms:
             lowest = now_ms - limits.timestamp_before_ms
         if limits.timestamp_after_ms < INT64_MAX and now_ms <= INT64_MAX - limits.timestamp_after_ms:
             highest = now_ms + limits.timestamp_after_ms
-    return RecordWalk(
-        data, position, end, batch.record_count, batch.base_timestamp, limits.key_required, lowest, highest
-    )
+    return lowest, highest
 
 
 def finish_validation(batch: Batch, walk: RecordWalk, limits: Limits) -> Batch:

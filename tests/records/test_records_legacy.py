@@ -1,0 +1,244 @@
+"""Message formats v0 and v1: the figures of their documentation, and what may not be read."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import pytest
+from legacy_samples import entry_bytes, messages, read_set
+
+from tidemill.model.errors import CorruptMessage, ErrorCode, InvalidRecord
+from tidemill.records.batch import GZIP, LZ4, NONE, SNAPPY
+from tidemill.records.builder import build_batch
+from tidemill.records.compression import compress
+from tidemill.records.cursor import EntryCursor
+from tidemill.records.legacy import LZ4_OLD_HEADER, mend_lz4, pack, parse_entry, unpack_entry, xxhash32
+from tidemill.records.message_set import build_message_set, wrap
+
+TIME_MS = 1524709879130
+
+
+def test_v0_key_and_value_take_34_bytes() -> None:
+    data = build_message_set(0, [(TIME_MS, b"key", b"value")])
+    assert len(data) == 34
+    assert parse_entry(data, 0, len(data)).crc == 592888119
+    assert data == bytes.fromhex(
+        "0000000000000000"  # offset
+        "00000016"  # size: 22 bytes follow
+        "2356c137"  # crc 592888119
+        "00"  # magic
+        "00"  # attributes
+        "00000003" + b"key".hex() + "00000005" + b"value".hex()
+    )
+
+
+def test_v0_without_a_key_takes_31_bytes_and_both_65() -> None:
+    data = build_message_set(0, [(TIME_MS, b"key", b"value"), (TIME_MS, None, b"value")])
+    assert len(build_message_set(0, [(TIME_MS, None, b"value")])) == 31
+    assert len(data) == 65
+
+
+def test_v1_key_and_value_take_42_bytes() -> None:
+    data = build_message_set(1, [(TIME_MS, b"key", b"value")])
+    assert len(data) == 42
+    assert data[16:] == bytes.fromhex(
+        "01"  # magic
+        "00"  # attributes
+        "00000162ffca6d5a"  # timestamp 1524709879130
+        "00000003" + b"key".hex() + "00000005" + b"value".hex()
+    )
+    assert parse_entry(data, 0, 42).crc == zlib.crc32(data[16:])
+
+
+def test_ten_records_take_320_bytes_in_v0_400_in_v1_and_191_in_v2() -> None:
+    records = [(TIME_MS, None, b"123456")] * 10
+    assert len(build_message_set(0, records)) == 320
+    assert len(build_message_set(1, records)) == 400
+    assert len(build_batch([(*record, None) for record in records])) == 191
+
+
+def test_smallest_messages_take_26_and_34_bytes() -> None:
+    assert len(build_message_set(0, [(TIME_MS, None, None)])) == 26
+    assert len(build_message_set(1, [(TIME_MS, None, None)])) == 34
+
+
+@pytest.mark.parametrize(("magic", "size"), [(0, -1), (0, 0), (0, 13), (1, 0), (1, 14), (1, 21)])
+def test_smaller_than_the_smallest_is_refused(magic: int, size: int) -> None:
+    body = bytes([magic, 0]) + bytes(20)
+    body = body[: max(0, size - 4)]
+    data = struct.pack(">qiI", 0, size, zlib.crc32(body)) + body
+    for follow in (b"", bytes(40)):
+        with pytest.raises(CorruptMessage):
+            parse_entry(data + follow, 0, len(data + follow))
+
+
+@pytest.mark.parametrize("magic", [2, 3, 127, 255])
+def test_unknown_magic_is_refused(magic: int) -> None:
+    data = bytearray(build_message_set(1, [(TIME_MS, b"key", b"value")]))
+    data[16] = magic
+    data[12:16] = struct.pack(">I", zlib.crc32(data[16:]))
+    with pytest.raises(CorruptMessage, match=f"magic byte {magic}") as caught:
+        parse_entry(bytes(data), 0, len(data))
+    assert caught.value.code == ErrorCode.CORRUPT_MESSAGE
+
+
+def test_tombstone_and_empty_are_told_apart() -> None:
+    data = build_message_set(1, [(1, b"", None), (2, None, b"")])
+    assert [(key, value) for _, _, _, key, value in read_set(data)] == [(b"", None), (None, b"")]
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize(
+    ("key_length", "value_length"),
+    [(-2, 5), (4, 5), (3, 4), (3, 6), (3, -1), (-1, 5), (2**31 - 1, 5), (3, -2)],
+)
+def test_fields_that_do_not_fill_the_entry_are_refused(
+    magic: int, key_length: int, value_length: int
+) -> None:
+    data = entry_bytes(magic, key=b"key", value=b"value", key_length=key_length, value_length=value_length)
+    with pytest.raises(InvalidRecord, match="do not fill them exactly"):
+        parse_entry(data, 0, len(data))
+
+
+# -- wrappers
+
+
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
+def test_offsets_inside_are_absolute_in_v0_and_relative_in_v1(codec: int) -> None:
+    records = [(TIME_MS + i, b"key", b"value") for i in range(6)]
+    v0 = build_message_set(0, records, codec, base_offset=1025)
+    v1 = build_message_set(1, records, codec, base_offset=1025)
+    for data in (v0, v1):
+        assert struct.unpack_from(">q", data)[0] == 1030, "the wrapper's offset is that of the last message"
+        assert [offset for offset, *_ in read_set(data)] == list(range(1025, 1031))
+    inside = [struct.unpack_from(">q", unpack_entry(parse_entry(d, 0, len(d)), 10_000))[0] for d in (v0, v1)]
+    assert inside == [1025, 0]
+
+
+def test_offsets_after_compaction_have_gaps_that_stay() -> None:
+    """AO = AO of the last + (IO - IO of the last), whatever was taken out between and at the start."""
+    inside = messages(1, [(2, TIME_MS, b"a", b"1"), (5, TIME_MS + 1, b"b", b"2")])
+    data = wrap(1, GZIP, inside, 1030, TIME_MS + 1)
+    assert [offset for offset, *_ in read_set(data)] == [1027, 1030]
+
+
+def test_wrapper_has_the_largest_time_and_no_key() -> None:
+    data = build_message_set(
+        1, [(TIME_MS, b"a", b""), (TIME_MS + 5, b"a", b""), (TIME_MS + 2, b"a", b"")], GZIP
+    )
+    wrapper = parse_entry(data, 0, len(data))
+    assert (wrapper.timestamp, wrapper.key, wrapper.codec, wrapper.append_time) == (
+        TIME_MS + 5,
+        None,
+        GZIP,
+        False,
+    )
+
+
+def test_append_time_of_the_wrapper_overrides_the_times_inside() -> None:
+    data = build_message_set(1, [(5, b"a", b""), (6, b"b", b"")], GZIP, append_time_ms=TIME_MS)
+    assert [(ms, kind) for _, ms, kind, _, _ in read_set(data)] == [(TIME_MS, 1)] * 2
+    inside = unpack_entry(parse_entry(data, 0, len(data)), 10_000)
+    assert [parse_entry(inside, at, len(inside)).attributes for at in (0, len(inside) // 2)] == [0, 0]
+
+
+WRONG_INSIDE = {
+    "nothing": (InvalidRecord, b""),
+    "a wrapper": (InvalidRecord, build_message_set(1, [(1, b"k", b"v")], GZIP)),
+    "another format": (InvalidRecord, build_message_set(0, [(1, b"k", b"v")])),
+    "a message that is cut off": (CorruptMessage, build_message_set(1, [(1, b"k", b"v")])[:-1]),
+    "bytes after the last": (CorruptMessage, build_message_set(1, [(1, b"k", b"v")]) + b"\x00"),
+    "a wrong checksum": (CorruptMessage, build_message_set(1, [(1, b"k", b"v")])[:-1] + b"w"),
+    "the same offset twice": (CorruptMessage, messages(1, [(0, 1, b"k", b"v")] * 2)),
+    "falling offsets": (CorruptMessage, messages(1, [(1, 1, b"k", b"v"), (0, 1, b"k", b"v")])),
+    "a negative offset": (CorruptMessage, messages(1, [(-1, 1, b"k", b"v"), (0, 1, b"k", b"v")])),
+    "an offset beyond the wrapper's": (InvalidRecord, messages(1, [(8, 1, b"k", b"v")])),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_INSIDE)
+def test_wrapper_that_holds_something_else_is_refused(what: str) -> None:
+    error, inside = WRONG_INSIDE[what]
+    data = wrap(1, GZIP, inside, 7, 1)
+    with pytest.raises(error):
+        read_set(data)
+
+
+def test_wrapper_without_a_value_is_refused() -> None:
+    data = entry_bytes(1, attributes=GZIP, key=None, value=None)
+    with pytest.raises(InvalidRecord, match="has no value"):
+        EntryCursor(parse_entry(data, 0, len(data)))
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("codec", [4, 5, 7])
+def test_codecs_of_no_old_format_are_refused(magic: int, codec: int) -> None:
+    data = entry_bytes(magic, attributes=codec, key=None, value=b"value")
+    with pytest.raises(InvalidRecord, match=f"codec {codec}") as caught:
+        read_set(data)
+    assert caught.value.code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+
+
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
+@pytest.mark.parametrize("magic", [0, 1])
+def test_wrapper_is_not_unpacked_beyond_its_limit(magic: int, codec: int) -> None:
+    data = build_message_set(magic, [(1, None, bytes(1_000_000))], codec)
+    with pytest.raises(InvalidRecord, match="unpack to more than 500000 bytes"):
+        unpack_entry(parse_entry(data, 0, len(data)), 500_000)
+
+
+# -- lz4
+
+
+def test_xxhash32_of_a_frame_header() -> None:
+    """Figures of the algorithm's own tests."""
+    assert xxhash32(b"") == 0x02CC5D05
+    assert xxhash32(b"a") == 0x550D7456
+    assert xxhash32(b"abc") == 0x32D153FF
+    assert xxhash32(b"message digest") == 0x7C948494
+
+
+def test_lz4_of_v0_has_the_wrong_checksum_of_the_first_clients() -> None:
+    packed = pack(0, LZ4, b"value")
+    assert packed[:7] == LZ4_OLD_HEADER != compress(LZ4, b"value")[:7] == pack(1, LZ4, b"value")[:7]
+    assert mend_lz4(packed) == compress(LZ4, b"value")
+
+
+@pytest.mark.parametrize("checksum", [0x82, 0x1A, 0x00])
+def test_lz4_of_v0_is_read_with_any_checksum_and_v1_only_with_the_right_one(checksum: int) -> None:
+    for magic in (0, 1):
+        inside = messages(magic, [(0, 1, None, b"value")])
+        packed = bytearray(compress(LZ4, inside))
+        packed[6] = checksum
+        data = entry_bytes(magic, attributes=LZ4, key=None, value=bytes(packed))
+        if magic == 0 or checksum == 0x82:
+            assert [value for *_, value in read_set(data)] == [b"value"]
+        else:
+            with pytest.raises(CorruptMessage, match="lz4"):
+                read_set(data)
+
+
+@pytest.mark.parametrize("end", range(12))
+def test_lz4_frame_of_v0_that_is_cut_is_refused(end: int) -> None:
+    data = entry_bytes(0, attributes=LZ4, key=None, value=pack(0, LZ4, b"x")[:end])
+    with pytest.raises((CorruptMessage, InvalidRecord)):
+        read_set(data)
+
+
+def test_raw_snappy_is_read_as_well_as_xerials_frame() -> None:
+    import cramjam
+
+    inside = messages(1, [(0, 1, None, b"value")])
+    raw = bytes(cramjam.snappy.compress_raw(inside))
+    data = entry_bytes(1, attributes=SNAPPY, key=None, value=raw)
+    assert [value for *_, value in read_set(data)] == [b"value"]
+    assert pack(1, SNAPPY, inside)[:8] == b"\x82SNAPPY\x00"
+
+
+def test_set_of_nothing_is_not_built() -> None:
+    for codec in (NONE, GZIP):
+        with pytest.raises(ValueError, match="without records"):
+            build_message_set(1, [], codec)
+    with pytest.raises(ValueError, match="format 0 or 1"):
+        build_message_set(2, [(1, None, None)])

@@ -113,6 +113,25 @@ def test_files_are_published_and_loaded_again_by_date(lab: Any, tmp_path: Path) 
     assert len(list(lab.output.glob("event_date=*/*.parquet"))) <= 3 * 3
 
 
+@pytest.mark.parametrize(
+    ("told", "end"),
+    [('{"version": 1}', {"version": 1}), ('"{\\"version\\": 1}"', {"version": 1}), ("null", None)],
+)
+def test_the_end_of_a_query_is_read_from_its_progress_as_json(told: str, end: Any) -> None:
+    from types import SimpleNamespace
+
+    from tidemill.pipeline.jobs.load import _end_offset
+
+    class Progress(SimpleNamespace):
+        """As PySpark 4.0 and 4.1 have it: an item is Python's notation, the whole is JSON."""
+
+        def __getitem__(self, name: str) -> Any:
+            return [{"endOffset": str(json.loads(told))}]
+
+    progress: Any = Progress(json=f'{{"sources": [{{"endOffset": {told}}}]}}')
+    assert _end_offset(progress) == end
+
+
 def test_the_commands_say_what_they_did_and_what_is_wrong(
     lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

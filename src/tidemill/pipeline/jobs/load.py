@@ -9,6 +9,7 @@ one alone loses rows or doubles them.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ from tidemill.pipeline.targets import look
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 log = logging.getLogger("tidemill.pipeline")
 
@@ -209,14 +211,13 @@ def _report(
     on_progress(Progress(sum(rows for _, rows, _ in batches), len(batches), state))
 
 
-def _end_offset(progress: Any) -> dict[str, Any] | None:
-    import json
+def _end_offset(progress: StreamingQueryProgress) -> dict[str, Any] | None:
+    """The offsets that a query has reached; None before its first batch.
 
-    text = progress["sources"][0]["endOffset"]
-    if text is None:
-        return None
-    parsed_text = json.loads(text) if isinstance(text, str) else text
-    return dict(parsed_text)
+    Out of the progress as JSON: before 4.2 its own ``endOffset`` is Python's notation of a dict.
+    """
+    end = json.loads(progress.json)["sources"][0].get("endOffset")
+    return dict(json.loads(end) if isinstance(end, str) else end) if end is not None else None
 
 
 def _commit(client: Mapping[str, str], group: str, end: dict[str, Any]) -> None:

@@ -262,6 +262,9 @@ class SystemFiles(Files):
     def modified_ms(self, path: str) -> i64:
         return os.stat(path).st_mtime_ns // 1_000_000
 
+    def set_modified(self, path: str, modified_ms: i64) -> None:
+        os.utime(path, ns=(modified_ms * 1_000_000, modified_ms * 1_000_000))
+
     def list(self, directory: str) -> list[str]:
         return sorted(os.listdir(directory))
 

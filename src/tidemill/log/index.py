@@ -62,6 +62,7 @@ class _Index:
         self._map: Any = None
         self._mapped_bytes: i64 = 0
         self._writable: bool = False
+        self.pinned: bool = False
         self._backed_bytes: i64 = 0
         self._private: bool = False
         self.touched: bool = False
@@ -261,11 +262,20 @@ class _Index:
 
     def let_go(self) -> None:
         """Gives the memory map back until it is needed again."""
-        self._map = None
-        self._writable = False
+        if not self.pinned:
+            self._map = None
+            self._writable = False
+
+    def pin(self) -> None:
+        """Maps the file, and keeps it mapped until :meth:`release`: it is about to lose its name."""
+        self.pinned = True
+        self.load()
+        if self.entries > 0 and self._map is None:
+            self._map_file(False)
 
     def release(self) -> None:
         """As :meth:`let_go`, by the log itself."""
+        self.pinned = False
         self.let_go()
         OPEN_FILES.closed(self)
 

@@ -264,6 +264,8 @@ class LogManager(DataDirectories):
         """
         moved: dict[TopicPartition, int] = {}
         for key, log in self.logs.items():
+            if log.cleaning:
+                continue  # what a cleaner reads stays until it is done
             before = log.start_offset
             try:
                 count = expired_segments(log, high_watermarks.get(key, log.end_offset), now_ms, self.policies)

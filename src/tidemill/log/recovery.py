@@ -24,6 +24,7 @@ from tidemill.log.names import (
     INDEX,
     LEADER_EPOCHS,
     LOG,
+    OFFSET_DIGITS,
     PARTITION_METADATA,
     SNAPSHOT,
     SWAP,
@@ -140,9 +141,12 @@ class Opening:
     def _tidy(self, names: list[str]) -> set[str]:
         """Ends what a crash had interrupted: removals, compaction's swaps. The names that are left."""
         left = set(names)
+        # What a swap had not renamed to the last file does not count yet: the old segments are all there.
+        unfinished = {name[:OFFSET_DIGITS] for name in names if name.endswith(CLEANED)}
         for name in names:
             path = f"{self.directory}/{name}"
-            if name.endswith((DELETED, CLEANED, ".tmp")):
+            begun = name.endswith(SWAP) and name[:OFFSET_DIGITS] in unfinished
+            if begun or name.endswith((DELETED, CLEANED, ".tmp")):
                 self.files.remove(path)
                 left.discard(name)
         if any(name.endswith(SWAP) for name in left):
@@ -168,9 +172,10 @@ class Opening:
             end = base
             while scan.step():
                 end = scan.last_offset + 1
-            for other in [other for other in left if base <= offset_of(other, LOG) < max(end, base + 1)]:
+            bases = {base} | {one for one in (offset_of(other, LOG) for other in left) if base <= one < end}
+            for old_base in sorted(bases):
                 for suffix in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX):
-                    old = offset_name(offset_of(other, LOG), suffix)
+                    old = offset_name(old_base, suffix)
                     if old in left:
                         self.files.remove(f"{self.directory}/{old}")
                         left.discard(old)

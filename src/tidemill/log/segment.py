@@ -314,12 +314,18 @@ class Segment:
         )
 
     def pin(self) -> None:
-        """Opens all files: the segment can be read on when its files lose their names."""
-        self.file()
-        self.index.load()
-        self.time_index.load()
-        self.max_timestamp()
+        """Opens all files, and keeps them: the segment can be read on when they lose their names."""
         self.replaced = True
+        self.file()
+        self.index.pin()
+        self.time_index.pin()
+        self.max_timestamp()
+
+    def unpin(self) -> None:
+        """The files keep their names after all."""
+        self.replaced = False
+        self.index.pinned = False
+        self.time_index.pinned = False
 
     def close_indexes(self) -> None:
         """Ends the indexes: the largest timestamp is noted, the files are cut to what is used."""
@@ -406,7 +412,8 @@ class Segment:
 
     def let_go(self) -> None:
         """Closes the log file until it is needed again. Ranges that are being sent keep theirs."""
-        self._file = None
+        if not self.replaced:
+            self._file = None
 
     def release(self) -> None:
         """Closes all files until they are needed again, in the same way."""

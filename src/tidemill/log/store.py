@@ -16,6 +16,7 @@ from tidemill.log.producer_loading import load_producers
 from tidemill.log.producer_state import ProducerState
 from tidemill.log.removals import Removals
 from tidemill.log.segment import Segment
+from tidemill.log.swap import Swap
 from tidemill.model.errors import KafkaError
 from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
@@ -63,6 +64,11 @@ class LogStore:
         """What :attr:`names_changed` was when the directory was synced last."""
         self.parent_unsynced: bool = recovery_point == 0
         self.truncations: i64 = 0
+        self.cleaning: bool = False
+        """Whether compaction reads the log: its segments stay meanwhile."""
+        self.clean_end: i64 = -1
+        """Up to where compaction came; -1: it never was here."""
+        self._swap: Swap | None = None
         self.settled_end: i64 = -1
         self._leader_epoch: i64 = leader_epochs.latest
         self._limit_offset: i64 = -1
@@ -75,6 +81,9 @@ class LogStore:
         self.config = config
         self._segment_bytes: i64 = config.segment_bytes
         self._segment_ms: i64 = config.segment_ms
+        if config.compact and config.max_compaction_lag_ms < config.segment_ms:
+            # Only closed segments are cleaned.
+            self._segment_ms = config.max_compaction_lag_ms
         self._segment_jitter_ms: i64 = config.segment_jitter_ms
         self._flush_messages: i64 = config.flush_messages
         self._append_time: bool = config.message_timestamp_type == "LogAppendTime"
@@ -159,6 +168,7 @@ class LogStore:
         """Cuts everything from ``offset`` on; False when nothing is there. Raises StorageError."""
         if offset >= self.end_offset:
             return False
+        self._settle_swap()
         if offset < self.segments[0].base_offset:
             self.truncate_fully(offset, now_ms)
             return True
@@ -183,6 +193,7 @@ class LogStore:
         self.end_offset = offset if cut_offset < 0 or cut_offset > offset else cut_offset
         self.start_offset = min(self.start_offset, self.end_offset)
         self.recovery_point = min(self.recovery_point, self.end_offset)
+        self.clean_end = min(self.clean_end, self.end_offset)
         self.names_changed += 1
         self.leader_epochs.truncate_end(int(self.end_offset))
         self._leader_epoch = self.leader_epochs.latest
@@ -200,6 +211,7 @@ class LogStore:
 
     def truncate_fully(self, offset: i64, now_ms: i64) -> None:
         """Removes every record, and begins anew at ``offset``. Raises StorageError."""
+        self._settle_swap()
         gone = self.segments
         try:
             self._remove_files(gone, now_ms)
@@ -216,6 +228,7 @@ class LogStore:
         self.start_offset = offset
         self.end_offset = offset
         self.recovery_point = min(self.recovery_point, offset)
+        self.clean_end = min(self.clean_end, offset)
         self._leader_epoch = -1
         self._limit_offset = -1
         self.producer_state.forget()
@@ -247,6 +260,8 @@ class LogStore:
         """Removes the ``count`` oldest segments; when that is all, a new one begins. Raises StorageError."""
         if count <= 0:
             return
+        self._settle_swap()
+        count = min(count, i64(len(self.segments)))
         if count >= len(self.segments):
             self.roll(now_ms)
             count = min(count, i64(len(self.segments) - 1))
@@ -258,6 +273,75 @@ class LogStore:
             self._remove_files(gone, now_ms)
         except OSError as problem:
             raise storage_error("remove segments of", self.directory, problem) from problem
+
+    # -- compaction
+
+    def begin_swap(self, old: list[int], size: i64) -> Swap | None:
+        """A cleaned segment of ``size`` bytes is to stand for the segments that begin at ``old``.
+
+        ``swap.run()`` may be called in a thread; then ``finish_swap(swap)`` here. None when the log is not
+        any more what was cleaned. Raises StorageError when a file cannot be opened.
+        """
+        at: i64 = self._place_of(old)
+        if at < 0 or self._swap is not None:
+            return None
+        swap = Swap(self.files, self.directory, old, int(size))
+        try:
+            for segment in self.segments[at : at + len(old)]:
+                segment.pin()
+        except OSError as problem:
+            raise storage_error("open for compaction", self.directory, problem) from problem
+        self._swap = swap
+        return swap
+
+    def finish_swap(self, swap: Swap, now_ms: i64) -> bool:
+        """Takes the new segment into the list, once the files have their names; False when that is off."""
+        if self._swap is not swap:
+            return swap.done
+        self._swap = None
+        done = swap.settle()
+        at: i64 = self._place_of(list(swap.old))
+        count: i64 = len(swap.old)
+        if at < 0:
+            return False
+        if not done:
+            for segment in self.segments[at : at + count]:
+                segment.unpin()
+            return False
+        gone = self.segments[at : at + count]
+        fresh = self._new_segment(gone[0].base_offset)
+        fresh.size = swap.size
+        fresh.created_ms = gone[0].created_ms
+        self.segments = [*self.segments[:at], fresh, *self.segments[at + count :]]
+        self._limit_offset = -1
+        self.names_changed += 1
+        for segment in gone:
+            segment.release()
+        due_ms: i64 = now_ms + self.config.file_delete_delay_ms
+        for path in swap.deleted:
+            self.removals.add(path, int(due_ms))
+        return True
+
+    def _settle_swap(self) -> None:
+        """Before segments are cut or go: ends a swap whose renames have begun, calls off one that waits."""
+        swap = self._swap
+        if swap is not None:
+            self.finish_swap(swap, self.last_flush_ms)
+
+    def _place_of(self, old: list[int]) -> i64:
+        """Where the segments that begin at ``old`` follow each other, before the active one; else -1."""
+        if self.closed or not old:
+            return -1
+        at: i64 = self.segment_at(old[0])
+        count: i64 = len(old)
+        if at + count >= len(self.segments):
+            return -1
+        place: i64 = at
+        for base in old:
+            if self.segments[place].base_offset != base:
+                return -1
+            place += 1
+        return at
 
     def _remove_files(self, segments: list[Segment], now_ms: i64) -> None:
         """Renames files so that they do not count any more; they are removed after a while."""
@@ -364,6 +448,7 @@ class LogStore:
 
         ``finish_close(job)`` comes after it. Raises StorageError.
         """
+        self._settle_swap()
         if self.closed or self._is_settled():
             return None
         try:
@@ -402,6 +487,7 @@ class LogStore:
 
     def release(self) -> None:
         """Closes all files until they are needed again."""
+        self._settle_swap()
         for segment in self.segments:
             segment.release()
 

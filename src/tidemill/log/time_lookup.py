@@ -88,7 +88,8 @@ class TimeLookup:
     def is_true(self) -> bool:
         """Whether what was found holds for the log as it is now. On the loop."""
         log = self.log
-        if self._lost or self._truncations != log.truncations:
+        replaced = any(segment.replaced for segment in self._segments)
+        if self._lost or replaced or self._truncations != log.truncations:
             return False
         for segment, copy in zip(self._segments, self._copies, strict=True):
             segment.learn(copy)

@@ -113,6 +113,10 @@ class Files:
         """When the file was last written, in milliseconds since 1970."""
         raise NotImplementedError
 
+    def set_modified(self, path: str, modified_ms: i64) -> None:
+        """Sets what :meth:`modified_ms` tells."""
+        raise NotImplementedError
+
     def list(self, directory: str) -> list[str]:
         """Names in ``directory``, sorted."""
         raise NotImplementedError

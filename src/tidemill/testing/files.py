@@ -289,6 +289,10 @@ class FaultyFiles(Files):
     def modified_ms(self, path: str) -> int:
         return self._file_node(path).modified_ms
 
+    def set_modified(self, path: str, modified_ms: int) -> None:
+        self.check("set_modified", path)
+        self._file_node(path).modified_ms = modified_ms
+
     def list(self, directory: str) -> list[str]:
         self.check("list", directory)
         self._need_directory(directory)

@@ -1,0 +1,139 @@
+"""What compaction is to clean next: facts of each log, the choice among them, and the job for a cleaner.
+
+From the clean end (where the last cleaning came to) on a log is dirty. What may be cleaned ends before the
+active segment, before the last stable offset (and so the high watermark), and before the first segment that
+holds a record younger than ``min.compaction.lag.ms``; it ends with a whole segment.
+
+Nothing here reads a clock, and nothing is changed.
+
+Source: Apache Kafka, ``LogCleanerManager.scala``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tidemill.log.clean_job import CleanJob, LastBatch, SegmentFile
+from tidemill.log.config import INT64_MAX
+from tidemill.log.log import Log
+
+
+class CleanerSettings(NamedTuple):
+    """The keys ``log.cleaner.*`` of the broker. ``bytes_per_second`` counts what is read and written."""
+
+    map_bytes: int = 128 * 1024 * 1024
+    load_factor: float = 0.9
+    chunk_bytes: int = 256 * 1024
+    bytes_per_second: float = float("inf")
+
+
+class Candidate(NamedTuple):
+    """A compacted log as the choice sees it. ``overdue``: ``max.compaction.lag.ms`` has passed."""
+
+    log: Log
+    first_dirty: int
+    upper_bound: int
+    clean_bytes: int
+    dirty_bytes: int
+    overdue: bool
+
+    @property
+    def dirty_ratio(self) -> float:
+        """The share of the cleanable log that is dirty: 0 to 1."""
+        total = self.clean_bytes + self.dirty_bytes
+        return self.dirty_bytes / total if total else 0.0
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether the log is to be cleaned now."""
+        if self.overdue:
+            return self.dirty_bytes > 0
+        return self.dirty_ratio > self.log.config.min_cleanable_dirty_ratio
+
+
+def candidate(log: Log, high_watermark: int, now_ms: int) -> Candidate:
+    """The facts of a compacted log. Raises OSError when its files cannot be read."""
+    first_dirty = int(log.clean_end)
+    if not log.start_offset <= first_dirty <= log.end_offset:
+        first_dirty = int(log.start_offset)
+    stable = min(int(log.last_stable_limit), high_watermark, _young_from(log, first_dirty, now_ms))
+    stable = min(max(first_dirty, stable), int(log.active.base_offset))
+    # The segment that holds the offset is left out as a whole.
+    upper_bound = int(log.segments[log.segment_at(stable)].base_offset)
+    clean_bytes = dirty_bytes = 0
+    for at, segment in enumerate(log.segments):
+        if segment.base_offset >= upper_bound:
+            break
+        following = log.segments[at + 1].base_offset
+        if segment.base_offset < first_dirty:
+            clean_bytes += int(segment.size)
+        if following > first_dirty:
+            dirty_bytes += int(segment.size)
+    overdue = upper_bound > first_dirty and _is_overdue(log, first_dirty, now_ms)
+    return Candidate(log, first_dirty, upper_bound, clean_bytes, dirty_bytes, overdue)
+
+
+def _young_from(log: Log, first_dirty: int, now_ms: int) -> int:
+    """Where the first dirty segment begins that is within ``min.compaction.lag.ms``."""
+    lag_ms = log.config.min_compaction_lag_ms
+    if lag_ms > 0:
+        for segment in log.segments[log.segment_at(first_dirty) : -1]:
+            if segment.max_timestamp() > now_ms - lag_ms:
+                return int(segment.base_offset)
+    return int(log.active.base_offset)
+
+
+def _is_overdue(log: Log, first_dirty: int, now_ms: int) -> bool:
+    lag_ms = log.config.max_compaction_lag_ms
+    if lag_ms >= INT64_MAX:
+        return False
+    times = [int(one.rolling_timestamp()) for one in log.segments[log.segment_at(first_dirty) : -1]]
+    return min((one for one in times if one > 0), default=now_ms) < now_ms - lag_ms
+
+
+def choose(candidates: Iterable[Candidate]) -> Candidate | None:
+    """The dirtiest log of those that are worth it; None when there is none."""
+    return max((one for one in candidates if one.is_worth_it), key=lambda one: one.dirty_ratio, default=None)
+
+
+def job_for(chosen: Candidate, settings: CleanerSettings, now_ms: int) -> CleanJob:
+    """What a cleaner needs to know. Raises OSError when the sizes of files cannot be read."""
+    log = chosen.log
+    segments = []
+    for segment in log.segments:
+        if segment.base_offset >= chosen.upper_bound:
+            break
+        segments.append(
+            SegmentFile(
+                int(segment.base_offset),
+                int(segment.size),
+                _size(log, segment.index.path),
+                _size(log, segment.time_index.path),
+                int(log.files.modified_ms(segment.path)),
+            )
+        )
+    config = log.config
+    return CleanJob(
+        name=str(log.topic_partition),
+        directory=log.directory,
+        segments=tuple(segments),
+        first_dirty=chosen.first_dirty,
+        upper_bound=chosen.upper_bound,
+        producers={
+            int(one.producer_id): LastBatch(int(one.last_offset), int(one.epoch)) for one in log.producers()
+        },
+        now_ms=now_ms,
+        delete_retention_ms=config.delete_retention_ms,
+        segment_bytes=config.segment_bytes,
+        index_bytes_max=config.segment_index_bytes,
+        interval_bytes=config.index_interval_bytes,
+        map_bytes=settings.map_bytes,
+        load_factor=settings.load_factor,
+        chunk_bytes=settings.chunk_bytes,
+        bytes_per_second=settings.bytes_per_second,
+    )
+
+
+def _size(log: Log, path: str) -> int:
+    return int(log.files.size(path)) if log.files.exists(path) else 0

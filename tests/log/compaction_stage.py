@@ -1,0 +1,107 @@
+"""A log that is written and cleaned, and a model of what has to stay of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tidemill.log.clean_job import CleanCounts
+from tidemill.log.cleaner import Cleaner
+from tidemill.log.compaction import CleanerSettings, candidate, job_for
+from tidemill.log.config import LogConfig
+from tidemill.log.log import Log
+from tidemill.log.names import TRANSACTION_INDEX, offset_name
+from tidemill.log.recovery import open_log
+from tidemill.log.transaction_index import ABORTED_ENTRY
+from tidemill.model.ports import Files
+from tidemill.model.types import TopicPartition
+from tidemill.records.batch import Batch, check_crc
+from tidemill.records.builder import build_batch, build_end_marker
+from tidemill.records.reader import iter_batches, read_records
+
+NOW = 1_700_000_000_000
+PARTITION = TopicPartition("t", 0)
+SMALL = {"cleanup_policy": ("compact",), "segment_index_bytes": 4096, "index_interval_bytes": 100}
+
+Row = tuple[int, int, bytes | None, bytes | None]
+"""Offset, timestamp, key, value."""
+
+
+def opened(files: Files, directory: str, **options: Any) -> Log:
+    """The log in ``directory``; ``settings`` over the small ones."""
+    settings = LogConfig(**{**SMALL, **options.pop("settings", {})})
+    return open_log(files, directory, PARTITION, settings, now_ms=NOW, **options)
+
+
+def write(log: Log, records: Sequence[tuple[int, bytes | None, bytes | None]], **options: Any) -> int:
+    """Appends a batch of (timestamp, key, value) as a leader sent it; its base offset."""
+    base = int(log.end_offset)
+    rows = [(timestamp, key, value, None) for timestamp, key, value in records]
+    log.append_as_follower(build_batch(rows, base_offset=base, leader_epoch=0, **options), NOW)
+    return base
+
+
+def put(log: Log, *pairs: tuple[str, str | None], timestamp: int = NOW, **options: Any) -> int:
+    """Appends a batch of (key, value) of texts."""
+    rows = [(timestamp, key.encode(), None if value is None else value.encode()) for key, value in pairs]
+    return write(log, rows, **options)
+
+
+def end_transaction(log: Log, producer_id: int, first_offset: int, committed: bool) -> int:
+    """Appends a marker; an abort goes into the segment's index too. The marker's offset."""
+    offset = int(log.end_offset)
+    marker = build_end_marker(committed, NOW, producer_id, 0, 0, leader_epoch=0, base_offset=offset)
+    log.append_as_follower(marker, NOW)
+    if not committed:
+        path = f"{log.directory}/{offset_name(int(log.active.base_offset), TRANSACTION_INDEX)}"
+        file = log.files.open(path, create=True)
+        file.append([ABORTED_ENTRY.pack(0, producer_id, first_offset, offset, offset)])
+        file.close()
+    return offset
+
+
+def clean(
+    log: Log, now_ms: int = NOW, settings: CleanerSettings | None = None, chunk_bytes: int = 4096
+) -> CleanCounts:
+    """Cleans the log at once, as the broker and its process do together."""
+    chosen = candidate(log, int(log.end_offset), now_ms)
+    job = job_for(chosen, settings or CleanerSettings(1 << 20, 0.9, chunk_bytes), now_ms)
+    cleaner = Cleaner(log.files, job, lambda count: None)
+    for group in cleaner.run():
+        swap = log.begin_swap(list(group.old), group.size)
+        assert swap is not None
+        assert swap.run()
+        assert log.finish_swap(swap, now_ms)
+    log.clean_end = cleaner.counts.end_offset
+    return cleaner.counts
+
+
+def batches(log: Log) -> Iterator[Batch]:
+    """Every batch, as a consumer from the start gets it; checksums and order are checked."""
+    offset = int(log.start_offset)
+    while offset < log.end_offset:
+        part = log.read(offset, 1 << 20, log.end_offset, True)
+        if part is None:
+            return
+        for batch in iter_batches(part.read()):
+            check_crc(batch)
+            assert batch.base_offset >= offset or batch.last_offset >= offset
+            offset = int(batch.next_offset)
+            yield batch
+
+
+def rows(log: Log) -> list[Row]:
+    """Every record but markers."""
+    return [
+        (record.offset, record.timestamp, record.key, record.value)
+        for batch in batches(log)
+        if not batch.is_control
+        for record in read_records(batch)
+    ]
+
+
+def values(log: Log) -> dict[str, str | None]:
+    """The last value of every key."""
+    return {
+        (key or b"").decode(): None if value is None else value.decode() for _, _, key, value in rows(log)
+    }

@@ -1,0 +1,345 @@
+"""Cleaning a log: what stays, what goes, and when; against a dict, and rule by rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compaction_stage import NOW, Row, batches, clean, end_transaction, opened, put, rows, values, write
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidemill.log.compaction import CleanerSettings, candidate, choose
+from tidemill.log.files import SystemFiles
+from tidemill.log.log import Log
+from tidemill.model.errors import CorruptMessage
+from tidemill.testing.files import FaultyFiles
+
+DAY = 24 * 60 * 60 * 1000
+
+keys = st.one_of(st.none(), st.sampled_from([b"", b"a", b"b", b"c", b"k" * 33, b"k" * 32]))
+fields = st.tuples(st.integers(0, 50), keys, st.one_of(st.none(), st.binary(max_size=8)))
+batch_steps = st.tuples(
+    st.just("batch"), st.lists(fields, min_size=1, max_size=6), st.integers(0, 4), st.booleans()
+)
+clean_steps = st.tuples(st.just("clean"), st.integers(0, DAY), st.booleans(), st.integers(0, 2))
+steps = st.lists(st.one_of(batch_steps, batch_steps, clean_steps, st.just(("roll",))), max_size=25)
+
+
+class Model:
+    """What has to be in the log, by offset."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.base_of: dict[int, int] = {}
+        self.horizons: dict[int, int] = {}
+
+    def append(self, base: int, records: list[tuple[int, bytes | None, bytes | None]]) -> None:
+        for at, (timestamp, key, value) in enumerate(records):
+            self.rows.append((base + at, timestamp, key, value))
+            self.base_of[base + at] = base
+
+    def clean(self, first_dirty: int, end: int, now_ms: int, retention_ms: int) -> None:
+        latest = {row[2]: row[0] for row in self.rows if first_dirty <= row[0] < end and row[2] is not None}
+        kept = []
+        horizons = dict(self.horizons)
+        for row in self.rows:
+            offset, _, key, value = row
+            horizon = horizons.get(self.base_of[offset], now_ms + 1)
+            if offset >= end:
+                kept.append(row)
+            elif (
+                key is not None and offset >= latest.get(key, -1) and (value is not None or now_ms < horizon)
+            ):
+                kept.append(row)
+                if value is None:
+                    self.horizons.setdefault(self.base_of[offset], now_ms + retention_ms)
+        self.rows = kept
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps, st.integers(0, DAY))
+def test_any_history_keeps_what_the_rules_say(history: list[Any], retention_ms: int) -> None:
+    files = FaultyFiles()
+    files.make_directory("/d/t-0")
+    options = {"settings": {"delete_retention_ms": retention_ms}}
+    log = opened(files, "/d/t-0", **options)
+    model = Model()
+    now_ms = NOW
+    for step in history:
+        if step[0] == "batch":
+            records = [(NOW + timestamp, key, value) for timestamp, key, value in step[1]]
+            model.append(write(log, records, codec=step[2]), records)
+            if step[3]:
+                log.roll(NOW)
+        elif step[0] == "roll":
+            log.roll(NOW)
+        else:
+            now_ms += step[1]
+            first_dirty = max(int(log.clean_end), 0)
+            clean(log, now_ms, chunk_bytes=100 if step[2] else 4096)
+            model.clean(first_dirty, int(log.clean_end), now_ms, retention_ms)
+            if step[3] == 1:
+                clean_end = log.clean_end
+                files.kill()
+                log = opened(files, "/d/t-0", **options)
+                log.clean_end = clean_end
+        assert rows(log) == model.rows
+    for offset in range(int(log.end_offset)):
+        found = [row for row in rows(log) if row[0] >= offset]
+        part = log.read(offset, 1 << 20, log.end_offset, True)
+        assert (part is not None) or not found
+    for row in model.rows:
+        at = log.offset_for_timestamp(row[1])
+        assert at is not None
+        assert at[1] <= row[0]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    (tmp_path / "t-0").mkdir()
+    return opened(SystemFiles(), str(tmp_path / "t-0"))
+
+
+def test_the_last_value_of_every_key_stays_at_its_offset(log: Log) -> None:
+    for number in range(100):
+        put(log, (f"k{number % 7}", f"v{number}"), (f"x{number % 3}", f"w{number}"))
+        if number % 10 == 9:
+            log.roll(NOW)
+    before = rows(log)
+    counts = clean(log)
+    assert values(log) == {f"k{number % 7}": f"v{number}" for number in range(100)} | {
+        f"x{number % 3}": f"w{number}" for number in range(100)
+    }
+    assert rows(log) == [row for row in before if row in rows(log)]
+    assert (len(log.segments), counts.records_kept, counts.records_read) == (2, 10, 200)
+    assert log.start_offset == 0
+    assert log.end_offset == 200
+
+
+def test_neither_the_active_segment_nor_what_lies_above_the_high_watermark_is_touched(log: Log) -> None:
+    for number in range(4):
+        put(log, ("k", f"v{number}"))
+        log.roll(NOW)
+    put(log, ("k", "active"))
+    assert candidate(log, 2, NOW).upper_bound == 2
+    assert candidate(log, 5, NOW).upper_bound == 4
+    clean(log)
+    assert [row[0] for row in rows(log)] == [3, 4]
+
+
+def test_young_segments_wait_for_min_compaction_lag(log: Log) -> None:
+    log.config.min_compaction_lag_ms = 1000
+    for number in range(4):
+        put(log, ("k", f"v{number}"), timestamp=NOW + number * 1000)
+        log.roll(NOW)
+    assert candidate(log, 4, NOW + 2500).upper_bound == 2
+
+
+def test_an_overdue_log_is_cleaned_however_clean_it_is(log: Log) -> None:
+    log.config.max_compaction_lag_ms = 1000
+    for number in range(20):
+        put(log, (f"k{number}", "v"))
+    log.roll(NOW)
+    clean(log)
+    put(log, ("k1", "w"), timestamp=NOW)
+    log.roll(NOW)
+    assert choose([candidate(log, 99, NOW + 1000)]) is None
+    found = choose([candidate(log, 99, NOW + 1001)])
+    assert found is not None
+    assert found.overdue
+
+
+def test_the_dirtiest_log_is_chosen(tmp_path: Path) -> None:
+    logs = []
+    for at, dirty in enumerate([3, 30, 9]):
+        directory = tmp_path / f"{at}" / "t-0"
+        directory.mkdir(parents=True)
+        one = opened(SystemFiles(), str(directory))
+        put(one, *[(f"k{number}", "v" * 50) for number in range(10)])
+        one.roll(NOW)
+        clean(one)
+        put(one, *[(f"k{number}", "v" * 50) for number in range(dirty)])
+        one.roll(NOW)
+        logs.append(one)
+    candidates = [candidate(one, 99, NOW) for one in logs]
+    found = choose(candidates)
+    assert found is not None
+    assert found.log is logs[1]
+    assert [one.is_worth_it for one in candidates] == [False, True, False]
+
+
+def test_a_tombstone_stays_for_its_time_and_the_batch_says_until_when(log: Log) -> None:
+    put(log, ("a", "1"), ("b", "1"))
+    put(log, ("a", None), ("c", "1"))
+    log.roll(NOW)
+    clean(log)
+    assert values(log) == {"b": "1", "a": None, "c": "1"}
+    horizons = [int(one.base_timestamp) for one in batches(log) if one.has_delete_horizon]
+    assert horizons == [NOW + DAY]
+    assert [row[1] for row in rows(log)] == [NOW, NOW, NOW]
+    put(log, ("d", "1"))
+    log.roll(NOW)
+    clean(log, NOW + DAY - 1)
+    assert "a" in values(log)
+    put(log, ("d", "2"))
+    log.roll(NOW)
+    clean(log, NOW + DAY)
+    assert values(log) == {"b": "1", "c": "1", "d": "2"}
+
+
+def test_records_without_a_key_go(log: Log) -> None:
+    write(log, [(NOW, None, b"lost"), (NOW, b"k", b"v")])
+    log.roll(NOW)
+    assert clean(log).records_without_key == 1
+    assert [row[2] for row in rows(log)] == [b"k"]
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_a_rewritten_batch_keeps_codec_offsets_sequence_and_epoch(log: Log, codec: int) -> None:
+    producer = {"producer_id": 9, "producer_epoch": 3, "base_sequence": 40}
+    put(log, ("a", "1"), ("b", "2"), ("c", "3"), ("a", "4"), codec=codec, **producer)
+    put(log, ("b", "5"))
+    log.roll(NOW)
+    clean(log)
+    first = next(iter(batches(log)))
+    assert (first.base_offset, first.last_offset, first.record_count) == (0, 3, 2)
+    assert (first.codec, first.base_sequence, first.last_sequence) == (codec, 40, 43)
+    assert (first.producer_id, first.producer_epoch, first.leader_epoch) == (9, 3, 0)
+
+
+def test_the_last_batch_of_a_producer_stays_without_records(log: Log) -> None:
+    for number in range(3):
+        put(log, ("k", f"v{number}"), producer_id=5, producer_epoch=0, base_sequence=number)
+    put(log, ("k", "other"))
+    put(log, ("k", "last"))
+    log.roll(NOW)
+    clean(log)
+    assert [(int(one.base_offset), int(one.record_count)) for one in batches(log)] == [(2, 0), (4, 1)]
+    again = opened(log.files, log.directory)
+    assert again.producer_state.entries[5].last_sequence == 2
+    assert again.end_offset == 5
+
+
+def test_the_end_of_what_was_cleaned_stays_known_when_its_records_go(log: Log) -> None:
+    put(log, ("k", "1"))
+    write(log, [(NOW, None, b"no key")])
+    log.roll(NOW)
+    put(log, ("k", "2"))
+    clean(log)
+    assert [(int(one.base_offset), int(one.record_count)) for one in batches(log)] == [(0, 1), (1, 0), (2, 1)]
+
+
+def test_aborted_records_go_and_markers_stay_until_nothing_is_left_of_their_transaction(log: Log) -> None:
+    put(log, ("k", "old"))
+    base = put(log, ("k", "aborted"), producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+    marker = end_transaction(log, 7, base, committed=False)
+    base = put(log, ("c", "committed"), producer_id=8, producer_epoch=0, base_sequence=0, transactional=True)
+    end_transaction(log, 8, base, committed=True)
+    put(log, ("z", "1"))
+    log.roll(NOW)
+    log.producer_state.entries.clear()
+    clean(log)
+    assert values(log) == {"k": "old", "c": "committed", "z": "1"}
+    assert [int(one.base_offset) for one in batches(log) if one.is_control] == [marker, marker + 2]
+    index = Path(log.directory, "00000000000000000000.txnindex")
+    assert index.stat().st_size == 34
+    # Now none of the aborted transaction is left: the marker gets its time, and goes after it.
+    put(log, ("z", "2"))
+    log.roll(NOW)
+    clean(log)
+    assert [bool(one.has_delete_horizon) for one in batches(log) if one.is_control] == [True, False]
+    assert not index.exists()
+    put(log, ("z", "3"))
+    log.roll(NOW)
+    clean(log, NOW + DAY)
+    assert [int(one.base_offset) for one in batches(log) if one.is_control] == [marker + 2]
+
+
+def test_a_full_map_cleans_in_several_runs(log: Log) -> None:
+    for number in range(3000):
+        put(log, (f"key-{number % 1500}", f"v{number}"))
+        if number % 500 == 499:
+            log.roll(NOW)
+    runs = 0
+    while candidate(log, 3000, NOW).dirty_bytes:
+        clean(log, settings=CleanerSettings(0, 0.9, 4096))
+        runs += 1
+    assert runs > 1
+    assert values(log) == {f"key-{number % 1500}": f"v{number}" for number in range(3000)}
+    assert len(rows(log)) == 1500
+
+
+def test_segments_are_put_together_up_to_the_size_of_one(log: Log) -> None:
+    log.config.segment_bytes = 3000
+    for number in range(12):
+        put(log, *[(f"{number}-{at}", "v" * 50) for at in range(10)])
+        log.roll(NOW)
+    put(log, ("x", "1"))
+    clean(log)
+    assert all(one.size <= 3000 for one in log.segments)
+    assert 4 <= len(log.segments) < 8
+    assert len(rows(log)) == 121
+
+
+def test_a_damaged_batch_stops_the_cleaning_and_leaves_the_log(log: Log) -> None:
+    put(log, ("k", "1"))
+    put(log, ("k", "2"))
+    log.roll(NOW)
+    path = Path(log.segments[0].path)
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptMessage, match="has checksum"):
+        clean(log)
+    assert path.read_bytes() == data
+    assert not [one for one in Path(log.directory).iterdir() if one.suffix == ".cleaned"]
+
+
+def test_a_reader_at_work_goes_on_in_the_old_files(log: Log) -> None:
+    for number in range(50):
+        put(log, ("k", f"v{number}"))
+    log.roll(NOW)
+    part = log.read(0, 1 << 20, log.end_offset, True)
+    assert part is not None
+    before = part.read()
+    clean(log)
+    assert part.read() == before
+    assert len(rows(log)) == 1
+
+
+def test_what_cuts_the_log_calls_off_a_swap_that_waits(log: Log) -> None:
+    for number in range(4):
+        put(log, ("k", f"v{number}"))
+        log.roll(NOW)
+    swap = log.begin_swap([0, 1], 10)
+    assert swap is not None
+    log.truncate_to(3, NOW)
+    assert not swap.run()
+    assert not log.finish_swap(swap, NOW)
+    assert [row[0] for row in rows(log)] == [0, 1, 2]
+
+
+def test_a_log_that_is_deleted_calls_off_a_swap_that_waits(log: Log) -> None:
+    put(log, ("k", "1"))
+    log.roll(NOW)
+    swap = log.begin_swap([0], 10)
+    assert swap is not None
+    log.closed = True
+    log.release()
+    assert not swap.run()
+
+
+def test_a_swap_that_is_done_when_the_log_is_cut_counts(log: Log) -> None:
+    for number in range(4):
+        put(log, ("k", f"v{number}"))
+        log.roll(NOW)
+    for suffix in ("log", "index", "timeindex"):
+        Path(log.directory, f"{0:020d}.{suffix}.cleaned").write_bytes(b"")
+    swap = log.begin_swap([0, 1], 0)
+    assert swap is not None
+    assert swap.run()
+    log.truncate_to(3, NOW)
+    assert [row[0] for row in rows(log)] == [2]
+    assert [int(one.base_offset) for one in log.segments] == [0, 2, 3]

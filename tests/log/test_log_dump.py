@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.log.dump import entries, lines
+from tidemill.log.dump import DumpOptions, entries, lines
 from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.model.errors import ConfigError
@@ -23,7 +23,7 @@ MakeLog = Callable[..., Log]
 def test_the_golden_batch_is_shown_as_kafka_shows_it(directory: str) -> None:
     path = Path(directory, "00000000000000000000.log")
     path.write_bytes(build_batch([(TIME, b"key", b"value", None)], leader_epoch=0) + b"\0" * 9)
-    assert list(lines(FILES, str(path), payload=True)) == [
+    assert list(lines(FILES, str(path), DumpOptions(contents=True))) == [
         f"Dumping {path}",
         "Log starting offset: 0",
         "baseOffset: 0 lastOffset: 0 count: 1 baseSequence: -1 lastSequence: -1 producerId: -1 "
@@ -41,7 +41,7 @@ def test_a_wrong_checksum_and_a_marker_are_shown(directory: str) -> None:
     bad = bytearray(build_batch([(TIME, None, b"value", None)]))
     bad[-2] ^= 1
     path.write_bytes(bytes(bad) + build_end_marker(False, TIME, 7, 1, 3, base_offset=1))
-    shown = list(lines(FILES, str(path), records=True))
+    shown = list(lines(FILES, str(path), DumpOptions(deep=True)))
     assert shown[2].endswith("isvalid: false")
     assert shown[4].endswith("headerKeys: [] endTxnMarker: ABORT coordinatorEpoch: 3")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.log.config import LogConfig
-from tidemill.log.dump import lines
+from tidemill.log.dump import DumpOptions, lines
 from tidemill.log.files import SystemFiles
 from tidemill.log.manager import LogManager
 from tidemill.model.types import TopicPartition
@@ -62,7 +62,9 @@ def kafka_dump(paths: list[Path]) -> str:
 
 
 def our_dump(paths: list[Path]) -> str:
-    return "".join(f"{line}\n" for path in paths for line in lines(FILES, str(path), payload=True))
+    return "".join(
+        f"{line}\n" for path in paths for line in lines(FILES, str(path), DumpOptions(contents=True))
+    )
 
 
 def opened(path: Path) -> LogManager:

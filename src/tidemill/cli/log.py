@@ -6,16 +6,23 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tidemill.cli.log_verify import recover, verify
 from tidemill.cli.output import on_terminal
 from tidemill.cli.records import as_text, for_terminal
+from tidemill.model.errors import StorageError
+
+if TYPE_CHECKING:
+    from tidemill.log.dump import DumpOptions
+    from tidemill.model.ports import Files
 
 FAILED = 1
 DAMAGE_SHOWN = 10
+MISFITS = ("Mismatches", "Found", "The following")
+"""How the headings begin under which an index does not fit its log; holes in a log are no damage."""
 
 
 @click.group("log")
@@ -27,51 +34,129 @@ command.add_command(verify)
 command.add_command(recover)
 
 
+DECODERS = {
+    "offsets": ("--offsets-decoder", "__consumer_offsets: groups and their offsets."),
+    "transactions": ("--transaction-log-decoder", "__transaction_state: transactional ids."),
+    "metadata": ("--cluster-metadata-decoder", "__cluster_metadata: topics and brokers of KRaft."),
+}
+
+
+def decoder_options(function: Any) -> Any:
+    """Adds the options that name a decoder."""
+    for name, (option, text) in reversed(DECODERS.items()):
+        function = click.option(option, "decoder", flag_value=name, help=text)(function)
+    for what in ("value", "key"):
+        option = f"--{what}-decoder-class"
+        text = f"How {what}s are shown: StringDecoder, IntegerDecoder, LongDecoder, DefaultDecoder (hex)."
+        function = click.option(option, metavar="CLASS", help=text)(function)
+    return function
+
+
 @command.command(
     "dump",
     epilog="""\b
 Examples:
   tidemill log dump tidemill-data/hello-0/00000000000000000000.log
   tidemill log dump tidemill-data/hello-0 --payload          every file of a partition
-  tidemill log dump tidemill-data/__consumer_offsets-7 --json --records
+  tidemill log dump tidemill-data/__consumer_offsets-7 --offsets-decoder
+  tidemill log dump tidemill-data/hello-0 --json --records | jq .offset
 
-The lines are those of kafka-dump-log. Exit code 1 when a file is damaged, or an index does not fit
-its log. The broker may be running: nothing is written.""",
+Options and lines are those of kafka-dump-log. Exit code 1 when a file is damaged, or an index does not
+fit its log. The broker may be running: nothing is written.""",
 )
-@click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True))
-@click.option("-r", "--records", is_flag=True, help="Every record, not only the batches.")
-@click.option("-p", "--payload", is_flag=True, help="Records with keys and values.")
+@click.argument("paths", nargs=-1, type=click.Path(exists=True))
+@click.option("--files", "named", metavar="FILE,...", help="Files as kafka-dump-log takes them, with commas.")
+@click.option("-r", "--records", "--deep-iteration", is_flag=True, help="Every record, not only the batches.")
+@click.option("-p", "--payload", "--print-data-log", is_flag=True, help="Records with keys and values.")
+@click.option("--skip-record-metadata", is_flag=True, help="Of records nothing but keys and values.")
+@decoder_options
+@click.option("--index-sanity-check", is_flag=True, help="Of indexes only whether a start would keep them.")
+@click.option("--verify-index-only", is_flag=True, help="Compare indexes with their logs, show no entries.")
+@click.option("--max-bytes", type=click.IntRange(0), help="Stop after so many bytes of each log.")
+@click.option("--max-message-size", type=int, hidden=True, help="Accepted; a batch may have any size here.")
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON for each entry.")
-def dump(paths: tuple[str, ...], records: bool, payload: bool, as_json: bool) -> int:
+def dump(paths: tuple[str, ...], named: str | None, as_json: bool, **flags: Any) -> int:
     """Show batches, records and index entries of segment files.
 
-    PATHS are files (.log, .index, .timeindex, .snapshot, leader-epoch-checkpoint) or the directory of a
-    partition.
+    PATHS are files (.log, .index, .timeindex, .txnindex, .snapshot, .checkpoint, leader-epoch-checkpoint)
+    or the directory of a partition.
     """
-    from tidemill.log.dump import entries, lines
     from tidemill.log.files import SystemFiles
 
-    files = SystemFiles()
-    damage = []
-    clean = for_terminal if on_terminal() else str
+    paths += tuple(path for path in (named or "").split(",") if path)
+    if not paths:
+        raise click.UsageError("name files or the directory of a partition")
+    files, options = SystemFiles(), _options(flags)
+    damage: list[str] = []
+    problems: list[str] = []
     for path in _files_of(paths):
-        if not as_json:
-            for line in lines(files, path, records=records, payload=payload):
-                sys.stdout.write(f"{clean(line)}\n")
-        for entry in entries(files, path, records=as_json and (records or payload)):
+        try:
             if as_json:
-                sys.stdout.write(json.dumps({"file": path, **_plain(entry)}, ensure_ascii=False) + "\n")
-            found = _damage(path, entry)
-            if found is not None:
-                damage.append(found)
+                _print_json(files, path, options, damage)
+            else:
+                _print_lines(files, path, options, damage, problems)
+        except StorageError as problem:
+            damage.append(str(problem))
+    for text in problems:
+        click.echo(text, err=True)
     for text in damage[:DAMAGE_SHOWN]:
         click.echo(f"tidemill: {text}", err=True)
     if len(damage) > DAMAGE_SHOWN:
         click.echo(f"tidemill: and {len(damage) - DAMAGE_SHOWN} more like these", err=True)
-    return FAILED if damage else 0
+    misfit = any(text.startswith(MISFITS) for text in problems)
+    return FAILED if damage or misfit else 0
+
+
+def _options(flags: dict[str, Any]) -> DumpOptions:
+    from tidemill.interchange import decoders
+    from tidemill.log.dump import DumpOptions
+
+    named, key_class, value_class = flags["decoder"], flags["key_decoder_class"], flags["value_decoder_class"]
+    decode = decoders.by_class(key_class, value_class)
+    if named:
+        decode = getattr(decoders, named)
+    contents = bool(flags["payload"] or named or key_class or value_class)
+    return DumpOptions(
+        deep=flags["records"] or contents,
+        contents=contents,
+        skip_metadata=flags["skip_record_metadata"],
+        bytes_max=-1 if flags["max_bytes"] is None else flags["max_bytes"],
+        verify_only=flags["verify_index_only"],
+        sanity_only=flags["index_sanity_check"],
+        decode=decode,
+        decode_control=decoders.control_text,
+    )
+
+
+def _print_json(files: Files, path: str, options: DumpOptions, damage: list[str]) -> None:
+    from tidemill.log.dump import entries, utf8
+
+    for entry in entries(files, path, records=options.deep, bytes_max=options.bytes_max):
+        shown = _plain(entry)
+        if entry["kind"] == "record" and options.decode is not utf8 and not entry["control"]:
+            shown["decoded_key"], shown["decoded_value"] = options.decode(entry)
+        sys.stdout.write(json.dumps({"file": path, **shown}, ensure_ascii=False) + "\n")
+        _note_damage(path, entry, damage)
+
+
+def _print_lines(
+    files: Files, path: str, options: DumpOptions, damage: list[str], problems: list[str]
+) -> None:
+    from tidemill.log.dump import lines
+
+    clean = for_terminal if on_terminal() else str
+    for line in lines(files, path, options, problems, lambda entry: _note_damage(path, entry, damage)):
+        sys.stdout.write(f"{clean(line)}\n")
+
+
+def _note_damage(path: str, entry: dict[str, Any], damage: list[str]) -> None:
+    found = _damage(path, entry)
+    if found is not None:
+        damage.append(found)
 
 
 def _files_of(paths: tuple[str, ...]) -> Iterator[str]:
+    from tidemill.log.dump import METADATA_SNAPSHOT
     from tidemill.log.names import (
         INDEX,
         LEADER_EPOCHS,
@@ -79,6 +164,7 @@ def _files_of(paths: tuple[str, ...]) -> Iterator[str]:
         PARTITION_METADATA,
         SNAPSHOT,
         TIME_INDEX,
+        TRANSACTION_INDEX,
         offset_of,
     )
 
@@ -90,7 +176,11 @@ def _files_of(paths: tuple[str, ...]) -> Iterator[str]:
             name
             for name in sorted(os.listdir(path))
             if name in (LEADER_EPOCHS, PARTITION_METADATA)
-            or any(offset_of(name, ending) >= 0 for ending in (LOG, INDEX, TIME_INDEX, SNAPSHOT))
+            or name.endswith(METADATA_SNAPSHOT)
+            or any(
+                offset_of(name, ending) >= 0
+                for ending in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX, SNAPSHOT)
+            )
         ]
         if not known:
             raise click.ClickException(
@@ -104,8 +194,6 @@ def _damage(path: str, entry: dict[str, Any]) -> str | None:
     if kind == "invalid_bytes":
         where = f"{entry['count']} bytes from position {entry['position']} on"
         return f"{path}: {where} are no batch: {entry['fault']}"
-    if kind == "mismatch":
-        return f"{path}: entry for offset {entry['index_offset']} leads to {entry['log_offset']}"
     if kind == "batch" and entry.get("valid") is False:
         return f"{path}: the checksum of the batch at position {entry['position']} is wrong"
     return None

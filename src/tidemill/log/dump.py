@@ -9,11 +9,12 @@ The files may be in use: nothing is written to them, and what a running broker h
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from tidemill.log.checkpoints import CheckpointDamaged, parse_checkpoint, read_partition_metadata
 from tidemill.log.index import OffsetIndex, TimeIndex
+from tidemill.log.index_entries import aborted_entries
 from tidemill.log.names import (
     INDEX,
     LEADER_EPOCHS,
@@ -21,36 +22,91 @@ from tidemill.log.names import (
     PARTITION_METADATA,
     SNAPSHOT,
     TIME_INDEX,
+    TRANSACTION_INDEX,
     offset_name,
     offset_of,
 )
 from tidemill.log.producer_state import decode_snapshot
 from tidemill.log.scan import BatchScan
-from tidemill.model.errors import ConfigError, KafkaError
+from tidemill.log.transaction_index import Aborted
+from tidemill.model.errors import ConfigError, KafkaError, StorageError
 from tidemill.model.ports import Files
 from tidemill.records.batch import NO_PRODUCER_ID, Batch, check_crc, parse_batch
 from tidemill.records.reader import Record, read_records
 
 CODEC_NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 MARKER_NAMES: Final = {0: "ABORT", 1: "COMMIT"}
+CONTROL_NAMES: Final = {
+    2: "LEADER_CHANGE",
+    3: "SNAPSHOT_HEADER",
+    4: "SNAPSHOT_FOOTER",
+    5: "KRAFT_VERSION",
+    6: "KRAFT_VOTERS",
+}
+METADATA_SNAPSHOT: Final = ".checkpoint"
+"""A snapshot of KRaft's metadata: batches, as a log holds them."""
 _WINDOW_BYTES: Final = 1024 * 1024
+_OFFSET_MAX: Final = 0x7FFFFFFFFFFFFFFF
+HOLES: Final = "Non-consecutive offsets in {}"
+"""What compaction leaves: no damage."""
+_NOT_FOUND: Final = "The following indexed offsets are not found in :{}"
+
+Decoder: TypeAlias = "Callable[[dict[str, Any]], tuple[str | None, str | None]]"
+"""Gives the texts of a record's key and value; None for one that is not shown."""
 
 
-def entries(files: Files, path: str, *, records: bool = False) -> Iterator[dict[str, Any]]:
+def utf8(record: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Key and value as UTF-8, with a replacement where they are not."""
+    key, value = record["key"], record["value"]
+    return (
+        None if key is None else key.decode("utf-8", "replace"),
+        None if value is None else value.decode("utf-8", "replace"),
+    )
+
+
+def _no_control(record: dict[str, Any]) -> str | None:
+    return None
+
+
+class DumpOptions(NamedTuple):
+    """What is shown, in the terms of ``kafka-dump-log``."""
+
+    deep: bool = False
+    """Every record, not only the batches."""
+    contents: bool = False
+    """Records with keys and values."""
+    skip_metadata: bool = False
+    """Of records nothing but keys and values."""
+    bytes_max: int = -1
+    """Batches beyond so many bytes of a log are left out; -1 for all."""
+    verify_only: bool = False
+    """Index entries are checked, and not shown."""
+    sanity_only: bool = False
+    """Of indexes only whether they make sense."""
+    decode: Decoder = utf8
+    decode_control: Callable[[dict[str, Any]], str | None] = _no_control
+    """The text of a control record that is no transaction marker; None for one that is not known."""
+
+
+def entries(
+    files: Files, path: str, *, records: bool = False, bytes_max: int = -1
+) -> Iterator[dict[str, Any]]:
     """What is in a file of a partition's directory, by the ending of its name.
 
     Each dictionary has a ``kind``: ``batch``, ``record`` (with ``records``), ``invalid_bytes``,
-    ``index_entry``, ``time_index_entry``, ``mismatch``, ``producer``, ``epoch``, ``topic_id``. Raises
-    ConfigError for a file of another kind, OSError when it cannot be read, StorageError when its content
-    makes no sense.
+    ``index_entry``, ``time_index_entry``, ``mismatch``, ``problem``, ``aborted``, ``producer``, ``epoch``,
+    ``topic_id``. Raises ConfigError for a file of another kind, OSError when it cannot be read, StorageError
+    when its content makes no sense.
     """
     name = os.path.basename(path)
-    if offset_of(name, LOG) >= 0:
-        return _log_entries(files, path, records)
+    if is_log(name):
+        return _log_entries(files, path, records, bytes_max)
     if offset_of(name, INDEX) >= 0:
         return _index_entries(files, path)
     if offset_of(name, TIME_INDEX) >= 0:
         return _time_index_entries(files, path)
+    if offset_of(name, TRANSACTION_INDEX) >= 0:
+        return _aborted_entries(files, path)
     if offset_of(name, SNAPSHOT) >= 0:
         return _producer_entries(files, path)
     if name == LEADER_EPOCHS:
@@ -58,39 +114,103 @@ def entries(files: Files, path: str, *, records: bool = False) -> Iterator[dict[
     if name == PARTITION_METADATA:
         return iter([{"kind": "topic_id", "topic_id": read_partition_metadata(files, path).hex()}])
     raise ConfigError(
-        f"{path} is no file of a log: give one that ends in {LOG}, {INDEX}, {TIME_INDEX} or {SNAPSHOT}, "
-        f"{LEADER_EPOCHS} or {PARTITION_METADATA}"
+        f"{path} is no file of a log: give one that ends in {LOG}, {INDEX}, {TIME_INDEX}, "
+        f"{TRANSACTION_INDEX}, {SNAPSHOT} or {METADATA_SNAPSHOT}, {LEADER_EPOCHS} or {PARTITION_METADATA}"
     )
 
 
-def lines(files: Files, path: str, *, records: bool = False, payload: bool = False) -> Iterator[str]:
-    """The file as ``kafka-dump-log`` prints it: ``records`` is its ``--deep-iteration``, ``payload`` its
-    ``--print-data-log``. Keys and values are shown as UTF-8, with a replacement where they are not."""
+def is_log(name: str) -> bool:
+    """Whether a file of this name holds batches."""
+    return offset_of(name, LOG) >= 0 or (name.endswith(METADATA_SNAPSHOT) and name != METADATA_SNAPSHOT)
+
+
+def lines(
+    files: Files,
+    path: str,
+    options: DumpOptions | None = None,
+    problems: list[str] | None = None,
+    on_entry: Callable[[dict[str, Any]], None] | None = None,
+) -> Iterator[str]:
+    """The file as ``kafka-dump-log`` prints it.
+
+    What that tool says on its standard error at the end (entries of an index that do not fit their log,
+    offsets with holes between them) is added to ``problems``; without a list it follows the other lines.
+    ``on_entry`` is given what each line is made of.
+    """
+    options = options or DumpOptions()
+    deep = options.deep or options.contents
     name = os.path.basename(path)
     yield f"Dumping {path}"
-    if offset_of(name, LOG) >= 0:
-        yield f"Log starting offset: {offset_of(name, LOG)}"
-    mismatches = []
-    empty = offset_of(name, INDEX) >= 0 or offset_of(name, TIME_INDEX) >= 0
-    for entry in entries(files, path, records=records or payload):
+    yield from _head(name)
+    is_index = offset_of(name, INDEX) >= 0 or offset_of(name, TIME_INDEX) >= 0
+    if is_index and options.sanity_only:
+        yield _sanity(files, path)
+        return
+    found: dict[str, list[str]] = {}
+    empty = offset_of(name, INDEX) >= 0
+    last_offset = -1
+    for entry in entries(files, path, records=deep, bytes_max=options.bytes_max):
         empty = False
-        if entry["kind"] == "mismatch":
-            mismatches.append(f"  Index offset: {entry['index_offset']}, log offset: {entry['log_offset']}")
-        else:
-            yield _line(entry, path, payload)
+        if on_entry is not None:
+            on_entry(entry)
+        kind = entry["kind"]
+        if kind == "mismatch":
+            text = f"  Index offset: {entry['index_offset']}, log offset: {entry['log_offset']}"
+            found.setdefault("Mismatches in :{}", []).append(text)
+        elif kind == "problem":
+            found.setdefault(entry["heading"], []).append(entry["text"])
+        elif not (is_index and options.verify_only):
+            yield _line(entry, path, options)
+        if kind == "record":
+            if 0 <= last_offset != entry["offset"] - 1:
+                text = f"  {last_offset} is followed by {entry['offset']}"
+                found.setdefault(HOLES, []).append(text)
+            last_offset = entry["offset"]
     if empty:
         yield f"{path} is empty."
-    if mismatches:
-        yield f"Mismatches in :{os.path.abspath(path)}"
-        yield from mismatches
+    told = problems if problems is not None else []
+    for heading, texts in found.items():
+        told += [heading.format(os.path.abspath(path)), *texts]
+    if problems is None:
+        yield from told
+
+
+def _head(name: str) -> Iterator[str]:
+    if offset_of(name, LOG) >= 0:
+        yield f"Log starting offset: {offset_of(name, LOG)}"
+    elif name.endswith(METADATA_SNAPSHOT):
+        offset, _, epoch = name[: -len(METADATA_SNAPSHOT)].partition("-")
+        if offset.isdigit() and epoch.isdigit():
+            yield f"Snapshot end offset: {int(offset)}, epoch: {int(epoch)}"
+        else:
+            yield "KRaft bootstrap snapshot"
+
+
+def _sanity(files: Files, path: str) -> str:
+    """Whether an index would be made anew by a start. Raises StorageError when it would."""
+    name = os.path.basename(path)
+    if offset_of(name, INDEX) >= 0:
+        base = offset_of(name, INDEX)
+        log_path = os.path.join(os.path.dirname(path), offset_name(base, LOG))
+        index = OffsetIndex(files, path, base, files.size(path))
+        damage = index.damage(files.size(log_path) if files.exists(log_path) else 0)
+        if not damage and index.entries == 0:
+            return f"{path} is empty."
+    else:
+        base = offset_of(name, TIME_INDEX)
+        damage = TimeIndex(files, path, base, files.size(path)).damage(_OFFSET_MAX)
+    if damage:
+        raise StorageError(f"{path}: {damage}; a start makes it anew from the log")
+    return f"{path} passed sanity check."
 
 
 # -- logs
 
 
-def _log_entries(files: Files, path: str, records: bool) -> Iterator[dict[str, Any]]:
+def _log_entries(files: Files, path: str, records: bool, bytes_max: int) -> Iterator[dict[str, Any]]:
     file = files.open(path, read_only=True)
-    size = int(file.size())
+    whole = int(file.size())
+    size = whole if bytes_max < 0 else min(bytes_max, whole)
     scan = BatchScan(file, 0, size, _WINDOW_BYTES)
     while scan.step():
         data, at = scan.whole()
@@ -112,7 +232,7 @@ def _log_entries(files: Files, path: str, records: bool) -> Iterator[dict[str, A
             for record in read_records(batch):
                 yield _record_entry(batch, record)
     left = size - int(scan.next_position)
-    if left > 0:
+    if left > 0 and size == whole:
         yield {
             "kind": "invalid_bytes",
             "count": left,
@@ -169,12 +289,16 @@ def _record_entry(batch: Batch, record: Record) -> dict[str, Any]:
         "headers": record.headers,
         "key": record.key,
         "value": record.value,
+        "control": batch.is_control,
         "marker": None,
+        "control_type": None,
         "coordinator_epoch": None,
     }
     if batch.is_control and record.key is not None and len(record.key) >= 4:
-        entry["marker"] = MARKER_NAMES.get(int.from_bytes(record.key[2:4], "big"), "UNKNOWN")
-        if record.value is not None and len(record.value) >= 6:
+        number = int.from_bytes(record.key[2:4], "big")
+        entry["control_type"] = number
+        entry["marker"] = MARKER_NAMES.get(number)
+        if entry["marker"] is not None and record.value is not None and len(record.value) >= 6:
             entry["coordinator_epoch"] = int.from_bytes(record.value[2:6], "big", signed=True)
     return entry
 
@@ -204,9 +328,47 @@ def _time_index_entries(files: Files, path: str) -> Iterator[dict[str, Any]]:
     base = offset_of(os.path.basename(path), TIME_INDEX)
     index = TimeIndex(files, path, base, files.size(path))
     index.load()
+    log_path = os.path.join(os.path.dirname(path), offset_name(base, LOG))
+    log = files.open(log_path, read_only=True) if files.exists(log_path) else None
+    positions = None
+    index_path = os.path.join(os.path.dirname(path), offset_name(base, INDEX))
+    if files.exists(index_path):
+        positions = OffsetIndex(files, index_path, base, files.size(index_path))
+    before = -1
     for slot in range(index.entries):
         timestamp, offset = (int(value) for value in index.entry(slot))
         yield {"kind": "time_index_entry", "timestamp": timestamp, "offset": offset}
+        if log is not None:
+            begin = 0 if positions is None else int(positions.lookup(offset))
+            yield from _time_problems(BatchScan(log, begin, log.size()), timestamp, offset, before)
+        before = timestamp
+
+
+def _time_problems(scan: BatchScan, timestamp: int, offset: int, before: int) -> Iterator[dict[str, Any]]:
+    """What ``kafka-dump-log`` says of an entry of a time index that does not fit the log."""
+    found = -1
+    while scan.step():
+        if scan.last_offset >= offset:
+            found = int(scan.last_offset)
+            break
+    if found != offset:
+        text = f"Indexed offset: {offset}, found log offset: {found}"
+        yield {"kind": "problem", "heading": _NOT_FOUND, "text": text}
+        return
+    if scan.max_timestamp != timestamp:
+        text = f"  Index timestamp: {timestamp}, log timestamp: {scan.max_timestamp}"
+        yield {"kind": "problem", "heading": "Found timestamp mismatch in :{}", "text": text}
+    if before >= timestamp:
+        text = f"  Index timestamp: {timestamp}, Previously indexed timestamp: {before}"
+        yield {"kind": "problem", "heading": "Found out of order timestamp in :{}", "text": text}
+
+
+def _aborted_entries(files: Files, path: str) -> Iterator[dict[str, Any]]:
+    index = aborted_entries(files, path)
+    for row in index.rows():
+        yield {"kind": "aborted", **Aborted(*row)._asdict()}
+    if index.fault:
+        raise StorageError(f"{path}: {index.fault}")
 
 
 def _producer_entries(files: Files, path: str) -> Iterator[dict[str, Any]]:
@@ -245,22 +407,32 @@ def _optional(value: int | None) -> str:
     return "OptionalLong.empty" if value is None else f"OptionalLong[{value}]"
 
 
-def _line(entry: dict[str, Any], path: str, payload: bool) -> str:
+def _line(entry: dict[str, Any], path: str, options: DumpOptions) -> str:
     kind = entry["kind"]
     if kind == "batch":
         return _batch_line(entry)
     if kind == "record":
-        return _record_line(entry, payload)
+        return _record_line(entry, options)
     if kind == "index_entry":
         return f"offset: {entry['offset']} position: {entry['position']}"
     if kind == "time_index_entry":
         return f"timestamp: {entry['timestamp']} offset: {entry['offset']}"
     if kind == "invalid_bytes":
         return f"Found {entry['count']} invalid bytes at the end of {os.path.basename(path)}"
+    if kind == "aborted":
+        return (
+            f"version: {entry['version']} producerId: {entry['producer_id']} "
+            f"firstOffset: {entry['first_offset']} lastOffset: {entry['last_offset']} "
+            f"lastStableOffset: {entry['last_stable_offset']}"
+        )
     if kind == "epoch":
         return f"epoch: {entry['epoch']} startOffset: {entry['start_offset']}"
     if kind == "topic_id":
         return f"topicId: {entry['topic_id']}"
+    return _producer_line(entry)
+
+
+def _producer_line(entry: dict[str, Any]) -> str:
     line = (
         f"producerId: {entry['producer_id']} producerEpoch: {entry['producer_epoch']} "
         f"coordinatorEpoch: {entry['coordinator_epoch']} "
@@ -294,20 +466,34 @@ def _batch_line(entry: dict[str, Any]) -> str:
     )
 
 
-def _record_line(entry: dict[str, Any], payload: bool) -> str:
-    line = (
-        f"| offset: {entry['offset']} {entry['timestamp_type']}: {entry['timestamp']} "
-        f"keySize: {entry['key_size']} valueSize: {entry['value_size']} sequence: {entry['sequence']} "
-        f"headerKeys: [{','.join(name for name, _ in entry['headers'])}]"
-    )
+def _record_line(entry: dict[str, Any], options: DumpOptions) -> str:
+    parts = []
+    if not options.skip_metadata:
+        parts.append(
+            f"offset: {entry['offset']} {entry['timestamp_type']}: {entry['timestamp']} "
+            f"keySize: {entry['key_size']} valueSize: {entry['value_size']} sequence: {entry['sequence']} "
+            f"headerKeys: [{','.join(name for name, _ in entry['headers'])}]"
+        )
+        if entry["control"]:
+            parts.append(_control_text(entry, options))
+    if options.contents and not entry["control"]:
+        key, value = options.decode(entry)
+        if key is not None:
+            parts.append(f"key: {key}")
+        if value is not None:
+            parts.append(f"payload: {value}")
+    return f"| {' '.join(parts)}" if parts else ""
+
+
+def _control_text(entry: dict[str, Any], options: DumpOptions) -> str:
     if entry["marker"] is not None:
-        line += f" endTxnMarker: {entry['marker']} coordinatorEpoch: {entry['coordinator_epoch']}"
-    elif payload:
-        if entry["key"] is not None:
-            line += f" key: {entry['key'].decode('utf-8', 'replace')}"
-        if entry["value"] is not None:
-            line += f" payload: {entry['value'].decode('utf-8', 'replace')}"
-    return line
+        return f"endTxnMarker: {entry['marker']} coordinatorEpoch: {entry['coordinator_epoch']}"
+    text = options.decode_control(entry)
+    if text is not None:
+        return text
+    number = entry["control_type"]
+    name = CONTROL_NAMES.get(-1 if number is None else number, "UNKNOWN")
+    return f"controlType: {name}({number})"
 
 
 def _bool(value: bool) -> str:

@@ -1,0 +1,1 @@
+"""Data directories between Apache Kafka and Tidemill: what each keeps beside the logs, read and written."""

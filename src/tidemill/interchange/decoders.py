@@ -1,0 +1,228 @@
+"""Texts of records for ``tidemill log dump``, as the decoders of ``kafka-dump-log`` give them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from tidemill.groups.offsets import (
+    GroupMetadataKey,
+    GroupMetadataValue,
+    OffsetCommitKey,
+    OffsetCommitValue,
+)
+from tidemill.interchange.json_text import compact, plain
+from tidemill.interchange.metadata_records import decode_metadata
+from tidemill.log.dump import Decoder, utf8
+from tidemill.model.errors import ConfigError, ProtocolError
+from tidemill.wire.messages.consumer_protocol import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from tidemill.wire.schema import (
+    INT8,
+    INT16,
+    INT32,
+    INT64,
+    STRING,
+    UUID,
+    Struct,
+    decode,
+    decode_prefix,
+    field,
+    parse_versions,
+)
+
+DELETED: Final = "<DELETE>"
+Record = dict[str, Any]
+Texts = tuple[str | None, str | None]
+
+
+class TransactionLogKey(Struct, versions="0"):
+    """Names a transactional id."""
+
+    transactional_id: str = field(STRING)
+
+
+class TransactionPartitions(Struct):
+    """Partitions of a topic that take part in a transaction."""
+
+    topic: str = field(STRING)
+    partition_ids: list[int] = field([INT32])
+
+
+class TransactionLogValue(Struct, versions="0-1", flexible="1+"):
+    """The state of a transactional id."""
+
+    producer_id: int = field(INT64)
+    previous_producer_id: int = field(INT64, "1+", tag=0, default=-1)
+    next_producer_id: int = field(INT64, "1+", tag=1, default=-1)
+    producer_epoch: int = field(INT16)
+    transaction_timeout_ms: int = field(INT32)
+    transaction_status: int = field(INT8)
+    transaction_partitions: list[TransactionPartitions] | None = field([TransactionPartitions], nullable="0+")
+    transaction_last_update_timestamp_ms: int = field(INT64)
+    transaction_start_timestamp_ms: int = field(INT64)
+    client_transaction_version: int = field(INT16, "1+", tag=2, default=0)
+
+
+class SnapshotHeaderRecord(Struct, versions="0", flexible="0+"):
+    """How a snapshot of metadata begins."""
+
+    version: int = field(INT16)
+    last_contained_log_timestamp: int = field(INT64)
+
+
+class SnapshotFooterRecord(Struct, versions="0", flexible="0+"):
+    """How a snapshot of metadata ends."""
+
+    version: int = field(INT16)
+
+
+class KRaftVersionRecord(Struct, versions="0", flexible="0+"):
+    """The version of the controllers' protocol."""
+
+    version: int = field(INT16)
+    k_raft_version: int = field(INT16)
+
+
+class RaftVoter(Struct):
+    """A controller that votes."""
+
+    voter_id: int = field(INT32)
+    voter_directory_id: bytes = field(UUID, "1+")
+
+
+class LeaderChangeMessage(Struct, versions="0-1", flexible="0+"):
+    """A controller was elected."""
+
+    version: int = field(INT16)
+    leader_id: int = field(INT32)
+    voters: list[RaftVoter] = field([RaftVoter])
+    granting_voters: list[RaftVoter] = field([RaftVoter])
+
+
+_CONTROLS: Final[dict[int, tuple[str, type[Struct]]]] = {
+    2: ("LeaderChange:", LeaderChangeMessage),
+    3: ("SnapshotHeader", SnapshotHeaderRecord),
+    4: ("SnapshotFooter", SnapshotFooterRecord),
+    5: ("KRaftVersion", KRaftVersionRecord),
+}
+
+
+def control_text(record: Record) -> str | None:
+    """The text of a control record of KRaft's log."""
+    known = _CONTROLS.get(record["control_type"])
+    if known is None or record["value"] is None:
+        return None
+    name, kind = known
+    try:
+        version = _version(record["value"])  # these records begin with their version
+        message = decode(kind, version, record["value"])
+    except ProtocolError:
+        return None
+    return f"{name} {compact(plain(message, version))}"
+
+
+def metadata(record: Record) -> Texts:
+    """``--cluster-metadata-decoder``."""
+    try:
+        message, version = decode_metadata(record["value"] or b"")
+    except ProtocolError as problem:
+        return None, f"Error at {record['offset']}, skipping. {problem}"
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(message).__name__).upper()
+    return None, compact({"type": name, "version": version, "data": plain(message, version)})
+
+
+def transactions(record: Record) -> Texts:
+    """``--transaction-log-decoder``."""
+    return _texts(record, {0: (TransactionLogKey, TransactionLogValue)})
+
+
+def offsets(record: Record) -> Texts:
+    """``--offsets-decoder``."""
+    return _texts(
+        record,
+        {
+            0: (OffsetCommitKey, OffsetCommitValue),
+            1: (OffsetCommitKey, OffsetCommitValue),
+            2: (GroupMetadataKey, GroupMetadataValue),
+        },
+    )
+
+
+def _texts(record: Record, kinds: dict[int, tuple[type[Struct], type[Struct]]]) -> Texts:
+    key, value, offset = record["key"], record["value"], record["offset"]
+    try:
+        version = _version(key)
+        if version not in kinds:
+            return f"Unknown record type {version} at offset {offset}, skipping.", None
+        key_kind, value_kind = kinds[version]
+        name = decode(key_kind, version, key, 2)
+        key_text = compact({"type": str(version), "data": plain(name, version)})
+        if value is None:
+            return key_text, DELETED
+        version = _version(value)
+        message = decode(value_kind, version, value, 2)
+        shown = plain(message, version)
+    except ProtocolError as problem:
+        return f"Error at offset {offset}, skipping. {problem}", None
+    if isinstance(message, GroupMetadataValue) and message.protocol_type == "consumer":
+        for member, told in zip(message.members, shown["members"], strict=True):
+            told["subscription"] = _embedded(
+                ConsumerProtocolSubscription, member.subscription, told["subscription"]
+            )
+            told["assignment"] = _embedded(ConsumerProtocolAssignment, member.assignment, told["assignment"])
+    return key_text, compact({"version": str(version), "data": shown})
+
+
+def _embedded(kind: type[Struct], data: bytes, otherwise: Any) -> Any:
+    """What members say in the group protocol, read where it can be."""
+    try:
+        version = _version(data)
+        if version > parse_versions(kind.versions_)[1] or version < 0:
+            return otherwise
+        message, _ = decode_prefix(kind, version, data, 2, len(data))
+        return plain(message, version)
+    except ProtocolError:
+        return otherwise
+
+
+def _version(data: bytes | None) -> int:
+    if data is None or len(data) < 2:
+        raise ProtocolError(f"{data!r} holds no version")
+    return int.from_bytes(data[:2], "big", signed=True)
+
+
+def _number(size: int, data: bytes) -> str:
+    if len(data) != size:
+        raise ConfigError(
+            f"a record has {len(data)} bytes where {size} make a number: choose another decoder"
+        )
+    return str(int.from_bytes(data, "big", signed=True))
+
+
+CLASSES: Final[dict[str, Callable[[bytes], str]]] = {
+    "StringDecoder": lambda data: data.decode("utf-8", "replace"),
+    "IntegerDecoder": lambda data: _number(4, data),
+    "LongDecoder": lambda data: _number(8, data),
+    "DefaultDecoder": lambda data: data.hex(),
+}
+"""By the name of Kafka's class. Its ``DefaultDecoder`` prints where bytes are in memory; here, the bytes."""
+
+
+def by_class(key_class: str | None, value_class: str | None) -> Decoder:
+    """``--key-decoder-class``, ``--value-decoder-class``. Raises ConfigError for a class not known here."""
+    found = []
+    for name in (key_class, value_class):
+        decoder = CLASSES.get((name or "StringDecoder").rpartition(".")[2])
+        if decoder is None:
+            known = ", ".join(CLASSES)
+            raise ConfigError(f"the decoder {name} is a class of Java; {known} are known here")
+        found.append(decoder)
+    if found == [CLASSES["StringDecoder"]] * 2:
+        return utf8
+
+    def texts(record: Record) -> Texts:
+        key, value = record["key"], record["value"]
+        return None if key is None else found[0](key), None if value is None else found[1](value)
+
+    return texts

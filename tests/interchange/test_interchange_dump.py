@@ -1,0 +1,141 @@
+"""Records of Kafka's own topics as ``kafka-dump-log`` shows them, and the descriptions of KRaft's records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tidemill.cli.main import command
+from tidemill.groups.offsets import CommittedOffset, OffsetRecord
+from tidemill.interchange import decoders
+from tidemill.interchange.metadata_records import (
+    RECORDS,
+    BeginTransactionRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    decode_metadata,
+    encode_metadata,
+)
+from tidemill.model.errors import ProtocolError
+from tidemill.records.builder import build_batch
+from tidemill.wire.schema import parse_versions
+
+NOW = 1_700_000_000_000
+LOG = "00000000000000000000.log"
+
+
+def dump(*arguments: object) -> Any:
+    """Runs the command; its exit code is the result's ``return_value``."""
+    every = ["log", "dump", *map(str, arguments)]
+    return CliRunner().invoke(command, every, prog_name="tidemill", standalone_mode=False)
+
+
+def log_of(tmp_path: Path, *records: tuple[bytes | None, bytes | None]) -> Path:
+    path = tmp_path / LOG
+    path.write_bytes(build_batch([(NOW, key, value, None) for key, value in records], leader_epoch=0))
+    return path
+
+
+def test_offsets_are_shown_as_kafka_shows_them(tmp_path: Path) -> None:
+    kept = OffsetRecord("g", "t", 3, CommittedOffset(17, 2, "note", NOW))
+    gone = OffsetRecord("g", "t", 4, None)
+    later = b"\x00\x63rest"
+    path = log_of(tmp_path, (kept.key_bytes(), kept.value_bytes()), (gone.key_bytes(), None), (later, b""))
+    shown = dump("--offsets-decoder", "--skip-record-metadata", "--files", path)
+    assert shown.return_value == 0
+    key = '{"type":"1","data":{"group":"g","topic":"t","partition":%d}}'
+    value = '{"version":"3","data":{"offset":17,"leaderEpoch":2,"metadata":"note","commitTimestamp":%d}}'
+    assert shown.output.splitlines()[3:] == [
+        f"| key: {key % 3} payload: {value % NOW}",
+        f"| key: {key % 4} payload: <DELETE>",
+        "| key: Unknown record type 99 at offset 2, skipping.",
+    ]
+
+
+def test_every_record_of_the_metadata_is_described(tmp_path: Path) -> None:
+    values = []
+    for record in RECORDS.values():
+        first, last = parse_versions(record.versions_)
+        for version in range(first, last + 1):
+            values.append(encode_metadata(record(), version))
+            assert decode_metadata(values[-1]) == (record(), version)
+    path = log_of(tmp_path, *((None, value) for value in values))
+    shown = dump(path, "--cluster-metadata-decoder").output
+    assert shown.count('payload: {"type":"') == len(values)
+    assert '{"type":"NO_OP_RECORD","version":0,"data":{}}' in shown
+
+
+def test_bytes_of_kafka_are_read() -> None:
+    """What Apache Kafka 4.3.1 wrote, byte for byte."""
+    begin = bytes.fromhex("01170001001212426f6f747374726170207265636f726473")
+    assert decode_metadata(begin) == (BeginTransactionRecord(name="Bootstrap records"), 0)
+    assert encode_metadata(BeginTransactionRecord(name="Bootstrap records"), 0) == begin
+
+
+def test_tagged_fields_go_by_their_tag() -> None:
+    change = PartitionChangeRecord(partition_id=1, topic_id=bytes(range(16)), isr=[1], leader=1)
+    assert decode_metadata(encode_metadata(change, 2)) == (change, 2)
+    partition = PartitionRecord(partition_id=1, replicas=[1, 2], isr=[2], leader=2, last_known_elr=[1])
+    assert decode_metadata(encode_metadata(partition, 2)) == (partition, 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (b"", "due"),
+        (b"\x00\x02\x00", "frame version 0"),
+        (b"\x01\x7f\x00", "type 127"),
+        (b"\x01\x02\x09", "version 9"),
+        (b"\x01\x02\x00\x7f", "due|bytes"),
+        (b"\x01\x14\x00\x00\x00", "follow"),
+    ],
+)
+def test_what_is_no_record_is_told(value: bytes, text: str) -> None:
+    with pytest.raises(ProtocolError, match=text):
+        decode_metadata(value)
+    assert "skipping" in str(decoders.metadata({"offset": 3, "key": None, "value": value}))
+
+
+def test_decoders_by_class(tmp_path: Path) -> None:
+    path = log_of(tmp_path, (b"\0\0\0\x07", b"\xff" * 8), (None, None))
+    shown = dump(
+        path,
+        "--skip-record-metadata",
+        "--key-decoder-class",
+        "IntegerDecoder",
+        "--value-decoder-class",
+        "LongDecoder",
+    )
+    assert shown.output.splitlines()[3:] == ["| key: 7 payload: -1", ""]
+    shown = dump(path, "--value-decoder-class", "org.apache.kafka.tools.api.DefaultDecoder")
+    assert "payload: ffffffffffffffff" in shown.output
+    assert "a class of Java" in str(dump(path, "--value-decoder-class", "com.shop.Decoder").exception)
+    assert "8 bytes where 4 make a number" in str(
+        dump(path, "--value-decoder-class", "IntegerDecoder").exception
+    )
+
+
+def test_indexes_are_checked_as_asked(tmp_path: Path) -> None:
+    log_of(tmp_path, (b"k", b"v"))
+    index = tmp_path / "00000000000000000000.index"
+    index.write_bytes(b"\0\0\0\x01\0\0\0\x05")
+    assert "passed sanity check" in dump(index, "--index-sanity-check").output
+    verified = dump(index, "--verify-index-only")
+    assert (verified.return_value, "position" in verified.stdout) == (1, False)
+    assert "Mismatches in :" in verified.stderr
+    index.write_bytes(b"\0\0\0\x01\0\0\0\x05\0")
+    sane = dump(index, "--index-sanity-check")
+    assert (sane.return_value, "is no multiple of 8" in sane.stderr) == (1, True)
+    assert "name files" in str(dump().exception)
+
+
+def test_only_the_first_bytes_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / LOG
+    path.write_bytes(
+        build_batch([(NOW, b"k", b"v", None)]) + build_batch([(NOW, b"k", b"v", None)], base_offset=1)
+    )
+    assert dump(path, "--max-bytes", 100).output.count("baseOffset") == 1
+    assert dump(path, "--max-bytes", 10).output.count("baseOffset") == 0

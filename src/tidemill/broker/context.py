@@ -13,22 +13,38 @@ ANONYMOUS = "User:ANONYMOUS"
 class Listener:
     """A listener's name and the address that clients are told."""
 
-    def __init__(self, name: str, host: str, port: int, security: str = "PLAINTEXT") -> None:
+    def __init__(
+        self,
+        name: str,
+        host: str,
+        port: int,
+        security: str = "PLAINTEXT",
+        node_id: int = -1,
+        follows_client: bool = False,
+    ) -> None:
         self.name = name
         self.host = host
         self.port = port
         self.security = security
+        self.node_id = node_id
+        """The broker whose listener this is."""
+        self.follows_client = follows_client
+        """Nobody configured an address: each client is told the one by which it came."""
 
 
 class Peer:
     """What is known of a connection: it stays the same for all of its requests."""
 
-    def __init__(self, listener: Listener, tenant: str, principal: str, address: str, port: int) -> None:
+    def __init__(
+        self, listener: Listener, tenant: str, principal: str, address: str, port: int, told_host: str = ""
+    ) -> None:
         self.listener = listener
         self.tenant = tenant
         self.principal = principal
         self.address = address
         self.port = port
+        self.told_host = told_host
+        """The host of this broker for this client, when it follows the client."""
         self.software_name = ""
         self.software_version = ""
         self.busy = False
@@ -81,6 +97,11 @@ class RequestContext:
     def client_address(self) -> str:
         """The peer's address, without its port."""
         return self.peer.address
+
+    def host_of(self, node_id: int, host: str) -> str:
+        """The host that this client is told for a broker which is registered with ``host``."""
+        peer = self.peer
+        return peer.told_host if peer.told_host and node_id == peer.listener.node_id else host
 
     def internal_name(self, name: str) -> str:
         """The name inside the broker of what the client calls ``name``."""

@@ -35,7 +35,7 @@ def announce(
         address = join_address(config.str("tidemill.metrics.host"), metrics_port)
         log.info("http://%s/metrics and http://%s/healthz answer", address, address)
     if not quiet and log.isEnabledFor(logging.INFO):
-        for line in hints(bound, config.advertised_listeners()):
+        for line in hints(bound, config.advertised_listeners() if config.advertises() else ()):
             print(line, file=sys.stderr)  # noqa: T201
 
 

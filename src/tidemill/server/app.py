@@ -38,6 +38,7 @@ from tidemill.log.manager import LogManager
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.configs import Listener as ConfiguredListener
+from tidemill.model.configs.listeners import ANY_HOST
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.net.deadlines import Deadlines
@@ -214,7 +215,13 @@ class BrokerServer:
         endpoints = self.broker.metadata.brokers[self.broker.node_id].endpoints
         for listener, sockets in self._sockets:
             told = endpoints[listener.name]
-            self.acceptor.listen(Listener(listener.name, told.host, told.port, listener.protocol), sockets)
+            follows = listener.host in ANY_HOST and not self.static_config.advertises()
+            self.acceptor.listen(
+                Listener(
+                    listener.name, told.host, told.port, listener.protocol, self.broker.node_id, follows
+                ),
+                sockets,
+            )
 
     # Changes of the cluster.
 

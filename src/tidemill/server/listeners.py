@@ -17,6 +17,7 @@ from tidemill.broker.context import ANONYMOUS, DEFAULT_TENANT, Listener, Peer
 from tidemill.model.errors import ConfigError, TidemillError
 from tidemill.net.connection import Connection, FrameHandler
 from tidemill.net.memory import Memory
+from tidemill.server.addresses import Addresses
 from tidemill.server.announce import loopback_warning
 
 log = logging.getLogger("tidemill.server")
@@ -126,6 +127,7 @@ class Acceptor:
         self.send_buffer = send_buffer
         self.receive_buffer = receive_buffer
         self.memory = memory
+        self.addresses = Addresses.here()
         self.connections: set[Connection] = set()
         self.by_address: Counter[str] = Counter()
         self.accepted = 0
@@ -190,9 +192,12 @@ class Acceptor:
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.send_buffer)
         if self.receive_buffer > 0:
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self.receive_buffer)
-        if listener.name not in self._warned:
+        told_host = ""
+        if listener.follows_client:
+            told_host = self.addresses.told(host, accepted.getsockname()[0])
+        elif listener.name not in self._warned:
             self._warn_of_loopback(listener, accepted, host)
-        peer = Peer(listener, DEFAULT_TENANT, ANONYMOUS, host, address[1])
+        peer = Peer(listener, DEFAULT_TENANT, ANONYMOUS, host, address[1], told_host)
         connection = Connection(self.loop, accepted, self.handler, self.frame_bytes_max, peer, self.memory)
         self.connections.add(connection)
         self.by_address[host] += 1

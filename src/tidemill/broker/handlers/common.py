@@ -42,7 +42,7 @@ def reachable(image: ClusterImage, context: RequestContext) -> list[tuple[Broker
     for broker in image.brokers.values():
         endpoint = broker.endpoints.get(name)
         if endpoint is not None:
-            found.append((broker, endpoint.host, endpoint.port))
+            found.append((broker, context.host_of(broker.broker_id, endpoint.host), endpoint.port))
     return found
 
 

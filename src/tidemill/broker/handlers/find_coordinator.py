@@ -69,4 +69,5 @@ async def _find(
         endpoint = await broker.groups.find_coordinator(context.internal_name(key), context.listener.name)
     except KafkaError as problem:
         return problem.code, external_text(problem), NOWHERE
-    return ErrorCode.NONE, None, endpoint
+    host = context.host_of(endpoint.node_id, endpoint.host)
+    return ErrorCode.NONE, None, CoordinatorEndpoint(endpoint.node_id, host, endpoint.port)

@@ -221,6 +221,10 @@ class BrokerConfig(Config):
         """Addresses to bind. A KRaft controller's listener is left out."""
         return parse_listeners(self)
 
+    def advertises(self) -> bool:
+        """Whether somebody configured the addresses that clients are told."""
+        return any(map(self.is_set, ("advertised.listeners", "advertised.host.name", "advertised.port")))
+
     def advertised_listeners(self) -> tuple[Listener, ...]:
         """Addresses to tell clients, one for each listener; port 0 means the port that was bound."""
         return advertised_listeners(self)

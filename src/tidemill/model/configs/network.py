@@ -40,8 +40,8 @@ NETWORK: tuple[Row, ...] = (
      "Addresses to listen on, as NAME://host:port; an empty host or 0.0.0.0 is every interface, port "
      "0 a free one."),
     ("advertised.listeners", LIST, None, "", READ_ONLY, YES,
-     "Addresses that clients are told, as NAME://host:port; the listeners themselves when unset, "
-     "with localhost for a listener on every interface."),
+     "Addresses that clients are told, as NAME://host:port; the listeners themselves when unset, and "
+     "of a listener on every interface the address by which each client came."),
     ("listener.security.protocol.map", STRING,
      "SASL_SSL:SASL_SSL,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT",
      "", READ_ONLY, YES,

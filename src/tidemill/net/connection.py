@@ -205,7 +205,8 @@ class Connection(Sender):
 
     def _count(self) -> None:
         """Tells the common bound what is held here, when that has changed."""
-        held: i64 = len(self._data) - self._position + self._chunk_bytes + self._out_bytes
+        # All of the data, also what was consumed of it: it is let go as a whole.
+        held: i64 = len(self._data) + self._chunk_bytes + self._out_bytes
         if held != self.held_bytes and not self.closed:
             self.memory.change(self, held)
 

@@ -13,8 +13,9 @@ from record_samples import NOW_MS, batches_of_records, parsed, patched
 from tidemill.model.errors import CorruptMessage
 from tidemill.records.arrow import to_record_batch
 from tidemill.records.builder import build_batch, build_end_marker, stamp_append_time
-from tidemill.records.columns import MILLISECONDS_MAX, decode_columns, to_microseconds
+from tidemill.records.columns import decode_columns
 from tidemill.records.reader import iter_records
+from tidemill.records.vectors import MILLISECONDS_MAX, to_microseconds
 
 
 def value_batch(first: int, count: int, **options) -> bytes:

@@ -11,7 +11,8 @@ from tidemill.groups.ports import (
     CoordinatorEndpoint,
 )
 from tidemill.model.errors import KafkaError
-from tidemill.records.batch import parse_batch, parse_batches, whole_batch_size
+from tidemill.records.batch import parse_batches
+from tidemill.records.reader import iter_stored
 from tidemill.replication.partition import CommitCallback
 
 if TYPE_CHECKING:
@@ -78,9 +79,9 @@ def _settle(future: asyncio.Future[None], error: KafkaError | None) -> None:
 def _whole_batches(data: bytes, offset: int) -> tuple[bytes, int]:
     """The batches of ``data`` that are whole, and the offset after them."""
     position = 0
-    while size := whole_batch_size(data, position, len(data)):
-        offset = int(parse_batch(data, position, position + size).next_offset)
-        position += size
+    for stored in iter_stored(data):
+        offset = int(stored.next_offset)
+        position += int(stored.size)
     return data[:position], offset
 
 

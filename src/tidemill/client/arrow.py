@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tidemill.records.arrow import to_record_batch
-from tidemill.records.columns import Columns
+from tidemill.records.vectors import Columns
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.client.fetching import Answer, next_offset
 from tidemill.model.types import TopicPartition
-from tidemill.records.batch import Batch, check_crc
+from tidemill.records.batch import Batch
 from tidemill.records.builder import ABORT_MARKER
 from tidemill.records.columns import OFFSET_MAX, decode_columns, end_marker
-from tidemill.records.reader import Record, iter_batches, read_records
+from tidemill.records.legacy import Entry
+from tidemill.records.reader import Record, iter_stored, read_stored
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,7 +89,7 @@ class Chunk:
         self._aborted = list(self._all_aborted)
         self._aborting: set[int] = set()
         self._check_crcs = check_crcs
-        self._batches: Iterator[Batch] | None = None
+        self._batches: Iterator[Batch | Entry] | None = None
         self._records: list[Record] = []
         self._taken = 0
         self._batch_end = offset
@@ -114,17 +115,15 @@ class Chunk:
         """Unpacks the next batch that applications see; False at the end, or to give out ``some`` first."""
         try:
             if self._batches is None:
-                self._batches = iter_batches(self._answer.records())
+                self._batches = iter_stored(self._answer.records())
             batch = next(self._batches, None)
             if batch is None:
                 self.exhausted = True
                 return False
             self._records, self._taken = [], 0
             if self._is_wanted(batch) and batch.last_offset >= self.next_offset:
-                if self._check_crcs:
-                    check_crc(batch)
-                records = read_records(batch)
-                if batch.base_offset < self.next_offset:
+                records = read_stored(batch, self._check_crcs)
+                if records and records[0].offset < self.next_offset:
                     records = [record for record in records if record.offset >= self.next_offset]
                 self._records = records
             self._batch_end = max(self.next_offset, int(batch.next_offset))
@@ -138,8 +137,10 @@ class Chunk:
                 return False
             raise
 
-    def _is_wanted(self, batch: Batch) -> bool:
+    def _is_wanted(self, batch: Batch | Entry) -> bool:
         """Whether applications see the batch: neither a marker nor part of an aborted transaction."""
+        if isinstance(batch, Entry):
+            return True
         while self._aborted and self._aborted[0][1] <= batch.last_offset:
             self._aborting.add(self._aborted.pop(0)[0])
         if batch.is_control:

@@ -19,7 +19,15 @@ from collections.abc import Iterable
 
 from tidemill.model.errors import ProtocolError
 from tidemill.model.types import ZERO_ID
-from tidemill.records.batch import LAST_OFFSET_DELTA, LENGTH, LOG_OVERHEAD, RECORDS
+from tidemill.records.batch import (
+    CURRENT_MAGIC,
+    LAST_OFFSET_DELTA,
+    LENGTH,
+    LOG_OVERHEAD,
+    MAGIC,
+    OLD_ENTRY_BYTES_MIN,
+    RECORDS,
+)
 from tidemill.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tidemill.wire.primitives import read_uvarint, skip_tag_section
 
@@ -227,11 +235,14 @@ def _string(frame: bytes, at: int, end: int, flexible: bool) -> tuple[str, int]:
 def next_offset(data: bytes, start: int, end: int, default: int) -> int:
     """The offset after the last whole batch in ``data[start:end]``; ``default`` when there is none."""
     after = default
-    while end - start >= RECORDS:
+    while end - start >= OLD_ENTRY_BYTES_MIN:
         size = _I32.unpack_from(data, start + LENGTH)[0] + LOG_OVERHEAD
-        if size < RECORDS or size > end - start:
+        is_old = data[start + MAGIC] < CURRENT_MAGIC
+        if size < (OLD_ENTRY_BYTES_MIN if is_old else RECORDS) or size > end - start:
             break
-        base = _I64.unpack_from(data, start)[0]
-        after = max(after, base + _I32.unpack_from(data, start + LAST_OFFSET_DELTA)[0] + 1)
+        last = _I64.unpack_from(data, start)[0]
+        if not is_old:
+            last += _I32.unpack_from(data, start + LAST_OFFSET_DELTA)[0]
+        after = max(after, last + 1)
         start += size
     return after

@@ -14,9 +14,10 @@ from tidemill.groups.effects import Now
 from tidemill.groups.offsets import OffsetRecord, decode_record
 from tidemill.groups.ports import OFFSETS_TOPIC
 from tidemill.model.errors import CorruptMessage, KafkaError
-from tidemill.records.batch import Batch, check_crc, parse_batches
+from tidemill.records.batch import Batch
 from tidemill.records.builder import COMMIT_MARKER
-from tidemill.records.reader import Record, read_records
+from tidemill.records.legacy import Entry
+from tidemill.records.reader import Record, iter_stored, read_stored
 
 log = logging.getLogger("tidemill.groups")
 
@@ -36,21 +37,22 @@ class Loader:
 
     def replay(self, data: bytes, now: Now) -> Iterator[None]:
         """Replays the batches in ``data``; pauses after each record, for the caller to share the loop."""
-        for batch in parse_batches(data, 0, len(data)):
+        for batch in iter_stored(data):
             for record in self._read(batch):
                 self.records += 1
-                if batch.is_control:
+                if isinstance(batch, Entry):
+                    self._replay_record(None, record, now)
+                elif batch.is_control:
                     self._end_transaction(batch, record, now)
                 else:
                     self._replay_record(batch, record, now)
                 yield
 
-    def _read(self, batch: Batch) -> list[Record]:
+    def _read(self, batch: Batch | Entry) -> list[Record]:
         try:
-            check_crc(batch)
-            return read_records(batch)
+            return read_stored(batch)
         except KafkaError as problem:
-            self._skip(batch.base_offset, problem)
+            self._skip(batch.last_offset if isinstance(batch, Entry) else batch.base_offset, problem)
             return []
 
     def _skip(self, offset: int, problem: KafkaError) -> None:
@@ -60,7 +62,7 @@ class Loader:
             "%s-%d: what begins at offset %d is skipped: %s", OFFSETS_TOPIC, self.partition, offset, problem
         )
 
-    def _replay_record(self, batch: Batch, record: Record, now: Now) -> None:
+    def _replay_record(self, batch: Batch | None, record: Record, now: Now) -> None:
         try:
             change = decode_record(record.key, record.value)
         except CorruptMessage as problem:
@@ -68,7 +70,7 @@ class Loader:
             return
         if change is None:
             return
-        if batch.is_transactional and isinstance(change, OffsetRecord):
+        if batch is not None and batch.is_transactional and isinstance(change, OffsetRecord):
             self.open_transactions.setdefault(batch.producer_id, []).append(change)
         else:
             self.coordinator.replay(change, now)

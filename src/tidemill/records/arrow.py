@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tidemill.records.columns import Columns, Field
+from tidemill.records.vectors import Columns, Field
 
 if TYPE_CHECKING:
     import pyarrow

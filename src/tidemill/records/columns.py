@@ -13,9 +13,11 @@ key                edges i32  nothing when no record has a key; validity, a byte
 value              edges i32  likewise
 offset             i64
 timestamp          i64        microseconds since 1970 UTC; -1000 for a record without a time
-timestamp type     runs       (records, type): 0 create time, 1 append time
+timestamp type     runs       (records, type): -1 none (v0), 0 create time, 1 append time
 headers            i32        where each record's headers begin; then edges of their keys and values
 =================  =========  =====================================================================
+
+A fetch may bring all message formats, one after the other: what an old broker stored stays as it was.
 
 Edges are int32, as the offsets of Arrow's ``binary`` are: so decoding stops at a batch once it has
 ``bytes_max`` bytes, and says where to go on.
@@ -29,12 +31,14 @@ from __future__ import annotations
 from typing import Final
 
 from librt.strings import read_i16_be
-from librt.vecs import append, vec
-from mypy_extensions import i32, i64, u8
+from librt.vecs import append
+from mypy_extensions import i32, i64
 
 from tidemill.model.errors import CorruptMessage
 from tidemill.records.batch import (
     CODEC_MASK,
+    CURRENT_MAGIC,
+    MAGIC,
     NONE,
     RECORD_BYTES_MIN,
     RECORDS,
@@ -45,8 +49,11 @@ from tidemill.records.batch import (
 )
 from tidemill.records.builder import ABORT_MARKER
 from tidemill.records.compression import decompress_range
+from tidemill.records.cursor import EntryCursor
+from tidemill.records.legacy import parse_entry
 from tidemill.records.validate import HEADER_BYTES_MIN, RECORD_LENGTH_MIN, add_timestamp
 from tidemill.records.varint import read_varint, read_varlong
+from tidemill.records.vectors import Columns, HeaderFields, to_microseconds
 
 BYTES_MAX: Final = 64 * 1024 * 1024
 """Unpacked bytes of one decode, by default."""
@@ -55,9 +62,6 @@ UNPACKED_BYTES_MAX: Final = 1024 * 1024 * 1024
 """Unpacked bytes of one batch: more is taken for a bomb."""
 
 EDGE_MAX: Final = 0x7FFFFFFF
-
-MILLISECONDS_MAX: Final = 9223372036854775
-"""Beyond that microseconds are no int64; such times are held at this bound."""
 
 DELTA_MAX: Final = 1 << 50
 """Milliseconds; two of them make an int64 in microseconds."""
@@ -68,61 +72,6 @@ UNUSUAL_TIME: Final = 3
 """How the time of a batch's records comes about; the last needs all checks."""
 
 OFFSET_MAX: Final = 0x7FFFFFFFFFFFFFFF
-
-
-class Field:
-    """A column of byte strings: edges into a buffer, and which are null."""
-
-    def __init__(self, capacity: i64) -> None:
-        self.null_count: i64 = 0
-        self.edges: vec[i32] = vec[i32]([0] * int(2 * capacity))
-        """Begin and end of each."""
-        self.nulls: vec[u8] = vec[u8]([0] * int(capacity))
-        """1 for each that is null, else 0."""
-
-
-class HeaderFields:
-    """All headers of all records, one after the other."""
-
-    def __init__(self) -> None:
-        self.count: i64 = 0
-        self.value_null_count: i64 = 0
-        self.begins: vec[i32] = vec[i32]()
-        """For each record the number of headers before it; at the end the number of all."""
-        self.key_edges: vec[i32] = vec[i32]()
-        self.value_edges: vec[i32] = vec[i32]()
-        self.value_nulls: vec[u8] = vec[u8]()
-
-
-class Columns:
-    """The records of a fetch within an offset range, by column (see the module's table).
-
-    The vectors may be longer than :attr:`count` says; what is behind it means nothing.
-    """
-
-    def __init__(self, buffer: bytes, capacity: i64, want_headers: bool) -> None:
-        self.buffer = buffer
-        """What all edges point into."""
-        self.count: i64 = 0
-        self.keys = Field(capacity)
-        self.values = Field(capacity)
-        self.offsets: vec[i64] = vec[i64]([0] * int(capacity))
-        self.timestamps: vec[i64] = vec[i64]([0] * int(capacity))
-        self.timestamp_types: list[tuple[int, int]] = []
-        """(records, 0 create time or 1 append time), in order."""
-        self.headers: HeaderFields | None = HeaderFields() if want_headers else None
-        self.next_offset: i64 = -1
-        """From here the next decode or fetch goes on; -1 when no whole batch was there."""
-        self.next_position: i64 = 0
-        """The byte in the fetched data that belongs to :attr:`next_offset`."""
-        self.unfinished = False
-        """Whether decoding stopped at ``bytes_max``, before the last whole batch."""
-
-    def take(self, count: i64, key_nulls: i64, value_nulls: i64) -> None:
-        """Counts in what a batch has written: ``count`` rows there are now, with so many more nulls."""
-        self.count = count
-        self.keys.null_count += key_nulls
-        self.values.null_count += value_nulls
 
 
 def decode_columns(
@@ -153,9 +102,14 @@ def decode_columns(
     columns = Columns(plan.buffer(), plan.records, want_headers)
     for run in plan.runs:
         first: i64 = columns.count
-        _walk(columns, run, start_offset, end_offset)
+        batch = run.batch
+        cursor = run.cursor
+        if batch is not None:
+            _walk(columns, run, batch, start_offset, end_offset)
+        elif cursor is not None:
+            _walk_messages(columns, cursor, run.position - run.origin, start_offset, end_offset)
         if columns.count > first:
-            _add_type(columns, columns.count - first, 1 if run.batch.append_time else 0)
+            columns.add_type(columns.count - first, run.timestamp_type)
     headers = columns.headers
     if headers is not None:
         headers.begins = append(headers.begins, i32(headers.count))
@@ -166,10 +120,14 @@ def decode_columns(
 
 
 class _Run:
-    """The records of one batch: where they are in the buffer, or their bytes until there is one."""
+    """The records of one batch or entry: where they are in the buffer, or their bytes until there is one."""
 
-    def __init__(self, batch: Batch, position: i64, end: i64, unpacked: bytes | None) -> None:
-        self.batch = batch
+    def __init__(self, timestamp_type: i64, position: i64, end: i64, unpacked: bytes | None) -> None:
+        self.batch: Batch | None = None
+        self.cursor: EntryCursor | None = None
+        """Of an entry of v0 or v1; it tells positions that begin at :attr:`origin`."""
+        self.origin: i64 = 0 if unpacked is not None else position
+        self.timestamp_type: i64 = timestamp_type
         self.position: i64 = position
         self.end: i64 = end
         self.unpacked = unpacked
@@ -212,6 +170,9 @@ class _Plan:
                 self.position = position
             return
         while self.position < position:
+            if self._at_entry():
+                self.position += whole_batch_size(self.data, self.position, self.end)
+                continue
             batch = parse_batch(self.data, self.position, self.end)
             self._is_wanted(batch)
             self.position += batch.size
@@ -221,9 +182,13 @@ class _Plan:
         data = self.data
         end: i64 = self.end
         while whole_batch_size(data, self.position, end) > 0:
+            if self._at_entry():
+                if self._collect_entry(bytes_max):
+                    continue
+                return
             batch = parse_batch(data, self.position, end)
             if batch.base_offset < self.next_offset:
-                raise _out_of_order(batch, self.next_offset)
+                raise _out_of_order(batch.position, batch.base_offset, self.next_offset)
             if batch.base_offset >= self.end_offset:
                 self.next_offset = self.end_offset
                 return
@@ -239,6 +204,34 @@ class _Plan:
             self.next_offset = batch.next_offset
         if self.next_offset > self.end_offset:
             self.next_offset = self.end_offset
+
+    def _at_entry(self) -> bool:
+        """Whether an entry of v0 or v1 is next."""
+        at: i64 = self.position + MAGIC
+        return at < self.end and self.data[at] < CURRENT_MAGIC
+
+    def _collect_entry(self, bytes_max: i64) -> bool:
+        """Chooses the entry that is next; False at the end of what is wanted."""
+        entry = parse_entry(self.data, self.position, self.end, self.check_crcs)
+        if entry.offset < self.next_offset:
+            raise _out_of_order(entry.position, entry.offset, self.next_offset)
+        if entry.codec == NONE and entry.offset >= self.end_offset:
+            self.next_offset = self.end_offset
+            return False
+        if entry.offset >= self.start_offset:
+            if self.bytes >= bytes_max:
+                self.unfinished = True
+                return False
+            cursor = EntryCursor(entry, UNPACKED_BYTES_MAX)
+            unpacked = cursor.data if entry.codec != NONE else None
+            run = _Run(cursor.timestamp_type, cursor.position, cursor.end, unpacked)
+            run.cursor = cursor
+            self.runs.append(run)
+            self.records += cursor.count
+            self.bytes += cursor.end - cursor.position
+        self.position += entry.size
+        self.next_offset = entry.offset + 1
+        return True
 
     def buffer(self) -> bytes:
         """The fetched bytes as they are; when a batch is compressed, the records of all batches in a row."""
@@ -276,7 +269,9 @@ class _Plan:
                 f"the batch with base offset {batch.base_offset} says that {batch.record_count} records are "
                 f"in {size} bytes: each takes at least {RECORD_BYTES_MIN}"
             )
-        self.runs.append(_Run(batch, position, end, unpacked))
+        run = _Run(1 if batch.append_time else 0, position, end, unpacked)
+        run.batch = batch
+        self.runs.append(run)
         self.records += batch.record_count
         self.bytes += size
 
@@ -310,9 +305,8 @@ def end_marker(batch: Batch) -> i64:
     return i64(read_i16_be(data, position + 2))
 
 
-def _walk(columns: Columns, run: _Run, start_offset: i64, end_offset: i64) -> None:
+def _walk(columns: Columns, run: _Run, batch: Batch, start_offset: i64, end_offset: i64) -> None:
     """Adds the records of one batch that are in the range."""
-    batch = run.batch
     data = columns.buffer
     position: i64 = run.position
     end: i64 = run.end
@@ -381,6 +375,37 @@ def _walk(columns: Columns, run: _Run, start_offset: i64, end_offset: i64) -> No
     columns.take(row, key_null_count, value_null_count)
 
 
+def _walk_messages(
+    columns: Columns, cursor: EntryCursor, shift: i64, start_offset: i64, end_offset: i64
+) -> None:
+    """Adds the messages of one entry of v0 or v1; ``shift`` leads from its positions into the buffer."""
+    keys, values, headers = columns.keys, columns.values, columns.headers
+    row: i64 = columns.count
+    key_null_count: i64 = 0
+    value_null_count: i64 = 0
+    while cursor.step():
+        if cursor.offset < start_offset or cursor.offset >= end_offset:
+            continue
+        key: i64 = cursor.key_position + shift
+        value: i64 = cursor.value_position + shift
+        keys.edges[2 * row] = i32(key)
+        keys.edges[2 * row + 1] = i32(key + (cursor.key_length if cursor.key_length > 0 else 0))
+        values.edges[2 * row] = i32(value)
+        values.edges[2 * row + 1] = i32(value + (cursor.value_length if cursor.value_length > 0 else 0))
+        if cursor.key_length < 0:
+            keys.nulls[row] = 1
+            key_null_count += 1
+        if cursor.value_length < 0:
+            values.nulls[row] = 1
+            value_null_count += 1
+        if headers is not None:
+            headers.begins = append(headers.begins, i32(headers.count))
+        columns.offsets[row] = cursor.offset
+        columns.timestamps[row] = to_microseconds(cursor.timestamp)
+        row += 1
+    columns.take(row, key_null_count, value_null_count)
+
+
 def _walk_headers(headers: HeaderFields | None, data: bytes, position: i64, end: i64) -> i64:
     """Walks over, and adds when they are wanted, the headers at the end of a record; where it ends."""
     count, position = read_varint(data, position, end)
@@ -417,30 +442,13 @@ def _time_kind(batch: Batch) -> i64:
     return USUAL_TIME if -DELTA_MAX < batch.base_timestamp < DELTA_MAX else UNUSUAL_TIME
 
 
-def to_microseconds(timestamp_ms: i64) -> i64:
-    """Microseconds; what is too far away for them is held at the last full millisecond that they reach."""
-    if timestamp_ms > MILLISECONDS_MAX:
-        return MILLISECONDS_MAX * 1000
-    if timestamp_ms < -MILLISECONDS_MAX:
-        return -MILLISECONDS_MAX * 1000
-    return timestamp_ms * 1000
-
-
-def _add_type(columns: Columns, count: i64, timestamp_type: i64) -> None:
-    types = columns.timestamp_types
-    if types and types[-1][1] == timestamp_type:
-        types[-1] = (types[-1][0] + count, timestamp_type)
-    else:
-        types.append((count, timestamp_type))
-
-
 def _first_offset(transaction: tuple[int, int]) -> int:
     return transaction[1]
 
 
-def _out_of_order(batch: Batch, next_offset: i64) -> CorruptMessage:
+def _out_of_order(position: i64, base_offset: i64, next_offset: i64) -> CorruptMessage:
     return CorruptMessage(
-        f"the batch at byte {batch.position} has base offset {batch.base_offset}, "
+        f"the batch at byte {position} has base offset {base_offset}, "
         f"the one before it ended at {next_offset - 1}"
     )
 

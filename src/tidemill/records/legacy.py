@@ -118,6 +118,16 @@ class Entry:
         return self.magic > 0 and self.attributes & APPEND_TIME_FLAG != 0
 
     @property
+    def last_offset(self) -> i64:
+        """The offset of the last message."""
+        return self.offset
+
+    @property
+    def next_offset(self) -> i64:
+        """The offset after it."""
+        return self.offset + 1
+
+    @property
     def key(self) -> bytes | None:
         """The key; None when there is none."""
         if self.key_length < 0:

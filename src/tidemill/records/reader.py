@@ -13,6 +13,8 @@ from mypy_extensions import i64
 
 from tidemill.model.errors import CorruptMessage
 from tidemill.records.batch import (
+    CURRENT_MAGIC,
+    MAGIC,
     NONE,
     RECORD_BYTES_MIN,
     RECORDS,
@@ -22,11 +24,10 @@ from tidemill.records.batch import (
     whole_batch_size,
 )
 from tidemill.records.compression import decompress_range
+from tidemill.records.cursor import APPEND_TIME, CREATE_TIME, EntryCursor
+from tidemill.records.legacy import Entry, parse_entry
 from tidemill.records.validate import HEADER_BYTES_MIN, RECORD_LENGTH_MIN, add_timestamp
 from tidemill.records.varint import read_varint, read_varlong
-
-CREATE_TIME: Final = 0
-APPEND_TIME: Final = 1
 
 UNPACKED_BYTES_MAX: Final = 1024 * 1024 * 1024
 """Unpacked bytes of one batch: more is taken for a bomb."""
@@ -48,7 +49,7 @@ class Record:
         self.timestamp = timestamp
         """ms since 1970 UTC, -1 where there is none."""
         self.timestamp_type = timestamp_type
-        """0 create time, 1 append time."""
+        """-1 none (format v0), 0 create time, 1 append time."""
         self.key = key
         self.value = value
         self.headers = headers
@@ -61,11 +62,46 @@ class Record:
 
 
 def iter_batches(data: bytes, position: i64 = 0) -> Iterator[Batch]:
-    """The whole batches in ``data``; a last one that is cut off is left out. Raises CorruptMessage."""
+    """The whole batches in ``data``; a last one that is cut off is left out.
+
+    Raises CorruptMessage, for formats v0 and v1 too.
+    """
     while whole_batch_size(data, position, len(data)) > 0:
         batch = parse_batch(data, position, len(data))
         yield batch
         position += batch.size
+
+
+def iter_stored(data: bytes, position: i64 = 0) -> Iterator[Batch | Entry]:
+    """The whole batches in ``data``, and the entries of formats v0 and v1 where a log holds such.
+
+    A last one that is cut off is left out. Raises CorruptMessage and InvalidRecord; no checksum is looked at.
+    """
+    while whole_batch_size(data, position, len(data)) > 0:
+        if data[position + MAGIC] < CURRENT_MAGIC:
+            entry = parse_entry(data, position, len(data), False)
+            yield entry
+            position += entry.size
+        else:
+            batch = parse_batch(data, position, len(data))
+            yield batch
+            position += batch.size
+
+
+def read_stored(stored: Batch | Entry, check_crcs: bool = True) -> list[Record]:
+    """All records of a batch or an entry, unpacked. Raises CorruptMessage and InvalidRecord."""
+    if isinstance(stored, Batch):
+        if check_crcs:
+            check_crc(stored)
+        return read_records(stored)
+    entry = parse_entry(stored.data, stored.position, stored.position + stored.size, check_crcs)
+    cursor = EntryCursor(entry, UNPACKED_BYTES_MAX)
+    records: list[Record] = []
+    while cursor.step():
+        records.append(
+            Record(cursor.offset, cursor.timestamp, cursor.timestamp_type, cursor.key, cursor.value, [])
+        )
+    return records
 
 
 def iter_records(data: bytes, start_offset: i64 = 0, check_crcs: bool = True) -> Iterator[Record]:
@@ -73,14 +109,14 @@ def iter_records(data: bytes, start_offset: i64 = 0, check_crcs: bool = True) ->
 
     Raises CorruptMessage for a wrong checksum, CorruptMessage or InvalidRecord for records out of shape.
     """
-    for batch in iter_batches(data):
-        if batch.last_offset < start_offset:
+    for stored in iter_stored(data):
+        if stored.last_offset < start_offset:
             continue
-        if check_crcs:
-            check_crc(batch)
-        if batch.is_control:
+        if isinstance(stored, Batch) and stored.is_control:
+            if check_crcs:
+                check_crc(stored)
             continue
-        for record in read_records(batch):
+        for record in read_stored(stored, check_crcs):
             if record.offset >= start_offset:
                 yield record
 

@@ -386,7 +386,7 @@ class Segment:
         self._max_timestamp_offset = offset
 
     def base_offset_at(self, position: i64) -> i64:
-        """The base offset of the batch at ``position``; -1 when none is there or its records make no sense."""
+        """The base offset of the batch at ``position``; -1 when there is none, or none that can be read."""
         scan = BatchScan(self.file(), position, self.size)
         if not scan.step():
             return -1

@@ -1,8 +1,22 @@
-"""What a cleaning is told and what it tells, as plain data: it crosses the border of a process."""
+"""What a cleaning is told and what it tells, as plain data: it crosses the border of a process.
+
+A message on the pipes is a pickle behind its length (uint32, big-endian).
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import pickle
+import struct
+from typing import Any, Final, NamedTuple
+
+HEADER: Final = struct.Struct(">I")
+GO_ON: Final = "go on"
+ABORT: Final = "abort"
+ABORTED: Final = "aborted"
+
+DAMAGED: Final = "damaged"
+STORAGE: Final = "storage"
+FAULT: Final = "fault"
 
 
 class SegmentFile(NamedTuple):
@@ -64,3 +78,16 @@ class CleanCounts(NamedTuple):
     keys: int = 0
     map_bytes: int = 0
     map_utilization: float = 0.0
+
+
+class Failure(NamedTuple):
+    """A job that could not be done: ``damaged`` (the log), ``storage`` (files), ``fault`` (the cleaner)."""
+
+    kind: str
+    text: str
+
+
+def encode(message: Any) -> bytes:
+    """A message with its length."""
+    data = pickle.dumps(message)
+    return HEADER.pack(len(data)) + data

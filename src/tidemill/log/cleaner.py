@@ -11,7 +11,7 @@ Source: Apache Kafka, ``LogCleaner.scala`` (``Cleaner``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 from tidemill.log.clean_batch import MAPPED, BatchCleaner
 from tidemill.log.clean_job import CleanCounts, CleanedGroup, CleanJob, SegmentFile
@@ -56,7 +56,7 @@ class Cleaner:
         self.read_bytes = 0
         self.written_bytes = 0
 
-    def run(self) -> Iterator[CleanedGroup]:
+    def run(self) -> Generator[CleanedGroup, None, None]:
         """Cleans group by group; each must be in its place before the next is asked for."""
         self._build_map()
         horizon = self._old_format_horizon()
@@ -66,10 +66,11 @@ class Cleaner:
             output = _Output(self, group)
             try:
                 self._clean_group(group, output, transactions, horizon)
+                yield CleanedGroup(tuple(one.base_offset for one in group), output.size)
             except BaseException:
+                # Also when the caller ends the run instead of putting the group in its place.
                 output.discard()
                 raise
-            yield CleanedGroup(tuple(one.base_offset for one in group), output.size)
 
     @property
     def counts(self) -> CleanCounts:

@@ -23,7 +23,17 @@ from tidemill.model.types import TopicPartition
 class DataDirectory:
     """One of the broker's ``log.dirs``. ``failure`` is empty while it works."""
 
-    __slots__ = ("clean", "failure", "lock", "logs", "meta", "path", "recovery_points", "start_offsets")
+    __slots__ = (
+        "arriving",
+        "clean",
+        "failure",
+        "lock",
+        "logs",
+        "meta",
+        "path",
+        "recovery_points",
+        "start_offsets",
+    )
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -32,6 +42,8 @@ class DataDirectory:
         self.lock: Any = None
         self.meta: DirectoryMeta | None = None
         self.logs: dict[TopicPartition, Log] = {}
+        self.arriving: dict[TopicPartition, Log] = {}
+        """Logs that are being moved here from another directory (``-future``)."""
         self.recovery_points: dict[TopicPartition, int] = {}
         self.start_offsets: dict[TopicPartition, int] = {}
 
@@ -52,6 +64,8 @@ class DataDirectories:
             )
         self.logs: dict[TopicPartition, Log] = {}
         self.warnings: list[str] = []
+        self.undecided: dict[TopicPartition, str] = {}
+        """Partitions of which nobody can tell where they are, by the reason."""
 
     @property
     def working(self) -> list[DataDirectory]:
@@ -69,6 +83,9 @@ class DataDirectories:
             for key in gone:
                 self.logs.pop(key, None)
             directory.logs.clear()
+            for log in directory.arriving.values():
+                log.closed = True
+            directory.arriving.clear()
             return gone
         return []
 
@@ -79,6 +96,11 @@ class DataDirectories:
             if directory.path == parent:
                 return directory
         raise StorageError(f"{log.directory} is in none of this broker's data directories")
+
+    def at_path(self, path: str) -> DataDirectory | None:
+        """The data directory at ``path``; None when ``log.dirs`` does not name it."""
+        path = os.path.abspath(path)
+        return next((directory for directory in self.directories if directory.path == path), None)
 
     # -- locks
 

@@ -13,11 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from tidemill.log.checkpoints import (
-    CheckpointDamaged,
     CheckpointJob,
-    read_offsets,
-    read_partition_metadata,
-    remove_clean_shutdown,
     write_checkpoints,
     write_clean_shutdown,
     write_partition_metadata,
@@ -27,17 +23,15 @@ from tidemill.log.config import LogConfig
 from tidemill.log.directories import DataDirectories, DataDirectory
 from tidemill.log.errors import storage_error
 from tidemill.log.flush import FlushJob
+from tidemill.log.loading import Loading
 from tidemill.log.log import Log
 from tidemill.log.names import (
     CLEAN_SHUTDOWN,
     HIGH_WATERMARKS,
     LOG_STARTS,
-    METADATA_DIRECTORY,
     PARTITION_METADATA,
     RECOVERY_POINTS,
     directory_to_delete,
-    is_delete_directory,
-    parse_partition_directory,
     partition_directory,
 )
 from tidemill.log.recovery import Opening
@@ -48,6 +42,8 @@ from tidemill.model.ports import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 
 PRODUCER_EXPIRATION_MS: Final = 24 * 60 * 60 * 1000
+PREFERRED_MAX: Final = 100_000
+"""Partitions that are not here, and whose directory is remembered for when they come."""
 
 
 class LogManager(DataDirectories):
@@ -60,10 +56,13 @@ class LogManager(DataDirectories):
         *,
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
         policies: Iterable[Policy] = POLICIES,
+        recovery_threads: int = 1,
     ) -> None:
         super().__init__(files, directories)
         self.producer_expiration_ms = producer_expiration_ms
         self.policies = tuple(policies)
+        self.recovery_threads = recovery_threads
+        self._preferred: dict[TopicPartition, str] = {}
         self.high_watermarks: dict[TopicPartition, int] = {}
         self.removals = Removals()
         self.recovered_bytes = 0
@@ -76,85 +75,19 @@ class LogManager(DataDirectories):
         A directory that cannot be read is put aside with a warning. Raises StorageError when none is left,
         or when two directories hold the same partition.
         """
+        loading = Loading(self, self.removals, config_of, now_ms, self.recovery_threads)
         for directory in self.working:
             try:
-                self._load_directory(directory, now_ms, config_of)
+                loading.load(directory)
             except OSError as problem:
                 self.fail_directory(directory.path, str(storage_error("load", directory.path, problem)))
             except StorageError as problem:
                 self.fail_directory(directory.path, str(problem))
         if not self.working:
             raise StorageError("no data directory can be used: " + self.directories[0].failure)
-
-    def _load_directory(
-        self, directory: DataDirectory, now_ms: int, config_of: Callable[[str], LogConfig]
-    ) -> None:
-        names = self.files.list(directory.path)
-        directory.clean = CLEAN_SHUTDOWN in names
-        directory.recovery_points = self._read_offsets(directory.file(RECOVERY_POINTS))
-        directory.start_offsets = self._read_offsets(directory.file(LOG_STARTS))
-        self.high_watermarks |= self._read_offsets(directory.file(HIGH_WATERMARKS))
-        # From here on a crash is an unclean stop, also one of this start.
-        remove_clean_shutdown(self.files, directory.file(CLEAN_SHUTDOWN), directory.path)
-        for name in names:
-            if is_delete_directory(name):
-                self.removals.add(directory.file(name), now_ms)
-                continue
-            key = parse_partition_directory(name)
-            if key is None or name == METADATA_DIRECTORY:
-                if name == METADATA_DIRECTORY or name.endswith(("-future", "-stray")):
-                    self.warnings.append(f"{directory.file(name)} is left alone: nothing here uses it")
-                continue
-            try:
-                children = self.files.list(directory.file(name))
-            except NotADirectoryError:
-                continue
-            if not children and not self._was_partition(directory, key):
-                self.warnings.append(f"{directory.file(name)} is empty, a partition is made of it")
-            if key in self.logs:
-                raise StorageError(
-                    f"partition {key} is in {self.logs[key].directory} and in {directory.file(name)}: "
-                    "move one of them away"
-                )
-            self._load_log(directory, key, now_ms, config_of(key.topic))
-
-    @staticmethod
-    def _was_partition(directory: DataDirectory, key: TopicPartition) -> bool:
-        return key in directory.recovery_points
-
-    def _read_offsets(self, path: str) -> dict[TopicPartition, int]:
-        try:
-            return read_offsets(self.files, path)
-        except CheckpointDamaged as problem:
-            self.warnings.append(f"{problem}; it is left out")
-            return {}
-
-    def _load_log(
-        self, directory: DataDirectory, key: TopicPartition, now_ms: int, config: LogConfig
-    ) -> None:
-        path = directory.file(partition_directory(key))
-        try:
-            topic_id = read_partition_metadata(self.files, f"{path}/{PARTITION_METADATA}")
-        except CheckpointDamaged as problem:
-            self.warnings.append(f"{problem}; the topic's id is taken from the store")
-            topic_id = ZERO_ID
-        opening = Opening(
-            self.files,
-            path,
-            key,
-            config,
-            removals=self.removals,
-            now_ms=now_ms,
-            topic_id=topic_id,
-            recovery_point=directory.recovery_points.get(key, 0),
-            start_offset=directory.start_offsets.get(key, 0),
-            clean=directory.clean,
-        )
-        log = opening.open()
-        self.warnings += opening.warnings
-        self.recovered_bytes += opening.recovered_bytes
-        directory.logs[key] = log
-        self.logs[key] = log
+        loading.settle_arriving()
+        self.high_watermarks |= loading.high_watermarks
+        self.recovered_bytes = loading.recovered_bytes
 
     # -- partitions come and go
 
@@ -185,8 +118,32 @@ class LogManager(DataDirectories):
         if not is_new and len(working) < len(self.directories):
             failed = ", ".join(directory.path for directory in self.directories if directory.failure)
             raise StorageError(f"{topic_partition} may lie in {failed}, which failed: it stays offline")
-        directory = min(working, key=lambda candidate: len(candidate.logs))
+        if topic_partition in self.undecided and not is_new:
+            raise StorageError(self.undecided[topic_partition])
+        directory = self._choose(topic_partition, working)
         path = directory.file(partition_directory(topic_partition))
+        log = self.make_log(path, topic_partition, topic_id, config, now_ms)
+        directory.logs[topic_partition] = log
+        self.logs[topic_partition] = log
+        return log
+
+    def _choose(self, topic_partition: TopicPartition, working: list[DataDirectory]) -> DataDirectory:
+        """The directory for a new log: where it was asked for, else the one with the fewest."""
+        wanted = self._preferred.pop(topic_partition, "")
+        for directory in working:
+            if directory.path == wanted:
+                return directory
+        return min(working, key=lambda candidate: len(candidate.logs))
+
+    def prefer(self, topic_partition: TopicPartition, path: str) -> None:
+        """Puts a partition that is not here yet into the data directory at ``path``, when it comes."""
+        if len(self._preferred) < PREFERRED_MAX:
+            self._preferred[topic_partition] = path
+
+    def make_log(
+        self, path: str, topic_partition: TopicPartition, topic_id: bytes, config: LogConfig, now_ms: int
+    ) -> Log:
+        """A new log at ``path``, which no directory knows of yet. Raises StorageError."""
         try:
             self.files.make_directory(path)
             if topic_id != ZERO_ID:
@@ -200,12 +157,9 @@ class LogManager(DataDirectories):
                 now_ms=now_ms,
                 topic_id=topic_id,
             )
-            log = opening.open()
+            return opening.open()
         except OSError as problem:
             raise storage_error("create the partition directory", path, problem) from problem
-        directory.logs[topic_partition] = log
-        self.logs[topic_partition] = log
-        return log
 
     def assign_topic_id(self, log: Log, topic_id: bytes) -> None:
         """Gives a log the id of its topic, where it has none. Raises StorageError."""
@@ -231,14 +185,25 @@ class LogManager(DataDirectories):
         self.high_watermarks.pop(topic_partition, None)
         log.closed = True
         log.release()
+        for other in self.working:
+            copy = other.arriving.pop(topic_partition, None)
+            if copy is not None:
+                copy.closed = True
+                copy.release()
+                self.discard(copy, now_ms)
+        self.discard(log, now_ms)
+        return True
+
+    def discard(self, log: Log, now_ms: int) -> None:
+        """Renames the directory of a log that is closed, and removes it later. Raises StorageError."""
+        directory = self.directory_of(log)
         self.removals.forget_under(log.directory)
-        renamed = directory.file(directory_to_delete(topic_partition))
+        renamed = directory.file(directory_to_delete(log.topic_partition))
         try:
             self.files.rename(log.directory, renamed)
         except OSError as problem:
             raise storage_error("rename", log.directory, problem) from problem
         self.removals.add(renamed, now_ms + log.config.file_delete_delay_ms)
-        return True
 
     # -- from time to time
 
@@ -299,11 +264,11 @@ class LogManager(DataDirectories):
 
     def recovery_point_checkpoints(self) -> list[CheckpointJob]:
         """From where recovery would begin, as it is now, to be written in a thread."""
-        return [self._recovery_points_of(directory) for directory in self.working]
+        return [self.recovery_points_of(directory) for directory in self.working]
 
     def start_offset_checkpoints(self) -> list[CheckpointJob]:
         """The start offsets that no file name tells, as they are now, to be written in a thread."""
-        return [self._start_offsets_of(directory) for directory in self.working]
+        return [self.start_offsets_of(directory) for directory in self.working]
 
     def high_watermark_checkpoints(
         self, high_watermarks: Mapping[TopicPartition, int]
@@ -317,14 +282,17 @@ class LogManager(DataDirectories):
         for job in self.recovery_point_checkpoints():
             job.run()
 
-    def _recovery_points_of(self, directory: DataDirectory) -> CheckpointJob:
-        offsets = {key: int(log.recovery_point) for key, log in directory.logs.items()}
+    def recovery_points_of(self, directory: DataDirectory) -> CheckpointJob:
+        """Of one directory, as they are now; with those of logs that are on their way into it."""
+        logs = directory.arriving | directory.logs
+        offsets = {key: int(log.recovery_point) for key, log in logs.items()}
         return CheckpointJob(self.files, directory.file(RECOVERY_POINTS), offsets)
 
-    def _start_offsets_of(self, directory: DataDirectory) -> CheckpointJob:
+    def start_offsets_of(self, directory: DataDirectory) -> CheckpointJob:
+        """Of one directory, as they are now; with those of logs that are on their way into it."""
         offsets = {
             key: int(log.start_offset)
-            for key, log in directory.logs.items()
+            for key, log in (directory.arriving | directory.logs).items()
             if log.start_offset > log.segments[0].base_offset
         }
         return CheckpointJob(self.files, directory.file(LOG_STARTS), offsets)
@@ -351,7 +319,7 @@ class LogManager(DataDirectories):
 
     def _close_directory(self, directory: DataDirectory, now_ms: int) -> list[str]:
         """What goes wrong with one log does not keep the others from the disk."""
-        problems = close_logs(directory.logs.values(), now_ms)
+        problems = close_logs([*directory.logs.values(), *directory.arriving.values()], now_ms)
         try:
             # Once for all the directories of partitions that were made in it.
             self.files.sync_directory(directory.path)
@@ -360,8 +328,8 @@ class LogManager(DataDirectories):
         problems += write_checkpoints(
             [
                 self._high_watermarks_of(directory),
-                self._recovery_points_of(directory),
-                self._start_offsets_of(directory),
+                self.recovery_points_of(directory),
+                self.start_offsets_of(directory),
             ]
         )
         if not problems:

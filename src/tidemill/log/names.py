@@ -22,6 +22,7 @@ from __future__ import annotations
 import uuid
 from typing import Final
 
+from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 
 LOG: Final = ".log"
@@ -54,6 +55,8 @@ LOG_STARTS: Final = "log-start-offset-checkpoint"
 CLEANER_OFFSETS: Final = "cleaner-offset-checkpoint"
 LOCK: Final = ".lock"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
+MOVED_TO: Final = "moved-to"
+"""In a partition's directory from when a move to another data directory was decided; Kafka has none such."""
 
 
 def offset_name(offset: int, suffix: str) -> str:
@@ -87,6 +90,29 @@ def directory_to_delete(topic_partition: TopicPartition) -> str:
     suffix = f".{uuid.uuid4().hex}{DELETE_DIRECTORY}"
     name = partition_directory(topic_partition)
     return name[: FILE_NAME_BYTES_MAX - len(suffix)] + suffix
+
+
+def future_directory(topic_partition: TopicPartition) -> str:
+    """A new name for the directory of a partition that is being moved here.
+
+    Raises KafkaError for a topic whose name leaves no room for the suffix, as Kafka does.
+    """
+    name = f"{partition_directory(topic_partition)}.{uuid.uuid4().hex}{FUTURE_DIRECTORY}"
+    if len(name) > FILE_NAME_BYTES_MAX:
+        raise KafkaError(
+            f"the name of topic {topic_partition.topic} is too long for a move: its directory would be named "
+            f"{name}, of {len(name)} bytes",
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+        )
+    return name
+
+
+def parse_future_directory(name: str) -> TopicPartition | None:
+    """The partition that is being moved into the directory of this name; None for every other name."""
+    if not name.endswith(FUTURE_DIRECTORY):
+        return None
+    partition, dot, number = name[: -len(FUTURE_DIRECTORY)].rpartition(".")
+    return parse_partition_directory(partition) if dot and len(number) == 32 else None
 
 
 def is_delete_directory(name: str) -> bool:

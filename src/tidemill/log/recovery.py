@@ -24,6 +24,7 @@ from tidemill.log.names import (
     INDEX,
     LEADER_EPOCHS,
     LOG,
+    MOVED_TO,
     OFFSET_DIGITS,
     PARTITION_METADATA,
     SNAPSHOT,
@@ -43,7 +44,7 @@ from tidemill.log.walk import walk_segment
 from tidemill.model.ports import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 
-_KNOWN_FILES = frozenset({LEADER_EPOCHS, PARTITION_METADATA})
+_KNOWN_FILES = frozenset({LEADER_EPOCHS, PARTITION_METADATA, MOVED_TO})
 
 
 class Opening:

@@ -32,6 +32,18 @@ class Removals:
             due.append(heapq.heappop(self._heap)[1])
         return due
 
+    def take_over(self, other: Removals) -> None:
+        """Takes what waits in another queue."""
+        for due_ms, path in other._heap:
+            self.add(path, due_ms)
+
+    def relocate(self, old: str, new: str) -> None:
+        """Takes in that the directory ``old`` was renamed to ``new``."""
+        self._heap = [
+            (due_ms, new + path[len(old) :] if path.startswith(old + "/") else path)
+            for due_ms, path in self._heap
+        ]
+
     def forget_under(self, directory: str) -> None:
         """Drops what lies in a directory that goes as a whole."""
         prefix = directory + "/"

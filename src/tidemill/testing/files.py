@@ -299,7 +299,7 @@ class FaultyFiles(Files):
         prefix = directory.rstrip("/") + "/"
         return sorted(
             path[len(prefix) :]
-            for path in self._names
+            for path in list(self._names)
             if path.startswith(prefix) and path != "/" and "/" not in path[len(prefix) :]
         )
 
@@ -315,7 +315,7 @@ class FaultyFiles(Files):
         self.check("rename", old)
         if old not in self._names:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), old)
-        for path in [path for path in self._names if path == old or path.startswith(old + "/")]:
+        for path in [path for path in list(self._names) if path == old or path.startswith(old + "/")]:
             self._names[new + path[len(old) :]] = self._names.pop(path)
 
     def remove(self, path: str) -> None:
@@ -329,21 +329,29 @@ class FaultyFiles(Files):
     def sync_directory(self, path: str) -> None:
         self.check("sync_directory", path)
         prefix = path.rstrip("/") + "/"
+        kept = {id(node) for node in list(self._durable_names.values()) if node is not None}
         for table in (self._durable_names, self._names):
             for name in [
-                name for name in table if name.startswith(prefix) and "/" not in name[len(prefix) :]
+                name for name in list(table) if name.startswith(prefix) and "/" not in name[len(prefix) :]
             ]:
                 if name not in self._names:
-                    for below in [other for other in self._durable_names if other.startswith(name + "/")]:
+                    for below in [
+                        other for other in list(self._durable_names) if other.startswith(name + "/")
+                    ]:
                         del self._durable_names[below]
                     self._durable_names.pop(name, None)
                 elif name != "/":
+                    if self._names[name] is None and name not in self._durable_names:
+                        # A directory that was renamed keeps what is in it.
+                        for below, node in list(self._names.items()):
+                            if below.startswith(name + "/") and id(node) in kept:
+                                self._durable_names[below] = node
                     self._durable_names[name] = self._names[name]
 
     def free_bytes(self, path: str) -> int:
         if self.space_bytes is None:
             return 1 << 50
-        nodes = {id(node): node for node in self._names.values() if node is not None}
+        nodes = {id(node): node for node in list(self._names.values()) if node is not None}
         return self.space_bytes - sum(len(node.pages) for node in nodes.values()) * PAGE_BYTES
 
     def lock(self, path: str) -> _Lock:

@@ -1,0 +1,147 @@
+"""A process that cleans logs: ``python -m tidemill.log.cleaner_process``, which a broker starts and talks to.
+
+It reads from its standard input and writes to its standard output (:func:`tidemill.log.clean_job.encode`):
+
+=============================== ============================================================================
+from the broker                 from the cleaner
+=============================== ============================================================================
+a :class:`CleanJob`
+                                a :class:`CleanedGroup`: its files are ready
+``GO_ON``: it is in its place
+                                ... the next group ...
+                                the :class:`CleanCounts`, a :class:`Failure`, or ``ABORTED``: the job is over
+``ABORT``, at any time
+=============================== ============================================================================
+
+The end of the input ends the process, in the middle of a job too, so that it never outlives its broker. It
+runs with a low priority and keeps to the job's pace.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import time
+import traceback
+from typing import Any, Final
+
+from tidemill.log.clean_job import (
+    ABORTED,
+    DAMAGED,
+    FAULT,
+    GO_ON,
+    HEADER,
+    STORAGE,
+    CleanJob,
+    Failure,
+    encode,
+)
+from tidemill.log.cleaner import Cleaner
+from tidemill.log.errors import storage_error
+from tidemill.log.files import SystemFiles
+from tidemill.model.errors import KafkaError
+
+NICENESS: Final = 10
+CHECK_BYTES: Final = 256 * 1024
+"""Between two looks at the clock and the input."""
+
+
+class Aborted(Exception):
+    """The broker wants the job no more, or is gone."""
+
+
+class Pipes:
+    """The two ends that lead to the broker."""
+
+    def __init__(self, reading: int, writing: int) -> None:
+        self._reading = reading
+        self._writing = writing
+
+    def receive(self) -> Any:
+        """The next message; None at the end of the input."""
+        header = self._read(HEADER.size)
+        if len(header) < HEADER.size:
+            return None
+        size = HEADER.unpack(header)[0]
+        data = self._read(size)
+        return pickle.loads(data) if len(data) == size else None
+
+    def _read(self, count: int) -> bytes:
+        pieces = b""
+        while len(pieces) < count:
+            piece = os.read(self._reading, count - len(pieces))
+            if not piece:
+                break
+            pieces += piece
+        return pieces
+
+    def send(self, message: Any) -> None:
+        """Writes a message."""
+        left = memoryview(encode(message))
+        while left:
+            left = left[os.write(self._writing, left) :]
+
+    def wait(self, seconds: float) -> bool:
+        """Whether something comes within the time."""
+        return bool(select.select([self._reading], [], [], seconds)[0])
+
+
+class Pace:
+    """Holds a job to its bytes a second, and looks for an abort meanwhile."""
+
+    def __init__(self, pipes: Pipes, bytes_per_second: float) -> None:
+        self._pipes = pipes
+        self._rate = bytes_per_second
+        self._due = time.monotonic()
+        self._bytes = 0
+
+    def __call__(self, count: int) -> None:
+        """Notes bytes; waits when they are too many. Raises Aborted."""
+        self._bytes += count
+        if self._bytes < CHECK_BYTES:
+            return
+        now = time.monotonic()
+        self._due = max(self._due, now) + self._bytes / self._rate
+        self._bytes = 0
+        if self._pipes.wait(max(self._due - now, 0.0)):
+            # Nothing but an abort, or the end, comes during a job.
+            self._pipes.receive()
+            raise Aborted
+
+
+def serve(pipes: Pipes, job: CleanJob) -> Any:
+    """Does one job; what it ends with."""
+    cleaner = Cleaner(SystemFiles(), job, Pace(pipes, job.bytes_per_second))
+    run = cleaner.run()
+    try:
+        for group in run:
+            pipes.send(group)
+            if pipes.receive() != GO_ON:
+                return ABORTED
+    except Aborted:
+        return ABORTED
+    except OSError as problem:
+        return Failure(STORAGE, str(storage_error("compact", problem.filename or job.directory, problem)))
+    except KafkaError as problem:
+        return Failure(DAMAGED, str(problem))
+    except Exception:  # noqa: BLE001 - told to the broker, which sets the partition aside
+        return Failure(FAULT, traceback.format_exc())
+    finally:
+        run.close()
+    return cleaner.counts
+
+
+def main() -> None:
+    """Serves until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's goes to the broker, which ends this process
+    os.nice(NICENESS)
+    pipes = Pipes(0, 1)
+    while (message := pipes.receive()) is not None:
+        if isinstance(message, CleanJob):
+            pipes.send(serve(pipes, message))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""A partition on its way from one data directory of the broker to another, while it is written and read.
+
+1. ``<destination>/<topic>-<partition>.<32 hex>-future`` is made, and filled with what the partition holds,
+   batch by batch, as a follower would. That takes as long as it takes; a stop or crash interrupts it, and the
+   next start goes on with it.
+2. When little is missing the copy is synced, its offsets are in the destination's checkpoints, and the file
+   ``moved-to`` in the partition's directory names the destination, synced.
+3. The rest is copied, the ``-future`` directory gets the partition's own name, and the broker goes on with
+   it: one turn of the loop, in which nothing is appended.
+4. The destination is synced; then the old directory is renamed (``-delete``) and removed later.
+
+Before 3 the old directory is the partition. After it the new one is: a start that finds both, the old one
+with ``moved-to``, removes the old one. Both hold the same records at that moment, so that it does not matter
+on which side of it a crash falls.
+
+Source: KIP-113; Apache Kafka, ``ReplicaAlterLogDirsThread.java``, ``LogManager.scala``
+(``replaceCurrentWithFutureLog``), which has no such file, and stops at a start that finds both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from tidemill.log.checkpoints import CheckpointJob
+from tidemill.log.directories import DataDirectory
+from tidemill.log.errors import storage_error
+from tidemill.log.log import Log
+from tidemill.log.manager import LogManager
+from tidemill.log.names import MOVED_TO, future_directory, partition_directory
+from tidemill.log.segment import Slice
+from tidemill.model.errors import ErrorCode, KafkaError, StorageError
+from tidemill.model.ports import Files
+from tidemill.model.types import TopicPartition
+
+
+class Move:
+    """One move. Its methods run on the loop, but for :meth:`store`, :meth:`sync_target` and :meth:`mark`."""
+
+    def __init__(self, logs: LogManager, source: Log, future: Log, target: DataDirectory) -> None:
+        self.logs = logs
+        self.key: TopicPartition = source.topic_partition
+        self.source = source
+        self.future = future
+        self.target = target
+        self._truncations = int(source.truncations)
+
+    def is_off(self) -> bool:
+        """Whether there is nothing to move: the topic is gone, a directory failed, it was called off."""
+        return self.future.closed or self.logs.logs.get(self.key) is not self.source
+
+    @property
+    def lag(self) -> int:
+        """Offsets that the copy lacks."""
+        return max(0, int(self.source.end_offset - self.future.end_offset))
+
+    def next_piece(self, bytes_max: int, now_ms: int) -> Slice | None:
+        """What is to be copied next; None when the copy has everything. Raises StorageError."""
+        source, future = self.source, self.future
+        if (
+            source.truncations != self._truncations
+            or source.start_offset > future.end_offset
+            or future.end_offset > source.end_offset
+        ):
+            self._begin_anew(now_ms)
+        future.advance_start(min(int(source.start_offset), int(future.end_offset)))
+        offset = max(int(future.end_offset), int(source.start_offset))
+        if offset >= source.end_offset:
+            return None
+        piece = source.read(offset, bytes_max, source.end_offset, True)
+        if piece is None:
+            # Compaction left nothing of the last closed segment: the copy's next one begins where it does.
+            future.end_offset = source.end_offset
+            future.producer_state.end_offset = source.end_offset
+            future.roll(now_ms)
+        return piece
+
+    def _begin_anew(self, now_ms: int) -> None:
+        """The partition was cut, or lost its beginning: what the copy has may not be a part of it."""
+        start = int(self.source.start_offset)
+        segment = self.source.segments[int(self.source.segment_at(start))]
+        # The batch that holds the start offset may begin before it.
+        base = int(segment.base_offset_at(segment.position_of(start)))
+        self.future.truncate_fully(base if 0 <= base < start else start, now_ms)
+        self._truncations = int(self.source.truncations)
+
+    def store(self, piece: Slice, now_ms: int) -> int:
+        """Copies one piece, in any thread; its bytes. Raises StorageError, CorruptMessage."""
+        try:
+            data = piece.read()
+        except OSError as problem:
+            raise storage_error("read", self.source.directory, problem) from problem
+        before = self.future.end_offset
+        self.future.append_as_follower(data, now_ms)
+        if self.future.end_offset == before:
+            raise StorageError(f"{self.source.directory}: no whole batch was found at offset {before}")
+        return len(data)
+
+    def checkpoints(self) -> list[CheckpointJob]:
+        """The offsets that the destination must know before the copy is the partition."""
+        return [self.logs.recovery_points_of(self.target), self.logs.start_offsets_of(self.target)]
+
+    def mark(self) -> None:
+        """Notes in the old directory, durably, that the move is decided; in any thread.
+
+        Raises StorageError.
+        """
+        path = f"{self.source.directory}/{MOVED_TO}"
+        try:
+            self.logs.files.replace(path, f"{self.target.path}\n".encode())
+        except OSError as problem:
+            raise storage_error("write", path, problem) from problem
+
+    def swap(self, now_ms: int, flush: bool) -> Log:
+        """Makes the copy the partition; both are equal now. ``flush``: the copy must be on the disk first.
+
+        Raises StorageError; everything is as before then.
+        """
+        source, future, logs = self.source, self.future, self.logs
+        if source.end_offset != future.end_offset or self.is_off():
+            raise StorageError(f"{self.key}: the copy in {future.directory} is not complete")
+        future.set_config(source.config)
+        if flush or source.recovery_point > future.recovery_point:
+            future.flush(now_ms)
+        path = self.target.file(partition_directory(self.key))
+        try:
+            logs.files.rename(future.directory, path)
+        except OSError as problem:
+            raise storage_error("rename", future.directory, problem) from problem
+        relocate(future, path)
+        old = logs.directory_of(source)
+        self.target.arriving.pop(self.key, None)
+        for offsets in (old.logs, old.recovery_points, old.start_offsets):
+            offsets.pop(self.key, None)
+        self.target.logs[self.key] = future
+        logs.logs[self.key] = future
+        source.closed = True
+        source.release()
+        return source
+
+    def sync_target(self) -> None:
+        """Brings the new name to the disk, in any thread. Raises StorageError."""
+        try:
+            self.logs.files.sync_directory(self.target.path)
+        except OSError as problem:
+            raise storage_error("sync", self.target.path, problem) from problem
+
+    def retire(self, now_ms: int) -> None:
+        """Lets the old directory go, after ``file.delete.delay.ms``. Raises StorageError."""
+        self.logs.discard(self.source, now_ms)
+
+
+def relocate(log: Log, directory: str) -> None:
+    """Takes in that the directory of a log was renamed."""
+    before = len(log.directory)
+    log.removals.relocate(log.directory, directory)
+    log.directory = directory
+    log.leader_epochs.path = directory + log.leader_epochs.path[before:]
+    log.parent_unsynced = True
+    for segment in log.segments:
+        segment.directory = directory
+        segment.path = directory + segment.path[before:]
+        segment.index.path = directory + segment.index.path[before:]
+        segment.time_index.path = directory + segment.time_index.path[before:]
+
+
+def begin_move(logs: LogManager, key: TopicPartition, path: str, now_ms: int) -> Move | None:
+    """Begins to move a partition to the data directory at ``path``; None when it lies there already.
+
+    A move to another directory that is under way is called off; one to the same goes on as it is. Raises
+    KafkaError (LOG_DIR_NOT_FOUND, KAFKA_STORAGE_ERROR, REPLICA_NOT_AVAILABLE, INVALID_TOPIC_EXCEPTION).
+    """
+    name = future_directory(key)
+    target = logs.at_path(path)
+    if target is None or not path.startswith("/"):
+        known = ", ".join(directory.path for directory in logs.directories)
+        raise KafkaError(
+            f"{path} is no data directory of this broker: log.dirs has {known}", ErrorCode.LOG_DIR_NOT_FOUND
+        )
+    if target.failure:
+        raise StorageError(f"{key} cannot be moved to {path}: {target.failure}")
+    source = logs.logs.get(key)
+    for directory in logs.directories:
+        if directory is not target and key in directory.arriving:
+            call_off(logs, directory, key, now_ms)
+    if source is None:
+        logs.prefer(key, target.path)
+        raise KafkaError(f"{key} has no replica here", ErrorCode.REPLICA_NOT_AVAILABLE)
+    if logs.directory_of(source) is target:
+        return None
+    future = target.arriving.get(key)
+    if future is not None:
+        return Move(logs, source, future, target)
+    future = logs.make_log(target.file(name), key, source.topic_id, source.config, now_ms)
+    target.arriving[key] = future
+    return Move(logs, source, future, target)
+
+
+def call_off(logs: LogManager, directory: DataDirectory, key: TopicPartition, now_ms: int) -> None:
+    """Gives up a move into ``directory``. Raises StorageError when the copy cannot be renamed."""
+    future = directory.arriving.pop(key, None)
+    if future is None:
+        return
+    future.closed = True
+    future.release()
+    current = logs.logs.get(key)
+    if current is not None:
+        unmark(logs.files, current.directory)
+    logs.discard(future, now_ms)
+
+
+def unmark(files: Files, path: str) -> None:
+    """The log at ``path`` is not being moved any more."""
+    with contextlib.suppress(OSError):
+        files.remove(f"{path}/{MOVED_TO}")
+
+
+def interrupted_moves(logs: LogManager) -> list[Move]:
+    """The moves that a stop interrupted."""
+    return [
+        Move(logs, logs.logs[key], future, directory)
+        for directory in logs.working
+        for key, future in directory.arriving.items()
+        if key in logs.logs
+    ]

@@ -135,7 +135,9 @@ class Dispatch:
 
     def read_ahead(self, connection: Connection, part: FileRange, count: int) -> None:
         """Touches a range of a log file in a thread, so that sending it does not wait for the disk."""
-        future = self.loop.run_in_executor(self.readers, _touch, part.file, part.position, count)
+        # What is converted while it is sent has threads of its own, so that it does not hold up the disk's.
+        threads = getattr(part.file, "executor", self.readers)
+        future = self.loop.run_in_executor(threads, _touch, part.file, part.position, count)
         future.add_done_callback(lambda done: _resume(connection, done))
 
 

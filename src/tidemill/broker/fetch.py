@@ -20,10 +20,16 @@ from tidemill.broker.fetch_sessions import FetchPart, FetchSessions
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.net.connection import Connection, Reply
 from tidemill.net.deadlines import Deadlines
+from tidemill.records.batch import ZSTD
 from tidemill.replication.partition import Partition, TopicTable
 
 RECORDS_BYTES_MAX: Final = 0x70000000
 """Of one reply, so that it stays below 2 GiB with all that goes around the records."""
+CURRENT_FORMAT: Final = 4
+"""From this version on clients know all message formats: they get records as they are stored."""
+BYTES_MAX_FROM: Final = 3
+"""Before, a reply has no limit of its own, and each of its partitions holds a whole batch."""
+ZSTD_FROM: Final = 10
 WHOLE: Final = 1 << 40
 """More bytes than a segment has."""
 
@@ -75,6 +81,9 @@ class FetchPath:
         self.sessions = sessions
         self.bytes_max: i64 = bytes_max
         self.waiting: i64 = 0
+        self.down: Any = None
+        """Called with the path and a request of a version whose clients know older formats only: whether it
+        answers later, through :meth:`finish`. Its ``in_pieces`` gives the reply its last shape."""
         self.errors: dict[int, int] = {}
         self._woken: list[FetchRequest] = []
 
@@ -200,7 +209,10 @@ class FetchPath:
                     part.fail(ErrorCode.OFFSET_OUT_OF_RANGE)
                 return
             size = left if left < part.bytes_max else part.bytes_max
-            part.slice = partition.read(part.offset, size, limit, first)
+            if request.version < ZSTD_FROM and partition.storage.codec == ZSTD:
+                part.fail(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
+                return
+            part.slice = partition.read(part.offset, size, limit, first or request.version < BYTES_MAX_FROM)
         except KafkaError as error:
             part.fail(error.code)
 
@@ -271,13 +283,21 @@ class FetchPath:
             request.connection.crash(problem)
 
     def send(self, request: FetchRequest) -> None:
-        """Builds the reply and hands it to the connection."""
+        """Answers with what was found, once it is in a format that the client knows."""
         request.done = True
+        if request.version < CURRENT_FORMAT and self.down is not None and self.down(self, request):
+            return
+        self.finish(request)
+
+    def finish(self, request: FetchRequest) -> None:
+        """Builds the reply of what was found."""
         parts = request.parts
         session = request.session
         if session is not None:
             parts = session.changed(parts) if session.incremental else session.all_told(parts)
         reply = encode(request, parts)
+        if request.version < CURRENT_FORMAT and self.down is not None:
+            reply = self.down.in_pieces(reply)
         for part in parts:
             if part.error != 0:
                 self.errors[part.error] = self.errors.get(part.error, 0) + 1

@@ -1,12 +1,12 @@
-"""The fields of a fetch request and of its reply. Version 4 to 18; compiled.
+"""The fields of a fetch request and of its reply. Version 0 to 18; compiled.
 
-    request  = replica i32 (to v14), wait i32, min bytes i32, max bytes i32, isolation i8, session id and
-               epoch i32 (v7), topics[name (to v12) or id (v13), partitions[index i32, leader epoch i32 (v9),
-               offset i64, last fetched epoch i32 (v12), log start i64 (v5), max bytes i32]],
+    request  = replica i32 (to v14), wait i32, min bytes i32, max bytes i32 (v3), isolation i8 (v4), session
+               id and epoch i32 (v7), topics[name (to v12) or id (v13), partitions[index i32, leader epoch
+               i32 (v9), offset i64, last fetched epoch i32 (v12), log start i64 (v5), max bytes i32]],
                forgotten topics (v7), rack (v11)
-    response = throttle i32, error i16 and session id i32 (v7), topics[name or id, partitions[index i32,
-               error i16, high watermark i64, last stable offset i64, log start i64 (v5), aborted
-               transactions, preferred replica i32 (v11), records]]
+    response = throttle i32 (v1), error i16 and session id i32 (v7), topics[name or id, partitions[index i32,
+               error i16, high watermark i64, last stable offset i64 (v4), log start i64 (v5), aborted
+               transactions (v4), preferred replica i32 (v11), records]]
 
 Compact lengths and tagged fields from v12 on. Records are never read here: a reply is made of its fields
 as ``bytes`` and of ranges of log files.
@@ -39,11 +39,14 @@ from tidemill.wire.fast import (
 )
 from tidemill.wire.primitives import append_uvarint, read_uvarint, skip_tag_section
 
-FIRST_VERSION: Final = 4
+FIRST_VERSION: Final = 0
 LAST_VERSION: Final = 18
 FLEXIBLE: Final = 12
 BY_ID: Final = 13
 REPLICA_STATE_TAG: Final = 1
+FRAME_BYTES_MAX: Final = 0x7FFFFFFF
+BYTES_MAX: Final[i64] = 0x7FFFFFFF
+"""Of a reply, where the version has no such field."""
 
 
 class FetchFields(FetchWaiter):
@@ -73,9 +76,14 @@ def decode(request: FetchFields, data: bytes, position: i64, end: i64) -> None:
         position += 4
     request.wait_ms = i64(read_i32_be(data, position))
     request.bytes_min = i64(read_i32_be(data, position + 4))
-    request.bytes_max = i64(read_i32_be(data, position + 8))
-    request.isolation = i32(data[position + 12])
-    position += 13
+    position += 8
+    request.bytes_max = BYTES_MAX
+    if version >= 3:
+        request.bytes_max = i64(read_i32_be(data, position))
+        position += 4
+    if version >= 4:
+        request.isolation = i32(data[position])
+        position += 1
     if version >= 7:
         request.session_id = read_i32_be(data, position)
         request.session_epoch = read_i32_be(data, position + 4)
@@ -183,7 +191,8 @@ def encode_head(request: FetchFields, error: i16, session_id: i32) -> BytesWrite
     write_i32_be(out, request.correlation_id)
     if request.version >= FLEXIBLE:
         out.append(0)
-    write_i32_be(out, 0)
+    if request.version >= 1:
+        write_i32_be(out, 0)
     if request.version >= 7:
         write_i16_be(out, error)
         write_i32_be(out, session_id)
@@ -267,7 +276,9 @@ def encode(request: FetchFields, parts: list[FetchPart]) -> list[Any]:
 
 
 def with_size(pieces: list[Any], size: i64) -> list[Any]:
-    """Puts the size of the whole reply at its head."""
+    """Puts the size of the whole reply at its head. RuntimeError: it has more than a frame can have."""
+    if size > FRAME_BYTES_MAX:
+        raise RuntimeError(f"a fetch reply of {size} bytes is larger than a frame")
     head = BytesWriter()
     write_i32_be(head, i32(size))
     first: bytes = pieces[0]
@@ -291,14 +302,15 @@ def encode_part(out: BytesWriter, part: FetchPart, request: FetchFields) -> None
     write_i32_be(out, part.index)
     write_i16_be(out, part.error)
     write_i64_be(out, part.high_watermark)
-    write_i64_be(out, part.last_stable_offset)
-    if version >= 5:
-        write_i64_be(out, part.log_start)
-    # Aborted transactions: null unless they were asked for.
-    if flexible:
-        append_uvarint(out, 1 if request.isolation == 1 else 0)
-    else:
-        write_i32_be(out, 0 if request.isolation == 1 else -1)
+    if version >= 4:
+        write_i64_be(out, part.last_stable_offset)
+        if version >= 5:
+            write_i64_be(out, part.log_start)
+        # Aborted transactions: null unless they were asked for.
+        if flexible:
+            append_uvarint(out, 1 if request.isolation == 1 else 0)
+        else:
+            write_i32_be(out, 0 if request.isolation == 1 else -1)
     if version >= 11:
         write_i32_be(out, -1)
     slice_ = part.slice

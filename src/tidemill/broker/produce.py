@@ -28,7 +28,9 @@ from tidemill.model.ports import Clock
 from tidemill.net.connection import Connection, Reply
 from tidemill.net.deadlines import Deadlines
 from tidemill.net.memory import Memory
-from tidemill.records.batch import Batch, parse_batch
+from tidemill.records.batch import MAGIC, ZSTD, Batch, parse_batch
+from tidemill.records.convert import for_storage, is_costly_for_storage
+from tidemill.records.message_set import MessageSet
 from tidemill.records.validate import is_costly, validate
 from tidemill.replication.partition import AppendWaiter, Partition, TopicTable
 from tidemill.wire.fast import (
@@ -40,11 +42,16 @@ from tidemill.wire.fast import (
 )
 from tidemill.wire.primitives import append_uvarint, skip_tag_section
 
-FIRST_VERSION: Final = 3
+FIRST_VERSION: Final = 0
+CURRENT_FORMAT: Final = 3
+"""From this version on a request carries one batch for a partition, before it message sets."""
+ZSTD_FROM: Final = 7
 LAST_VERSION: Final = 13
 FLEXIBLE: Final = 9
 BY_ID: Final = 13
 NONE: Final[i16] = 0
+WRAPPED_HERE_BYTES: Final = 16 * 1024
+"""Of a compressed set for a topic of format v0, which is compressed once its offsets are known."""
 TEXT_CHARACTERS_MAX: Final = 1000
 """Of a message to the client: it may hold a name that the client made long."""
 
@@ -59,6 +66,12 @@ class ProducePart:
         self.end: i64 = end
         self.partition: Partition | None = None
         self.batch: Batch | None = None
+        self.messages: MessageSet | None = None
+        """In place of a batch, where the topic stores format v0 or v1."""
+        self.unchecked = False
+        """The batch is still to be checked."""
+        self.converts = False
+        """The records are still to be brought into the form in which the topic stores them."""
         self.error: i16 = NONE
         self.base_offset: i64 = -1
         self.end_offset: i64 = -1
@@ -66,6 +79,14 @@ class ProducePart:
         self.log_start: i64 = -1
         self.message: str = ""
         self.record_errors: tuple[tuple[int, str], ...] = ()
+
+    def take(self, stored: Batch | MessageSet) -> None:
+        """What is to be appended."""
+        self.converts = False
+        if isinstance(stored, Batch):
+            self.batch = stored
+        else:
+            self.messages = stored
 
     def fail(self, error: KafkaError) -> None:
         """Answers this partition with an error."""
@@ -83,6 +104,20 @@ class ProduceTopic:
     def __init__(self, key: bytes) -> None:
         self.key = key
         self.parts: list[ProducePart] = []
+
+
+class PlacedSet(MessageSet):
+    """A wrapper of format v0 that was compressed for one place in the log."""
+
+    def __init__(self, data: bytes, base_offset: i64, codec: i64, record_count: i64) -> None:
+        super().__init__(data, 0, codec, record_count, -1)
+        self.base_offset: i64 = base_offset
+
+    def stored(self, base_offset: i64, append_time_ms: i64 = -1) -> bytes:
+        """The bytes, which hold their offsets already."""
+        if base_offset != self.base_offset:
+            raise RuntimeError(f"a set made for offset {self.base_offset} was to be stored at {base_offset}")
+        return self.data
 
 
 class ProduceRequest(AppendWaiter):
@@ -251,8 +286,15 @@ class ProducePath:
                         raise unknown_partition(topic.key, part.index, request.version, entry is None)
                     part.partition = partition
                     partition.check_leader(-1)
+                    if partition.reserved:
+                        quick = False
+                    if request.version < CURRENT_FORMAT or not partition.storage.as_produced:
+                        if not self.prepare_other(request, part, partition, now_ms):
+                            quick = False
+                        continue
                     part.batch = only_batch(request.data, part.start, part.end)
                     if is_costly(part.batch):
+                        part.unchecked = True
                         quick = False
                     else:
                         part.batch = validate(part.batch, partition.limits, now_ms)
@@ -260,12 +302,58 @@ class ProducePath:
                     part.fail(error)
         return quick
 
+    def prepare_other(
+        self, request: ProduceRequest, part: ProducePart, partition: Partition, now_ms: i64
+    ) -> bool:
+        """Brings records into the form that the topic stores; False where that is too costly to do here."""
+        data = request.data
+        storage = partition.storage
+        if request.version >= CURRENT_FORMAT:
+            batch = only_batch(data, part.start, part.end)
+            if batch.codec == ZSTD and request.version < ZSTD_FROM:
+                raise KafkaError(
+                    f"zstd in Produce {request.version}: it may be used from version {ZSTD_FROM} on",
+                    ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+                )
+        if is_costly_for_storage(data, part.start, part.end, storage.magic, storage.codec):
+            part.converts = True
+            return False
+        part.take(
+            for_storage(
+                data,
+                part.start,
+                part.end,
+                storage.magic,
+                storage.codec,
+                partition.limits,
+                now_ms,
+                storage.append_time,
+                storage.level,
+            )
+        )
+        self.count_conversion(request, part)
+        messages = part.messages
+        return messages is None or messages.unpacked is None or len(messages.unpacked) <= WRAPPED_HERE_BYTES
+
+    def count_conversion(self, request: ProduceRequest, part: ProducePart) -> None:
+        """Counts the records of ``part`` as converted, where their format is another one than it was."""
+        partition = part.partition
+        if partition is None or part.end - part.start <= MAGIC:
+            return
+        sent: i64 = i64(request.data[part.start + MAGIC])
+        batch = part.batch
+        messages = part.messages
+        if batch is not None and sent != batch.magic:
+            partition.produce_conversions += batch.record_count
+        elif messages is not None and sent != messages.magic:
+            partition.produce_conversions += messages.record_count
+
     def append_all(self, request: ProduceRequest, now_ms: i64) -> None:
         """Appends what was found good, and answers now or once it is committed."""
         failed = False
         for topic in request.topics:
             for part in topic.parts:
-                if part.error == NONE:
+                if part.error == NONE and part.end_offset < 0:
                     self.append(request, part, now_ms)
                 if part.error != NONE:
                     failed = True
@@ -289,10 +377,14 @@ class ProducePath:
         """Appends one partition's batch."""
         partition = part.partition
         batch = part.batch
-        if partition is None or batch is None:
+        messages = part.messages
+        if partition is None or (batch is None and messages is None):
             raise RuntimeError("a part without a batch was to be appended")
         try:
-            result = partition.append([batch], request.acks, now_ms)
+            if batch is not None:
+                result = partition.append([batch], request.acks, now_ms)
+            elif messages is not None:
+                result = partition.append_messages(messages, request.acks, now_ms)
         except KafkaError as error:
             part.fail(error)
             return
@@ -316,6 +408,7 @@ class ProducePath:
         for topic in request.topics:
             for one in topic.parts:
                 one.batch = None
+                one.messages = None
         self.deadlines.add(request.timeout_ms, request)
 
 

@@ -1,8 +1,7 @@
 """Which APIs this broker speaks, in which versions, and where their handlers are.
 
 A handler module is imported with the first request of its API. What ApiVersions announces is derived from
-this table. Produce is announced from version 0 although it is taken from 3 on: librdkafka would stop
-compressing otherwise, and Apache Kafka 4 does the same.
+this table.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ class Api:
 
 
 _APIS: Final = (
-    Api(0, "produce", 3, 13, announced_min=0),
-    Api(1, "fetch", 4, 18),
-    Api(2, "list_offsets", 1, 11),
+    Api(0, "produce", 0, 13),
+    Api(1, "fetch", 0, 18),
+    Api(2, "list_offsets", 0, 11),
     Api(3, "metadata", 0, 13),
     Api(8, "offset_commit", 0, 10),
     Api(9, "offset_fetch", 0, 10),
@@ -61,6 +60,7 @@ _APIS: Final = (
     Api(31, "delete_acls", 0, 3),
     Api(32, "describe_configs", 0, 4),
     Api(33, "alter_configs", 0, 2),
+    Api(34, "alter_replica_log_dirs", 0, 2),
     Api(35, "describe_log_dirs", 0, 5),
     Api(37, "create_partitions", 0, 3),
     Api(42, "delete_groups", 0, 2),

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Executor
 
+from tidemill.broker.conversion import Conversions
 from tidemill.broker.produce import ProducePart, ProducePath, ProduceRequest
+from tidemill.broker.storing import Storing
 from tidemill.model.errors import KafkaError
 from tidemill.net.memory import Memory
 from tidemill.records.batch import Batch
-from tidemill.records.validate import begin_validation, finish_validation, is_costly
+from tidemill.records.validate import begin_validation, finish_validation
 
 UNPACKED_MAX = 4
 """Batches that are held unpacked at a time: each may be 32 times the largest message of its topic."""
@@ -24,13 +26,20 @@ SLICE_RECORDS = 20_000
 class SlowLane:
     """Takes over from the compiled way, and gives the request back once its batches are checked."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, workers: Executor, memory: Memory) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        workers: Executor,
+        memory: Memory,
+        conversions: Conversions | None = None,
+    ) -> None:
         self.loop = loop
         self.workers = workers
         self.memory = memory
         self.path: ProducePath | None = None
         self.tasks: set[asyncio.Task[None]] = set()
         self.taken = 0
+        self.storing = Storing(loop, conversions or Conversions())
         self._places = asyncio.Semaphore(UNPACKED_MAX)
 
     def __call__(self, request: ProduceRequest) -> None:
@@ -52,8 +61,9 @@ class SlowLane:
         try:
             for topic in request.topics:
                 for part in topic.parts:
-                    if part.error == 0 and part.batch is not None and is_costly(part.batch):
+                    if part.error == 0 and part.unchecked and part.batch is not None:
                         await self.check(part, part.batch, path.clock.wall_ms())
+            await self.storing.prepare(request, path)
             connection.context.busy = False
             if request.is_wanted:
                 path.append_all(request, path.clock.wall_ms())

@@ -23,8 +23,12 @@ from tidemill.log.recovery import offline_log
 from tidemill.model.errors import StorageError
 from tidemill.model.ports import Clock
 from tidemill.model.types import ZERO_ID, TopicPartition
+from tidemill.records.batch import GZIP, LZ4, ZSTD
+from tidemill.records.compression import codec_of
+from tidemill.records.convert import KEEP_CODEC
 from tidemill.records.validate import Limits
-from tidemill.replication.partition import Partition, PartitionEvents, TopicEntry, TopicTable
+from tidemill.replication.moves import Mover
+from tidemill.replication.partition import Partition, PartitionEvents, Storage, TopicEntry, TopicTable
 
 log = logging.getLogger("tidemill.replication")
 
@@ -61,6 +65,19 @@ def limits_of(config: LogConfig) -> Limits:
     )
 
 
+def storage_of(config: LogConfig) -> Storage:
+    """How a topic with ``config`` stores records."""
+    name = config.compression_type
+    codec = KEEP_CODEC if name == "producer" else codec_of("none" if name == "uncompressed" else name)
+    levels = {
+        GZIP: config.compression_gzip_level,
+        LZ4: config.compression_lz4_level,
+        ZSTD: config.compression_zstd_level,
+    }
+    append_time = config.message_timestamp_type == "LogAppendTime"
+    return Storage(config.message_magic, codec, levels.get(int(codec)), append_time)
+
+
 class ReplicaManager(PartitionEvents):
     """The partitions that have a replica here."""
 
@@ -80,6 +97,7 @@ class ReplicaManager(PartitionEvents):
         self.syncers = syncers
         self.writers = writers
         self.topics = TopicTable()
+        self.mover = Mover(self)
         self.leadership_listeners: list[Callable[[Partition, bool], None]] = []
         """Called with a partition and whether this broker leads it, when that changes."""
         self.congestion_listeners: list[Callable[[bool], None]] = []
@@ -154,7 +172,7 @@ class ReplicaManager(PartitionEvents):
                 f"{found.directory} holds a topic of this name with another id ({found.topic_id.hex()}, the"
                 f" cluster's is {entry.topic_id.hex()}): move the directory away"
             )
-        return Partition(entry.name, index, found, limits_of(config), self.node_id, self)
+        return Partition(entry.name, index, found, limits_of(config), self.node_id, self, storage_of(config))
 
     def _offline(self, entry: TopicEntry, index: int, config: LogConfig, problem: StorageError) -> Partition:
         """A partition whose log cannot be had: it answers KAFKA_STORAGE_ERROR to whoever asks."""
@@ -181,9 +199,11 @@ class ReplicaManager(PartitionEvents):
         if entry is None:
             return
         limits = limits_of(config)
+        storage = storage_of(config)
         for partition in entry.partitions:
             if partition is not None:
                 partition.limits = limits
+                partition.storage = storage
                 partition.min_insync_replicas = config.min_insync_replicas
                 partition.log.set_config(config)
 
@@ -231,6 +251,9 @@ class ReplicaManager(PartitionEvents):
             try:
                 end_offset = await self.sync(one)
             except StorageError as problem:
+                if partition.log is not one:
+                    one = partition.log  # it was moved to another directory meanwhile
+                    continue
                 if not may_pass(problem):
                     self._sync_failed(one, problem)
                     return
@@ -264,6 +287,15 @@ class ReplicaManager(PartitionEvents):
             if partition is not None:
                 self._fail(partition, str(problem))
         self.report_warnings()
+
+    def storage_failed(self, one: Log, problem: StorageError) -> None:
+        """Puts the data directory of a log aside, whose files are in a state that only a start can tell."""
+        self._sync_failed(one, problem)
+
+    def high_watermark_of(self, key: TopicPartition) -> int | None:
+        """Up to where every replica in sync has the log; None for a partition that is not served here."""
+        partition = self.find(key.topic, key.partition)
+        return None if partition is None or partition.failed else int(partition.high_watermark)
 
     def _fail(self, partition: Partition, reason: str) -> None:
         led = partition.is_leader and not partition.failed
@@ -365,15 +397,26 @@ class ReplicaManager(PartitionEvents):
             lambda: [*self.logs.recovery_point_checkpoints(), *self.logs.start_offset_checkpoints()]
         )
 
-    async def _checkpoint(self, take: Callable[[], list[CheckpointJob]]) -> None:
-        """Takes the offsets here, and writes them in a thread; one after the other, as they share files."""
+    async def checkpoint(self, take: Callable[[], list[CheckpointJob]]) -> None:
+        """As the others, but StorageError is raised: what comes next counts on the files."""
+        problems = await self._checkpoint(take)
+        if problems:
+            raise StorageError("; ".join(problems))
+
+    async def _checkpoint(self, take: Callable[[], list[CheckpointJob]]) -> list[str]:
+        """Takes the offsets here, and writes them in a thread; one after the other, as they share files.
+
+        Texts about what could not be written, which are logged, too.
+        """
         async with self._checkpointing:
             writing = self.loop.run_in_executor(self.syncers, write_checkpoints, take())
             self._checkpoints.add(writing)
             writing.add_done_callback(self._checkpoints.discard)
             # Whoever waits may be cancelled; the thread goes on, and stop() waits for it.
-            for problem in await asyncio.shield(writing):
+            problems = await asyncio.shield(writing)
+            for problem in problems:
                 log.error("%s", problem)
+            return problems
 
     def report_warnings(self) -> None:
         """Logs what the log layer met since the last report."""
@@ -382,6 +425,7 @@ class ReplicaManager(PartitionEvents):
         self.logs.warnings.clear()
 
     async def stop(self) -> None:
-        """Waits for the flushes and checkpoints that are under way."""
+        """Waits for the flushes and checkpoints that are under way, and interrupts moves."""
         self._stopping = True
+        await self.mover.stop()
         await asyncio.gather(*self._flushes, *self._checkpoints, return_exceptions=True)

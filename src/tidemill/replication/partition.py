@@ -21,6 +21,8 @@ from tidemill.log.segment import Slice
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.net.deadlines import Waiting
 from tidemill.records.batch import Batch
+from tidemill.records.convert import KEEP_CODEC
+from tidemill.records.message_set import MessageSet
 from tidemill.records.validate import Limits
 
 CONSUMER: Final[i32] = -1
@@ -77,6 +79,23 @@ class PartitionEvents:
         raise NotImplementedError
 
 
+class Storage:
+    """How a topic stores records: ``message.format.version`` and ``compression.type``."""
+
+    def __init__(
+        self, magic: i64 = 2, codec: i64 = KEEP_CODEC, level: int | None = None, append_time: bool = False
+    ) -> None:
+        self.magic: i64 = magic
+        self.codec: i64 = codec
+        """A codec's number, or ``KEEP_CODEC`` for the producer's."""
+        self.level = level
+        """The codec's own; None is its usual one."""
+        self.append_time = append_time
+        """Records carry the time of their append."""
+        self.as_produced: bool = magic == 2 and codec == KEEP_CODEC
+        """Whether a batch of today's format is stored as it came."""
+
+
 WRITE_BACK_BYTES: Final = 16 * 1024 * 1024
 """So much is appended to a partition before its writing to the disk is begun."""
 
@@ -92,11 +111,13 @@ class Partition:
         limits: Limits,
         node_id: i32,
         events: PartitionEvents,
+        storage: Storage | None = None,
     ) -> None:
         self.topic = topic
         self.index: i32 = index
         self.log = log
         self.limits = limits
+        self.storage: Storage = Storage() if storage is None else storage
         self.node_id: i32 = node_id
         self.events = events
         self.leader: i32 = -1
@@ -111,6 +132,12 @@ class Partition:
         self.messages_in: i64 = 0
         self.bytes_in: i64 = 0
         self.bytes_out: i64 = 0
+        self.produce_conversions: i64 = 0
+        """Records that were converted between formats on their way in."""
+        self.fetch_conversions: i64 = 0
+        """Records that were converted for readers of older formats."""
+        self.reserved = False
+        """The log's end is given to a set that is being made for it: other produces wait."""
         self._alone = False
         self._flushing = False
         self._unflushed_bytes: i64 = 0
@@ -127,6 +154,11 @@ class Partition:
     def last_stable_offset(self) -> i64:
         """Below this no transaction is open."""
         return self.high_watermark
+
+    @property
+    def flush_under_way(self) -> bool:
+        """Whether a sync that appends wait for was asked for, and has not ended."""
+        return self._flushing
 
     @property
     def waiting_fetches(self) -> int:
@@ -182,13 +214,7 @@ class Partition:
         Raises NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS, KAFKA_STORAGE_ERROR and what the log finds
         wrong with an idempotent producer's sequence.
         """
-        self.check_leader(-1)
-        if acks == -1 and len(self.isr) < self.min_insync_replicas:
-            raise KafkaError(
-                f"{self.topic}-{self.index} has {len(self.isr)} in-sync replicas,"
-                f" min.insync.replicas is {self.min_insync_replicas}",
-                ErrorCode.NOT_ENOUGH_REPLICAS,
-            )
+        self._check_appendable(acks)
         result = self.log.append(batches, self.leader_epoch, now_ms)
         if result.duplicate:
             return result
@@ -196,6 +222,33 @@ class Partition:
         for batch in batches:
             size += batch.size
             self.messages_in += batch.record_count
+        self._appended(size)
+        return result
+
+    def append_messages(self, messages: MessageSet, acks: i32, now_ms: i64) -> AppendResult:
+        """Appends a checked message set of format v0 or v1 as the leader; raises as :meth:`append`."""
+        self._check_appendable(acks)
+        segment = self.log.active
+        before: i64 = segment.size
+        result = self.log.append_messages(messages, self.leader_epoch, now_ms)
+        size: i64 = self.log.active.size
+        if self.log.active is segment:
+            size -= before
+        self.messages_in += messages.record_count
+        self._appended(size)
+        return result
+
+    def _check_appendable(self, acks: i32) -> None:
+        self.check_leader(-1)
+        if acks == -1 and len(self.isr) < self.min_insync_replicas:
+            raise KafkaError(
+                f"{self.topic}-{self.index} has {len(self.isr)} in-sync replicas,"
+                f" min.insync.replicas is {self.min_insync_replicas}",
+                ErrorCode.NOT_ENOUGH_REPLICAS,
+            )
+
+    def _appended(self, size: i64) -> None:
+        """Counts what was appended, and commits it where this broker is the only one in sync."""
         self.bytes_in += size
         self._unwritten_bytes += size
         if self._unwritten_bytes >= WRITE_BACK_BYTES:
@@ -208,7 +261,6 @@ class Partition:
             self._advance(self.log.end_offset, size)
         else:
             self._unflushed_bytes += size
-        return result
 
     def is_committed(self, end_offset: i64) -> bool:
         """Whether everything below ``end_offset`` is committed."""

@@ -17,8 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tidemill.broker.broker import Broker
+from tidemill.broker.cleaner_worker import CleanerProcess
+from tidemill.broker.compaction import Compaction
 from tidemill.broker.context import Listener
+from tidemill.broker.conversion import IDLE_S, Conversions
 from tidemill.broker.dispatch import Dispatch
+from tidemill.broker.down_conversion import DownConversion
 from tidemill.broker.fetch import FetchPath
 from tidemill.broker.fetch_sessions import FetchSessions
 from tidemill.broker.log_configs import log_config
@@ -101,7 +105,10 @@ class BrokerServer:
             self._sockets.append((listener, bind(listener.name, listener.host, listener.port, backlog)))
         broker = self.broker
         broker.logs = LogManager(
-            broker.files, config.log_dirs(), producer_expiration_ms=config.int("producer.id.expiration.ms")
+            broker.files,
+            config.log_dirs(),
+            producer_expiration_ms=config.int("producer.id.expiration.ms"),
+            recovery_threads=config.int("num.recovery.threads.per.data.dir"),
         )
         broker.logs.lock()
         stored_cluster_id = broker.logs.stored_cluster_id()
@@ -121,6 +128,7 @@ class BrokerServer:
         registration = self._registration()
         await broker.controller.activate(registration)
         self._start_upkeep()
+        broker.partitions.mover.resume()
         await broker.groups.wait_loaded(GROUPS_LOAD_S)
         self._listen()
         self._started = True
@@ -160,6 +168,15 @@ class BrokerServer:
         broker.partitions = ReplicaManager(
             broker.node_id, broker.logs, broker.clock, self.loop, self._syncers, self._writers
         )
+        self.compaction = Compaction(
+            broker.logs,
+            broker.partitions,
+            broker.clock,
+            self._syncers,
+            CleanerProcess(),
+            lambda: broker.config,
+        )
+        self.compaction.load()
         self._loaded = True
         broker.partitions.report_warnings()
 
@@ -173,7 +190,8 @@ class BrokerServer:
         broker.partitions.leadership_listeners.append(self._leadership_changed)
         self.deadlines = Deadlines(self.loop)
         self.memory = Memory(self.loop, request_bytes_max(config))
-        self.slow_lane = SlowLane(self.loop, self._workers, self.memory)
+        self.conversions = Conversions(config.int("tidemill.conversion.processes"))
+        self.slow_lane = SlowLane(self.loop, self._workers, self.memory, self.conversions)
         topics = broker.partitions.topics
         self.produces = ProducePath(topics, broker.clock, self.deadlines, self.slow_lane, self.memory)
         self.slow_lane.path = self.produces
@@ -182,6 +200,8 @@ class BrokerServer:
         self.fetches = FetchPath(
             topics, self.loop, self.deadlines, self.sessions, config.int("fetch.max.bytes")
         )
+        self.down_conversion = DownConversion(self.loop, self.conversions)
+        self.fetches.down = self.down_conversion
         self.dispatch = Dispatch(broker, self.loop, self._readers)
         self.requests = Requests(self.produces, self.fetches, self.dispatch)
         self.acceptor = Acceptor(
@@ -312,11 +332,17 @@ class BrokerServer:
         self._every(watermark_s, watermark_s, partitions.checkpoint_high_watermarks)
         recovery_s = config.int("log.flush.offset.checkpoint.interval.ms") / 1000
         self._every(recovery_s, recovery_s, partitions.checkpoint_recovery_points)
+        if config.bool("log.cleaner.enable"):
+            self._upkeep.append(self.loop.create_task(self.compaction.run()))
         starts_s = config.int("log.flush.start.offset.checkpoint.interval.ms") / 1000
         self._every(starts_s, starts_s, partitions.checkpoint_log_starts)
+        self._every(IDLE_S, IDLE_S, self._reap)
         idle_ms = config.int("connections.max.idle.ms")
         if idle_ms > 0:
             self._every(idle_ms / 1000, idle_ms / 1000, self._sweep)
+
+    async def _reap(self) -> None:
+        self.conversions.reap()
 
     async def _sweep(self) -> None:
         self.acceptor.sweep()
@@ -352,6 +378,8 @@ class BrokerServer:
             await broker.groups.stop()
         if self._started:
             await self.slow_lane.stop()
+            await self.down_conversion.stop()
+            self.conversions.close()
             await self.dispatch.stop()
             self.deadlines.close()
             self.memory.close()
@@ -362,6 +390,7 @@ class BrokerServer:
         broker = self.broker
         try:
             if self._loaded:
+                await self.compaction.checkpoint()
                 for problem in broker.logs.close(broker.clock.wall_ms(), broker.partitions.high_watermarks()):
                     log.error("%s", problem)
             elif hasattr(broker, "logs"):

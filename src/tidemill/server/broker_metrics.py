@@ -21,6 +21,7 @@ def families(server: BrokerServer) -> Iterator[Family]:
     yield from _topics(server)
     yield from _waiting(server)
     yield from _cluster(server)
+    yield from _compaction(server)
 
 
 def _connections(server: BrokerServer) -> Iterator[Family]:
@@ -70,6 +71,20 @@ def _requests(server: BrokerServer) -> Iterator[Family]:
         "Produce requests whose batches were checked beside the event loop.",
         server.slow_lane.taken,
     )
+    conversions = Family(
+        "tidemill_message_conversion_seconds",
+        HISTOGRAM,
+        "Seconds that the conversion of a request's records between formats took, by API; of a fetch, that"
+        " of its first records, as the others are converted while they are sent.",
+    )
+    for api, one in server.conversions.times.items():
+        conversions.add(one, api=api)
+    yield conversions
+    yield gauge(
+        "tidemill_conversion_processes",
+        "Processes that convert records, or wait for some.",
+        len(server.conversions.processes),
+    )
 
 
 def _name(key: int) -> str:
@@ -88,6 +103,21 @@ def _topics(server: BrokerServer) -> Iterator[Family]:
         bytes_out.add(sum(int(one.bytes_out) for one in held), topic=entry.name)
         size.add(sum(int(one.log.size_bytes) for one in held), topic=entry.name)
     yield from (messages, bytes_in, bytes_out, size)
+    yield from _conversions(server)
+
+
+def _conversions(server: BrokerServer) -> Iterator[Family]:
+    produced = counter(
+        "tidemill_topic_produce_message_conversions", "Records converted on their way in, by topic."
+    )
+    fetched = counter(
+        "tidemill_topic_fetch_message_conversions", "Records converted for readers of old formats, by topic."
+    )
+    for entry in server.broker.partitions.topics.by_name.values():
+        held = [one for one in entry.partitions if one is not None]
+        produced.add(sum(int(one.produce_conversions) for one in held), topic=entry.name)
+        fetched.add(sum(int(one.fetch_conversions) for one in held), topic=entry.name)
+    yield from (produced, fetched)
 
 
 def _waiting(server: BrokerServer) -> Iterator[Family]:
@@ -142,3 +172,29 @@ def _cluster(server: BrokerServer) -> Iterator[Family]:
     yield gauge("tidemill_groups", "Groups coordinated here.", len(broker.groups.list_groups()[1]))
     yield counter("tidemill_group_rebalances", "Assignments handed out.", broker.groups.rebalances)
     yield counter("tidemill_group_commits", "Offsets committed.", broker.groups.commits)
+
+
+def _compaction(server: BrokerServer) -> Iterator[Family]:
+    compaction = server.compaction
+    totals = compaction.totals
+    yield gauge(
+        "tidemill_compaction_max_dirty_percent",
+        "Share of the dirtiest compacted log that is not compacted yet.",
+        100 * compaction.max_dirty_ratio,
+    )
+    yield gauge(
+        "tidemill_compaction_map_percent",
+        "How full the map of latest offsets was in the last compaction.",
+        100 * compaction.map_utilization,
+    )
+    yield counter("tidemill_compaction_logs", "Compactions of a log that were done.", totals.logs)
+    yield counter("tidemill_compaction_read_bytes", "Bytes that compaction read.", totals.read_bytes)
+    yield counter("tidemill_compaction_written_bytes", "Bytes that compaction wrote.", totals.written_bytes)
+    yield counter(
+        "tidemill_compaction_records_removed", "Records that compaction removed.", totals.records_removed
+    )
+    yield gauge(
+        "tidemill_compaction_uncleanable_partitions",
+        "Partitions that cannot be compacted, until the broker starts again; the log says why.",
+        len(compaction.set_aside),
+    )

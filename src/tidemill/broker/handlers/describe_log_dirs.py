@@ -43,6 +43,21 @@ def handle(
                 offset_lag=max(0, partition.high_watermark - partition.log.end_offset),
             )
         )
+    for data_directory in broker.logs.working:
+        for key, copy in data_directory.arriving.items():
+            if wanted is not None and (key.topic, key.partition) not in wanted:
+                continue
+            current = broker.logs.get(key)
+            end_offset = copy.end_offset if current is None else current.end_offset
+            topics = by_directory.setdefault(data_directory.path, {})
+            topics.setdefault(key.topic, []).append(
+                DescribeLogDirsPartition(
+                    partition_index=key.partition,
+                    partition_size=copy.size_bytes,
+                    offset_lag=max(0, end_offset - copy.end_offset),
+                    is_future_key=True,
+                )
+            )
     return DescribeLogDirsResponse(
         results=[
             describe(broker, directory, context, by_directory.get(directory.path, {}))

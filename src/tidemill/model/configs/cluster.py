@@ -220,6 +220,9 @@ CLUSTER: tuple[Row, ...] = (
      "Port of /metrics and /healthz; -1 is off, 0 a free one."),
     ("tidemill.metrics.host", STRING, "127.0.0.1", "", READ_ONLY, YES,
      "Address that this port is bound to."),
+    ("tidemill.conversion.processes", INT, 0, "0..64", READ_ONLY, YES,
+     "Processes that convert records between message formats, started when the first is needed; 0 is one "
+     "less than there are processors, 1 to 4."),
     ("tidemill.store", STRING, None, "embedded|zookeeper", READ_ONLY, YES,
      "Where cluster metadata lives: embedded, or zookeeper; unset, by whether `zookeeper.connect` is set."),
     ("tidemill.log.level", LIST, ("info",), "", READ_ONLY, YES,

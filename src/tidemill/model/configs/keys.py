@@ -37,7 +37,6 @@ KERBEROS = _LATER + "SASL by Kerberos"
 OAUTH = _LATER + "SASL by OAuth tokens"
 TOKENS = _LATER + "delegation tokens"
 QUOTAS = _LATER + "quotas and traffic shares"
-COMPACTION = _LATER + "log compaction"
 TRANSACTIONS = _LATER + "transactions"
 CONSUMER_PROTOCOL = _LATER + "the consumer group protocol of KIP-848; the classic one is served"
 OLD_CONSUMER = _LATER + "consumers that keep their offsets in ZooKeeper"
@@ -47,6 +46,7 @@ REBOOTSTRAP = _LATER + "beginning anew from bootstrap.servers; known brokers are
 
 # What is not built, because it has no place here.
 LOOP = "no effect: one event loop does this work, there are no threads to count"
+CLEANERS = "no effect: one process beside the broker compacts, one log after the other"
 SERIAL = "no effect: requests are handled as they are read, none queue between threads"
 JAVA = "no effect: it belongs to the Java runtime or names a Java class"
 KRAFT = "no effect: metadata is kept in the coordination store, not in a KRaft quorum"

@@ -1,0 +1,276 @@
+"""Compaction beside the broker: chooses a log, has it cleaned by another process, and takes the result in.
+
+The loop plans and exchanges; reading, comparing and writing happen in the worker, renames in a thread. A log
+that is cut, deleted or put aside meanwhile is noticed before each exchange: the cleaning ends then, and its
+files are removed. A log that cannot be cleaned is set aside until the next start, with its reason in the log
+and in the metrics, and the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import NamedTuple, Protocol
+
+from tidemill.broker.cleaner_worker import DIED, CleanerWorker
+from tidemill.log.checkpoints import CheckpointDamaged, CheckpointJob, read_offsets, write_checkpoints
+from tidemill.log.clean_job import STORAGE, CleanCounts, CleanedGroup, Failure
+from tidemill.log.compaction import Candidate, CleanerSettings, candidate, choose, job_for
+from tidemill.log.errors import storage_error
+from tidemill.log.log import Log
+from tidemill.log.manager import LogManager
+from tidemill.log.names import CLEANED, CLEANER_OFFSETS
+from tidemill.model.configs import BrokerConfig
+from tidemill.model.errors import StorageError
+from tidemill.model.ports import Clock, Files
+from tidemill.model.types import TopicPartition
+
+log = logging.getLogger("tidemill.compaction")
+
+DEATHS_MAX = 3
+"""So many times a log may cost the worker its life; then it is set aside."""
+AGAIN_MS = 60_000
+"""How long a log is left alone whose files could not be read or written."""
+CHUNK_BYTES_MIN = 16 * 1024
+LOAD_FACTORS = (0.1, 0.95)
+
+
+class Replicas(Protocol):
+    """What compaction asks of the partitions."""
+
+    def high_watermark_of(self, key: TopicPartition) -> int | None:
+        """Up to where every replica in sync has the log; None for a partition that is not served here."""
+
+    def storage_failed(self, one: Log, problem: StorageError) -> None:
+        """The disk of a log failed: its directory is put aside."""
+
+
+class Totals(NamedTuple):
+    """What all cleanings did since the start."""
+
+    logs: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    records_removed: int = 0
+
+    def plus(self, counts: CleanCounts) -> Totals:
+        """With one more."""
+        return Totals(
+            self.logs + 1,
+            self.read_bytes + counts.mapped_bytes + counts.read_bytes,
+            self.written_bytes + counts.written_bytes,
+            self.records_removed + counts.records_read - counts.records_kept,
+        )
+
+
+def settings_of(config: BrokerConfig) -> CleanerSettings:
+    """The cleaner's settings in a broker's configuration."""
+    load_factor = config.float("log.cleaner.io.buffer.load.factor")
+    return CleanerSettings(
+        map_bytes=config.int("log.cleaner.dedupe.buffer.size"),
+        load_factor=min(max(load_factor, LOAD_FACTORS[0]), LOAD_FACTORS[1]),
+        chunk_bytes=max(config.int("log.cleaner.io.buffer.size") // 2, CHUNK_BYTES_MIN),
+        bytes_per_second=max(config.float("log.cleaner.io.max.bytes.per.second"), 1.0),
+    )
+
+
+class Compaction:
+    """Cleans the compacted logs of a broker, one after the other, for as long as :meth:`run` runs."""
+
+    def __init__(
+        self,
+        logs: LogManager,
+        replicas: Replicas,
+        clock: Clock,
+        executor: Executor,
+        worker: CleanerWorker,
+        config: Callable[[], BrokerConfig],
+    ) -> None:
+        self.logs = logs
+        self.replicas = replicas
+        self.clock = clock
+        self.executor = executor
+        self.worker = worker
+        self.config = config
+        self.totals = Totals()
+        self.max_dirty_ratio = 0.0
+        """Of the dirtiest log, when it was looked last."""
+        self.map_utilization = 0.0
+        """Of the last cleaning."""
+        self.set_aside: dict[TopicPartition, str] = {}
+        """Logs that cannot be cleaned, with the reason."""
+        self._deaths: dict[TopicPartition, int] = {}
+        self._again_ms: dict[TopicPartition, int] = {}
+        self._written: dict[str, dict[TopicPartition, int]] = {}
+
+    # -- checkpoints
+
+    def load(self) -> None:
+        """Takes over from the checkpoint files up to where logs are clean."""
+        for directory in self.logs.directories:
+            try:
+                offsets = read_offsets(self.logs.files, directory.file(CLEANER_OFFSETS))
+            except (CheckpointDamaged, OSError) as problem:
+                log.warning("%s; its logs are compacted from their start", problem)
+                continue
+            for key, offset in offsets.items():
+                if key in directory.logs:
+                    directory.logs[key].clean_end = offset
+
+    async def checkpoint(self) -> None:
+        """Writes up to where logs are clean, where that changed."""
+        jobs = []
+        for directory in self.logs.directories:
+            offsets = {key: int(one.clean_end) for key, one in directory.logs.items() if one.clean_end >= 0}
+            if not directory.failure and offsets != self._written.get(directory.path, {}):
+                self._written[directory.path] = offsets
+                jobs.append(CheckpointJob(self.logs.files, directory.file(CLEANER_OFFSETS), offsets))
+        if jobs:
+            loop = asyncio.get_running_loop()
+            for problem in await asyncio.shield(loop.run_in_executor(self.executor, write_checkpoints, jobs)):
+                log.error("%s", problem)
+
+    # -- the work
+
+    async def run(self) -> None:
+        """Cleans for ever; cancel it to end. The worker ends with it."""
+        try:
+            while True:
+                try:
+                    cleaned = await self.clean_dirtiest()
+                except Exception:
+                    log.exception("compaction failed; it is tried again")
+                    cleaned = False
+                if not cleaned:
+                    await self.worker.rest()
+                    await asyncio.sleep(max(self.config().int("log.cleaner.backoff.ms") / 1000, 0.1))
+        finally:
+            await self.worker.rest()
+
+    async def clean_dirtiest(self) -> bool:
+        """Cleans the log that needs it most; False when none does, or that one could not be cleaned."""
+        now_ms = self.clock.wall_ms()
+        chosen = self._choose(now_ms)
+        await self.checkpoint()
+        if chosen is None:
+            return False
+        one = chosen.log
+        began = self.clock.monotonic()
+        one.cleaning = True
+        try:
+            job = job_for(chosen, settings_of(self.config()), now_ms)
+            truncations = one.truncations
+            result = await self.worker.clean(job, lambda group: self._place(one, int(truncations), group))
+        except OSError as problem:
+            result = Failure(STORAGE, str(storage_error("plan the compaction of", one.directory, problem)))
+        finally:
+            one.cleaning = False
+        if not isinstance(result, CleanCounts):
+            await self._discard(one)
+        if one.closed or one.truncations != truncations or result is None:
+            log.info("%s changed while it was compacted; that was ended", one.topic_partition)
+            return False
+        if isinstance(result, Failure):
+            self._failed(one.topic_partition, result, now_ms)
+            return False
+        one.clean_end = result.end_offset
+        self._deaths.pop(one.topic_partition, None)
+        self._report(chosen, result, self.clock.monotonic() - began)
+        await self.checkpoint()
+        return True
+
+    def _choose(self, now_ms: int) -> Candidate | None:
+        for key in [key for key in self.set_aside if key not in self.logs.logs]:
+            del self.set_aside[key]
+        candidates = []
+        for key, one in self.logs.logs.items():
+            if not one.config.compact or key in self.set_aside or self._again_ms.get(key, 0) > now_ms:
+                continue
+            high_watermark = self.replicas.high_watermark_of(key)
+            if high_watermark is None:
+                continue
+            try:
+                candidates.append(candidate(one, high_watermark, now_ms))
+            except OSError as problem:
+                text = str(storage_error("plan the compaction of", one.directory, problem))
+                self._failed(key, Failure(STORAGE, text), now_ms)
+        self.max_dirty_ratio = max((one.dirty_ratio for one in candidates), default=0.0)
+        return choose(candidates)
+
+    async def _place(self, one: Log, truncations: int, group: CleanedGroup) -> bool:
+        """Puts a cleaned segment in its place; False when the log is not what it was."""
+        if one.closed or one.truncations != truncations:
+            return False
+        try:
+            swap = one.begin_swap(list(group.old), group.size)
+            if swap is None:
+                return False
+            running = asyncio.get_running_loop().run_in_executor(self.executor, swap.run)
+            await asyncio.shield(running)
+        except OSError as problem:
+            # Some files have their new names, and some have not: only a start can tell which count.
+            failure = storage_error("exchange compacted segments of", one.directory, problem)
+            self.replicas.storage_failed(one, failure)
+            return False
+        except StorageError as problem:
+            log.warning("%s", problem)
+            return False
+        return one.finish_swap(swap, self.clock.wall_ms())
+
+    async def _discard(self, one: Log) -> None:
+        """Removes what an ended cleaning left."""
+        if not one.closed:
+            loop = asyncio.get_running_loop()
+            await asyncio.shield(
+                loop.run_in_executor(self.executor, remove_cleaned, self.logs.files, one.directory)
+            )
+
+    def _failed(self, key: TopicPartition, failure: Failure, now_ms: int) -> None:
+        """Sets a log aside, for a while or until the next start."""
+        if failure.kind == STORAGE:
+            log.error("%s; it is tried again in %d s", failure.text, AGAIN_MS // 1000)
+            self._again_ms[key] = now_ms + AGAIN_MS
+            return
+        if failure.kind == DIED:
+            self._deaths[key] = self._deaths.get(key, 0) + 1
+            if self._deaths[key] < DEATHS_MAX:
+                log.warning("%s is not compacted yet: %s; it is tried again", key, failure.text)
+                return
+        log.error("%s is not compacted any more, until the broker starts again: %s", key, failure.text)
+        self.set_aside[key] = failure.text
+
+    def _report(self, chosen: Candidate, counts: CleanCounts, seconds: float) -> None:
+        self.totals = self.totals.plus(counts)
+        self.map_utilization = counts.map_utilization
+        log.info(
+            "compacted %s from offset %d to %d in %.1f s: %d of %d records and %.1f of %.1f MB stay, "
+            "%d keys in a map of %.1f MB",
+            chosen.log.topic_partition,
+            chosen.first_dirty,
+            counts.end_offset,
+            seconds,
+            counts.records_kept,
+            counts.records_read,
+            counts.written_bytes / 1e6,
+            counts.read_bytes / 1e6,
+            counts.keys,
+            counts.map_bytes / 1e6,
+        )
+        if counts.records_without_key:
+            log.warning(
+                "%s: %d records without a key were removed: a compacted topic cannot keep them",
+                chosen.log.topic_partition,
+                counts.records_without_key,
+            )
+
+
+def remove_cleaned(files: Files, directory: str) -> None:
+    """Removes unfinished segments of a partition. What cannot be removed waits for the next start."""
+    try:
+        for name in files.list(directory):
+            if name.endswith(CLEANED):
+                files.remove(f"{directory}/{name}")
+    except OSError as problem:
+        log.warning("%s", storage_error("tidy", directory, problem))

@@ -1,0 +1,277 @@
+"""Fetch 0 to 3 for consumers that know only message formats v0 and v1: stored records are converted for them.
+
+What needs no conversion goes as it is, by ``sendfile``. Of the rest, the first batches of each partition are
+converted before the reply's head is written, as it holds the sizes; what follows is converted in pieces
+while the reply is being sent. So a slow reader costs one piece of memory, whatever it asked for.
+
+A partition's size in the reply is then that of the stored bytes, or that of the first piece when this is
+larger. Where the converted records end earlier, the rest is the beginning of a message that would be longer
+than what is left: consumers of those versions leave a cut message out. Where they do not end in time, the
+last one is cut.
+
+Source: KIP-283; Apache Kafka, ``LazyDownConversionRecords.java``, ``LazyDownConversionRecordsSend.java``,
+``KafkaApis.scala``. Kafka converts on its network threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+import time
+from typing import Any
+
+from tidemill import _mode
+from tidemill.broker.conversion import Conversions
+from tidemill.broker.fetch import FetchPath, FetchRequest
+from tidemill.broker.fetch_sessions import FetchPart
+from tidemill.log.scan import BatchScan
+from tidemill.log.segment import Slice
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.ports import File
+from tidemill.net.sending import FileRange
+from tidemill.records.batch import GZIP, LENGTH, LOG_OVERHEAD, NONE, RECORDS
+from tidemill.records.compression import unpacked_bytes_bound
+from tidemill.records.convert import down
+
+SOURCE_BYTES = 128 * 1024
+"""Stored bytes that are read for one conversion; a larger batch is read whole."""
+LARGE_BATCH_FACTOR = 3
+"""A larger one is converted in one go, where that makes it at most so many times as large."""
+PIECE_BYTES = 128 * 1024
+"""Converted bytes of a reply that are held at a time."""
+FIRST_BYTES = 256 * 1024
+"""Converted bytes of all partitions that a reply begins with, but for one batch of each."""
+FIRST_BYTES_MAX = 16 * 1024 * 1024
+"""With so many in large batches, the partitions that are left wait for the next request."""
+INLINE_BYTES = 32 * 1024 if _mode.compiled else 2 * 1024
+"""Unpacked bytes that are converted at once, in less time than a process would take to be told."""
+SCAN_BYTES = 64 * 1024
+
+CUT_MESSAGE = struct.Struct(">qi")
+"""Offset -1 and a size beyond what is left: Kafka's filling of what a reply promised."""
+
+
+def magic_for(version: int) -> int:
+    """The newest message format that a client knows which asks with this version of Fetch."""
+    return 0 if version <= 1 else 1 if version <= 3 else 2
+
+
+class DownRange(File):
+    """A range of a log as old consumers read it: a file that comes into being while it is sent.
+
+    Whoever sends it reads it ahead in :attr:`executor`'s threads (:meth:`read_at`), piece by piece.
+    """
+
+    def __init__(
+        self, conversions: Conversions, found: Slice, magic: int, first_offset: int, part: FetchPart
+    ) -> None:
+        self.conversions = conversions
+        self.executor = conversions.executor
+        self.file = found.file
+        self.next = int(found.position)
+        self.end = int(found.position + found.size)
+        self.magic = magic
+        self.first_offset = first_offset
+        self.partition = part.partition
+        self.count = 0
+        """Bytes of the whole, once :meth:`begin` was called."""
+        self.seconds = 0.0
+        self._held = b""
+        self._held_at = 0
+        self._is_done = False
+
+    def needs_conversion(self) -> bool:
+        """Whether any batch of the range is of a format that the reader does not know."""
+        scan = BatchScan(self.file, self.next, self.end, SCAN_BYTES)
+        while scan.step():
+            if scan.magic > self.magic:
+                return True
+        return False
+
+    def begin(self, bytes_max: int) -> None:
+        """Converts the first batches, up to ``bytes_max`` but one, and decides how large the whole is.
+
+        Raises UNSUPPORTED_COMPRESSION_TYPE where the first batch is of zstd.
+        """
+        stored = self.end - self.next
+        self._convert(bytes_max)
+        converted = len(self._held)
+        self.count = converted if self._is_done else max(stored, converted)
+
+    def is_cached(self, position: int, count: int) -> bool:
+        """Whether that part was converted."""
+        return self._held_at <= position and position + count <= self._held_at + len(self._held)
+
+    def read_at(self, position: int, count: int) -> bytes:
+        """Converts on until the part is there, and forgets what lies before it. Runs in a thread."""
+        if position > self._held_at:
+            self._held = self._held[position - self._held_at :]
+            self._held_at = position
+        while not self._is_done and len(self._held) < count:
+            self._convert(PIECE_BYTES)
+        missing = count - len(self._held)
+        if missing > 0:
+            left = self.count - self._held_at - len(self._held)
+            cut = CUT_MESSAGE.pack(-1, max(left + 1, RECORDS))
+            self._held += cut[:missing].ljust(missing, b"\0")
+        return self._held[:count]
+
+    def send_to(self, descriptor: int, position: int, count: int) -> int:
+        """Sends what was converted of that part. BlockingIOError when the socket takes none."""
+        begin = position - self._held_at
+        with memoryview(self._held) as view:
+            return os.write(descriptor, view[begin : begin + count])
+
+    def _convert(self, bytes_max: int) -> None:
+        """Converts the next records, one at least. Nothing more to convert, or zstd, is the end."""
+        began = time.perf_counter()
+        try:
+            data = self.file.read_at(self.next, min(SOURCE_BYTES, self.end - self.next))
+            if len(data) >= LOG_OVERHEAD:
+                first = LOG_OVERHEAD + int.from_bytes(data[LENGTH : LENGTH + 4], "big", signed=True)
+                if len(data) < first <= self.end - self.next:
+                    data = self.file.read_at(self.next, first)
+                    # Else each piece would be searched for in the batch from its beginning.
+                    bytes_max = max(bytes_max, LARGE_BATCH_FACTOR * first)
+            made, next_offset, taken, count = self._down(data, bytes_max)
+            self.next += taken
+            if next_offset >= 0:
+                self.first_offset = next_offset
+            self._is_done = next_offset < 0 or self.next >= self.end
+            self._held += made
+            if self.partition is not None:
+                self.partition.fetch_conversions += count
+        except KafkaError as error:
+            if error.code != ErrorCode.UNSUPPORTED_COMPRESSION_TYPE or (not self._held and not self._held_at):
+                raise
+            self._is_done = True
+        finally:
+            self.seconds += time.perf_counter() - began
+
+    def _down(self, data: bytes, bytes_max: int) -> tuple[bytes, int, int, int]:
+        if unpacked_bound(data) <= INLINE_BYTES:
+            made = down(data, 0, len(data), self.magic, self.first_offset, bytes_max)
+            return made.data, int(made.next_offset), int(made.next_position), int(made.record_count)
+        result: tuple[bytes, int, int, int] = self.conversions.call(
+            "down", len(data), data, self.magic, self.first_offset, bytes_max
+        )
+        return result
+
+
+def unpacked_bound(data: bytes) -> int:
+    """A size that the whole batches in ``data`` cannot exceed when they are unpacked."""
+    total = 0
+    position = 0
+    while position + RECORDS <= len(data):
+        size = LOG_OVERHEAD + int.from_bytes(data[position + LENGTH : position + LENGTH + 4], "big")
+        magic = data[position + 16]
+        codec = data[position + 22] & 7 if magic == 2 else data[position + 17] & 7
+        end = position + size
+        total += size
+        if end > len(data) or total > INLINE_BYTES:
+            break
+        if codec != NONE and magic == 2:
+            try:
+                total += int(unpacked_bytes_bound(codec, data, position + RECORDS, end))
+            except KafkaError:
+                break
+        elif codec != NONE:
+            total += size * (1032 if codec == GZIP else 255)
+        position = end
+    return total
+
+
+class DownConversion:
+    """Takes over fetches of old versions from the compiled way, and gives them back with what to send."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, conversions: Conversions) -> None:
+        self.loop = loop
+        self.conversions = conversions
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.turn = 0
+        """Where a reply that cannot begin with all of its partitions begins."""
+
+    def __call__(self, path: FetchPath, request: FetchRequest) -> bool:
+        """Whether ``request`` is answered later; False when what was found can be sent as it is."""
+        parts = [one for one in request.parts if one.slice is not None and one.slice.size > 0]
+        if not parts:
+            return False
+        if request.reply is None:
+            request.reply = request.connection.reply_later()
+        task = self.loop.create_task(self.run(path, request, parts))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return True
+
+    async def run(self, path: FetchPath, request: FetchRequest, parts: list[FetchPart]) -> None:
+        """One request, from what was found to its answer."""
+        connection = request.connection
+        magic = magic_for(int(request.version))
+        seconds = 0.0
+        held = 0
+        share = max(FIRST_BYTES // len(parts), 1)
+        self.turn += 1
+        begin = self.turn % len(parts)
+        try:
+            for part in (*parts[begin:], *parts[:begin]):
+                found = part.slice
+                if found is None or connection.closed:
+                    continue
+                if held > FIRST_BYTES_MAX:
+                    part.slice = None
+                    continue
+                made = await self.begin(part, found, magic, share)
+                if made is not None:
+                    seconds += made.seconds
+                    held += len(made._held)
+            if seconds:
+                self.conversions.note("Fetch", seconds)
+            if connection.closed:
+                request.let_go()
+            else:
+                path.finish(request)
+        except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
+            connection.crash(problem)
+
+    async def begin(self, part: FetchPart, found: Slice, magic: int, share: int) -> DownRange | None:
+        """Puts the converted range of one partition in the place of the stored one, where that is needed."""
+        made = DownRange(self.conversions, found, magic, int(part.offset), part)
+        try:
+            if not await self.loop.run_in_executor(self.conversions.executor, made.needs_conversion):
+                return None
+            part.slice = None
+            partition = part.partition
+            if partition is not None and not partition.log.config.message_downconversion_enable:
+                part.fail(ErrorCode.UNSUPPORTED_VERSION)
+                return None
+            await self.loop.run_in_executor(self.conversions.executor, made.begin, share)
+        except KafkaError as error:
+            part.slice = None
+            part.fail(error.code)
+            return None
+        if made.count > 0:
+            part.slice = Slice(made, 0, made.count, False)
+        return made
+
+    def in_pieces(self, reply: list[Any]) -> list[Any]:
+        """The reply with its converted ranges cut: no more than a piece is made ahead of its sending."""
+        pieces: list[Any] = []
+        for one in reply:
+            if isinstance(one, FileRange) and isinstance(one.file, DownRange):
+                position, left = one.position, one.count
+                while left > 0:
+                    count = min(left, PIECE_BYTES)
+                    pieces.append(FileRange(one.file, position, count, True))
+                    position += count
+                    left -= count
+            else:
+                pieces.append(one)
+        return pieces
+
+    async def stop(self) -> None:
+        """Gives up what is under way."""
+        tasks = list(self.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

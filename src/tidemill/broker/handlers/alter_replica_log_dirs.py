@@ -1,0 +1,54 @@
+"""AlterReplicaLogDirs: moves partitions between the data directories of this broker."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import TopicPartition
+from tidemill.wire.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDirPartitionResult,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+    AlterReplicaLogDirTopicResult,
+)
+
+if TYPE_CHECKING:
+    from tidemill.broker.broker import Broker
+    from tidemill.broker.context import RequestContext
+
+log = logging.getLogger("tidemill.broker")
+
+
+def handle(
+    broker: Broker, context: RequestContext, request: AlterReplicaLogDirsRequest
+) -> AlterReplicaLogDirsResponse:
+    """Begins the moves, and answers at once: DescribeLogDirs shows how far they are."""
+    results: dict[str, list[AlterReplicaLogDirPartitionResult]] = {}
+    for wanted in request.dirs:
+        for topic in wanted.topics:
+            told = results.setdefault(topic.name, [])
+            for index in topic.partitions:
+                key = TopicPartition(context.internal_name(topic.name), index)
+                code = begin(broker, key, wanted.path)
+                told.append(AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code))
+    return AlterReplicaLogDirsResponse(
+        results=[
+            AlterReplicaLogDirTopicResult(topic_name=name, partitions=partitions)
+            for name, partitions in results.items()
+        ]
+    )
+
+
+def begin(broker: Broker, key: TopicPartition, path: str) -> int:
+    """Begins one move; the code that the client is told."""
+    try:
+        found = broker.partitions.find(key.topic, key.partition)
+        if found is not None and found.failed:
+            raise KafkaError(found.failed, ErrorCode.KAFKA_STORAGE_ERROR)
+        broker.partitions.mover.begin(key, path)
+    except KafkaError as problem:
+        log.info("a move was refused: %s", problem)
+        return problem.code
+    return ErrorCode.NONE

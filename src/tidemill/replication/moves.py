@@ -1,0 +1,155 @@
+"""Moves partitions between data directories, in the background: the shell around :mod:`tidemill.log.moves`.
+
+So many moves go on at once as there are data directories (``num.replica.alter.log.dirs.threads``), the others
+wait. Copying reads and writes in threads, a piece at a time, within
+``replica.alter.log.dirs.io.max.bytes.per.second`` for all of them together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from tidemill.log.moves import Move, begin_move, interrupted_moves, unmark
+from tidemill.model.errors import KafkaError
+from tidemill.model.types import TopicPartition
+
+if TYPE_CHECKING:
+    from tidemill.replication.manager import ReplicaManager
+
+log = logging.getLogger("tidemill.replication")
+
+PIECE_BYTES: Final = 1024 * 1024
+"""Read and written in one go; also what may be left for the turn of the loop that swaps."""
+CATCH_UP_OFFSETS: Final = 64
+"""So few missing offsets are copied by the loop itself."""
+RETRY_S: Final = 0.05
+UNLIMITED: Final = 0x7FFFFFFFFFFFFFFF
+
+
+class Mover:
+    """The moves of one broker. ``bytes_per_second`` may change at any time."""
+
+    def __init__(self, replicas: ReplicaManager, at_once: int = 0) -> None:
+        self.replicas = replicas
+        self.bytes_per_second = UNLIMITED
+        self.moves: dict[TopicPartition, Move] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._places = asyncio.Semaphore(at_once or max(1, len(replicas.logs.directories)))
+        self._free_at = 0.0
+        """When the next piece may be read, within the rate; seconds of the monotonic clock."""
+
+    def begin(self, key: TopicPartition, path: str) -> None:
+        """Moves a partition to the data directory at ``path``. Raises KafkaError."""
+        replicas = self.replicas
+        move = begin_move(replicas.logs, key, path, replicas.clock.wall_ms())
+        before = self.moves.get(key)
+        if move is None or (before is not None and before.future is move.future):
+            return
+        log.info("%s is moved from %s to %s", key, move.source.directory, path)
+        self._spawn(move)
+
+    def resume(self) -> None:
+        """Goes on with what a stop interrupted."""
+        for move in interrupted_moves(self.replicas.logs):
+            log.info("the move of %s to %s goes on", move.key, move.target.path)
+            self._spawn(move)
+
+    def _spawn(self, move: Move) -> None:
+        self.moves[move.key] = move
+        task = self.replicas.loop.create_task(self._run(move))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, move: Move) -> None:
+        try:
+            async with self._places:
+                await self._copy(move)
+        except KafkaError as problem:
+            if not move.is_off():
+                # The copy stays, and the next start or request goes on with it.
+                log.error("%s is not moved to %s: %s", move.key, move.target.path, problem)
+        except Exception:
+            log.exception("the move of %s to %s ended", move.key, move.target.path)
+        finally:
+            if self.moves.get(move.key) is move:
+                del self.moves[move.key]
+
+    async def _copy(self, move: Move) -> None:
+        """Copies until the partition has moved, or nothing is to be moved any more."""
+        marked = False
+        while not move.is_off():
+            if move.lag > CATCH_UP_OFFSETS or not marked:
+                await self._copy_pieces(move)
+                if move.is_off():
+                    return
+            if not marked:
+                await self._prepare(move)
+                marked = True
+            elif move.source.cleaning:
+                await asyncio.sleep(RETRY_S)
+            elif move.lag <= CATCH_UP_OFFSETS:
+                await self._swap(move)
+                return
+
+    async def _copy_pieces(self, move: Move) -> None:
+        """Copies up to the end of the log, as it is by then."""
+        clock = self.replicas.clock
+        while not move.is_off():
+            piece = move.next_piece(PIECE_BYTES, clock.wall_ms())
+            if piece is None:
+                return
+            await self._pace(piece.size)
+            await self._in_thread(move.store, piece, clock.wall_ms())
+
+    async def _pace(self, count: int) -> None:
+        now = self.replicas.clock.monotonic()
+        self._free_at = max(self._free_at, now) + count / max(1, self.bytes_per_second)
+        if self._free_at - now > RETRY_S:
+            await asyncio.sleep(self._free_at - now)
+
+    async def _prepare(self, move: Move) -> None:
+        """Brings the copy to the disk, and then the decision."""
+        job = move.future.begin_flush()
+        await self._in_thread(job.run)
+        move.future.finish_flush(job, self.replicas.clock.wall_ms())
+        await self.replicas.checkpoint(move.checkpoints)
+        await self._in_thread(move.mark)
+        if move.is_off():
+            unmark(move.logs.files, move.source.directory)
+
+    async def _swap(self, move: Move) -> None:
+        """The turn of the loop in which the copy becomes the partition; then the old directory goes."""
+        replicas = self.replicas
+        now_ms = replicas.clock.wall_ms()
+        while (piece := move.next_piece(PIECE_BYTES, now_ms)) is not None:
+            move.store(piece, now_ms)
+        partition = replicas.find(move.key.topic, move.key.partition)
+        # A sync of the old files that is under way will tell who waits for it that all is safe.
+        flush = partition is not None and partition.flush_under_way
+        move.swap(now_ms, flush)
+        if partition is not None:
+            partition.log = move.future
+        log.info("%s lies in %s now", move.key, move.future.directory)
+        await self._in_thread(move.sync_target)
+        await replicas.checkpoint_recovery_points()
+        move.retire(replicas.clock.wall_ms())
+        await replicas.checkpoint_removals()
+
+    async def _in_thread(self, do: Callable[..., Any], *arguments: Any) -> None:
+        """Waits for a thread, also when the waiting is cancelled: a log has one user at a time."""
+        running = self.replicas.loop.run_in_executor(None, do, *arguments)
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait([running])
+            raise
+
+    async def stop(self) -> None:
+        """Interrupts all moves; the next start goes on with them."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,312 @@
+"""Compaction beside a broker: with a worker in this process, and with the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill.broker.cleaner_worker import CleanerProcess, Place
+from tidemill.broker.compaction import DEATHS_MAX, Compaction
+from tidemill.log.clean_job import DAMAGED, CleanCounts, CleanedGroup, CleanJob, Failure
+from tidemill.log.cleaner import Cleaner
+from tidemill.log.config import LogConfig
+from tidemill.log.files import SystemFiles
+from tidemill.log.log import Log
+from tidemill.log.manager import LogManager
+from tidemill.model.clock import SystemClock
+from tidemill.model.configs import BrokerConfig
+from tidemill.model.errors import KafkaError, StorageError
+from tidemill.model.ports import Files
+from tidemill.model.types import TopicPartition
+from tidemill.records.batch import parse_batch
+from tidemill.records.builder import build_batch
+from tidemill.records.reader import iter_records
+
+NOW = 1_700_000_000_000
+SETTINGS = LogConfig(cleanup_policy=("compact",), file_delete_delay_ms=0)
+
+
+class Replicas:
+    """All partitions are served, and everything in them is committed."""
+
+    def __init__(self, logs: LogManager) -> None:
+        self.logs = logs
+        self.failures: list[str] = []
+
+    def high_watermark_of(self, key: TopicPartition) -> int | None:
+        log = self.logs.logs.get(key)
+        return None if log is None else int(log.end_offset)
+
+    def storage_failed(self, one: Log, problem: StorageError) -> None:
+        self.failures.append(str(problem))
+
+
+class Inline:
+    """Does the work in this process. ``before`` is called before each group is put in its place."""
+
+    def __init__(self) -> None:
+        self.before: Callable[[CleanedGroup], None] = lambda group: None
+        self.answers: list[Failure] = []
+
+    async def clean(self, job: CleanJob, place: Place) -> CleanCounts | Failure | None:
+        if self.answers:
+            return self.answers.pop(0)
+        cleaner = Cleaner(SystemFiles(), job, lambda count: None)
+        run = cleaner.run()
+        try:
+            for group in run:
+                self.before(group)
+                if not await place(group):
+                    return None
+        except KafkaError as problem:
+            return Failure(DAMAGED, str(problem))
+        finally:
+            run.close()
+        return cleaner.counts
+
+    async def rest(self) -> None:
+        """Nothing to give back."""
+
+
+class Stage:
+    """A log manager with compacted topics, and compaction over it."""
+
+    def __init__(self, directory: Path, files: Files | None = None, worker: Any = None) -> None:
+        self.path = directory
+        self.executor = ThreadPoolExecutor(1)
+        self.logs = LogManager(files or SystemFiles(), [str(directory)])
+        self.logs.lock()
+        self.logs.load(NOW, lambda topic: SETTINGS)
+        self.replicas = Replicas(self.logs)
+        self.worker = worker or Inline()
+        self.compaction = Compaction(
+            self.logs, self.replicas, SystemClock(), self.executor, self.worker, lambda: BrokerConfig.of()
+        )
+        self.compaction.load()
+
+    def log(self, topic: str = "t", count: int = 40) -> Log:
+        """A log of ``count`` updates of three keys."""
+        log = self.logs.create(TopicPartition(topic, 0), bytes(16), SETTINGS, NOW)
+        self.write(log, count)
+        return log
+
+    def write(self, log: Log, count: int = 40) -> None:
+        for number in range(count):
+            data = build_batch([(NOW, b"k%d" % (number % 3), b"v%d" % number, None)])
+            log.append([parse_batch(data, 0, len(data))], 0, NOW)
+            if number % 10 == 9:
+                log.roll(NOW)
+
+    def clean(self) -> bool:
+        return asyncio.run(self.compaction.clean_dirtiest())
+
+    def close(self) -> None:
+        self.logs.close(NOW, {})
+        self.executor.shutdown()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path)
+    yield made
+    made.close()
+
+
+def offsets(log: Log) -> list[int]:
+    found: list[int] = []
+    offset = int(log.start_offset)
+    while offset < log.end_offset:
+        part = log.read(offset, 1 << 20, log.end_offset, True)
+        if part is None:
+            break
+        found += [record.offset for record in iter_records(part.read())]
+        offset = found[-1] + 1
+    return found
+
+
+def leftovers(stage: Stage) -> list[str]:
+    return [one.name for one in stage.path.rglob("*") if one.suffix in (".cleaned", ".swap")]
+
+
+def test_a_log_is_cleaned_and_its_checkpoint_tells_the_next_start(stage: Stage, tmp_path: Path) -> None:
+    log = stage.log()
+    assert stage.clean()
+    assert offsets(log) == [37, 38, 39]
+    assert not log.cleaning
+    assert (tmp_path / "cleaner-offset-checkpoint").read_text() == "0\n1\nt 0 40\n"
+    assert not stage.clean()
+    assert stage.compaction.totals.records_removed == 37
+    stage.close()
+    again = Stage(tmp_path)
+    assert again.logs.logs[TopicPartition("t", 0)].clean_end == 40
+    assert not again.clean()
+    stage.write(again.logs.logs[TopicPartition("t", 0)])
+    again.close()
+
+
+def test_old_files_are_renamed_and_removed_after_their_delay(stage: Stage) -> None:
+    stage.log()
+    assert stage.clean()
+    paths = stage.logs.due_removals(2 * SystemClock().wall_ms())
+    assert sorted({Path(path).name.partition(".")[2] for path in paths}) == [
+        "index.deleted",
+        "log.deleted",
+        "snapshot.deleted",
+        "timeindex.deleted",
+    ]
+    assert stage.logs.remove_paths(paths) == []
+    assert len(list(stage.path.glob("t-0/*.log"))) == 2
+
+
+def test_a_log_that_is_cut_while_it_is_cleaned_is_left_as_it_is(stage: Stage) -> None:
+    log = stage.log()
+    stage.worker.before = lambda group: log.truncate_to(25, NOW) or None
+    assert not stage.clean()
+    assert offsets(log) == list(range(25))
+    assert leftovers(stage) == []
+    assert not stage.compaction.set_aside
+    stage.worker.before = lambda group: None
+    assert stage.clean()
+    assert offsets(log) == [17, 18, 19, *range(20, 25)]
+
+
+def test_a_topic_that_is_deleted_and_made_anew_while_it_is_cleaned_is_not_touched(stage: Stage) -> None:
+    stage.log()
+
+    def replace(group: CleanedGroup) -> None:
+        stage.logs.delete(TopicPartition("t", 0), NOW)
+        stage.log()
+
+    stage.worker.before = replace
+    assert not stage.clean()
+    assert offsets(stage.logs.logs[TopicPartition("t", 0)]) == list(range(40))
+
+
+def test_a_log_that_cannot_be_cleaned_is_set_aside_and_the_others_go_on(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, good = stage.log("bad", 80), stage.log("good")
+    path = Path(bad.segments[0].path)
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1
+    path.write_bytes(data)
+    bad.config.min_cleanable_dirty_ratio = 0.0
+    good.clean_end = 10
+    assert not stage.clean()
+    assert "bad-0 is not compacted any more" in caplog.text
+    assert "has checksum" in stage.compaction.set_aside[TopicPartition("bad", 0)]
+    assert offsets(good) == list(range(40))
+    assert stage.clean()
+    assert offsets(good)[-3:] == [37, 38, 39]
+    stage.logs.delete(TopicPartition("bad", 0), NOW)
+    stage.clean()
+    assert stage.compaction.set_aside == {}
+
+
+def test_a_log_that_kills_the_worker_again_and_again_is_set_aside(stage: Stage) -> None:
+    stage.log()
+    stage.worker.answers = [Failure("died", "by signal 9")] * DEATHS_MAX
+    for _ in range(DEATHS_MAX):
+        assert not stage.compaction.set_aside
+        assert not stage.clean()
+    assert stage.compaction.set_aside == {TopicPartition("t", 0): "by signal 9"}
+
+
+def test_a_disk_that_fails_is_tried_again_later(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    stage.log()
+    stage.worker.answers = [Failure("storage", "cannot compact: No space left on device")]
+    assert not stage.clean()
+    assert "No space left on device; it is tried again in 60 s" in caplog.text
+    assert not stage.clean()
+    assert not stage.compaction.set_aside
+
+
+def test_renames_that_fail_put_the_directory_aside(tmp_path: Path) -> None:
+    class Failing(SystemFiles):
+        def rename(self, old: str, new: str) -> None:
+            if old.endswith(".log") and new.endswith(".deleted"):
+                raise OSError(5, "Input/output error", old)
+            super().rename(old, new)
+
+    stage = Stage(tmp_path, Failing())
+    stage.log()
+    assert not stage.clean()
+    assert "cannot exchange compacted segments of" in stage.replicas.failures[0]
+    stage.executor.shutdown()
+    stage.logs.unlock()
+
+
+def test_retention_leaves_a_log_alone_while_it_is_cleaned(stage: Stage) -> None:
+    log = stage.log()
+    log.advance_start(20)
+    log.cleaning = True
+    assert stage.logs.retain(NOW, {}) == {}
+    log.cleaning = False
+    stage.logs.retain(NOW, {})
+    assert log.segments[0].base_offset == 20
+
+
+async def test_the_real_process_cleans_and_is_let_go(tmp_path: Path) -> None:
+    worker = CleanerProcess()
+    stage = Stage(tmp_path, worker=worker)
+    log = stage.log()
+    assert await stage.compaction.clean_dirtiest()
+    assert offsets(log) == [37, 38, 39]
+    pid = worker.pid
+    assert pid > 0
+    await worker.rest()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    stage.write(log)
+    stage.write(log)
+    assert await stage.compaction.clean_dirtiest()
+    assert worker.starts == 2
+    await worker.rest()
+    stage.close()
+
+
+async def test_a_process_that_is_killed_at_work_is_started_again(tmp_path: Path) -> None:
+    worker = CleanerProcess()
+    stage = Stage(tmp_path, worker=worker)
+    log = stage.log()
+    place = stage.compaction._place
+
+    async def kill(*arguments: Any) -> bool:
+        os.kill(worker.pid, signal.SIGKILL)
+        return True
+
+    stage.compaction._place = kill  # type: ignore[method-assign]
+    assert not await stage.compaction.clean_dirtiest()
+    assert leftovers(stage) == []
+    assert offsets(log) == list(range(40))
+    stage.compaction._place = place  # type: ignore[method-assign]
+    assert await stage.compaction.clean_dirtiest()
+    assert offsets(log) == [37, 38, 39]
+    await worker.rest()
+    stage.close()
+
+
+async def test_a_broker_that_stops_ends_a_slow_cleaning(tmp_path: Path) -> None:
+    worker = CleanerProcess()
+    stage = Stage(tmp_path, worker=worker)
+    stage.log(count=30000)
+    slow = BrokerConfig.of(log_cleaner_io_max_bytes_per_second="1000")
+    stage.compaction.config = lambda: slow
+    task = asyncio.create_task(stage.compaction.run())
+    while worker.pid < 0:
+        await asyncio.sleep(0.01)
+    pid = worker.pid
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    stage.close()

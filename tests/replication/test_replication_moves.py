@@ -1,0 +1,302 @@
+"""Moves of partitions between data directories: while they are written, and through a stop at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+
+import pytest
+
+from tidemill.log.config import LogConfig
+from tidemill.log.log import Log
+from tidemill.log.manager import LogManager
+from tidemill.log.names import MOVED_TO
+from tidemill.model.clock import SystemClock
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import TopicPartition
+from tidemill.records.batch import parse_batch
+from tidemill.records.builder import build_batch
+from tidemill.records.reader import read_records
+from tidemill.replication.manager import PartitionState, ReplicaManager
+from tidemill.replication.partition import Partition
+from tidemill.testing.files import FaultyFiles, Killed
+
+NODE = 1
+A, B, C = "/disk/a", "/disk/b", "/disk/c"
+KEY = TopicPartition("t", 0)
+ID = b"t" * 16
+CONFIG = LogConfig(segment_bytes=2000, index_interval_bytes=200, file_delete_delay_ms=0)
+PATIENCE_S = 20.0
+
+
+class Mortal(FaultyFiles):
+    """The process ends at the ``last``-th operation on files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self.last = 1 << 60
+
+    def check(self, operation: str, path: str) -> None:
+        self.count += 1
+        if self.count >= self.last:
+            raise Killed
+        super().check(operation, path)
+
+
+class Stage:
+    """A broker's partitions over files in memory; ``t-0`` lies in ``/disk/a``."""
+
+    def __init__(self, files: FaultyFiles, directories: tuple[str, ...] = (A, B, C)) -> None:
+        self.files = files
+        self.logs = LogManager(files, directories, recovery_threads=2)
+        self.logs.lock()
+        self.logs.claim("cluster", NODE)
+        self.logs.load(0, lambda topic: CONFIG)
+        self.pool = ThreadPoolExecutor(2)
+        loop = asyncio.get_running_loop()
+        self.replicas = ReplicaManager(NODE, self.logs, SystemClock(), loop, self.pool, self.pool)
+        states = [PartitionState(0, NODE, 0, (NODE,), (NODE,))]
+        self.replicas.put_topic("t", ID, False, states, CONFIG)
+        self.replicas.mover.resume()
+        self.mover = self.replicas.mover
+
+    @property
+    def partition(self) -> Partition:
+        found = self.replicas.find("t", 0)
+        assert found is not None
+        return found
+
+    @property
+    def log(self) -> Log:
+        return self.partition.log
+
+    def append(self, count: int = 1) -> None:
+        for _ in range(count):
+            value = b"%d" % self.log.end_offset
+            data = build_batch([(1_700_000_000_000, b"k", value, None)])
+            self.partition.append([parse_batch(data, 0, len(data))], 1, 0)
+
+    async def moved(self) -> None:
+        """Waits until no move is under way."""
+        async with asyncio.timeout(PATIENCE_S):
+            while tasks := list(self.mover._tasks):
+                await asyncio.wait(tasks)
+
+    async def stop(self) -> None:
+        await self.replicas.stop()
+        self.pool.shutdown()
+        assert self.logs.close(0, {}) == []
+
+
+def values(log: Log) -> list[int]:
+    """The value of every record, which is its offset when nothing was lost or mixed up."""
+    found = []
+    offset = int(log.start_offset)
+    while offset < log.end_offset:
+        piece = log.read(offset, 1, log.end_offset, True)
+        assert piece is not None
+        batch = parse_batch(piece.read(), 0, piece.size)
+        found += [int(record.value or b"") for record in read_records(batch)]
+        offset = int(batch.next_offset)
+    return found
+
+
+def check_whole(stage: Stage, where: str, count: int) -> None:
+    assert stage.log.directory == f"{where}/t-0"
+    assert values(stage.log) == list(range(int(stage.log.start_offset), count))
+    names = {path: stage.files.list(path) for path in (A, B, C)}
+    assert [path for path in (A, B, C) if "t-0" in names[path]] == [where]
+    assert not any(name.endswith("-future") for path in names for name in names[path])
+    assert MOVED_TO not in stage.files.list(f"{where}/t-0")
+
+
+def test_a_partition_moves_while_it_is_written_and_read() -> None:
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.append(100)
+        assert stage.log.directory == f"{A}/t-0"
+        piece = stage.log.read(7, 1, 100, True)
+        stage.mover.begin(KEY, B)
+        async with asyncio.timeout(PATIENCE_S):
+            while stage.log.directory != f"{B}/t-0":
+                stage.append()
+                await asyncio.sleep(0.001)
+        stage.append(5)
+        await stage.moved()
+        assert piece is not None
+        assert piece.read()[:8] == (7).to_bytes(8, "big")
+        count = int(stage.log.end_offset)
+        assert count > 105
+        check_whole(stage, B, count)
+        assert [path for path in stage.logs.due_removals(1 << 62) if path.startswith(f"{A}/t-0.")]
+        await stage.stop()
+        again = Stage(stage.files)
+        assert again.logs.recovered_bytes == 0
+        check_whole(again, B, count)
+        again.append()
+        await again.stop()
+
+    asyncio.run(run())
+
+
+def test_deleted_records_stay_deleted_and_the_topic_may_go_meanwhile() -> None:
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.append(60)
+        stage.log.advance_start(33)
+        stage.mover.begin(KEY, C)
+        await stage.moved()
+        assert stage.log.start_offset == 33
+        check_whole(stage, C, 60)
+        stage.files.kill()
+        again = Stage(stage.files)
+        assert again.log.start_offset == 33
+        check_whole(again, C, 60)
+        again.mover.begin(KEY, A)
+        again.replicas.remove_topic("t")
+        await again.moved()
+        for path in (A, B, C):
+            assert not [name for name in again.files.list(path) if name in ("t-0", "-future")]
+        await again.stop()
+
+    asyncio.run(run())
+
+
+def test_a_log_that_is_cut_while_it_moves_is_copied_anew() -> None:
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.append(80)
+        stage.mover.begin(KEY, B)
+        while stage.mover.moves[KEY].future.end_offset == 0:
+            stage.append()
+            await asyncio.sleep(0)
+        stage.log.truncate_to(10, 0)
+        stage.append(3)
+        await stage.moved()
+        check_whole(stage, B, 13)
+        await stage.stop()
+
+    asyncio.run(run())
+
+
+def test_a_move_to_elsewhere_calls_the_first_one_off() -> None:
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.append(80)
+        stage.mover.begin(KEY, B)
+        stage.mover.begin(KEY, B)
+        await asyncio.sleep(0)
+        stage.mover.begin(KEY, C)
+        await stage.moved()
+        check_whole(stage, C, 80)
+        stage.mover.begin(KEY, B)
+        await asyncio.sleep(0)
+        stage.mover.begin(KEY, C)
+        await stage.moved()
+        check_whole(stage, C, 80)
+        await stage.stop()
+
+    asyncio.run(run())
+
+
+def test_what_cannot_be_moved_is_refused_with_kafkas_codes() -> None:
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        for key, path, code in (
+            (KEY, "/disk/unknown", ErrorCode.LOG_DIR_NOT_FOUND),
+            (TopicPartition("t", 7), B, ErrorCode.REPLICA_NOT_AVAILABLE),
+            (TopicPartition("x" * 220, 0), B, ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ):
+            with pytest.raises(KafkaError) as caught:
+                stage.mover.begin(key, path)
+            assert caught.value.code == code
+        # A partition that comes later goes where it was asked for.
+        assert stage.logs.create(TopicPartition("t", 7), ID, CONFIG, 0).directory == f"{B}/t-7"
+        stage.logs.fail_directory(B, "Input/output error")
+        with pytest.raises(KafkaError) as caught:
+            stage.mover.begin(KEY, B)
+        assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR
+        await stage.stop()
+
+    asyncio.run(run())
+
+
+def test_a_destination_that_fails_leaves_the_partition_where_it_is() -> None:
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.append(80)
+        stage.files.fail("append", f"{B}/t-0", errno.EIO, after=3)
+        stage.mover.begin(KEY, B)
+        await stage.moved()
+        assert stage.log.directory == f"{A}/t-0"
+        stage.append()
+        stage.files.heal()
+        stage.mover.begin(KEY, B)
+        await stage.moved()
+        check_whole(stage, B, 81)
+        await stage.stop()
+
+    asyncio.run(run())
+
+
+async def killed_at(files: Mortal, last: int) -> tuple[int, int, bool]:
+    """Moves, and dies at an operation: the records appended and flushed by then, and whether it ended."""
+    stage = Stage(files)
+    stage.append(40)
+    stage.log.flush(0)
+    flushed = int(stage.log.recovery_point)
+    files.count = 0
+    files.last = last
+    appended = 40
+    try:
+        stage.mover.begin(KEY, B)
+        while stage.mover._tasks:
+            for task in stage.mover._tasks:
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            stage.append()
+            appended += 1
+            await asyncio.sleep(0.0005)
+        ended = files.count < last
+    except Killed:
+        ended = False
+    files.last = 1 << 60
+    stage.pool.shutdown()
+    return appended, flushed, ended
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_a_stop_at_any_operation_loses_nothing_and_the_move_ends_after_it(power: bool) -> None:
+    last = 1
+    outcomes = set()
+    ended = False
+    while not ended:
+        files = Mortal()
+        appended, flushed, ended = asyncio.run(killed_at(files, last))
+        if power:
+            files.power_cut(Random(last))
+        else:
+            files.kill()
+        outcomes.add(asyncio.run(go_on(files, flushed if power else appended)))
+        last += 1
+    assert outcomes == {f"{A}/t-0", f"{B}/t-0"}
+
+
+async def go_on(files: FaultyFiles, least: int) -> str:
+    """The next start, which brings the move to its end; where the partition was before that."""
+    stage = Stage(files)
+    where = str(stage.log.directory)
+    count = int(stage.log.end_offset)
+    assert count >= least
+    assert values(stage.log) == list(range(count))
+    stage.append(3)
+    await stage.moved()
+    if stage.log.directory == f"{A}/t-0":
+        # It had not begun, or its beginning was not on the disk.
+        stage.mover.begin(KEY, B)
+        await stage.moved()
+    check_whole(stage, B, count + 3)
+    await stage.stop()
+    return where

@@ -98,9 +98,9 @@ class Stage:
         self.write(log, count)
         return log
 
-    def write(self, log: Log, count: int = 40) -> None:
+    def write(self, log: Log, count: int = 40, padding: bytes = b"") -> None:
         for number in range(count):
-            data = build_batch([(NOW, b"k%d" % (number % 3), b"v%d" % number, None)])
+            data = build_batch([(NOW, b"k%d" % (number % 3), b"v%d" % number + padding, None)])
             log.append([parse_batch(data, 0, len(data))], 0, NOW)
             if number % 10 == 9:
                 log.roll(NOW)
@@ -254,59 +254,74 @@ def test_retention_leaves_a_log_alone_while_it_is_cleaned(stage: Stage) -> None:
     assert log.segments[0].base_offset == 20
 
 
-async def test_the_real_process_cleans_and_is_let_go(tmp_path: Path) -> None:
-    worker = CleanerProcess()
-    stage = Stage(tmp_path, worker=worker)
-    log = stage.log()
-    assert await stage.compaction.clean_dirtiest()
-    assert offsets(log) == [37, 38, 39]
-    pid = worker.pid
-    assert pid > 0
-    await worker.rest()
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-    stage.write(log)
-    stage.write(log)
-    assert await stage.compaction.clean_dirtiest()
-    assert worker.starts == 2
-    await worker.rest()
-    stage.close()
+def test_the_real_process_cleans_and_is_let_go(tmp_path: Path) -> None:
+    async def test() -> None:
+        worker = CleanerProcess()
+        stage = Stage(tmp_path, worker=worker)
+        log = stage.log()
+        assert await stage.compaction.clean_dirtiest()
+        assert offsets(log) == [37, 38, 39]
+        pid = worker.pid
+        assert pid > 0
+        await worker.rest()
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        stage.write(log)
+        stage.write(log)
+        assert await stage.compaction.clean_dirtiest()
+        assert worker.starts == 2
+        await worker.rest()
+        stage.close()
+
+    asyncio.run(asyncio.wait_for(test(), 60))
 
 
-async def test_a_process_that_is_killed_at_work_is_started_again(tmp_path: Path) -> None:
-    worker = CleanerProcess()
-    stage = Stage(tmp_path, worker=worker)
-    log = stage.log()
-    place = stage.compaction._place
+def test_a_process_that_is_killed_at_work_is_started_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        worker = CleanerProcess()
+        stage = Stage(tmp_path, worker=worker)
+        log = stage.log()
+        place = stage.compaction._place
 
-    async def kill(*arguments: Any) -> bool:
-        os.kill(worker.pid, signal.SIGKILL)
-        return True
+        async def kill(*arguments: Any) -> bool:
+            os.kill(worker.pid, signal.SIGKILL)
+            return True
 
-    stage.compaction._place = kill  # type: ignore[method-assign]
-    assert not await stage.compaction.clean_dirtiest()
-    assert leftovers(stage) == []
-    assert offsets(log) == list(range(40))
-    stage.compaction._place = place  # type: ignore[method-assign]
-    assert await stage.compaction.clean_dirtiest()
-    assert offsets(log) == [37, 38, 39]
-    await worker.rest()
-    stage.close()
+        stage.compaction._place = kill  # type: ignore[method-assign]
+        assert not await stage.compaction.clean_dirtiest()
+        assert leftovers(stage) == []
+        assert offsets(log) == list(range(40))
+        stage.compaction._place = place  # type: ignore[method-assign]
+        assert await stage.compaction.clean_dirtiest()
+        assert offsets(log) == [37, 38, 39]
+        await worker.rest()
+        stage.close()
+
+    asyncio.run(asyncio.wait_for(test(), 60))
 
 
-async def test_a_broker_that_stops_ends_a_slow_cleaning(tmp_path: Path) -> None:
-    worker = CleanerProcess()
-    stage = Stage(tmp_path, worker=worker)
-    stage.log(count=30000)
-    slow = BrokerConfig.of(log_cleaner_io_max_bytes_per_second="1000")
-    stage.compaction.config = lambda: slow
-    task = asyncio.create_task(stage.compaction.run())
-    while worker.pid < 0:
-        await asyncio.sleep(0.01)
-    pid = worker.pid
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-    stage.close()
+def test_a_broker_that_stops_ends_a_slow_cleaning(tmp_path: Path) -> None:
+    class Watched(CleanerProcess):
+        at_work = asyncio.Event()
+
+        async def _send(self, process: asyncio.subprocess.Process, message: Any) -> None:
+            await super()._send(process, message)
+            self.at_work.set()
+
+    async def test() -> None:
+        worker = Watched()
+        stage = Stage(tmp_path, worker=worker)
+        stage.write(stage.log(), padding=bytes(20_000))
+        slow = BrokerConfig.of(log_cleaner_io_max_bytes_per_second="1000")
+        stage.compaction.config = lambda: slow
+        task = asyncio.create_task(stage.compaction.run())
+        await worker.at_work.wait()
+        pid = worker.pid
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+        stage.close()
+
+    asyncio.run(asyncio.wait_for(test(), 60))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 from tidemill.log.clean_job import CleanCounts
@@ -67,11 +68,12 @@ def clean(
     chosen = candidate(log, int(log.end_offset), now_ms)
     job = job_for(chosen, settings or CleanerSettings(1 << 20, 0.9, chunk_bytes), now_ms)
     cleaner = Cleaner(log.files, job, lambda count: None)
-    for group in cleaner.run():
-        swap = log.begin_swap(list(group.old), group.size)
-        assert swap is not None
-        assert swap.run()
-        assert log.finish_swap(swap, now_ms)
+    with closing(cleaner.run()) as run:
+        for group in run:
+            swap = log.begin_swap(list(group.old), group.size)
+            assert swap is not None
+            assert swap.run()
+            assert log.finish_swap(swap, now_ms)
     log.clean_end = cleaner.counts.end_offset
     return cleaner.counts
 

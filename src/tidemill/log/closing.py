@@ -14,20 +14,31 @@ from typing import Final
 from tidemill.log.errors import storage_error
 from tidemill.log.flush import FlushJob
 from tidemill.log.log import Log
+from tidemill.log.open_files import OPEN_FILES, share_of_limit
 from tidemill.model.errors import StorageError
 
 THREADS: Final = 16
 """Syncs that wait at once, per data directory: enough for one commit of a journal to serve many."""
 LOGS_AT_ONCE: Final = 32
-"""Logs whose files are open at once, for a broker that has more of them than descriptors."""
+"""Logs whose files are open at once: two for each thread, so that none of them waits for the next."""
+DESCRIPTORS_A_LOG: Final = 2
+DESCRIPTORS_A_THREAD: Final = 4
+"""Of what logs leave to others, a log takes the file that it syncs, a thread the one that it opens; and as
+much is left over."""
 
 
-def close_logs(logs: Iterable[Log], now_ms: int) -> list[str]:
-    """Closes all that can be closed; texts about the others, which a start has to recover."""
+def close_logs(logs: Iterable[Log], now_ms: int, callers: int = 1) -> list[str]:
+    """Closes all that can be closed; texts about the others, which a start has to recover.
+
+    ``callers``: so many threads of the process close logs at once, and share its descriptors.
+    """
     problems: list[str] = []
     left = iter(logs)
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="close-sync") as pool:
-        while some := list(islice(left, LOGS_AT_ONCE)):
+    spare = share_of_limit() // max(1, callers)
+    at_once = max(1, min(LOGS_AT_ONCE, spare // DESCRIPTORS_A_LOG))
+    threads = max(1, min(THREADS, spare // DESCRIPTORS_A_THREAD))
+    with ThreadPoolExecutor(threads, thread_name_prefix="close-sync") as pool:
+        while some := list(islice(left, at_once)):
             jobs = [(log, _begin(log, problems)) for log in some]
             ended = pool.map(_run, [job for _, job in jobs])
             for (log, job), problem in zip(jobs, ended, strict=True):
@@ -44,7 +55,7 @@ class Failed:
 
 def _begin(log: Log, problems: list[str]) -> FlushJob | Failed | None:
     try:
-        job = log.begin_close()
+        job = _make_job(log)
     except OSError as problem:
         problems.append(str(storage_error("close", log.directory, problem)))
     except StorageError as problem:
@@ -54,6 +65,15 @@ def _begin(log: Log, problems: list[str]) -> FlushJob | Failed | None:
             job.sync_parent = False  # the caller syncs it once for all
         return job
     return Failed()
+
+
+def _make_job(log: Log) -> FlushJob | None:
+    try:
+        return log.begin_close()
+    except StorageError as problem:
+        if not isinstance(problem.__cause__, OSError) or not OPEN_FILES.make_room(problem.__cause__):
+            raise
+    return log.begin_close()
 
 
 def _run(job: FlushJob | Failed | None) -> str:

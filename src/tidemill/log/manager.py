@@ -319,7 +319,8 @@ class LogManager(DataDirectories):
 
     def _close_directory(self, directory: DataDirectory, now_ms: int) -> list[str]:
         """What goes wrong with one log does not keep the others from the disk."""
-        problems = close_logs([*directory.logs.values(), *directory.arriving.values()], now_ms)
+        logs = [*directory.logs.values(), *directory.arriving.values()]
+        problems = close_logs(logs, now_ms, len(self.working))
         try:
             # Once for all the directories of partitions that were made in it.
             self.files.sync_directory(directory.path)

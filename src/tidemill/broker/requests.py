@@ -12,7 +12,7 @@ from typing import Any, Final
 from librt.strings import read_i16_be, read_i32_be
 from mypy_extensions import i16, i64
 
-from tidemill.broker import fetch_codec, produce
+from tidemill.broker import fetch_codec, produce_codec
 from tidemill.broker.fetch import FetchPath
 from tidemill.broker.produce import ProducePath
 from tidemill.model.counters import TimeHistogram
@@ -58,7 +58,7 @@ class Requests(FrameHandler):
         elif connection.context.busy:
             connection.context.busy = False
         version = read_i16_be(data, start + 2)
-        if api_key == PRODUCE and produce.FIRST_VERSION <= version <= produce.LAST_VERSION:
+        if api_key == PRODUCE and produce_codec.FIRST_VERSION <= version <= produce_codec.LAST_VERSION:
             count: i64 = self.counts[PRODUCE] + 1
             self.counts[PRODUCE] = count
             if count % TIMED_EVERY == 1:
@@ -112,7 +112,7 @@ class Requests(FrameHandler):
         if client > 0:
             body += client
         if is_produce:
-            if version >= produce.FLEXIBLE:
+            if version >= produce_codec.FLEXIBLE:
                 body = skip_tag_section(data, body, end)
             self.produces.handle(connection, data, body, end, version, correlation_id)
         else:

@@ -10,7 +10,8 @@ import asyncio
 from concurrent.futures import Executor
 
 from tidemill.broker.conversion import Conversions
-from tidemill.broker.produce import ProducePart, ProducePath, ProduceRequest
+from tidemill.broker.produce import ProducePath, ProduceRequest
+from tidemill.broker.produce_codec import ProducePart
 from tidemill.broker.storing import Storing
 from tidemill.model.errors import KafkaError
 from tidemill.net.memory import Memory

@@ -12,7 +12,8 @@ import time
 from typing import Any
 
 from tidemill.broker.conversion import Conversions
-from tidemill.broker.produce import WRAPPED_HERE_BYTES, PlacedSet, ProducePart, ProducePath, ProduceRequest
+from tidemill.broker.produce import WRAPPED_HERE_BYTES, PlacedSet, ProducePath, ProduceRequest
+from tidemill.broker.produce_codec import ProducePart
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.records.batch import Batch, parse_batch
 from tidemill.records.message_set import MessageSet

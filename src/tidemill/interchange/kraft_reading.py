@@ -1,0 +1,242 @@
+"""Reads a cluster's metadata from KRaft's directory ``__cluster_metadata-0``.
+
+=====================================  ==============================================================
+name                                   what it is
+=====================================  ==============================================================
+``<20 digits>.log``                    batches of metadata records (:mod:`.metadata_records`)
+``<offset>-<epoch>.checkpoint``        the state up to that offset, as the same records; 20 and 10 digits
+``quorum-state``                       who was elected: not needed here
+=====================================  ==============================================================
+
+The newest snapshot is read, then the log from its offset on, to the end of its last good batch. On a single
+controller everything there is decided; of several, the one is to be read that led last.
+
+Source: Apache Kafka, ``Snapshots.java``, ``MetadataImage.java``, ``PartitionRegistration.java``; KIP-630.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from tidemill.interchange import metadata_records as records
+from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry, TopicEntry
+from tidemill.log.names import LOG, OFFSET_DIGITS, offset_of
+from tidemill.log.scan import BatchScan
+from tidemill.model.errors import KafkaError, StorageError
+from tidemill.model.ports import Files
+from tidemill.records.batch import check_crc, parse_batch
+from tidemill.records.reader import read_records
+from tidemill.wire.schema import Struct
+
+CHECKPOINT: Final = ".checkpoint"
+EPOCH_DIGITS: Final = 10
+SNAPSHOT_FOOTER: Final = 4
+WINDOW_BYTES: Final = 1024 * 1024
+UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024
+TOPIC_RESOURCE: Final = 2
+BROKER_RESOURCE: Final = 4
+RESOURCES: Final = {16: "settings of client metrics", 32: "settings of groups"}
+
+
+def snapshot_offset(name: str) -> int:
+    """The end offset in the name of a snapshot; -1 when it is none."""
+    body = name.removesuffix(CHECKPOINT)
+    offset, _, epoch = body.partition("-")
+    if body == name or len(offset) != OFFSET_DIGITS or len(epoch) != EPOCH_DIGITS:
+        return -1
+    return int(offset) if offset.isdecimal() and epoch.isdecimal() else -1
+
+
+def read_kraft(files: Files, directory: str) -> ClusterMetadata:
+    """The metadata in ``directory``. Raises StorageError when it cannot be told what holds."""
+    names = files.list(directory)
+    replay = _Replay(ClusterMetadata(f"KRaft's metadata in {directory}"))
+    snapshots = sorted(name for name in names if snapshot_offset(name) >= 0)
+    offset = 0
+    if snapshots:
+        offset = snapshot_offset(snapshots[-1])
+        _read_snapshot(files, f"{directory}/{snapshots[-1]}", replay)
+    bases = sorted(base for base in (offset_of(name, LOG) for name in names) if base >= 0)
+    if not bases and not snapshots:
+        raise StorageError(f"{directory} holds neither a log nor a snapshot of KRaft's metadata")
+    if bases and bases[0] > offset:
+        raise StorageError(
+            f"{directory}: the log begins at offset {bases[0]}, the newest snapshot ends at {offset}: what "
+            "lies between is missing; name the metadata directory of another controller"
+        )
+    for base in bases:
+        path = f"{directory}/{base:0{OFFSET_DIGITS}d}{LOG}"
+        fault = _read_log(files, path, lambda at, value, _: replay.apply(value) if at >= offset else None)
+        if fault:
+            if base != bases[-1]:
+                raise StorageError(f"{path}: {fault}; name the metadata directory of another controller")
+            replay.metadata.notes.append(f"{path}: {fault}; what lies behind it was never decided")
+    replay.finish()
+    return replay.metadata
+
+
+def _read_snapshot(files: Files, path: str, replay: _Replay) -> None:
+    last_control = -1
+
+    def take(offset: int, value: bytes | None, control: int) -> None:
+        nonlocal last_control
+        last_control = control
+        replay.apply(value)
+
+    fault = _read_log(files, path, take)
+    if fault or last_control != SNAPSHOT_FOOTER:
+        raise StorageError(
+            f"{path} is damaged ({fault or 'its end is missing'}): name the metadata directory of another "
+            "controller"
+        )
+
+
+def _read_log(files: Files, path: str, take: Callable[[int, bytes | None, int], Any]) -> str:
+    """Hands every record to ``take``: offset, value, type of a control record (-1: none); what stopped it."""
+    file = files.open(path, read_only=True)
+    scan = BatchScan(file, 0, file.size(), WINDOW_BYTES)
+    try:
+        while scan.step():
+            for offset, value, control in _records(scan):
+                take(offset, value, control)
+    except KafkaError as problem:
+        return str(problem)
+    finally:
+        file.close()
+    return scan.fault
+
+
+def _records(scan: BatchScan) -> Iterator[tuple[int, bytes | None, int]]:
+    data, at = scan.whole()
+    batch = parse_batch(data, at, at + scan.size)
+    check_crc(batch)
+    for record in read_records(batch, UNPACKED_BYTES_MAX):
+        if batch.is_control:
+            yield record.offset, None, int.from_bytes((record.key or b"")[2:4], "big")
+        else:
+            yield record.offset, record.value, -1
+
+
+class _Replay:
+    """The state that the records make, one after the other."""
+
+    def __init__(self, metadata: ClusterMetadata) -> None:
+        self.metadata = metadata
+        self._topics: dict[bytes, TopicEntry] = {}
+        self._configs: dict[tuple[int, str], dict[str, str]] = {}
+        self._others: dict[str, set[Any]] = {}
+        self._transaction: list[Struct] | None = None
+        self._rules: dict[type[Struct], Callable[[Any], None]] = {
+            records.TopicRecord: self._topic,
+            records.PartitionRecord: self._partition,
+            records.PartitionChangeRecord: self._partition_change,
+            records.RemoveTopicRecord: self._remove_topic,
+            records.ConfigRecord: self._config,
+            records.ProducerIdsRecord: self._producer_ids,
+            records.AccessControlEntryRecord: lambda r: self._other("access rules", r.id, True),
+            records.RemoveAccessControlEntryRecord: lambda r: self._other("access rules", r.id, False),
+            records.UserScramCredentialRecord: lambda r: self._other(
+                "users' credentials", (r.name, r.mechanism), True
+            ),
+            records.RemoveUserScramCredentialRecord: lambda r: self._other(
+                "users' credentials", (r.name, r.mechanism), False
+            ),
+            records.DelegationTokenRecord: lambda r: self._other("delegation tokens", r.token_id, True),
+            records.RemoveDelegationTokenRecord: lambda r: self._other(
+                "delegation tokens", r.token_id, False
+            ),
+            records.ClientQuotaRecord: lambda r: self._other("quotas", (repr(r.entity), r.key), not r.remove),
+        }
+
+    def apply(self, value: bytes | None) -> None:
+        """Takes in one record; those of an open transaction wait for its end. Raises ProtocolError."""
+        if value is None:
+            return
+        record, _ = records.decode_metadata(value)
+        if isinstance(record, records.BeginTransactionRecord):
+            self._transaction = []
+        elif isinstance(record, records.AbortTransactionRecord):
+            self._transaction = None
+        elif isinstance(record, records.EndTransactionRecord):
+            waiting, self._transaction = self._transaction or [], None
+            for one in waiting:
+                self._replay(one)
+        elif self._transaction is not None:
+            self._transaction.append(record)
+        else:
+            self._replay(record)
+
+    def _replay(self, record: Struct) -> None:
+        rule = self._rules.get(type(record))
+        if rule is not None:
+            rule(record)
+
+    def _topic(self, record: records.TopicRecord) -> None:
+        self._topics[record.topic_id] = TopicEntry(record.name, record.topic_id)
+
+    def _find(self, topic_id: bytes) -> TopicEntry:
+        topic = self._topics.get(topic_id)
+        if topic is None:
+            raise StorageError(
+                f"the metadata speaks of a topic with id {topic_id.hex()}, which it never made"
+            )
+        return topic
+
+    def _partition(self, record: records.PartitionRecord) -> None:
+        entry = PartitionEntry(tuple(record.replicas), record.leader, record.leader_epoch, tuple(record.isr))
+        self._find(record.topic_id).partitions[record.partition_id] = entry
+
+    def _partition_change(self, record: records.PartitionChangeRecord) -> None:
+        partitions = self._find(record.topic_id).partitions
+        entry = partitions.get(record.partition_id)
+        if entry is None:
+            raise StorageError(f"the metadata changes partition {record.partition_id}, which it never made")
+        if record.leader != records.NO_LEADER_CHANGE:
+            entry = entry._replace(leader=record.leader, leader_epoch=entry.leader_epoch + 1)
+        if record.isr is not None:
+            entry = entry._replace(isr=tuple(record.isr))
+        if record.replicas is not None:
+            entry = entry._replace(replicas=tuple(record.replicas))
+        partitions[record.partition_id] = entry
+
+    def _remove_topic(self, record: records.RemoveTopicRecord) -> None:
+        topic = self._find(record.topic_id)
+        del self._topics[record.topic_id]
+        self._configs.pop((TOPIC_RESOURCE, topic.name), None)
+
+    def _config(self, record: records.ConfigRecord) -> None:
+        config = self._configs.setdefault((record.resource_type, record.resource_name), {})
+        if record.value is None:
+            config.pop(record.name, None)
+        else:
+            config[record.name] = record.value
+
+    def _producer_ids(self, record: records.ProducerIdsRecord) -> None:
+        self.metadata.next_producer_id = max(self.metadata.next_producer_id, record.next_producer_id)
+
+    def _other(self, kind: str, key: Any, there: bool) -> None:
+        kept = self._others.setdefault(kind, set())
+        if there:
+            kept.add(key)
+        else:
+            kept.discard(key)
+
+    def finish(self) -> None:
+        """Puts together what the records said."""
+        metadata = self.metadata
+        for topic in self._topics.values():
+            topic.config = self._configs.get((TOPIC_RESOURCE, topic.name), {})
+            metadata.topics[topic.name] = topic
+        for (kind, name), config in self._configs.items():
+            if kind == BROKER_RESOURCE and config:
+                metadata.broker_configs[name] = config
+            elif kind in RESOURCES and config:
+                metadata.left_out[RESOURCES[kind]] += 1
+        for kind_name, kept in self._others.items():
+            if kept:
+                metadata.left_out[kind_name] += len(kept)
+        if self._transaction:
+            metadata.notes.append(
+                f"{len(self._transaction)} metadata records of an unfinished change do not count"
+            )

@@ -1,0 +1,200 @@
+"""A cluster's metadata as the nodes that Apache Kafka keeps in ZooKeeper: read from them, written as them.
+
+The nodes come from ZooKeeper itself (through kazoo), or from a file: one JSON object, path to data. Their
+forms are those of :mod:`tidemill.coordination.nodes`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from tidemill.coordination.nodes import (
+    CLUSTER_ID,
+    DEFAULT_ENTITY,
+    DELETE_TOPICS,
+    PRODUCER_ID_BLOCK,
+    TOPICS,
+    ClusterIdNode,
+    ConfigNode,
+    PartitionState,
+    PartitionStateNode,
+    ProducerIdBlock,
+    ProducerIdBlockNode,
+    TopicAssignment,
+    TopicNode,
+)
+from tidemill.coordination.port import parent_of
+from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry, TopicEntry
+from tidemill.model.errors import ConfigError, StorageError
+from tidemill.model.types import ZERO_ID
+
+READ_BELOW: Final = (TOPICS, "/config", DELETE_TOPICS, "/kafka-acl", "/delegation_token/tokens")
+CONNECT_S: Final = 15
+FILE_BYTES_MAX: Final = 256 * 1024 * 1024
+PRODUCER_IDS_A_BLOCK: Final = 1000
+
+Nodes = dict[str, bytes]
+
+
+def read_file(path: str) -> Nodes:
+    """The nodes of a file. Raises ConfigError when it is none such."""
+    with open(path, "rb") as file:
+        data = file.read(FILE_BYTES_MAX + 1)
+    try:
+        if len(data) > FILE_BYTES_MAX:
+            raise ValueError(f"it has more than {FILE_BYTES_MAX} bytes")
+        value = json.loads(data)
+        return {str(node): str(text).encode() for node, text in value.items()}
+    except (ValueError, AttributeError) as problem:
+        raise ConfigError(f"{path} is no JSON object of ZooKeeper paths and their data: {problem}") from None
+
+
+def read_zookeeper(address: str) -> Nodes:
+    """The nodes of a cluster at ``host:port,...[/chroot]``. Raises StorageError when it does not answer."""
+    client = connect(address)
+    try:
+        nodes: Nodes = {}
+        for path in (CLUSTER_ID, PRODUCER_ID_BLOCK):
+            if client.exists(path) is not None:
+                nodes[path] = client.get(path)[0] or b""
+        waiting = [path for path in READ_BELOW if client.exists(path) is not None]
+        while waiting:
+            path = waiting.pop()
+            nodes[path] = client.get(path)[0] or b""
+            waiting += [f"{path}/{name}" for name in client.get_children(path)]
+        return nodes
+    finally:
+        client.stop()
+        client.close()
+
+
+def connect(address: str) -> Any:
+    """A client of ZooKeeper, connected."""
+    from kazoo.client import KazooClient
+    from kazoo.handlers.threading import KazooTimeoutError
+
+    hosts, slash, chroot = address.partition("/")
+    client = KazooClient(hosts=hosts + slash + chroot, timeout=CONNECT_S)
+    try:
+        client.start(timeout=CONNECT_S)
+    except KazooTimeoutError:
+        client.close()
+        raise StorageError(
+            f"ZooKeeper at {hosts} does not answer: is the address right, and does it run?"
+        ) from None
+    return client
+
+
+def from_nodes(nodes: Nodes, source: str) -> ClusterMetadata:
+    """What the nodes say. Raises NodeFormatError for one that cannot be read, StorageError without any."""
+    if CLUSTER_ID not in nodes:
+        raise StorageError(
+            f"{source} has no node {CLUSTER_ID}: does the address need a chroot, as host:2181/kafka?"
+        )
+    metadata = ClusterMetadata(source, ClusterIdNode.decode(nodes[CLUSTER_ID]))
+    deleting = set(_children(nodes, DELETE_TOPICS))
+    for name in _children(nodes, TOPICS):
+        if name in deleting:
+            metadata.notes.append(f"the topic {name} was being deleted: it is left out")
+            continue
+        metadata.topics[name] = _topic(nodes, name)
+    for name in _children(nodes, "/config/brokers"):
+        path = ConfigNode.path("brokers", name)
+        config = ConfigNode.decode(path, nodes[path])
+        if config:
+            metadata.broker_configs["" if name == DEFAULT_ENTITY else name] = config
+    if nodes.get(PRODUCER_ID_BLOCK):
+        metadata.next_producer_id = ProducerIdBlockNode.decode(nodes[PRODUCER_ID_BLOCK]).end + 1
+    for kind, root in (
+        ("quotas and credentials of users", "/config/users"),
+        ("quotas of clients", "/config/clients"),
+        ("quotas of addresses", "/config/ips"),
+        ("delegation tokens", "/delegation_token/tokens"),
+    ):
+        count = sum(1 for path, data in nodes.items() if path.startswith(f"{root}/") and data)
+        if count:
+            metadata.left_out[kind] = count
+    rules = sum(1 for path in nodes if path.startswith("/kafka-acl/") and path.count("/") == 3)
+    if rules:
+        metadata.left_out["access rules"] = rules
+    return metadata
+
+
+def _children(nodes: Nodes, parent: str) -> Iterator[str]:
+    yield from sorted(path.rpartition("/")[2] for path in nodes if path != "/" and parent_of(path) == parent)
+
+
+def _topic(nodes: Nodes, name: str) -> TopicEntry:
+    assignment = TopicNode.decode(name, nodes[TopicNode.path(name)])
+    topic = TopicEntry(name, assignment.topic_id or ZERO_ID)
+    for number, replicas in assignment.replicas.items():
+        entry = PartitionEntry(tuple(replicas))
+        path = PartitionStateNode.path(name, number)
+        if path in nodes:
+            state = PartitionStateNode.decode(name, number, nodes[path])
+            entry = entry._replace(leader=state.leader, leader_epoch=state.leader_epoch, isr=tuple(state.isr))
+        topic.partitions[number] = entry
+    path = ConfigNode.path("topics", name)
+    if path in nodes:
+        topic.config = ConfigNode.decode(path, nodes[path])
+    return topic
+
+
+def to_nodes(metadata: ClusterMetadata, *, controller_epoch: int = 0) -> Nodes:
+    """The nodes that say the same, parents before what is below them."""
+    nodes: Nodes = {"/cluster": b"", CLUSTER_ID: ClusterIdNode.encode(metadata.cluster_id)}
+    nodes |= {"/brokers": b"", TOPICS: b"", "/config": b"", "/config/topics": b"", "/config/brokers": b""}
+    for name, topic in sorted(metadata.topics.items()):
+        replicas = {number: list(entry.replicas) for number, entry in sorted(topic.partitions.items())}
+        topic_id = topic.topic_id if topic.topic_id != ZERO_ID else None
+        nodes[ConfigNode.path("topics", name)] = ConfigNode.encode(topic.config)
+        nodes[TopicNode.path(name)] = TopicNode.encode(TopicAssignment(topic_id, replicas))
+        nodes[PartitionStateNode.parents(name)] = b""
+        for number, entry in sorted(topic.partitions.items()):
+            nodes[PartitionStateNode.parent(name, number)] = b""
+            state = PartitionState(entry.leader, entry.leader_epoch, list(entry.isr), controller_epoch)
+            nodes[PartitionStateNode.path(name, number)] = PartitionStateNode.encode(state)
+    for name, config in sorted(metadata.broker_configs.items()):
+        nodes[ConfigNode.path("brokers", name or DEFAULT_ENTITY)] = ConfigNode.encode(config)
+    if metadata.next_producer_id > 0:
+        end = metadata.next_producer_id - 1
+        block = ProducerIdBlock(0, max(end - PRODUCER_IDS_A_BLOCK + 1, 0), end)
+        nodes[PRODUCER_ID_BLOCK] = ProducerIdBlockNode.encode(block)
+    return nodes
+
+
+def write_file(path: str, nodes: Mapping[str, bytes]) -> None:
+    """Writes nodes as :func:`read_file` reads them."""
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({node: data.decode() for node, data in nodes.items()}, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+
+
+def write_zookeeper(address: str, nodes: Mapping[str, bytes]) -> None:
+    """Makes the nodes in ZooKeeper, and its chroot. Raises StorageError when a cluster is there."""
+    from kazoo.exceptions import NodeExistsError
+
+    hosts, _, chroot = address.partition("/")
+    if chroot:
+        client = connect(hosts)
+        try:
+            client.ensure_path(f"/{chroot}")
+        finally:
+            client.stop()
+            client.close()
+    client = connect(address)
+    try:
+        if client.exists(CLUSTER_ID) is not None:
+            raise StorageError(
+                f"ZooKeeper at {address} holds a cluster already: name another chroot, as host:2181/new"
+            )
+        for path, data in nodes.items():
+            try:
+                client.create(path, data)
+            except NodeExistsError:
+                client.set(path, data)
+    finally:
+        client.stop()
+        client.close()

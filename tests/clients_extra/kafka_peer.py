@@ -1,0 +1,325 @@
+"""Apache Kafka itself as a peer, on KRaft or on ZooKeeper: started, filled, read, stopped or killed."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+CLUSTER_ID = "4L6g3nShT-eMCtK--X86sw"
+START_TIMEOUT_S = 60
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+SETTINGS = """
+num.partitions=2
+offsets.topic.num.partitions=3
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=2
+log.segment.bytes=1048576
+log.index.interval.bytes=1000
+group.initial.rebalance.delay.ms=0
+log.cleaner.backoff.ms=500
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def java(jars: str, *arguments: str, heap: str = "512m") -> list[str]:
+    """A command that runs a class of ``jars``."""
+    quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
+    return [
+        "java",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        f"-Xmx{heap}",
+        quiet,
+        "-cp",
+        jars,
+        *arguments,
+    ]
+
+
+class Program:
+    """A process with its output in a file, and the port on which it answers."""
+
+    def __init__(self, command: list[str], log: Path, port: int) -> None:
+        self.log = log
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                break
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+                return
+            except OSError:
+                time.sleep(0.1)
+        self.end(signal.SIGKILL)
+        raise AssertionError(f"{command[-2:]} did not start:\n{log.read_text()[-4000:]}")
+
+    def end(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """Ends it, and waits for that."""
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        self.process.wait(60)
+
+
+class ZooKeeper(Program):
+    """A ZooKeeper server."""
+
+    def __init__(self, jars: str, directory: Path) -> None:
+        (port,) = free_ports(1)
+        self.address = f"127.0.0.1:{port}"
+        settings = directory / "zoo.cfg"
+        settings.write_text(
+            f"dataDir={directory / 'zookeeper'}\nclientPort={port}\nclientPortAddress=127.0.0.1\n"
+            "admin.enableServer=false\ntickTime=1000\nmaxClientCnxns=0\n"
+        )
+        main = "org.apache.zookeeper.server.ZooKeeperServerMain"
+        super().__init__(java(jars, main, str(settings), heap="128m"), directory / "zookeeper.out", port)
+
+
+class Kafka:
+    """One broker of Apache Kafka over ``data``."""
+
+    def __init__(
+        self,
+        jars: str,
+        directory: Path,
+        data: Path,
+        *,
+        zookeeper: str = "",
+        settings: str = "",
+        node: int = 1,
+    ) -> None:
+        self.jars, self.directory, self.data, self.zookeeper, self.node = (
+            jars,
+            directory,
+            data,
+            zookeeper,
+            node,
+        )
+        self.settings = settings
+        self.program: Program | None = None
+        self.bootstrap = ""
+
+    def start(self, *, form: bool = False) -> None:
+        """Starts it; ``form`` makes the data directory of a KRaft broker first."""
+        port, controller = free_ports(2)
+        self.bootstrap = f"127.0.0.1:{port}"
+        path = self.directory / "server.properties"
+        mode = f"broker.id={self.node}\nzookeeper.connect={self.zookeeper}\nzookeeper.session.timeout.ms=2000\nlisteners=PLAINTEXT://127.0.0.1:{port}\n"
+        if not self.zookeeper:
+            mode = (
+                f"process.roles=broker,controller\nnode.id={self.node}\n"
+                f"controller.quorum.voters={self.node}@127.0.0.1:{controller}\n"
+                f"listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n"
+                "controller.listener.names=CONTROLLER\n"
+            )
+        path.write_text(f"{mode}log.dirs={self.data}\n{SETTINGS}{self.settings}")
+        if form:
+            command = java(self.jars, "kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(path))
+            subprocess.run(command, check=True, capture_output=True, timeout=100)
+        self.program = Program(java(self.jars, "kafka.Kafka", str(path)), self.directory / "kafka.out", port)
+        wait_ready(self.bootstrap)
+
+    def end(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """Stops or kills it."""
+        if self.program is not None:
+            self.program.end(how)
+            self.program = None
+
+    @property
+    def output(self) -> str:
+        """What it said."""
+        return (self.directory / "kafka.out").read_text()
+
+
+def wait_ready(bootstrap: str) -> None:
+    """Returns once the broker answers about itself."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            if AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=5).brokers:
+                return
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.2)
+
+
+class Seen(NamedTuple):
+    """What a cluster holds, as clients see it."""
+
+    records: dict[tuple[str, int], list[tuple[Any, ...]]]
+    ends: dict[tuple[str, int], tuple[int, int]]
+    offsets: dict[tuple[str, str, int], int]
+    configs: dict[str, dict[str, str]]
+
+
+COMPACTED = {"cleanup.policy": "compact", "segment.ms": "1000", "min.cleanable.dirty.ratio": "0.01"}
+GROUPS = {"readers": ("t-gzip", 700), "others": ("t-none", 150)}
+
+
+def fill(bootstrap: str, *, topics: bool = True) -> None:
+    """Every codec, headers, idempotence, transactions, groups, a compacted topic, settings of topics."""
+    from confluent_kafka import Consumer, Producer
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    began_ms = int(time.time() * 1000) - 3_600_000
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    wanted = [NewTopic(f"t-{codec}", 2, 1) for codec in CODECS]
+    wanted.append(NewTopic("kept", 1, 1, config=COMPACTED))
+    wanted.append(
+        NewTopic(
+            "timed.by_broker", 3, 1, config={"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
+        )
+    )
+    wanted.append(NewTopic("bought", 2, 1, config={"max.message.bytes": "2000000"}))
+    wanted.append(NewTopic("gone", 1, 1))
+    if topics:
+        for future in admin.create_topics(wanted).values():
+            future.result(30)
+    for codec in CODECS:
+        producer = Producer(
+            {"bootstrap.servers": bootstrap, "compression.type": codec, "enable.idempotence": True}
+        )
+        for number in range(2500):
+            producer.produce(
+                f"t-{codec}",
+                b"value %d " % number + bytes([65 + number % 20]) * 500,
+                key=b"k%d" % number if number % 3 else None,
+                headers=[("trace", b"%d" % number), ("empty", None)] if number % 2 else None,
+                partition=number % 2,
+                timestamp=began_ms + number * 1000,
+            )
+            producer.poll(0)
+        assert producer.flush(60) == 0
+    keep(bootstrap, 2000)
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for number in range(300):
+        producer.produce("timed.by_broker", b"t%d" % number, partition=number % 3)
+    producer.produce("gone", b"never seen again")
+    assert producer.flush(60) == 0
+    admin.delete_topics(["gone"])["gone"].result(30)
+    buy(bootstrap)
+    for group, (topic, count) in GROUPS.items():
+        consumer = Consumer(
+            {"bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest"}
+        )
+        consumer.subscribe([topic])
+        left = count
+        while left:
+            left -= len(consumer.consume(min(left, 100), timeout=30))
+        consumer.commit(asynchronous=False)
+        consumer.close()
+
+
+def keep(bootstrap: str, first: int) -> None:
+    """Writes to the compacted topic: few keys, many values."""
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for number in range(first, first + 2000):
+        producer.produce("kept", b"v%d" % number + bytes(50), key=b"key-%d" % (number % 7))
+        if number % 500 == 0:
+            assert producer.flush(60) == 0
+    assert producer.flush(60) == 0
+
+
+def buy(bootstrap: str) -> None:
+    """Transactions: committed, aborted, and one that nobody ends."""
+    from confluent_kafka import Producer
+
+    settings = {"bootstrap.servers": bootstrap, "linger.ms": 0}
+    producer = Producer({**settings, "transactional.id": "till"})
+    producer.init_transactions(60)
+    for number in range(6):
+        producer.begin_transaction()
+        for item in range(40):
+            producer.produce("bought", b"sale %d item %d" % (number, item), partition=item % 2)
+        producer.flush(30)
+        if number % 3 == 1:
+            producer.abort_transaction(60)
+        else:
+            producer.commit_transaction(60)
+
+
+def see(bootstrap: str, *, isolation: str = "read_committed") -> Seen:
+    """Reads everything."""
+    from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+    from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, ResourceType
+
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    topics = {name: meta for name, meta in admin.list_topics(timeout=30).topics.items() if name[:2] != "__"}
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "see",
+            "enable.auto.commit": False,
+            "isolation.level": isolation,
+        }
+    )
+    records: dict[tuple[str, int], list[tuple[Any, ...]]] = {}
+    ends = {}
+    for name, meta in sorted(topics.items()):
+        for number in sorted(meta.partitions):
+            key = (name, number)
+            ends[key] = consumer.get_watermark_offsets(TopicPartition(name, number), 30, cached=False)
+            records[key] = read_partition(bootstrap, name, number, isolation)
+    consumer.close()
+    offsets = {}
+    for group in GROUPS:
+        future = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group]
+        for one in future.result(30).topic_partitions:
+            offsets[group, one.topic, one.partition] = one.offset
+    resources = [ConfigResource(ResourceType.TOPIC, name) for name in sorted(topics)]
+    configs = {}
+    for resource, future in admin.describe_configs(resources).items():
+        told = future.result(30).values()
+        own = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+        configs[resource.name] = {one.name: one.value for one in told if one.source == own}
+    return Seen(records, ends, offsets, configs)
+
+
+def read_partition(bootstrap: str, topic: str, number: int, isolation: str) -> list[tuple[Any, ...]]:
+    """Every record of a partition: offset, time, key, value, headers."""
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "see",
+            "enable.auto.commit": False,
+            "isolation.level": isolation,
+            "enable.partition.eof": True,
+            "check.crcs": True,
+        }
+    )
+    consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING)])
+    found: list[tuple[Any, ...]] = []
+    while True:
+        for message in consumer.consume(500, timeout=0.2):
+            problem = message.error()
+            if problem is not None:
+                assert problem.code() == KafkaError._PARTITION_EOF, problem
+                consumer.close()
+                return found
+            found.append(
+                (message.offset(), message.timestamp(), message.key(), message.value(), message.headers())
+            )

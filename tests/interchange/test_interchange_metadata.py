@@ -1,0 +1,251 @@
+"""A cluster's metadata read from what Apache Kafka wrote: KRaft's log and snapshot, ZooKeeper's nodes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill.coordination.nodes import DeleteTopicNode, TopicNode
+from tidemill.interchange import metadata_records as records
+from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry
+from tidemill.interchange.kraft_reading import read_kraft, snapshot_offset
+from tidemill.interchange.metadata_records import encode_metadata
+from tidemill.interchange.zookeeper_nodes import from_nodes, read_file, to_nodes, write_file
+from tidemill.log.files import SystemFiles
+from tidemill.model.errors import ConfigError, ProtocolError, StorageError
+from tidemill.records.builder import build_batch
+from tidemill.wire.schema import Struct
+
+RECORDED = Path(__file__).parent / "recorded"
+METADATA = "__cluster_metadata-0"
+FILES = SystemFiles()
+LOG = "00000000000000000000.log"
+NOW = 1_700_000_000_000
+ID, OTHER = bytes(range(16)), bytes(range(16, 32))
+
+
+def seen(kind: str) -> Any:
+    return json.loads((RECORDED / kind / "seen.json").read_text())
+
+
+def own_topics(metadata: ClusterMetadata) -> dict[str, dict[str, str]]:
+    return {name: topic.config for name, topic in metadata.topics.items() if name[:2] != "__"}
+
+
+def kraft(tmp_path: Path) -> Path:
+    directory = tmp_path / METADATA
+    shutil.copytree(RECORDED / "kraft" / "data" / METADATA, directory)
+    return directory
+
+
+def read(directory: Path) -> ClusterMetadata:
+    return read_kraft(FILES, str(directory))
+
+
+def snapshot_of(directory: Path) -> Path:
+    (found,) = directory.glob("*.checkpoint")
+    return found
+
+
+@pytest.mark.parametrize("kind", ["kraft", "zookeeper"])
+def test_topics_ids_and_settings_are_those_that_clients_saw(kind: str) -> None:
+    data = RECORDED / kind / "data"
+    if kind == "kraft":
+        metadata = read(data / METADATA)
+    else:
+        metadata = from_nodes(read_file(str(RECORDED / kind / "nodes.json")), "nodes")
+    assert own_topics(metadata) == seen(kind)["configs"]
+    assert metadata.topics["__consumer_offsets"].config["cleanup.policy"] == "compact"
+    assert metadata.broker_configs["1"] == {"message.max.bytes": "3000000"}
+    assert metadata.next_producer_id == 1000
+    directories = {path.name for path in data.iterdir() if path.is_dir()} - {METADATA}
+    named = {f"{name}-{number}" for name, topic in metadata.topics.items() for number in topic.partitions}
+    assert named == directories
+    for name, topic in metadata.topics.items():
+        for number, entry in topic.partitions.items():
+            text = (data / f"{name}-{number}" / "partition.metadata").read_text()
+            assert text.split()[-1] == encoded(topic.topic_id)
+            assert entry.replicas == (1,)
+
+
+def encoded(topic_id: bytes) -> str:
+    from tidemill.coordination.encoding import encode_id
+
+    return encode_id(topic_id)
+
+
+def test_the_log_alone_says_what_snapshot_and_log_say(tmp_path: Path) -> None:
+    directory = kraft(tmp_path)
+    whole = read(directory)
+    snapshot_of(directory).unlink()
+    assert plain(read(directory)) == plain(whole)
+
+
+def test_the_snapshot_alone_is_the_cluster_at_its_time(tmp_path: Path) -> None:
+    directory = kraft(tmp_path)
+    (directory / LOG).unlink()
+    metadata = read(directory)
+    assert "gone" in metadata.topics
+    assert metadata.topics["codecs"].config == {"retention.ms": "-1"}
+
+
+def plain(metadata: ClusterMetadata) -> Any:
+    topics = {
+        name: (topic.topic_id, topic.config, topic.partitions) for name, topic in metadata.topics.items()
+    }
+    return topics, metadata.broker_configs, metadata.next_producer_id, metadata.left_out
+
+
+def test_every_cut_of_the_log_is_read_to_its_last_whole_batch(tmp_path: Path) -> None:
+    directory = kraft(tmp_path)
+    path = directory / LOG
+    data = path.read_bytes()
+    counts = set()
+    for size in range(0, len(data), 37):
+        path.write_bytes(data[:size])
+        counts.add(len(read(directory).topics))
+    assert max(counts) <= 7
+
+
+def test_every_flipped_byte_of_a_snapshot_is_an_error_or_changes_nothing(tmp_path: Path) -> None:
+    directory = kraft(tmp_path)
+    path = snapshot_of(directory)
+    data = path.read_bytes()
+    path.chmod(0o600)
+    whole = plain(read(directory))
+    refused = 0
+    for at in range(0, len(data), 7):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :])
+        try:
+            assert plain(read(directory)) == whole, at
+        except (StorageError, ProtocolError):
+            refused += 1
+    assert refused > len(data) // 7 - 40
+
+
+@pytest.mark.parametrize("part", [0, 100, 500, 2000])
+def test_a_snapshot_without_its_end_is_refused(tmp_path: Path, part: int) -> None:
+    directory = kraft(tmp_path)
+    path = snapshot_of(directory)
+    data = path.read_bytes()
+    path.chmod(0o600)
+    path.write_bytes(data[:part])
+    with pytest.raises(StorageError, match="is damaged"):
+        read(directory)
+
+
+def test_a_log_that_begins_behind_the_snapshot_is_refused(tmp_path: Path) -> None:
+    directory = kraft(tmp_path)
+    (directory / LOG).rename(directory / "00000000000000000999.log")
+    with pytest.raises(StorageError, match="begins at offset 999, the newest snapshot ends at"):
+        read(directory)
+
+
+def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="neither a log nor a snapshot"):
+        read(tmp_path)
+
+
+def test_names_of_snapshots() -> None:
+    assert snapshot_offset("00000000000000000104-0000000001.checkpoint") == 104
+    for name in (
+        "bootstrap.checkpoint",
+        "104-1.checkpoint",
+        "00000000000000000104-0000000001.checkpoint.part",
+    ):
+        assert snapshot_offset(name) == -1
+
+
+def replay(tmp_path: Path, *told: Struct) -> ClusterMetadata:
+    entries: list[tuple[int, bytes | None, bytes | None, None]] = [
+        (NOW, None, encode_metadata(record, 0), None) for record in told
+    ]
+    (tmp_path / LOG).write_bytes(build_batch(entries, leader_epoch=1))
+    return read(tmp_path)
+
+
+def topic(name: str, topic_id: bytes = ID) -> list[Struct]:
+    return [
+        records.TopicRecord(name=name, topic_id=topic_id),
+        records.PartitionRecord(
+            partition_id=0, topic_id=topic_id, replicas=[1, 2], isr=[1], leader=1, leader_epoch=4
+        ),
+    ]
+
+
+def test_changes_of_partitions_are_followed(tmp_path: Path) -> None:
+    change = records.PartitionChangeRecord(partition_id=0, topic_id=ID, leader=2, isr=[2], replicas=[2, 3])
+    metadata = replay(tmp_path, *topic("t"), change)
+    assert metadata.topics["t"].partitions == {0: PartitionEntry((2, 3), 2, 5, (2,))}
+
+
+def test_a_topic_made_again_has_none_of_the_old_settings(tmp_path: Path) -> None:
+    old = records.ConfigRecord(resource_type=2, resource_name="t", name="retention.ms", value="1")
+    metadata = replay(tmp_path, *topic("t"), old, records.RemoveTopicRecord(topic_id=ID), *topic("t", OTHER))
+    assert metadata.topics["t"].topic_id == OTHER
+    assert metadata.topics["t"].config == {}
+
+
+def test_only_transactions_that_ended_count(tmp_path: Path) -> None:
+    metadata = replay(
+        tmp_path,
+        records.BeginTransactionRecord(),
+        *topic("aborted"),
+        records.AbortTransactionRecord(),
+        records.BeginTransactionRecord(),
+        *topic("done"),
+        records.EndTransactionRecord(),
+        records.BeginTransactionRecord(),
+        *topic("open", OTHER),
+    )
+    assert list(metadata.topics) == ["done"]
+    assert metadata.notes == ["2 metadata records of an unfinished change do not count"]
+
+
+def test_what_has_no_place_here_is_counted(tmp_path: Path) -> None:
+    user = records.QuotaEntity(entity_type="user", entity_name="ann")
+    metadata = replay(
+        tmp_path,
+        records.ClientQuotaRecord(entity=[user], key="producer_byte_rate", value=1.0),
+        records.AccessControlEntryRecord(id=ID, resource_name="t", principal="User:a", host="*"),
+        records.AccessControlEntryRecord(id=OTHER, resource_name="u", principal="User:a", host="*"),
+        records.RemoveAccessControlEntryRecord(id=OTHER),
+    )
+    assert metadata.left_out == {"quotas": 1, "access rules": 1}
+
+
+def test_nodes_go_out_as_they_came_in(tmp_path: Path) -> None:
+    nodes = read_file(str(RECORDED / "zookeeper" / "nodes.json"))
+    metadata = from_nodes(nodes, "nodes")
+    path = tmp_path / "nodes.json"
+    write_file(str(path), to_nodes(metadata))
+    again = from_nodes(read_file(str(path)), "nodes")
+    assert plain(again) == plain(metadata)
+    assert again.cluster_id == metadata.cluster_id
+    for name in metadata.topics:
+        assert json.loads(to_nodes(metadata)[TopicNode.path(name)]) == json.loads(nodes[TopicNode.path(name)])
+
+
+def test_a_topic_that_is_being_deleted_is_left_out() -> None:
+    nodes = read_file(str(RECORDED / "zookeeper" / "nodes.json"))
+    nodes[DeleteTopicNode.path("codecs")] = b""
+    metadata = from_nodes(nodes, "nodes")
+    assert "codecs" not in metadata.topics
+    assert metadata.notes == ["the topic codecs was being deleted: it is left out"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '"text"', "{", "\xff"])
+def test_a_file_that_holds_no_nodes_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "nodes.json"
+    path.write_text(text, "latin-1")
+    with pytest.raises(ConfigError, match="no JSON object of ZooKeeper paths"):
+        read_file(str(path))
+
+
+def test_nodes_without_a_cluster_are_refused() -> None:
+    with pytest.raises(StorageError, match="does the address need a chroot"):
+        from_nodes({"/brokers/topics": b""}, "ZooKeeper")

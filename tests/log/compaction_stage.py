@@ -18,7 +18,9 @@ from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, check_crc
 from tidemill.records.builder import build_batch, build_end_marker
-from tidemill.records.reader import iter_batches, read_records
+from tidemill.records.legacy import Entry
+from tidemill.records.message_set import build_message_set
+from tidemill.records.reader import iter_stored, read_stored
 
 NOW = 1_700_000_000_000
 PARTITION = TopicPartition("t", 0)
@@ -78,27 +80,48 @@ def clean(
     return cleaner.counts
 
 
-def batches(log: Log) -> Iterator[Batch]:
-    """Every batch, as a consumer from the start gets it; checksums and order are checked."""
+def write_old(
+    log: Log,
+    magic: int,
+    records: Sequence[tuple[int, bytes | None, bytes | None]],
+    codec: int = 0,
+    append_time_ms: int = -1,
+) -> int:
+    """Appends messages of format v0 or v1, under a codec as one wrapper; the first one's offset."""
+    base = int(log.end_offset)
+    data = build_message_set(magic, records, codec, base_offset=base, append_time_ms=append_time_ms)
+    log.append_as_follower(data, NOW)
+    return base
+
+
+def stored(log: Log) -> Iterator[Batch | Entry]:
+    """Every batch or entry, as a consumer from the start gets it; the order is checked."""
     offset = int(log.start_offset)
     while offset < log.end_offset:
         part = log.read(offset, 1 << 20, log.end_offset, True)
         if part is None:
             return
-        for batch in iter_batches(part.read()):
-            check_crc(batch)
-            assert batch.base_offset >= offset or batch.last_offset >= offset
-            offset = int(batch.next_offset)
-            yield batch
+        for one in iter_stored(part.read()):
+            assert one.last_offset >= offset
+            offset = int(one.next_offset)
+            yield one
+
+
+def batches(log: Log) -> Iterator[Batch]:
+    """The batches of format v2; checksums are checked."""
+    for one in stored(log):
+        if isinstance(one, Batch):
+            check_crc(one)
+            yield one
 
 
 def rows(log: Log) -> list[Row]:
     """Every record but markers."""
     return [
         (record.offset, record.timestamp, record.key, record.value)
-        for batch in batches(log)
-        if not batch.is_control
-        for record in read_records(batch)
+        for one in stored(log)
+        if not (isinstance(one, Batch) and one.is_control)
+        for record in read_stored(one)
     ]
 
 

@@ -6,7 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compaction_stage import NOW, Row, batches, clean, end_transaction, opened, put, rows, values, write
+from compaction_stage import (
+    NOW,
+    Row,
+    batches,
+    clean,
+    end_transaction,
+    opened,
+    put,
+    rows,
+    stored,
+    values,
+    write,
+    write_old,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,11 +33,11 @@ DAY = 24 * 60 * 60 * 1000
 
 keys = st.one_of(st.none(), st.sampled_from([b"", b"a", b"b", b"c", b"k" * 33, b"k" * 32]))
 fields = st.tuples(st.integers(0, 50), keys, st.one_of(st.none(), st.binary(max_size=8)))
-batch_steps = st.tuples(
-    st.just("batch"), st.lists(fields, min_size=1, max_size=6), st.integers(0, 4), st.booleans()
-)
+contents = st.lists(fields, min_size=1, max_size=6)
+batch_steps = st.tuples(st.just("batch"), contents, st.integers(0, 4), st.booleans())
+old_steps = st.tuples(st.just("old"), contents, st.integers(0, 3), st.integers(0, 1), st.booleans())
 clean_steps = st.tuples(st.just("clean"), st.integers(0, DAY), st.booleans(), st.integers(0, 2))
-steps = st.lists(st.one_of(batch_steps, batch_steps, clean_steps, st.just(("roll",))), max_size=25)
+steps = st.lists(st.one_of(batch_steps, batch_steps, old_steps, clean_steps, st.just(("roll",))), max_size=25)
 
 
 class Model:
@@ -33,6 +46,7 @@ class Model:
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.base_of: dict[int, int] = {}
+        self.old: set[int] = set()
         self.horizons: dict[int, int] = {}
 
     def append(self, base: int, records: list[tuple[int, bytes | None, bytes | None]]) -> None:
@@ -40,22 +54,53 @@ class Model:
             self.rows.append((base + at, timestamp, key, value))
             self.base_of[base + at] = base
 
-    def clean(self, first_dirty: int, end: int, now_ms: int, retention_ms: int) -> None:
+    def append_old(
+        self,
+        base: int,
+        magic: int,
+        append_time: bool,
+        records: list[tuple[int, bytes | None, bytes | None]],
+    ) -> None:
+        for at, (timestamp, key, value) in enumerate(records):
+            told = -1 if magic == 0 else APPENDED if append_time else timestamp
+            self.rows.append((base + at, told, key, value))
+            self.old.add(base + at)
+
+    def clean(
+        self, first_dirty: int, end: int, now_ms: int, retention_ms: int, written: list[tuple[int, int]]
+    ) -> None:
+        """``written``: the segments before, with the time when they were written."""
         latest = {row[2]: row[0] for row in self.rows if first_dirty <= row[0] < end and row[2] is not None}
+        clean_ms = [time_ms for base, time_ms in written if base < first_dirty]
+        old_horizon = clean_ms[-1] - retention_ms if clean_ms else 0
         kept = []
         horizons = dict(self.horizons)
         for row in self.rows:
             offset, _, key, value = row
-            horizon = horizons.get(self.base_of[offset], now_ms + 1)
+            if offset in self.old:
+                tombstones_stay = [one for base, one in written if base <= offset][-1] > old_horizon
+            else:
+                tombstones_stay = now_ms < horizons.get(self.base_of[offset], now_ms + 1)
             if offset >= end:
                 kept.append(row)
-            elif (
-                key is not None and offset >= latest.get(key, -1) and (value is not None or now_ms < horizon)
-            ):
+            elif key is not None and offset >= latest.get(key, -1) and (value is not None or tombstones_stay):
                 kept.append(row)
-                if value is None:
+                if value is None and offset not in self.old:
                     self.horizons.setdefault(self.base_of[offset], now_ms + retention_ms)
         self.rows = kept
+
+
+APPENDED = NOW + 7
+
+
+def append_step(log: Log, model: Model, step: Any) -> None:
+    records = [(NOW + timestamp, key, value) for timestamp, key, value in step[1]]
+    if step[0] == "batch":
+        model.append(write(log, records, codec=step[2]), records)
+    else:
+        codec, magic, append_time = step[2:]
+        base = write_old(log, magic, records, codec, APPENDED if append_time else -1)
+        model.append_old(base, magic, append_time, records)
 
 
 @settings(max_examples=150, deadline=None)
@@ -68,18 +113,19 @@ def test_any_history_keeps_what_the_rules_say(history: list[Any], retention_ms: 
     model = Model()
     now_ms = NOW
     for step in history:
-        if step[0] == "batch":
-            records = [(NOW + timestamp, key, value) for timestamp, key, value in step[1]]
-            model.append(write(log, records, codec=step[2]), records)
-            if step[3]:
+        files.now_ms = now_ms
+        if step[0] in ("batch", "old"):
+            append_step(log, model, step)
+            if step[0] == "batch" and step[3]:
                 log.roll(NOW)
         elif step[0] == "roll":
             log.roll(NOW)
         else:
             now_ms += step[1]
             first_dirty = max(int(log.clean_end), 0)
+            written = [(int(one.base_offset), files.modified_ms(one.path)) for one in log.segments]
             clean(log, now_ms, chunk_bytes=100 if step[2] else 4096)
-            model.clean(first_dirty, int(log.clean_end), now_ms, retention_ms)
+            model.clean(first_dirty, int(log.clean_end), now_ms, retention_ms, written)
             if step[3] == 1:
                 clean_end = log.clean_end
                 files.kill()
@@ -91,9 +137,10 @@ def test_any_history_keeps_what_the_rules_say(history: list[Any], retention_ms: 
         part = log.read(offset, 1 << 20, log.end_offset, True)
         assert (part is not None) or not found
     for row in model.rows:
-        at = log.offset_for_timestamp(row[1])
-        assert at is not None
-        assert at[1] <= row[0]
+        if row[1] >= 0:
+            at = log.offset_for_timestamp(row[1])
+            assert at is not None
+            assert at[1] <= row[0]
 
 
 @pytest.fixture
@@ -207,6 +254,55 @@ def test_a_rewritten_batch_keeps_codec_offsets_sequence_and_epoch(log: Log, code
     assert (first.base_offset, first.last_offset, first.record_count) == (0, 3, 2)
     assert (first.codec, first.base_sequence, first.last_sequence) == (codec, 40, 43)
     assert (first.producer_id, first.producer_epoch, first.leader_epoch) == (9, 3, 0)
+
+
+@pytest.mark.parametrize("codec", [0, 1, 2, 3])
+@pytest.mark.parametrize("magic", [0, 1])
+def test_messages_of_old_formats_keep_format_codec_offsets_and_times(
+    log: Log, magic: int, codec: int
+) -> None:
+    write_old(log, magic, [(NOW + at, b"k%d" % (at % 3), b"v%d" % at) for at in range(8)], codec)
+    write_old(log, magic, [(NOW, b"k1", b"last"), (NOW, b"k2", None)], codec)
+    log.roll(NOW)
+    counts = clean(log)
+    times = [NOW + 6, NOW, NOW] if magic else [-1, -1, -1]
+    assert rows(log) == [
+        (6, times[0], b"k0", b"v6"),
+        (8, times[1], b"k1", b"last"),
+        (9, times[2], b"k2", None),
+    ]
+    assert (counts.records_read, counts.records_kept) == (10, 3)
+    found = list(stored(log))
+    assert [(int(one.magic), int(one.codec)) for one in found] == [(magic, codec)] * len(found)
+    assert [int(one.last_offset) for one in found] == ([6, 9] if codec else [6, 8, 9])
+    assert log.segments[0].max_timestamp() == (NOW + 6 if magic else -1)
+
+
+def test_tombstones_of_old_formats_go_when_their_segment_is_old_enough() -> None:
+    files = FaultyFiles()
+    files.make_directory("/d/t-0")
+    files.now_ms = NOW
+    log = opened(files, "/d/t-0")
+    log.config.segment_bytes = 1  # segments that were put together would have the younger one's time
+    write_old(log, 1, [(NOW, b"a", b"1"), (NOW, b"b", None)])
+    log.roll(NOW)
+    clean(log)
+    assert values(log) == {"a": "1", "b": None}
+    for later_ms, expected in ((DAY, {"a": "1", "b": None, "c": "1"}), (2 * DAY, {"a": "1", "c": "1"})):
+        files.now_ms = NOW + later_ms
+        put(log, ("c", "1"))
+        log.roll(NOW)
+        clean(log, NOW + later_ms)
+        assert values(log) == expected
+
+
+def test_a_topic_that_changed_its_format_is_one_log_of_keys(log: Log) -> None:
+    write_old(log, 0, [(NOW, b"a", b"0"), (NOW, b"b", b"0"), (NOW, b"c", b"0")], 1)
+    write_old(log, 1, [(NOW, b"b", b"1"), (NOW, b"c", b"1")])
+    put(log, ("c", "2"))
+    log.roll(NOW)
+    clean(log)
+    assert values(log) == {"a": "0", "b": "1", "c": "2"}
 
 
 def test_the_last_batch_of_a_producer_stays_without_records(log: Log) -> None:

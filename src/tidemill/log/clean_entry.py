@@ -1,0 +1,101 @@
+"""What compaction does to one entry of formats v0 and v1: a single message, or a wrapper with its messages.
+
+A message stays as it is or goes as a whole. A wrapper from which messages go is made anew from those that
+stay, under the same codec: it has the offset of the last of them, and in v1 offsets inside that count from
+the first of them. A wrapper whose messages all go goes too: these formats have no batches without records.
+
+These formats have no place for a delete horizon. The time of the segment's file decides on tombstones: the
+caller says whether they stay.
+
+A wrapper whose messages have another format than it has is refused, as it is wherever records are read.
+
+Source: Apache Kafka, ``MemoryRecords.java`` (``buildRetainedRecordsInto``), ``LogCleaner.scala``.
+"""
+
+from __future__ import annotations
+
+from librt.strings import BytesWriter, write_i64_be
+from mypy_extensions import i64
+
+from tidemill.log.clean_batch import MAPPED, UNPACKED_BYTES_MAX
+from tidemill.log.offset_map import OffsetMap
+from tidemill.records.batch import LENGTH, NO_TIMESTAMP, NONE
+from tidemill.records.cursor import EntryCursor
+from tidemill.records.legacy import Entry, parse_entry
+from tidemill.records.message_set import wrap
+
+
+class EntryCleaner:
+    """Cleans the entries of one log against a map. After :meth:`clean` the attributes tell of the result."""
+
+    def __init__(self, offsets: OffsetMap) -> None:
+        self.offsets = offsets
+        self.records_read: i64 = 0
+        self.records_kept: i64 = 0
+        self.records_without_key: i64 = 0
+        self.base_offset: i64 = 0
+        """Of the first message that stays."""
+        self.last_offset: i64 = 0
+        """Of the last one."""
+        self.max_timestamp: i64 = NO_TIMESTAMP
+
+    def index(self, data: bytes, position: i64, end: i64, start_offset: i64) -> i64:
+        """Puts the keys from ``start_offset`` on of the entry at ``position`` into the map.
+
+        As :meth:`tidemill.log.clean_batch.BatchCleaner.index`.
+        """
+        cursor = EntryCursor(parse_entry(data, position, end), UNPACKED_BYTES_MAX)
+        while cursor.step():
+            if (
+                cursor.key_length >= 0
+                and cursor.offset >= start_offset
+                and not self.offsets.put(cursor.data, cursor.key_position, cursor.key_length, cursor.offset)
+            ):
+                return cursor.offset
+        return MAPPED
+
+    def clean(self, data: bytes, position: i64, end: i64, keeps_tombstones: bool) -> bytes:
+        """What stays of the entry at ``position``: none of its bytes, all of them, or another wrapper.
+
+        Raises CorruptMessage and InvalidRecord for one that makes no sense.
+        """
+        entry = parse_entry(data, position, end)
+        cursor = EntryCursor(entry, UNPACKED_BYTES_MAX)
+        kept = BytesWriter()
+        count: i64 = 0
+        largest: i64 = NO_TIMESTAMP
+        begin: i64 = cursor.position
+        while cursor.step():
+            self.records_read += 1
+            if self._stays(cursor, keeps_tombstones):
+                if count == 0:
+                    self.base_offset = cursor.offset
+                count += 1
+                self.last_offset = cursor.offset
+                largest = max(largest, cursor.timestamp)
+                if entry.codec != NONE:
+                    write_i64_be(kept, cursor.offset - self.base_offset if entry.magic > 0 else cursor.offset)
+                    kept.write(cursor.data[begin + LENGTH : cursor.position])
+            begin = cursor.position
+        self.records_kept += count
+        if count == 0:
+            return b""
+        if count == cursor.count:
+            self.max_timestamp = entry.timestamp
+            return data[position : position + entry.size]
+        return self._wrapped(entry, kept.getvalue(), largest)
+
+    def _wrapped(self, entry: Entry, inside: bytes, largest: i64) -> bytes:
+        append_time_ms: i64 = entry.timestamp if entry.append_time else NO_TIMESTAMP
+        self.max_timestamp = largest
+        return wrap(entry.magic, entry.codec, inside, self.last_offset, largest, append_time_ms)
+
+    def _stays(self, cursor: EntryCursor, keeps_tombstones: bool) -> bool:
+        if cursor.offset > self.offsets.latest_offset:
+            return True
+        if cursor.key_length < 0:
+            self.records_without_key += 1
+            return False
+        if cursor.value_length < 0 and not keeps_tombstones:
+            return False
+        return cursor.offset >= self.offsets.get(cursor.data, cursor.key_position, cursor.key_length)

@@ -1,0 +1,132 @@
+"""The cleaner's walks over the batches of a segment: keys into the map, then what stays into a new segment.
+
+Formats are told apart here, and transactions and idle producers asked for. The segments' files, their order
+and their groups are :mod:`tidemill.log.cleaner`'s.
+
+Source: Apache Kafka, ``Cleaner.java`` (``buildOffsetMapForSegment``, ``cleanInto``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from mypy_extensions import i64
+
+from tidemill.log.clean_batch import MAPPED, BatchCleaner
+from tidemill.log.clean_entry import EntryCleaner
+from tidemill.log.clean_job import CleanJob, LastBatch
+from tidemill.log.clean_output import CleanedSegment
+from tidemill.log.clean_transactions import CleanedTransactions
+from tidemill.log.offset_map import OffsetMap
+from tidemill.log.scan import BatchScan
+from tidemill.records.batch import CURRENT_MAGIC, Batch, parse_batch
+
+PACE_BYTES: Final = 64 * 1024
+"""Between two calls of the pace."""
+
+
+class Walk:
+    """The walks of one cleaning of one log. ``pace`` is called with bytes that were read."""
+
+    def __init__(self, job: CleanJob, pace: Callable[[int], None]) -> None:
+        self.map = OffsetMap(job.map_bytes, job.load_factor, job.first_dirty)
+        self.batches = BatchCleaner(self.map, job.now_ms, job.delete_retention_ms)
+        self.entries = EntryCleaner(self.map)
+        self.mapped_bytes: i64 = 0
+        self.read_bytes: i64 = 0
+        self._pace = pace
+        self._unpaced: i64 = 0
+        self._first_dirty: i64 = job.first_dirty
+        self._upper_bound: i64 = job.upper_bound
+        self._now_ms: i64 = job.now_ms
+        self._producers: dict[int, LastBatch] = job.producers
+
+    def map_segment(self, scan: BatchScan, transactions: CleanedTransactions) -> bool:
+        """Takes the dirty keys of a segment into the map, up to its end or a fault; False when it is full.
+
+        Raises CorruptMessage and InvalidRecord for a batch that makes no sense.
+        """
+        while scan.step():
+            size: i64 = scan.size
+            self.mapped_bytes += size
+            self._wait(size)
+            if scan.last_offset < self._first_dirty:
+                continue
+            data, at = scan.whole()
+            full_at: i64 = MAPPED
+            if scan.magic < CURRENT_MAGIC:
+                full_at = self.entries.index(data, at, at + size, self._first_dirty)
+            else:
+                batch = parse_batch(data, at, at + size)
+                if batch.is_control:
+                    transactions.marker_may_go(batch)
+                elif not (batch.is_transactional and transactions.is_aborted(batch)):
+                    full_at = self.batches.index(batch, self._first_dirty)
+            if full_at != MAPPED:
+                return False
+            if scan.last_offset > self.map.latest_offset:
+                self.map.latest_offset = scan.last_offset
+        return True
+
+    def clean_segment(
+        self,
+        scan: BatchScan,
+        transactions: CleanedTransactions,
+        keeps_tombstones: bool,
+        output: CleanedSegment,
+    ) -> None:
+        """Writes what stays of a segment to ``output``; raises as :meth:`map_segment`.
+
+        ``keeps_tombstones`` is for formats v0 and v1, which do not say themselves until when they stay.
+        """
+        batches = self.batches
+        entries = self.entries
+        while scan.step():
+            size: i64 = scan.size
+            self.read_bytes += size
+            self._wait(size)
+            data, at = scan.whole()
+            if scan.magic < CURRENT_MAGIC:
+                kept = entries.clean(data, at, at + size, keeps_tombstones)
+                if kept:
+                    output.add(kept, entries.base_offset, entries.last_offset, entries.max_timestamp)
+                continue
+            batch = parse_batch(data, at, at + size)
+            kept = self._clean_batch(batch, transactions)
+            if kept:
+                output.add(kept, batch.base_offset, batch.last_offset, batches.max_timestamp)
+
+    def _clean_batch(self, batch: Batch, transactions: CleanedTransactions) -> bytes:
+        """The bytes that stay for a batch."""
+        marker_may_go = False
+        discarded = False
+        control: bool = batch.is_control
+        if control:
+            marker_may_go = bool(transactions.marker_may_go(batch))
+            discarded = marker_may_go and batch.has_delete_horizon and batch.base_timestamp <= self._now_ms
+        elif batch.is_transactional:
+            discarded = bool(transactions.is_aborted(batch))
+        data = b""
+        if not discarded:
+            data = self.batches.clean(batch, control, marker_may_go)
+        if not data and (self._is_last_of_producer(batch) or batch.next_offset == self._upper_bound):
+            data = self.batches.empty(batch)
+        return data
+
+    def _is_last_of_producer(self, batch: Batch) -> bool:
+        """Whether the batch tells the state of a living producer: its last sequence, or its epoch."""
+        if batch.producer_id < 0:
+            return False
+        last = self._producers.get(int(batch.producer_id))
+        if last is None:
+            return False
+        if last.last_offset >= 0:
+            return batch.last_offset == i64(last.last_offset)
+        return batch.is_control and batch.producer_epoch == i64(last.epoch)
+
+    def _wait(self, count: i64) -> None:
+        self._unpaced += count
+        if self._unpaced >= PACE_BYTES:
+            self._pace(int(self._unpaced))
+            self._unpaced = 0

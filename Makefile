@@ -8,7 +8,7 @@ STAMP := $(VENV)/.ready
 SOURCES := $(shell grep -v '^\#' compiled_modules.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build plain test check format clients bench run simulate wheel clean
+.PHONY: help setup build plain test check format clients spark bench run simulate wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -39,6 +39,9 @@ test: setup ## passes the tests
 
 clients: setup ## tries clients in Java, Go and JavaScript, and Kafka's own tools; brings them below build/clients
 	export TIDEMILL_KAFKA_LIBS="$$($(BIN)/python bench/peers.py)" && $(BIN)/python -m pytest -q -m clients tests
+
+spark: setup ## runs the tests of Spark with PySpark 4.0, 4.1 and 4.2, and against Apache Kafka; takes 25 minutes
+	$(BIN)/python tests/spark_matrix.py
 
 check: setup ## lint, formatting, types and import rules
 	$(BIN)/ruff check .

@@ -116,7 +116,7 @@ class SystemFile(File):
 
     def _append_rest(self, buffers: list[Any], written: int) -> None:
         """Goes on after a short write; the next call says why it was short, if there was a reason."""
-        _write_all(self._descriptor, memoryview(b"".join(bytes(buffer) for buffer in buffers))[written:])
+        _write_all(self._descriptor, memoryview(b"".join([bytes(buffer) for buffer in buffers]))[written:])
 
     def _cut_back(self, position: i64) -> None:
         """After a failed append nothing of it may stay: the next append begins where this one did."""

@@ -1,0 +1,73 @@
+"""Runs the tests of Spark with every line of PySpark that is supported, and against Apache Kafka.
+
+    python tests/spark_matrix.py [4.0 4.1 4.2 kafka]
+
+PySpark comes from PyPI into ``build/``, Apache Kafka from Maven Central. Without arguments all are run.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "bench"))
+
+from peers import BUILD, Kafka, Peer  # noqa: E402 - the path comes first
+
+VERSIONS = ("4.0", "4.1", "4.2")
+"""Older than the one that the project installs."""
+KAFKA = "kafka"
+TESTS = [f"tests/pipeline/test_pipeline_spark_{part}.py" for part in ("batch", "stream", "write")]
+
+
+def pyspark(version: str) -> Path:
+    """A directory with the newest PySpark of a line."""
+    directory = BUILD / f"pyspark-{version}"
+    done = directory / ".complete"
+    if not done.exists():
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", str(directory)]
+        subprocess.run([*install, f"pyspark=={version}.*"], check=True)
+        done.touch()
+    return directory
+
+
+def run(title: str, **variables: str) -> bool:
+    """Whether all tests passed."""
+    print(f"\n{title}", flush=True)
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, **variables}
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", *TESTS]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0
+
+
+def run_version(version: str) -> bool:
+    """With a PySpark of this line, against our broker."""
+    path = f"{pyspark(version)}{os.pathsep}{ROOT / 'src'}"
+    return run(f"PySpark {version}", PYTHONPATH=path)
+
+
+def run_kafka() -> bool:
+    """With the PySpark that is installed, against Apache Kafka."""
+    with tempfile.TemporaryDirectory() as directory:
+        peer: Peer = Kafka(Path(directory) / "data")
+        with peer:
+            return run("Apache Kafka", TIDEMILL_TEST_BOOTSTRAP=peer.bootstrap)
+
+
+def main(wanted: list[str]) -> int:
+    """Exit code 1 if a test failed, 2 for a name that is not known."""
+    names = wanted or [*VERSIONS, KAFKA]
+    unknown = [name for name in names if name not in (*VERSIONS, KAFKA)]
+    if unknown:
+        print(f"{', '.join(unknown)}: choose from {', '.join((*VERSIONS, KAFKA))}", file=sys.stderr)
+        return 2
+    failed = [name for name in names if not (run_kafka() if name == KAFKA else run_version(name))]
+    print("\nfailed: " + ", ".join(failed) if failed else "\nall passed")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

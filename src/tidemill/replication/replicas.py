@@ -1,0 +1,162 @@
+"""What the leader of a partition knows of its followers, and what follows from that. Compiled.
+
+A follower tells how far it has the log by the offset that it fetches from. From that come the high watermark
+(everything below it is on every replica in sync), who falls out of the in-sync set, and who may come back.
+Nothing here reads a clock, sends or stores: a change of the in-sync set counts only once the controller has
+written it, and until then the high watermark waits for the members of both sets.
+
+Source: Apache Kafka, ``kafka.cluster.Partition`` and ``Replica``; KIP-497 for changes in flight.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mypy_extensions import i32, i64
+
+UNKNOWN: Final[i64] = -1
+
+
+class Follower:
+    """One follower, as its fetches tell of it."""
+
+    def __init__(self, broker_id: i32) -> None:
+        self.broker_id: i32 = broker_id
+        self.end_offset: i64 = UNKNOWN
+        """It has everything below; -1 before its first fetch in this epoch."""
+        self.start_offset: i64 = UNKNOWN
+        self.caught_up_ms: i64 = UNKNOWN
+        """When it last had everything that there was."""
+        self.high_watermark_sent: i64 = UNKNOWN
+        self._fetched_ms: i64 = UNKNOWN
+        self._leader_end: i64 = UNKNOWN
+
+    def fetched(self, offset: i64, start_offset: i64, leader_end: i64, now_ms: i64) -> None:
+        """It asked for what comes at ``offset`` while the leader's log ended at ``leader_end``.
+
+        Who now has what the leader had at the fetch before was caught up at that time: without this rule
+        a follower of a log that is written without pause would never count as caught up.
+        """
+        if offset >= leader_end:
+            self.caught_up_ms = now_ms
+        elif self._leader_end >= 0 and offset >= self._leader_end and self._fetched_ms > self.caught_up_ms:
+            self.caught_up_ms = self._fetched_ms
+        self.end_offset = offset
+        self.start_offset = start_offset
+        self._fetched_ms = now_ms
+        self._leader_end = leader_end
+
+    def forget(self) -> None:
+        """What it told counts no more."""
+        self.end_offset = UNKNOWN
+        self.caught_up_ms = UNKNOWN
+        self._fetched_ms = UNKNOWN
+        self._leader_end = UNKNOWN
+
+    def is_caught_up(self, leader_end: i64, now_ms: i64, lag_ms_max: i64) -> bool:
+        """Whether it has everything, or had within the last ``lag_ms_max`` ms."""
+        if self.end_offset == leader_end:
+            return True
+        return self.caught_up_ms >= 0 and now_ms - self.caught_up_ms <= lag_ms_max
+
+
+class Replicas:
+    """The replicas of a partition in one leader epoch."""
+
+    def __init__(
+        self,
+        leader: i32,
+        replicas: tuple[int, ...],
+        isr: tuple[int, ...],
+        partition_epoch: i64,
+        now_ms: i64,
+        lag_ms_max: i64,
+    ) -> None:
+        """Members of ``isr`` have ``lag_ms_max`` ms from ``now_ms`` on to show that they follow."""
+        self.leader: i32 = leader
+        self.lag_ms_max: i64 = lag_ms_max
+        self.partition_epoch: i64 = partition_epoch
+        """The version of the partition's state in the store, which the next change has to name."""
+        self.isr: tuple[int, ...] = isr
+        self.pending: tuple[int, ...] = ()
+        """The in-sync set that the controller was asked to write; empty when no change is under way."""
+        self.followers: dict[int, Follower] = {}
+        for broker in replicas:
+            if broker != leader:
+                follower = Follower(broker)
+                if broker in isr:
+                    follower.caught_up_ms = now_ms
+                self.followers[broker] = follower
+
+    def change(self, replicas: tuple[int, ...], isr: tuple[int, ...], partition_epoch: i64) -> None:
+        """Takes a state of the same leader epoch: replicas may have come and gone, a change is done."""
+        for broker in replicas:
+            if broker != self.leader and broker not in self.followers:
+                self.followers[broker] = Follower(broker)
+        for broker, follower in list(self.followers.items()):
+            if broker not in replicas:
+                del self.followers[broker]
+            elif broker in self.isr and broker not in isr:
+                # It was taken out, dead perhaps: until it fetches again nobody waits for it.
+                follower.forget()
+        self.isr = isr
+        self.pending = ()
+        self.partition_epoch = partition_epoch
+
+    def fetched(self, broker: i32, offset: i64, start_offset: i64, leader_end: i64, now_ms: i64) -> bool:
+        """Notes a fetch; whether ``broker`` is a follower here."""
+        follower = self.followers.get(int(broker))
+        if follower is None:
+            return False
+        follower.fetched(offset, start_offset, leader_end, now_ms)
+        return True
+
+    def high_watermark(self, own_end: i64, now_ms: i64) -> i64:
+        """Below this every replica in sync has the log; -1 while one has not told yet.
+
+        ``own_end`` is how far the leader itself counts. Followers that are about to come back into the set
+        are waited for as well: else a log that is written without pause would never let them in.
+        """
+        least: i64 = own_end
+        for broker, follower in self.followers.items():
+            if follower.end_offset >= least:
+                continue
+            comes_back = follower.end_offset >= 0 and follower.is_caught_up(own_end, now_ms, self.lag_ms_max)
+            if comes_back or broker in self.isr or broker in self.pending:
+                least = follower.end_offset
+        return least
+
+    def may_join(self, broker: i32, high_watermark: i64, epoch_start: i64) -> bool:
+        """Whether a follower outside of the set has all that is committed, in this epoch as well."""
+        follower = self.followers.get(int(broker))
+        if follower is None or int(broker) in self.isr or self.pending:
+            return False
+        return follower.end_offset >= high_watermark and follower.end_offset >= epoch_start
+
+    def with_joined(self, broker: i32) -> tuple[int, ...]:
+        """The set that ``broker`` joins."""
+        return (*self.isr, int(broker))
+
+    def without_lagging(self, own_end: i64, now_ms: i64) -> tuple[int, ...]:
+        """The set without those that have not caught up for too long; the same when there are none."""
+        if self.pending:
+            return self.isr
+        return tuple(
+            [
+                broker
+                for broker in self.isr
+                if broker == self.leader
+                or (
+                    broker in self.followers
+                    and self.followers[broker].is_caught_up(own_end, now_ms, self.lag_ms_max)
+                )
+            ]
+        )
+
+    def start_offset(self, own_start: i64) -> i64:
+        """The least start of all replicas' logs, below which records are gone; -1: one has not told."""
+        least: i64 = own_start
+        for follower in self.followers.values():
+            if follower.start_offset < least:
+                least = follower.start_offset
+        return least

@@ -19,6 +19,11 @@ class FlushJob:
         self.names_changed = 0
         self.epochs_changed = 0
         """How often names in the directory, and leader epochs, had changed when the job began."""
+        self.base_offset = 0
+        self.position = 0
+        """Up to where the active segment is synced by this job, and which one that is."""
+        self.is_safe_point = False
+        """Whether it spares a recovery so much that the new recovery point is worth writing down at once."""
         self.sync_directory = False
         self.sync_parent = False
         self._files = files

@@ -246,8 +246,10 @@ class _Index:
     def keep(self, entries: i64) -> None:
         """Forgets all entries but the first ``entries``, and zeroes their bytes."""
         self.load()
-        if entries >= self.entries:
-            return
+        if entries < self.entries:
+            self._cut(entries)
+
+    def _cut(self, entries: i64) -> None:
         position: i64 = entries * self.entry_bytes
         self._map = None
         self._writable = False
@@ -329,6 +331,29 @@ class OffsetIndex(_Index):
         """Forgets the batches that begin at ``position`` or after it."""
         self.load()
         self.keep(self._slots_up_to(position - 1, 4))
+
+    def keep_growing(self) -> bool:
+        """Forgets the entries from the first pair on that does not grow; whether there was one.
+
+        A power cut may lose entries, and keep later ones.
+        """
+        self.load()
+        offset_before: i64 = -1
+        position_before: i64 = 0
+        slot: i64 = 0
+        while slot < self.entries:
+            data = self._entry(slot)
+            offset: i64 = i64(read_i32_be(data, 0))
+            position: i64 = i64(read_i32_be(data, 4))
+            if offset <= offset_before or position <= position_before:
+                break
+            offset_before = offset
+            position_before = position
+            slot += 1
+        all_grow: bool = slot == self.entries
+        # Of two entries that do not grow either may be wrong. What lies behind a hole goes, too.
+        self._cut(slot if all_grow or slot == 0 else slot - 1)
+        return not all_grow
 
     def damage(self, log_bytes: i64) -> str:
         """What is wrong with the entries, for a log file of ``log_bytes``; empty when nothing is."""
@@ -428,6 +453,26 @@ class TimeIndex(_Index):
         self.load()
         self.keep(self._slots_up_to(offset - self.base_offset - 1, 8))
         self._last_timestamp = -2
+
+    def keep_growing(self) -> bool:
+        """As :meth:`OffsetIndex.keep_growing`."""
+        self.load()
+        timestamp_before: i64 = -1
+        offset_before: i64 = -1
+        slot: i64 = 0
+        while slot < self.entries:
+            data = self._entry(slot)
+            timestamp: i64 = read_i64_be(data, 0)
+            offset: i64 = i64(read_i32_be(data, 8))
+            if timestamp <= timestamp_before or offset < offset_before or offset < 0:
+                break
+            timestamp_before = timestamp
+            offset_before = offset
+            slot += 1
+        all_grow: bool = slot == self.entries
+        self._cut(slot if all_grow or slot == 0 else slot - 1)
+        self._last_timestamp = -2
+        return not all_grow
 
     def damage(self, offset_end: i64) -> str:
         """What is wrong with the entries, for a segment that ends before ``offset_end``; empty: nothing."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
 from typing import Final
 
 from tidemill.log.checkpoints import (
@@ -42,6 +43,8 @@ from tidemill.model.ports import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 
 PRODUCER_EXPIRATION_MS: Final = 24 * 60 * 60 * 1000
+UNSYNCED_BYTES_MAX: Final = 1 << 30
+"""What a start after a crash may have to read and check, of all logs together: a second or two of a disk."""
 PREFERRED_MAX: Final = 100_000
 """Partitions that are not here, and whose directory is remembered for when they come."""
 
@@ -62,6 +65,7 @@ class LogManager(DataDirectories):
         self.producer_expiration_ms = producer_expiration_ms
         self.policies = tuple(policies)
         self.recovery_threads = recovery_threads
+        self.unsynced_bytes_max = UNSYNCED_BYTES_MAX
         self._preferred: dict[TopicPartition, str] = {}
         self.high_watermarks: dict[TopicPartition, int] = {}
         self.removals = Removals()
@@ -104,7 +108,10 @@ class LogManager(DataDirectories):
         *,
         is_new: bool = True,
     ) -> Log:
-        """A new log, in the working data directory that has the fewest. Raises StorageError.
+        """A new log, in the working data directory that has the fewest partitions. Raises StorageError.
+
+        As in Apache Kafka a partition counts as one whatever its size, and a copy that is on its way into a
+        directory counts there.
 
         A log that is there already is returned as it is. One that is not new (``is_new``) may lie in a
         directory that failed: then none is made beside it.
@@ -133,7 +140,7 @@ class LogManager(DataDirectories):
         for directory in working:
             if directory.path == wanted:
                 return directory
-        return min(working, key=lambda candidate: len(candidate.logs))
+        return min(working, key=lambda candidate: len(candidate.logs) + len(candidate.arriving))
 
     def prefer(self, topic_partition: TopicPartition, path: str) -> None:
         """Puts a partition that is not here yet into the data directory at ``path``, when it comes."""
@@ -250,16 +257,41 @@ class LogManager(DataDirectories):
         )
 
     def flushes_due(self, now_ms: int) -> list[tuple[Log, FlushJob]]:
-        """The logs that ``flush.ms`` or a rolled segment asks to sync, each with its job."""
+        """The logs that are to be synced now, each with its job.
+
+        Those that ``flush.ms`` or a rolled segment asks for; and when a recovery would have to read more than
+        :attr:`unsynced_bytes_max`, those with most of it.
+        """
         due: list[tuple[Log, FlushJob]] = []
+        unsynced: list[tuple[int, Log]] = []
         for log in self.logs.values():
             try:
                 if log.needs_flush_by(now_ms):
                     due.append((log, log.begin_flush()))
                 elif log.recovery_point < log.active.base_offset:
-                    due.append((log, log.begin_flush(whole=False)))
+                    job = log.begin_flush(whole=False)
+                    job.is_safe_point = True
+                    due.append((log, job))
+                elif log.recovery_point < log.end_offset:
+                    unsynced.append((int(log.unsynced_bytes), log))
             except StorageError as problem:
                 self.warnings.append(str(problem))
+        return due + self._safe_points(unsynced)
+
+    def _safe_points(self, unsynced: list[tuple[int, Log]]) -> list[tuple[Log, FlushJob]]:
+        """Jobs that halve what a recovery reads, when that is too much."""
+        total = sum(count for count, _ in unsynced)
+        if total <= self.unsynced_bytes_max:
+            return []
+        due: list[tuple[Log, FlushJob]] = []
+        for count, log in sorted(unsynced, key=itemgetter(0), reverse=True):
+            try:
+                due.append((log, log.begin_safe_point()))
+            except StorageError as problem:
+                self.warnings.append(str(problem))
+            total -= count
+            if total <= self.unsynced_bytes_max // 2:
+                break
         return due
 
     def recovery_point_checkpoints(self) -> list[CheckpointJob]:

@@ -3,6 +3,8 @@
 After a clean stop nothing is read but names, sizes and the end of the last segment. After an unclean one
 every batch from the recovery point on is checked; the log is cut at the first byte that is not part of a
 good batch, what lies behind it is removed, and indexes, leader epochs and producer state are made anew.
+The check begins with the segment of the recovery point, or within it where that spares much
+(:data:`SPARED_BYTES_MIN`).
 
 Two faults are told apart in the report: truncation (the tail never reached the disk, the usual trace of a
 crash) and corruption (something else is written there). Neither makes the partition unusable, and no fault
@@ -11,7 +13,9 @@ of a file other than the log loses a record.
 
 from __future__ import annotations
 
+import contextlib
 from itertools import pairwise
+from typing import Final
 
 from tidemill.log.checkpoints import CheckpointDamaged
 from tidemill.log.config import LogConfig
@@ -40,9 +44,13 @@ from tidemill.log.removals import Removals
 from tidemill.log.scan import BatchScan
 from tidemill.log.segment import Segment
 from tidemill.log.store import write_snapshot
-from tidemill.log.walk import walk_segment
+from tidemill.log.walk import Resumption, resumption, walk_segment
 from tidemill.model.ports import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
+
+SPARED_BYTES_MIN: Final = 64 * 1024 * 1024
+"""Less than this before the recovery point is checked again, with its segment: that takes no time, and finds
+what the disk did to it."""
 
 _KNOWN_FILES = frozenset({LEADER_EPOCHS, PARTITION_METADATA, MOVED_TO})
 
@@ -106,6 +114,7 @@ class Opening:
             self.warnings += load_producers(
                 self.files, self.directory, segments, self.producers, start, end, self.now_ms
             )
+        self._remove_old_snapshots(names, segments)
         log = Log(
             self.files,
             self.directory,
@@ -278,16 +287,18 @@ class Opening:
 
     def _recover(self, segments: list[Segment]) -> int:
         """Checks the segments from the recovery point on, and cuts what is bad; the end offset."""
+        epochs = list(self.leader_epochs.epochs), list(self.leader_epochs.starts)
         first = len(segments) - 1
         while first > 0 and segments[first].base_offset > self.recovery_point:
             first -= 1
         for segment, following in pairwise(segments[: first + 1]):
             self._check_indexes(segment, following.base_offset)
-        base = segments[first].base_offset
+        resumed = self._resumption(segments[first])
+        base = int(resumed.offset if resumed is not None else segments[first].base_offset)
         self.warnings += load_producers(
             self.files,
             self.directory,
-            segments[:first],
+            segments[: first if resumed is None else first + 1],
             self.producers,
             self._first_start(segments),
             base,
@@ -297,8 +308,9 @@ class Opening:
         at = first
         while at < len(segments):
             segment = segments[at]
-            walk = walk_segment(segment, self.producers, self.leader_epochs, self.now_ms)
-            self.recovered_bytes += int(walk.position)
+            walk = walk_segment(segment, self.producers, self.leader_epochs, self.now_ms, resumed)
+            self.recovered_bytes += int(walk.position - (resumed.position if resumed is not None else 0))
+            resumed = None
             following_base = segments[at + 1].base_offset if at + 1 < len(segments) else -1
             overlap = 0 <= following_base < walk.next_offset
             if walk.fault or overlap:
@@ -308,8 +320,19 @@ class Opening:
                 self._snapshot(segments[at + 1].base_offset)
             segment.release()
             at += 1
-        self.leader_epochs.save()
+        if epochs != (self.leader_epochs.epochs, self.leader_epochs.starts):
+            self.leader_epochs.save()
         return int(segments[-1].base_offset if segments[-1].size == 0 else self.producers.end_offset)
+
+    def _resumption(self, segment: Segment) -> Resumption | None:
+        """From where in the segment of the recovery point the check begins; None: at its first byte."""
+        if self.recovery_point <= segment.base_offset or segment.size < SPARED_BYTES_MIN:
+            return None
+        known = self.recovery_point
+        segment.index.keep_growing()
+        if segment.time_index.keep_growing():
+            known = min(known, int(segment.time_index.last_offset()) + 1)
+        return resumption(segment, known, SPARED_BYTES_MIN)
 
     def _first_start(self, segments: list[Segment]) -> int:
         return int(max(self.start_offset, segments[0].base_offset))
@@ -350,6 +373,14 @@ class Opening:
             segment.rebuild_indexes()
             segment.close_indexes()
         segment.release()
+
+    def _remove_old_snapshots(self, names: set[str], segments: list[Segment]) -> None:
+        """Of the snapshots only the latest is of use, and those where segments begin: the log may be cut."""
+        kept = {int(segment.base_offset) for segment in segments} | {self.producers.snapshot_offset, -1}
+        for name in names:
+            if offset_of(name, SNAPSHOT) not in kept:
+                with contextlib.suppress(FileNotFoundError):
+                    self.files.remove(f"{self.directory}/{name}")
 
     def _remove_snapshots_after(self, offset: int) -> None:
         for name in self.files.list(self.directory):

@@ -366,18 +366,31 @@ class Segment:
             self.first_timestamp = -1
         last_position: i64 = self.index.last_position()
         self.bytes_since_index = position - last_position
-        self._recount_timestamps(last_position)
-
-    def _recount_timestamps(self, last_position: i64) -> None:
-        """After a cut: the time index without what is gone, and the largest timestamp of what is left."""
-        scan = BatchScan(self.file(), last_position, self.size)
+        scan = BatchScan(self.file(), last_position, position)
         end: i64 = self.base_offset
         while scan.step():
             end = scan.last_offset + 1
-        self.time_index.truncate_to(end)
+        self._recount_timestamps(end, position)
+
+    def resume_rebuild(self, position: i64, offset: i64) -> None:
+        """As :meth:`begin_rebuild`, but what the indexes know of the batches before ``position`` stays.
+
+        A batch begins at ``position``, and ``offset`` is its base offset.
+        """
+        self.index.truncate_to(position)
+        self.bytes_since_index = position - self.index.last_position()
+        self._recount_timestamps(offset, position)
+        self._recent_count = 0
+
+    def _recount_timestamps(self, end_offset: i64, end: i64) -> None:
+        """The time index without what comes from ``end_offset`` on, and the largest timestamp before that.
+
+        ``end`` is where the batches before ``end_offset`` end.
+        """
+        self.time_index.truncate_to(end_offset)
         timestamp: i64 = self.time_index.last_timestamp()
         offset: i64 = self.time_index.last_offset()
-        scan = BatchScan(self.file(), self.index.lookup(offset), self.size)
+        scan = BatchScan(self.file(), self.index.lookup(offset), end)
         while scan.step():
             if scan.max_timestamp > timestamp:
                 timestamp = scan.max_timestamp

@@ -63,6 +63,8 @@ class LogStore:
         self.names_synced: i64 = 0
         """What :attr:`names_changed` was when the directory was synced last."""
         self.parent_unsynced: bool = recovery_point == 0
+        self._synced_base: i64 = self.active.base_offset
+        self._synced_position: i64 = self.active.size if recovery_point >= end_offset else 0
         self.truncations: i64 = 0
         self.cleaning: bool = False
         """Whether compaction reads the log: its segments stay meanwhile."""
@@ -144,8 +146,14 @@ class LogStore:
         if offset <= self.producer_state.snapshot_offset:
             return
         write_snapshot(self.files, self._snapshot_path(offset), self.producer_state.encode())
+        before: i64 = self.producer_state.snapshot_offset
         self.producer_state.snapshot_offset = offset
         self.names_changed += 1
+        if before >= 0 and self.segments[self.segment_at(before)].base_offset != before:
+            # Only where segments begin are older ones of use: the log may be cut there.
+            path = self._snapshot_path(before)
+            if self.files.exists(path):
+                self.files.remove(path)
 
     def _snapshot_path(self, offset: i64) -> str:
         return f"{self.directory}/{offset_name(offset, SNAPSHOT)}"
@@ -194,6 +202,8 @@ class LogStore:
         self.start_offset = min(self.start_offset, self.end_offset)
         self.recovery_point = min(self.recovery_point, self.end_offset)
         self.clean_end = min(self.clean_end, self.end_offset)
+        if segment.base_offset == self._synced_base:
+            self._synced_position = min(self._synced_position, position)
         self.names_changed += 1
         self.leader_epochs.truncate_end(int(self.end_offset))
         self._leader_epoch = self.leader_epochs.latest
@@ -229,6 +239,7 @@ class LogStore:
         self.end_offset = offset
         self.recovery_point = min(self.recovery_point, offset)
         self.clean_end = min(self.clean_end, offset)
+        self._synced_position = 0
         self._leader_epoch = -1
         self._limit_offset = -1
         self.producer_state.forget()
@@ -384,6 +395,32 @@ class LogStore:
         except OSError as problem:
             raise storage_error("open for a sync", problem.filename or self.directory, problem) from problem
 
+    @property
+    def unsynced_bytes(self) -> i64:
+        """Bytes that a recovery would have to read now."""
+        if self.recovery_point >= self.end_offset:
+            return 0
+        at: i64 = self.segment_at(self.recovery_point)
+        total: i64 = 0
+        if self.segments[at].base_offset == self._synced_base:
+            total = -self._synced_position
+        while at < len(self.segments):
+            total += self.segments[at].size
+            at += 1
+        return total
+
+    def begin_safe_point(self) -> FlushJob:
+        """As :meth:`begin_flush`, so that a recovery finds indexes and producers as they are now, too."""
+        try:
+            self.take_producer_snapshot()
+        except OSError as problem:
+            raise storage_error("write the producers of", self.directory, problem) from problem
+        job = self.begin_flush()
+        job.is_safe_point = True
+        job.add_path(self.active.index.path)
+        job.add_path(self.active.time_index.path)
+        return job
+
     def _make_flush(self, whole: bool) -> FlushJob:
         end: i64 = self.end_offset if whole else self.active.base_offset
         job = FlushJob(self.files, self.directory, int(end), int(self.truncations))
@@ -403,6 +440,8 @@ class LogStore:
             elif whole and segment.size > 0:
                 job.add(segment.file())
             at += 1
+        job.base_offset = int(self.active.base_offset)
+        job.position = int(self.active.size) if whole else 0
         if self.leader_epochs.changes != self.leader_epochs.synced:
             job.add_path(self.leader_epochs.path)
         if self.names_changed != self.names_synced and self.producer_state.snapshot_offset >= 0:
@@ -419,6 +458,8 @@ class LogStore:
             return  # what was synced may be gone, and other records in its place
         if job.offset > self.recovery_point:
             self.recovery_point = job.offset
+            self._synced_base = job.base_offset
+            self._synced_position = job.position
 
     def flush(self, now_ms: i64) -> None:
         """Syncs everything, and waits for it. Raises StorageError."""

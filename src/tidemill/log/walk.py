@@ -30,17 +30,53 @@ class Walk:
         self.truncated: bool = truncated
 
 
+class Resumption:
+    """From where in a segment a walk begins: a batch whose base offset is ``offset`` lies at ``position``.
+
+    Before format v2 it is the offset of the entry, which no batch before it reaches either.
+    """
+
+    def __init__(self, position: i64, offset: i64) -> None:
+        self.position: i64 = position
+        self.offset: i64 = offset
+
+
+def resumption(segment: Segment, recovery_point: i64, bytes_min: i64) -> Resumption | None:
+    """From where a segment must be checked of which what comes before ``recovery_point`` is on the disk.
+
+    None when that is the whole segment: when less than ``bytes_min`` would be spared, and when the index
+    does not lead to a batch before the recovery point. The entries of the index must grow.
+    """
+    position: i64 = segment.index.lookup(recovery_point - 1)
+    if position <= 0 or position < bytes_min:
+        return None
+    scan = BatchScan(segment.file(), position, segment.size)
+    if not scan.step() or scan.base_offset <= segment.base_offset or scan.base_offset >= recovery_point:
+        return None
+    return Resumption(position, scan.base_offset)
+
+
 def walk_segment(
-    segment: Segment, producers: ProducerState, leader_epochs: LeaderEpochs, now_ms: i64
+    segment: Segment,
+    producers: ProducerState,
+    leader_epochs: LeaderEpochs,
+    now_ms: i64,
+    resumed: Resumption | None = None,
 ) -> Walk:
-    """Checks the batches of ``segment`` from its first byte, and makes its indexes anew on the way.
+    """Checks the batches of ``segment``, and makes its indexes anew on the way; ``resumed``: from there on.
 
     Stops at the first byte that is not part of a good batch; nothing is cut here. Producers and leader
     epochs are taken in as they come.
     """
-    segment.begin_rebuild()
-    scan = BatchScan(segment.file(), 0, segment.size, CHUNK_BYTES)
+    begin: i64 = 0
     expected: i64 = segment.base_offset
+    if resumed is None:
+        segment.begin_rebuild()
+    else:
+        begin = resumed.position
+        expected = resumed.offset
+        segment.resume_rebuild(begin, expected)
+    scan = BatchScan(segment.file(), begin, segment.size, CHUNK_BYTES)
     latest_epoch: i64 = leader_epochs.latest
     fault: str = ""
     while scan.step():

@@ -341,9 +341,14 @@ class ReplicaManager(PartitionEvents):
     # Upkeep.
 
     async def flush_due(self) -> None:
-        """Syncs the logs whose ``flush.ms`` has passed, and segments that were rolled."""
+        """Syncs the logs whose ``flush.ms`` has passed, segments that were rolled, and what has become much.
+
+        Of the latter the new recovery points are written down at once: until then a start after a crash
+        would check all of it again.
+        """
         due = self.logs.flushes_due(self.clock.wall_ms())
         self.report_warnings()
+        moved = False
         for one, job in due:
             try:
                 await self.loop.run_in_executor(self.syncers, job.run)
@@ -351,6 +356,9 @@ class ReplicaManager(PartitionEvents):
                 self._sync_failed(one, problem)
             else:
                 one.finish_flush(job, self.clock.wall_ms())
+                moved = moved or job.is_safe_point
+        if moved:
+            await self.checkpoint_recovery_points()
 
     async def retain(self) -> None:
         """Removes what retention lets go."""

@@ -21,7 +21,7 @@ from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.net.connection import Connection, Reply
 from tidemill.net.deadlines import Deadlines
 from tidemill.records.batch import ZSTD
-from tidemill.replication.partition import Partition, TopicTable
+from tidemill.replication.partition import READ_COMMITTED, Partition, TopicTable
 
 RECORDS_BYTES_MAX: Final = 0x70000000
 """Of one reply, so that it stays below 2 GiB with all that goes around the records."""
@@ -84,6 +84,9 @@ class FetchPath:
         self.down: Any = None
         """Called with the path and a request of a version whose clients know older formats only: whether it
         answers later, through :meth:`finish`. Its ``in_pieces`` gives the reply its last shape."""
+        self.aborted: Any = None
+        """Called with a log, an offset and the range found there: what :attr:`FetchPart.aborted` holds. None
+        while there are no transactions."""
         self.errors: dict[int, int] = {}
         self._woken: list[FetchRequest] = []
 
@@ -189,6 +192,7 @@ class FetchPath:
     def look_up_part(self, request: FetchRequest, part: FetchPart, left: i64, first: bool) -> None:
         """Finds one partition's records."""
         part.slice = None
+        part.aborted = None
         part.error = 0
         partition = part.partition
         if partition is not None and partition.deleted:
@@ -213,6 +217,8 @@ class FetchPath:
                 part.fail(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
                 return
             part.slice = partition.read(part.offset, size, limit, first or request.version < BYTES_MAX_FROM)
+            if self.aborted is not None and request.isolation == READ_COMMITTED and part.slice is not None:
+                part.aborted = self.aborted(partition.log, part.offset, part.slice)
         except KafkaError as error:
             part.fail(error.code)
 
@@ -302,6 +308,7 @@ class FetchPath:
             if part.error != 0:
                 self.errors[part.error] = self.errors.get(part.error, 0) + 1
             part.slice = None
+            part.aborted = None
         place = request.reply
         if place is None:
             if len(reply) == 1:

@@ -295,6 +295,28 @@ def file_range(part: FetchPart, found: Slice) -> FileRange:
     return FileRange(found.file, found.position, found.size, not found.recent)
 
 
+def encode_aborted(out: BytesWriter, part: FetchPart, request: FetchFields) -> None:
+    """The aborted transactions among the records; null unless they were asked for."""
+    flexible = request.version >= FLEXIBLE
+    aborted = part.aborted
+    count: i64 = -1
+    if aborted is not None:
+        count = len(aborted)
+    elif request.isolation == 1:
+        count = 0
+    if flexible:
+        append_uvarint(out, count + 1)
+    else:
+        write_i32_be(out, i32(count))
+    if aborted is None:
+        return
+    for producer_id, first_offset in aborted:
+        write_i64_be(out, producer_id)
+        write_i64_be(out, first_offset)
+        if flexible:
+            out.append(0)
+
+
 def encode_part(out: BytesWriter, part: FetchPart, request: FetchFields) -> None:
     """One partition's answer up to its records."""
     version = request.version
@@ -306,11 +328,7 @@ def encode_part(out: BytesWriter, part: FetchPart, request: FetchFields) -> None
         write_i64_be(out, part.last_stable_offset)
         if version >= 5:
             write_i64_be(out, part.log_start)
-        # Aborted transactions: null unless they were asked for.
-        if flexible:
-            append_uvarint(out, 1 if request.isolation == 1 else 0)
-        else:
-            write_i32_be(out, 0 if request.isolation == 1 else -1)
+        encode_aborted(out, part, request)
     if version >= 11:
         write_i32_be(out, -1)
     slice_ = part.slice

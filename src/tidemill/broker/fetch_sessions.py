@@ -46,6 +46,8 @@ class FetchPart:
         self.last_stable_offset: i64 = -1
         self.log_start: i64 = -1
         self.slice: Slice | None = None
+        self.aborted: list[tuple[int, int]] | None = None
+        """Producer id and first offset of the aborted transactions among the records, if asked for."""
         self.told_high_watermark: i64 = -1
         self.told_log_start: i64 = -1
         self.told_error: i16 = 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidemill.cli.log_import import import_
 from tidemill.cli.log_verify import recover, verify
 from tidemill.cli.output import on_terminal
 from tidemill.cli.records import as_text, for_terminal
@@ -27,11 +28,12 @@ MISFITS = ("Mismatches", "Found", "The following")
 
 @click.group("log")
 def command() -> None:
-    """Look into the files of a data directory, check them, recover them."""
+    """Look into the files of a data directory, check and recover them, bring them from Kafka and back."""
 
 
 command.add_command(verify)
 command.add_command(recover)
+command.add_command(import_)
 
 
 DECODERS = {

@@ -37,6 +37,7 @@ from tidemill.coordination.embedded import FILE_NAME, EmbeddedStore
 from tidemill.coordination.nodes import BrokerRegistration, Endpoint
 from tidemill.groups.ports import OFFSETS_TOPIC
 from tidemill.groups.service import GroupService
+from tidemill.log.aborted import AbortedTransactions
 from tidemill.log.files import SystemFiles
 from tidemill.log.manager import LogManager
 from tidemill.model.clock import SystemClock
@@ -66,6 +67,7 @@ REMOVAL_CHECK_S = 1.0
 REQUEST_BYTES_LEAST = 64 * 1024 * 1024
 REQUEST_MEMORY_SHARE = 4
 """Requests that come in hold a quarter of the memory at most, unless they are given another bound."""
+TRANSACTIONS_TOPIC = "__transaction_state"
 SHORTEST_PERIOD_S = 0.1
 """Kafka's keys allow an interval of 0; the loop has other things to do."""
 
@@ -137,7 +139,23 @@ class BrokerServer:
         first = self.broker.logs.directories[0]
         if first.failure:
             raise StorageError(f"{first.failure} (the first of log.dirs also holds the cluster's state)")
-        return EmbeddedStore.open(os.path.join(first.path, FILE_NAME))
+        path = os.path.join(first.path, FILE_NAME)
+        if not os.path.exists(path):
+            self._refuse_strange_partitions(path)
+        return EmbeddedStore.open(path)
+
+    def _refuse_strange_partitions(self, store: str) -> None:
+        """Without the store nobody knows the topics of the partitions that are there."""
+        from tidemill.interchange.directories import partitions_in
+
+        paths = [one.path for one in self.broker.logs.working]
+        found = [key for path in paths for key in partitions_in(self.broker.files, path)]
+        if found:
+            raise StorageError(
+                f"{os.path.dirname(store)} has no {FILE_NAME}, and there are {len(found)} partitions "
+                f"({found[0]}, ...): bring in what Apache Kafka wrote with 'tidemill log import "
+                f"{' '.join(paths)}', or put {FILE_NAME} back"
+            )
 
     async def _choose_node_id(self, config: BrokerConfig) -> int:
         configured = config.node_id()
@@ -200,6 +218,8 @@ class BrokerServer:
         self.fetches = FetchPath(
             topics, self.loop, self.deadlines, self.sessions, config.int("fetch.max.bytes")
         )
+        if TRANSACTIONS_TOPIC in broker.controller.image.topics:
+            self.fetches.aborted = AbortedTransactions(broker.files)
         self.down_conversion = DownConversion(self.loop, self.conversions)
         self.fetches.down = self.down_conversion
         self.dispatch = Dispatch(broker, self.loop, self._readers)

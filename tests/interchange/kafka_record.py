@@ -1,6 +1,6 @@
 """Records small data directories of Apache Kafka for tests that run without it.
 
-Run as a program, ``python tests/clients_extra/kafka_record.py JARS (kraft|zookeeper) DIRECTORY`` with the
+Run as a program, ``python tests/interchange/kafka_record.py JARS (kraft|zookeeper) DIRECTORY`` with the
 jars of Kafka 4.3.1 for ``kraft`` and of 3.9.2 for ``zookeeper``. What is left in DIRECTORY: ``data``, the
 data directory of a broker that was stopped in order; ``nodes.json``, its nodes in ZooKeeper; ``seen.json``,
 what clients read from it.

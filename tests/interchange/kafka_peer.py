@@ -7,10 +7,11 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 CLUSTER_ID = "4L6g3nShT-eMCtK--X86sw"
 START_TIMEOUT_S = 60
+READ_TIMEOUT_S = 90
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 SETTINGS = """
 num.partitions=2
@@ -163,11 +164,16 @@ def wait_ready(bootstrap: str) -> None:
         time.sleep(0.2)
 
 
+Records: TypeAlias = dict[tuple[str, int], list[tuple[Any, ...]]]
+"""Offset, time, key, value and headers of each record, by partition."""
+Ends: TypeAlias = dict[tuple[str, int], tuple[int, int]]
+
+
 class Seen(NamedTuple):
     """What a cluster holds, as clients see it."""
 
-    records: dict[tuple[str, int], list[tuple[Any, ...]]]
-    ends: dict[tuple[str, int], tuple[int, int]]
+    records: Records
+    ends: Ends
     offsets: dict[tuple[str, str, int], int]
     configs: dict[str, dict[str, str]]
 
@@ -262,32 +268,18 @@ def buy(bootstrap: str) -> None:
 
 def see(bootstrap: str, *, isolation: str = "read_committed") -> Seen:
     """Reads everything."""
-    from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
+    from confluent_kafka import ConsumerGroupTopicPartitions
     from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, ResourceType
 
     admin = AdminClient({"bootstrap.servers": bootstrap})
     topics = {name: meta for name, meta in admin.list_topics(timeout=30).topics.items() if name[:2] != "__"}
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "see",
-            "enable.auto.commit": False,
-            "isolation.level": isolation,
-        }
-    )
-    records: dict[tuple[str, int], list[tuple[Any, ...]]] = {}
-    ends = {}
-    for name, meta in sorted(topics.items()):
-        for number in sorted(meta.partitions):
-            key = (name, number)
-            ends[key] = consumer.get_watermark_offsets(TopicPartition(name, number), 30, cached=False)
-            records[key] = read_partition(bootstrap, name, number, isolation)
-    consumer.close()
+    keys = [(name, number) for name in sorted(topics) for number in sorted(topics[name].partitions)]
+    records, ends = read_all(bootstrap, keys, isolation)
     offsets = {}
-    for group in GROUPS:
-        future = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group]
-        for one in future.result(30).topic_partitions:
-            offsets[group, one.topic, one.partition] = one.offset
+    for group in admin.list_consumer_groups().result(30).valid:
+        future = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group.group_id)])
+        for one in future[group.group_id].result(30).topic_partitions:
+            offsets[group.group_id, one.topic, one.partition] = one.offset
     resources = [ConfigResource(ResourceType.TOPIC, name) for name in sorted(topics)]
     configs = {}
     for resource, future in admin.describe_configs(resources).items():
@@ -297,8 +289,8 @@ def see(bootstrap: str, *, isolation: str = "read_committed") -> Seen:
     return Seen(records, ends, offsets, configs)
 
 
-def read_partition(bootstrap: str, topic: str, number: int, isolation: str) -> list[tuple[Any, ...]]:
-    """Every record of a partition: offset, time, key, value, headers."""
+def read_all(bootstrap: str, keys: list[tuple[str, int]], isolation: str) -> tuple[Records, Ends]:
+    """Every record of the partitions, and where each begins and ends."""
     from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
     consumer = Consumer(
@@ -311,15 +303,22 @@ def read_partition(bootstrap: str, topic: str, number: int, isolation: str) -> l
             "check.crcs": True,
         }
     )
-    consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING)])
-    found: list[tuple[Any, ...]] = []
-    while True:
-        for message in consumer.consume(500, timeout=0.2):
+    ends = {key: consumer.get_watermark_offsets(TopicPartition(*key), 30, cached=False) for key in keys}
+    consumer.assign([TopicPartition(*key, OFFSET_BEGINNING) for key in keys])
+    records: Records = {key: [] for key in keys}
+    left = set(keys)
+    deadline = time.monotonic() + READ_TIMEOUT_S
+    while left:
+        assert time.monotonic() < deadline, f"no end of {left}"
+        for message in consumer.consume(1000, timeout=0.1):
+            key = (message.topic(), message.partition())
             problem = message.error()
             if problem is not None:
                 assert problem.code() == KafkaError._PARTITION_EOF, problem
-                consumer.close()
-                return found
-            found.append(
+                left.discard(key)
+                continue
+            records[key].append(
                 (message.offset(), message.timestamp(), message.key(), message.value(), message.headers())
             )
+    consumer.close()
+    return records, ends

@@ -1,0 +1,88 @@
+"""The aborted transactions of a log, as its segments' indexes tell them: what a reader of committed records
+leaves out.
+
+The indexes are read once, and again when the log has other segments: retention and compaction make them so.
+Nobody adds to an index while its segment is read.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from typing import Final
+
+from tidemill.log.log import Log
+from tidemill.log.names import TRANSACTION_INDEX, offset_name
+from tidemill.log.segment import Segment, Slice
+from tidemill.log.transaction_index import ABORTED_ENTRY_BYTES, Aborted, decode_aborted
+from tidemill.model.ports import Files
+
+FEW: Final = 50
+"""So many are told without a look at where they begin: 16 bytes each."""
+
+log = logging.getLogger("tidemill.log")
+
+
+class _Known:
+    """What one log's indexes said when it had ``segments``."""
+
+    __slots__ = ("log", "segments", "transactions")
+
+    def __init__(self, of: Log, segments: list[Segment], transactions: list[Aborted]) -> None:
+        self.log = of
+        self.segments = segments
+        self.transactions = transactions
+
+
+class AbortedTransactions:
+    """Call it with a log, an offset and what is read from there."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._known: dict[str, _Known] = {}
+
+    def __call__(self, of: Log, offset: int, found: Slice) -> list[tuple[int, int]]:
+        """Producer id and first offset of the aborted transactions that the records may be of, in order.
+
+        Those that ended before ``offset`` are left out: their markers are not read any more. Those that begin
+        behind the records only where they are many.
+        """
+        known = self._known.get(of.directory)
+        if known is None or known.log is not of or known.segments != of.segments:
+            known = self._known[of.directory] = self._read(of)
+        if not known.transactions:
+            return []
+        pairs = sorted(
+            (one.first_offset, one.producer_id) for one in known.transactions if one.last_offset >= offset
+        )
+        if len(pairs) > FEW:
+            del pairs[self._first_behind(of, offset, found, pairs) :]
+        return [(producer_id, first_offset) for first_offset, producer_id in pairs]
+
+    @staticmethod
+    def _first_behind(of: Log, offset: int, found: Slice, pairs: list[tuple[int, int]]) -> int:
+        """The place of the first transaction that begins behind the records, as the offset index tells."""
+        at = bisect_right(of.segments, offset, key=lambda segment: int(segment.base_offset)) - 1
+        segment = of.segments[max(at, 0)]
+        following = int(of.segments[at + 1].base_offset) if at + 1 < len(of.segments) else -1
+        end = int(found.position + found.size)
+
+        def is_behind(pair: tuple[int, int]) -> bool:
+            return 0 <= following <= pair[0] or (pair[0] > offset and segment.index.lookup(pair[0]) >= end)
+
+        return bisect_right(pairs, False, key=is_behind)
+
+    def _read(self, of: Log) -> _Known:
+        found: list[Aborted] = []
+        for segment in of.segments:
+            path = f"{of.directory}/{offset_name(segment.base_offset, TRANSACTION_INDEX)}"
+            try:
+                data = self._files.read(path)
+            except FileNotFoundError:
+                continue
+            except OSError as problem:
+                log.error("%s: aborted records may be read as if they were not: %s", path, problem)
+                continue
+            for at in range(0, len(data) - ABORTED_ENTRY_BYTES + 1, ABORTED_ENTRY_BYTES):
+                found.append(decode_aborted(data[at : at + ABORTED_ENTRY_BYTES]))
+        return _Known(of, list(of.segments), found)

@@ -1,0 +1,300 @@
+"""``tidemill log import``: directories that Apache Kafka wrote, served afterwards; and what goes wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from confluent_kafka import Consumer, Producer
+from kafka_peer import see
+from kafka_record import as_json
+
+from tidemill.cli.main import command, run
+from tidemill.testing import Broker
+
+RECORDED = Path(__file__).parent / "recorded"
+KINDS = ("kraft", "zookeeper")
+CONFIG = {"offsets.retention.minutes": "99999999"}
+INDEX_BYTES = 10 * 1024 * 1024
+STORE = "coordination.db"
+
+
+def copied(kind: str, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(RECORDED / kind / "data", tmp_path / "data"))
+
+
+def source(kind: str) -> list[str]:
+    return [] if kind == "kraft" else ["--nodes", str(RECORDED / "zookeeper" / "nodes.json")]
+
+
+def called(*arguments: object) -> Any:
+    every = ["log", "import", *map(str, arguments), "--json"]
+    result = CliRunner().invoke(command, every, prog_name="tidemill", standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return json.loads(result.stdout) | {"exit": result.return_value or 0}
+
+
+def failed(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> str:
+    assert run(["log", "import", *map(str, arguments)]) == code
+    return capsys.readouterr().err
+
+
+def contents(directory: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def as_if_killed(data: Path) -> None:
+    """What kill -9 leaves: no mark of a clean stop, and indexes of full size with zeros at their ends."""
+    (data / ".kafka_cleanshutdown").unlink()
+    for path in [*data.glob("*/*.index"), *data.glob("*/*.timeindex")]:
+        os.truncate(path, INDEX_BYTES // 12 * 12)
+    for path in data.glob("[a-z]*/*.snapshot"):
+        path.unlink()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_clients_see_what_they_saw_on_kafka(kind: str, killed: bool, tmp_path: Path) -> None:
+    data = copied(kind, tmp_path)
+    if killed:
+        as_if_killed(data)
+    told = called(data, *source(kind))
+    assert (told["exit"], told["imported"], told["clean_shutdown"]) == (0, True, not killed)
+    with Broker(CONFIG, data_dir=data) as broker:
+        assert as_json(see(broker.bootstrap)) == as_lists(kind)
+        going_on(broker.bootstrap)
+        broker.restart()
+        again = see(broker.bootstrap)
+    assert len(again.records["codecs", 0]) == 41
+    assert again.offsets["readers", "codecs", 0] == 41
+
+
+def as_lists(kind: str) -> Any:
+    seen = json.loads((RECORDED / kind / "seen.json").read_text())
+    for records in seen["records"].values():
+        for record in records:
+            record[5] = [list(header) for header in record[5]]
+    seen["ends"] = {key: tuple(ends) for key, ends in seen["ends"].items()}
+    return seen
+
+
+def going_on(bootstrap: str) -> None:
+    """One more record, and the group that goes on where it was on Kafka."""
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+    producer.produce("codecs", b"later", partition=0)
+    assert producer.flush(30) == 0
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "readers", "auto.offset.reset": "error"})
+    consumer.subscribe(["codecs"])
+    found = []
+    while len(found) < 30:
+        found += consumer.consume(30 - len(found), timeout=30)
+    assert [message.offset() for message in found] == list(range(11, 41))
+    assert found[-1].value() == b"later"
+    consumer.commit(asynchronous=False)
+    consumer.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_in_the_directories_changes(kind: str, tmp_path: Path) -> None:
+    data = copied(kind, tmp_path)
+    before = contents(data)
+    assert called(data, *source(kind), "--dry-run")["imported"] is False
+    assert contents(data) == before
+    assert called(data, *source(kind))["imported"] is True
+    after = contents(data)
+    assert after.pop(STORE)
+    assert after == before
+
+
+def test_what_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = copied("kraft", tmp_path)
+    assert run(["log", "import", str(data)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "broker 1 of cluster 4L6g3nShT-eMCtK--X86sw, by KRaft's metadata in "
+        f"{data}/__cluster_metadata-0: 6 topics, 8 partitions, 5.5 kB",
+        f"imported; now: tidemill serve --data {data}",
+    ]
+
+
+def test_serve_says_what_to_do_with_a_directory_of_kafka(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = copied("kraft", tmp_path)
+    before = contents(data)
+    assert run(["serve", "--data", str(data), "--port", "0"]) == 1
+    said = capsys.readouterr().err
+    assert f"'tidemill log import {data}'" in said
+    assert said.count("\n") == 1
+    assert contents(data) == before
+
+
+def test_a_directory_that_was_imported_is_not_imported_again(tmp_path: Path) -> None:
+    data = copied("kraft", tmp_path)
+    called(data)
+    told = called(data)
+    assert told["exit"] == 1
+    assert "holds the state of a Tidemill cluster already" in told["problems"][0]
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes-1").mkdir()
+    said = failed(capsys, 1, tmp_path)
+    assert f"{tmp_path} is no data directory of a broker" in said
+    assert "name the log.dirs of the broker" in said
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_directory_in_use_is_refused(
+    dry: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = copied("kraft", tmp_path)
+    called(data)
+    with Broker(CONFIG, data_dir=data):
+        assert f"{data} is in use by a broker" in failed(capsys, 1, data, *dry)
+
+
+def test_without_metadata_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = copied("zookeeper", tmp_path)
+    said = failed(capsys, 2, data)
+    assert "--zookeeper HOST:PORT/CHROOT" in said
+    assert "--without-settings" in said
+
+
+def test_two_sources_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = copied("zookeeper", tmp_path)
+    said = failed(capsys, 2, data, *source("zookeeper"), "--without-settings")
+    assert "--nodes and --without-settings do not go together" in said
+
+
+def test_without_settings_topics_are_kept_for_ever(tmp_path: Path) -> None:
+    data = copied("zookeeper", tmp_path)
+    told = called(data, "--without-settings")
+    assert told["topics"]["old0"]["config"] == {"retention.ms": "-1", "retention.bytes": "-1"}
+    assert told["topics"]["__consumer_offsets"]["config"]["cleanup.policy"] == "compact"
+    with Broker(CONFIG, data_dir=data) as broker:
+        seen = as_json(see(broker.bootstrap))
+    assert seen["records"] == as_lists("zookeeper")["records"]
+    assert seen["offsets"] == as_lists("zookeeper")["offsets"]
+
+
+def test_nodes_of_another_cluster_are_refused(tmp_path: Path) -> None:
+    data = copied("kraft", tmp_path)
+    told = called(data, *source("zookeeper"))
+    assert (told["exit"], told["imported"]) == (1, False)
+    assert "is of cluster 4L6g3nShT-eMCtK--X86sw" in told["problems"][0]
+    assert not (data / STORE).exists()
+
+
+def test_a_missing_partition_is_refused_or_begins_empty(tmp_path: Path) -> None:
+    data = copied("kraft", tmp_path)
+    shutil.rmtree(data / "stamped-1")
+    told = called(data)
+    assert told["problems"] == [
+        "topic stamped: partition 1 is in none of the directories: name every directory of log.dirs, or "
+        "begin with empty ones by --missing-as-empty"
+    ]
+    assert called(data, "--missing-as-empty")["exit"] == 0
+    with Broker(CONFIG, data_dir=data) as broker:
+        seen = see(broker.bootstrap)
+    assert seen.records["stamped", 1] == []
+    assert len(seen.records["stamped", 0]) == 4
+
+
+def test_a_damaged_snapshot_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = copied("kraft", tmp_path)
+    (snapshot,) = data.glob("__cluster_metadata-0/*.checkpoint")
+    snapshot.chmod(0o600)
+    snapshot.write_bytes(snapshot.read_bytes()[:-30])
+    said = failed(capsys, 1, data)
+    assert "is damaged" in said
+    assert "name the metadata directory of another controller" in said
+    assert not (data / STORE).exists()
+
+
+def test_metadata_may_lie_elsewhere(tmp_path: Path) -> None:
+    data = copied("kraft", tmp_path)
+    elsewhere = tmp_path / "metadata"
+    elsewhere.mkdir()
+    (data / "__cluster_metadata-0").rename(elsewhere / "__cluster_metadata-0")
+    assert called(data, "--metadata", elsewhere, "--dry-run")["exit"] == 0
+    assert called(data, "--metadata", elsewhere / "__cluster_metadata-0")["exit"] == 0
+
+
+def test_several_directories_of_one_broker(tmp_path: Path) -> None:
+    first = copied("kraft", tmp_path)
+    second = tmp_path / "second"
+    second.mkdir()
+    shutil.copy(first / "meta.properties", second)
+    for name in ("codecs-0", "stamped-1"):
+        (first / name).rename(second / name)
+    assert called(first)["exit"] == 1
+    told = called(first, second)
+    assert (told["exit"], told["directories"]) == (0, [str(first), str(second)])
+    with Broker(CONFIG | {"log.dirs": f"{first},{second}"}, data_dir=first) as broker:
+        assert as_json(see(broker.bootstrap))["records"] == as_lists("kraft")["records"]
+
+
+def test_directories_of_two_brokers_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = copied("kraft", tmp_path)
+    second = shutil.copytree(RECORDED / "zookeeper" / "data", tmp_path / "second")
+    for path in second.glob("*-[0-9]"):
+        shutil.rmtree(path)
+    assert "these are not the directories of one broker" in failed(capsys, 1, first, second)
+
+
+def test_a_partition_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = copied("kraft", tmp_path)
+    second = shutil.copytree(first, tmp_path / "second")
+    assert "partition __consumer_offsets-0 is in" in failed(capsys, 1, first, second)
+
+
+def edited_nodes(tmp_path: Path, path: str, **values: Any) -> Path:
+    nodes = json.loads((RECORDED / "zookeeper" / "nodes.json").read_text())
+    nodes[path] = json.dumps(json.loads(nodes[path]) | values)
+    target = tmp_path / "nodes.json"
+    target.write_text(json.dumps(nodes))
+    return target
+
+
+def test_a_directory_of_an_earlier_topic_is_refused(tmp_path: Path) -> None:
+    nodes = edited_nodes(tmp_path, "/brokers/topics/kept", topic_id="AAAAAAAAAAAAAAAAAAAAAQ")
+    (problem,) = called(copied("zookeeper", tmp_path), "--nodes", nodes)["problems"]
+    assert "the cluster's kept has id AAAAAAAAAAAAAAAAAAAAAQ" in problem
+    assert "move it away" in problem
+
+
+def test_a_replica_that_was_behind_is_refused(tmp_path: Path) -> None:
+    nodes = edited_nodes(tmp_path, "/brokers/topics/kept/partitions/0/state", isr=[3, 2], leader=3)
+    (problem,) = called(copied("zookeeper", tmp_path), "--nodes", nodes)["problems"]
+    assert "partition kept-0 was not in sync on broker 1: import the directories of broker 3" in problem
+
+
+def test_a_topic_with_partitions_elsewhere_is_refused_or_left_out(tmp_path: Path) -> None:
+    data = copied("zookeeper", tmp_path)
+    nodes = edited_nodes(tmp_path, "/brokers/topics/kept", partitions={"0": [1], "1": [2], "2": [3]})
+    (problem,) = called(data, "--nodes", nodes)["problems"]
+    assert "topic kept: partitions 1, 2 are on other brokers than 1" in problem
+    told = called(data, "--nodes", nodes, "--only-whole")
+    assert told["exit"] == 0
+    assert "kept" not in told["topics"]
+    assert told["left_alone"] == [f"{data}/kept-0"]
+
+
+def test_settings_that_are_not_known_are_told(tmp_path: Path) -> None:
+    config = {"compression.snappy.level": "4", "retention.ms": "-1"}
+    nodes = edited_nodes(tmp_path, "/config/topics/codecs", config=config)
+    told = called(copied("zookeeper", tmp_path), "--nodes", nodes)
+    assert told["topics"]["codecs"]["config"] == {"retention.ms": "-1"}
+    (note,) = told["notes"]
+    assert note.startswith("topic codecs: compression.snappy.level=4 is left out")

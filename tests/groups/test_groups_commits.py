@@ -407,6 +407,19 @@ def test_an_expiry_of_its_own_goes_before_the_groups() -> None:
     )
 
 
+def test_an_expiry_beyond_what_a_record_holds_is_the_latest_there_is() -> None:
+    bench = run(
+        f"""
+        commit A t-0=5 retention={2**63 - 1}
+            log t-0=5
+            A committed NONE
+        """
+    )
+    offset = bench.core.offsets("g")["t"][0]
+    assert offset.expire_timestamp_ms == 2**63 - 1
+    assert OffsetRecord("g", "t", 0, offset).value_bytes() is not None
+
+
 def test_an_offset_that_is_committed_again_meanwhile_does_not_expire() -> None:
     bench = run(
         f"""

@@ -11,7 +11,6 @@ from groups_stage import PARTITIONS, MemoryLog, Stage, commit, join, turns
 
 from tidemill.groups.effects import CommitRequest, LeavingMember, OffsetToCommit
 from tidemill.groups.offsets import CommittedOffset, GroupRecord, OffsetRecord
-from tidemill.groups.ports import offsets_topic_config, offsets_topic_replicas
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.records.batch import parse_batches
 from tidemill.records.builder import BatchBuilder, build_batch, build_end_marker
@@ -140,6 +139,20 @@ async def test_an_append_that_breaks_is_an_error_of_ours() -> None:
     async with Stage() as stage:
         stage.log.errors.append(RuntimeError("bug"))
         assert (await stage.service.commit(commit())).errors == (ErrorCode.UNKNOWN_SERVER_ERROR,)
+
+
+@on_stage
+async def test_a_commit_that_cannot_be_written_down_costs_the_others_of_its_turn_nothing() -> None:
+    async with Stage() as stage:
+        offsets = (OffsetToCommit("t", 0, 1), OffsetToCommit("t", 1, 2**63))
+        before, broken, after = (
+            asyncio.ensure_future(stage.service.commit(request))
+            for request in (commit(topic="a"), CommitRequest("g", offsets), commit(topic="b"))
+        )
+        assert (await before).errors == (await after).errors == (ErrorCode.NONE,)
+        assert (await broken).errors == (ErrorCode.UNKNOWN_SERVER_ERROR,) * 2
+        _, held = await asyncio.wait_for(stage.service.fetch("g", require_stable=True), 1)
+        assert set(held) == {"a", "b"}
 
 
 @on_stage
@@ -378,14 +391,6 @@ async def test_a_topic_that_cannot_be_created_is_no_coordinator_yet() -> None:
         assert caught.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
         stage.topic.error = None
         assert (await stage.service.find_coordinator("g", "L")).node_id == 1
-
-
-@pytest.mark.parametrize(("live", "factor", "replicas"), [(1, 3, 1), (2, 3, 2), (5, 3, 3), (0, 3, 1)])
-def test_the_topic_has_as_many_replicas_as_brokers_up_to_its_factor(
-    live: int, factor: int, replicas: int
-) -> None:
-    assert offsets_topic_replicas(live, factor) == replicas
-    assert offsets_topic_config(1 << 20)["cleanup.policy"] == "compact"
 
 
 # Everything else.

@@ -16,6 +16,8 @@ anything else                               never
 
 from __future__ import annotations
 
+from typing import Final
+
 from tidemill.groups.effects import (
     CommitRequest,
     CommitResult,
@@ -30,6 +32,9 @@ from tidemill.groups.offsets import NO_EXPIRY, CommittedOffset, OffsetRecord
 from tidemill.groups.rebalance import Turn, touch
 from tidemill.groups.state import CONSUMER_PROTOCOL, Group, GroupState
 from tidemill.model.errors import ErrorCode
+
+EXPIRY_MS_MAX: Final = 2**63 - 1
+"""The latest time that a record holds: clients ask for a retention of as many milliseconds from now."""
 
 
 def check_commit(group: Group, request: CommitRequest) -> ErrorCode:
@@ -85,7 +90,7 @@ def _committed(offset: OffsetToCommit, retention_ms: int, wall_ms: int) -> Commi
         offset.leader_epoch,
         offset.metadata or "",
         wall_ms if offset.commit_timestamp_ms == -1 else offset.commit_timestamp_ms,
-        NO_EXPIRY if retention_ms == -1 else wall_ms + retention_ms,
+        NO_EXPIRY if retention_ms == -1 else min(wall_ms + retention_ms, EXPIRY_MS_MAX),
         offset.topic_id,
     )
 
@@ -139,10 +144,14 @@ def offsets_removed(done: OffsetsRemoved, error: ErrorCode, turn: Turn) -> None:
     turn.reply(done.waiter, DeleteOffsetsResult(error, errors))
 
 
-def tombstones(group: Group) -> list[OffsetRecord]:
-    """One for each offset that the group has, or will have once its commits under way are written."""
-    keys = {(topic, partition): None for topic, of_topic in group.offsets.items() for partition in of_topic}
-    keys.update(dict.fromkeys(group.in_flight))
+def tombstones(group: Group, topics: frozenset[str] | None = None) -> list[OffsetRecord]:
+    """One for each offset that the group has, or will have once its commits under way are written.
+
+    Of ``topics``; None stands for all.
+    """
+    wanted = group.offsets.keys() if topics is None else group.offsets.keys() & topics
+    keys = {(topic, partition): None for topic in wanted for partition in group.offsets[topic]}
+    keys.update(dict.fromkeys(key for key in group.in_flight if topics is None or key[0] in topics))
     return [OffsetRecord(group.group_id, topic, partition, None) for topic, partition in keys]
 
 

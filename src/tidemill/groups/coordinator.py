@@ -175,12 +175,7 @@ class Coordinator:
     def topics_deleted(self, topics: frozenset[str], now: Now) -> None:
         """Removes what was committed for topics that are gone."""
         turn = self._turn(now)
-        records = [
-            record
-            for group in self.groups.values()
-            for record in commits.tombstones(group)
-            if record.topic in topics
-        ]
+        records = [record for group in self.groups.values() for record in commits.tombstones(group, topics)]
         if records:
             turn.append(tuple(records), GroupsRemoved(None, (), ()), replay=True)
 

@@ -50,10 +50,7 @@ class OffsetsTopic(Protocol):
         ...
 
     async def ensure(self) -> None:
-        """Creates the topic where it is missing; returns once it is known to this broker.
-
-        Replicas: :func:`offsets_topic_replicas`; configuration: :func:`offsets_topic_config`.
-        """
+        """Creates the topic where it is missing; returns once it is known to this broker."""
         ...
 
 
@@ -90,17 +87,3 @@ class Scheduler(Protocol):
     def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> TimerHandle:
         """Calls back once :meth:`time` has reached ``when``."""
         ...
-
-
-def offsets_topic_replicas(live_brokers: int, replication_factor: int) -> int:
-    """Replicas of the topic: as many as brokers live, at most ``offsets.topic.replication.factor``."""
-    return max(1, min(live_brokers, replication_factor))
-
-
-def offsets_topic_config(segment_bytes: int) -> dict[str, str]:
-    """The topic's own configuration, as Kafka sets it."""
-    return {
-        "cleanup.policy": "compact",
-        "compression.type": "producer",
-        "segment.bytes": str(segment_bytes),
-    }

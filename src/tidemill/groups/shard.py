@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from tidemill.groups.coordinator import Coordinator
 from tidemill.groups.effects import (
@@ -34,6 +34,7 @@ from tidemill.groups.rebalance import GroupConfig
 from tidemill.groups.timers import Timers
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.records.builder import BatchBuilder
+from tidemill.wire.schema import EncodeError
 
 log = logging.getLogger("tidemill.groups")
 
@@ -166,8 +167,16 @@ class Shard:
         records: list[OffsetsRecord] = []
         ending: list[Append] = []
         for effect in outgoing:
-            for index, record in enumerate(effect.records):
-                key, value = record.key_bytes(), record.value_bytes()
+            try:
+                encoded = [(record.key_bytes(), record.value_bytes()) for record in effect.records]
+            except EncodeError as problem:
+                # Whoever else commits in this turn must not pay for it, nor wait for ever.
+                if builder.count:
+                    self._write(builder, records, ending, None, deadline_ms)
+                    builder, records, ending = BatchBuilder(), [], []
+                self._start(Write(b"", [], [effect], deadline_ms), _refuse(problem))
+                continue
+            for index, (record, (key, value)) in enumerate(zip(effect.records, encoded, strict=True)):
                 if builder.count and builder.size_bytes + len(key) + len(value or b"") > BATCH_BYTES_MAX:
                     self._write(builder, records, ending, effect if index else None, deadline_ms)
                     builder, records, ending = BatchBuilder(), [], []
@@ -188,8 +197,12 @@ class Shard:
     ) -> None:
         write = Write(builder.build(), records, ending, deadline_ms)
         write.continued = continued
+        self._start(write, self._append(write))
+
+    def _start(self, write: Write, append: Coroutine[Any, Any, None]) -> None:
+        """Has ``append`` run, whose end is taken after those of the writes before it."""
         self._writes.append(write)
-        task = asyncio.get_running_loop().create_task(self._append(write))
+        task = asyncio.get_running_loop().create_task(append)
         write.task = task
         task.add_done_callback(self._drain)
         self._timers.set((self.number, "append"), self._writes[0].deadline_ms)
@@ -294,6 +307,11 @@ class Shard:
                 write.answered = True
                 for effect in write.ending:
                     self._end(effect, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+
+async def _refuse(problem: Exception) -> None:
+    """Stands for the append of records that cannot be written down."""
+    raise problem
 
 
 def _answer(waiter: Waiter, response: Response) -> None:

@@ -344,6 +344,8 @@ class Connection(Sender):
             if not reply.done:
                 break
             ready += 1
+            if self.deaf:
+                continue
             for part in reply.parts:
                 self._out.append(part)
                 if isinstance(part, bytes):

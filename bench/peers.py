@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -82,12 +83,13 @@ def free_port() -> int:
 
 
 class Peer:
-    """A broker as a process; ``with`` starts it and takes it away."""
+    """A broker as a process; ``with`` starts it and takes it away. ``settings``: ``key=value`` lines."""
 
     name = "?"
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, settings: Sequence[str] = ()) -> None:
         self.data = data
+        self.settings = tuple(settings)
         self.port = free_port()
         self.bootstrap = f"127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
@@ -104,8 +106,19 @@ class Peer:
         shutil.rmtree(self.data, ignore_errors=True)
         self.data.mkdir(parents=True)
         self.prepare()
+        self.log_path.unlink(missing_ok=True)
+        self.start()
+        return self
+
+    @property
+    def log_path(self) -> Path:
+        """Where the broker's output goes."""
+        return self.data.parent / f"{self.data.name}.log"
+
+    def start(self) -> None:
+        """Starts it over what its directory holds."""
         command, variables = self.command()
-        self.log = (self.data.parent / f"{self.data.name}.log").open("wb")
+        self.log = self.log_path.open("ab")
         begin = time.perf_counter()
         self.process = subprocess.Popen(
             command,
@@ -116,7 +129,6 @@ class Peer:
         )
         self._wait()
         self.ready_s = time.perf_counter() - begin
-        return self
 
     def _wait(self) -> None:
         request = bytes.fromhex("0000000a0012000000000001ffff")
@@ -135,6 +147,11 @@ class Peer:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.stop()
+        shutil.rmtree(self.data, ignore_errors=True)
+
+    def stop(self) -> None:
+        """Ends it; its directory stays."""
         if self.process is not None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -142,8 +159,8 @@ class Peer:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+            self.process = None
         self.log.close()
-        shutil.rmtree(self.data, ignore_errors=True)
 
     @property
     def pid(self) -> int:
@@ -187,16 +204,18 @@ class Tidemill(Peer):
             f"log.dirs={self.data}",
             "--set",
             "num.partitions=3",
+            *(part for line in self.settings for part in ("--set", line)),
         ], {"PYTHONDONTWRITEBYTECODE": ""}
 
 
 class Kafka(Peer):
-    """Apache Kafka, one KRaft broker with a heap of 1 GB."""
+    """Apache Kafka, one KRaft broker with a heap of 1 GB. ``told``: loggers whose lines go to the log."""
 
     name = "kafka"
+    told: tuple[str, ...] = ()
 
-    def __init__(self, data: Path) -> None:
-        super().__init__(data)
+    def __init__(self, data: Path, settings: Sequence[str] = ()) -> None:
+        super().__init__(data, settings)
         self.controller_port = free_port()
         self.jars = kafka_jars()
         self.properties = data.parent / f"{data.name}.properties"
@@ -208,7 +227,7 @@ class Kafka(Peer):
             f"listeners=PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self.controller_port}\n"
             f"advertised.listeners=PLAINTEXT://127.0.0.1:{self.port}\ncontroller.listener.names=CONTROLLER\n"
             f"log.dirs={self.data}\nnum.partitions=3\noffsets.topic.replication.factor=1\n"
-            "group.initial.rebalance.delay.ms=0\n"
+            "group.initial.rebalance.delay.ms=0\n" + "".join(f"{line}\n" for line in self.settings)
         )
         subprocess.run(
             [
@@ -225,7 +244,9 @@ class Kafka(Peer):
         )
 
     def _java(self) -> list[str]:
-        return ["java", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp", f"{self.jars}/*"]
+        quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
+        told = [f"-Dorg.slf4j.simpleLogger.log.{name}=info" for name in self.told]
+        return ["java", quiet, *told, "-cp", f"{self.jars}/*"]
 
     def command(self) -> tuple[list[str], dict[str, str]]:
         java = self._java()

@@ -245,7 +245,7 @@ class Compaction:
         self.totals = self.totals.plus(counts)
         self.map_utilization = counts.map_utilization
         log.info(
-            "compacted %s from offset %d to %d in %.1f s: %d of %d records and %.1f of %.1f MB stay, "
+            "compacted %s from offset %d to %d in %.2f s: %d of %d records and %.1f of %.1f MB stay, "
             "%d keys in a map of %.1f MB",
             chosen.log.topic_partition,
             chosen.first_dirty,

@@ -18,9 +18,10 @@ from __future__ import annotations
 from typing import Final
 
 from librt.strings import BytesWriter
+from librt.vecs import vec
 from mypy_extensions import i64
 
-from tidemill.log.offset_map import OffsetMap
+from tidemill.log.offset_map import GROUP, OffsetMap
 from tidemill.model.errors import CorruptMessage
 from tidemill.records.batch import (
     APPEND_TIME_FLAG,
@@ -70,6 +71,12 @@ class BatchCleaner:
         self._key: i64 = 0
         self._key_bytes: i64 = 0
         self._value_bytes: i64 = 0
+        # The records of a group, whose keys are prepared in the map.
+        self._begins: vec[i64] = vec[i64]([0] * GROUP)
+        self._ends: vec[i64] = vec[i64]([0] * GROUP)
+        self._record_offsets: vec[i64] = vec[i64]([0] * GROUP)
+        self._key_sizes: vec[i64] = vec[i64]([0] * GROUP)
+        self._value_sizes: vec[i64] = vec[i64]([0] * GROUP)
 
     def index(self, batch: Batch, start_offset: i64) -> i64:
         """Puts the batch's keys from ``start_offset`` on into the map.
@@ -80,15 +87,18 @@ class BatchCleaner:
         self._unpack(batch)
         left: i64 = batch.record_count
         while left > 0:
-            self._step(batch)
-            offset: i64 = batch.base_offset + self._offset_delta
-            if (
-                self._key_bytes >= 0
-                and offset >= start_offset
-                and not self.offsets.put(self._data, self._key, self._key_bytes, offset)
-            ):
-                return offset
-            left -= 1
+            count: i64 = self._gather(batch, left)
+            at: i64 = 0
+            while at < count:
+                offset: i64 = self._record_offsets[at]
+                if (
+                    self._key_sizes[at] >= 0
+                    and offset >= start_offset
+                    and not self.offsets.put_prepared(at, offset)
+                ):
+                    return offset
+                at += 1
+            left -= count
         self._check_end(batch)
         return MAPPED
 
@@ -109,16 +119,19 @@ class BatchCleaner:
         spans: list[i64] = []
         left: i64 = batch.record_count
         while left > 0:
-            self._step(batch)
-            if keep_all or self._stays(batch, tombstones_go):
-                if count > 0 and spans[len(spans) - 1] == self._begin:
-                    spans[len(spans) - 1] = self._after
-                else:
-                    spans.append(self._begin)
-                    spans.append(self._after)
-                count += 1
-                tombstones = tombstones or self._value_bytes < 0
-            left -= 1
+            group: i64 = self._gather(batch, left)
+            at: i64 = 0
+            while at < group:
+                if keep_all or self._stays(at, tombstones_go):
+                    if count > 0 and spans[len(spans) - 1] == self._begins[at]:
+                        spans[len(spans) - 1] = self._ends[at]
+                    else:
+                        spans.append(self._begins[at])
+                        spans.append(self._ends[at])
+                    count += 1
+                    tombstones = tombstones or self._value_sizes[at] < 0
+                at += 1
+            left -= group
         self._check_end(batch)
         self.records_read += batch.record_count
         self.records_kept += count
@@ -162,16 +175,35 @@ class BatchCleaner:
             count,
         )
 
-    def _stays(self, batch: Batch, tombstones_go: bool) -> bool:
-        offset: i64 = batch.base_offset + self._offset_delta
+    def _stays(self, at: i64, tombstones_go: bool) -> bool:
+        """Whether the record number ``at`` of the group stays."""
+        offset: i64 = self._record_offsets[at]
         if offset > self.offsets.latest_offset:
             return True
-        if self._key_bytes < 0:
+        if self._key_sizes[at] < 0:
             self.records_without_key += 1
             return False
-        if self._value_bytes < 0 and tombstones_go:
+        if tombstones_go and self._value_sizes[at] < 0:
             return False
-        return offset >= self.offsets.get(self._data, self._key, self._key_bytes)
+        return offset >= self.offsets.get_prepared(at)
+
+    def _gather(self, batch: Batch, left: i64) -> i64:
+        """Reads the next records, at most a group of the ``left`` ones; how many."""
+        count: i64 = left if left < GROUP else GROUP
+        at: i64 = 0
+        while at < count:
+            self._step(batch)
+            self._begins[at] = self._begin
+            self._ends[at] = self._after
+            self._record_offsets[at] = batch.base_offset + self._offset_delta
+            self._key_sizes[at] = self._key_bytes
+            self._value_sizes[at] = self._value_bytes
+            if self._key_bytes >= 0:
+                self.offsets.prepare(at, self._data, self._key, self._key_bytes)
+            at += 1
+        if count > 1:
+            self.offsets.warm(count)
+        return count
 
     def _new_base(self, batch: Batch, first: i64, sets_horizon: bool, horizon: i64) -> i64:
         """The base timestamp of the new batch: the horizon, or the first record's time."""

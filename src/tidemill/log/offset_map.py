@@ -12,9 +12,15 @@ entry 1..  the key's bytes, little-endian, the last word filled up with zeros
 
 The length code is the key's length up to 32; a longer key is kept as its SHA-256, code 33. So two keys are
 never taken for one, whatever their hashes: a map of hashes alone would lose one of them for ever.
-A key of 16 bytes takes 24 bytes and its slot 8, at a load of at most the load factor.
+A key of 16 bytes takes 24 bytes and its slot 8 to 16: the table is doubled when two thirds are taken, and
+filled up to the load factor where there is no memory for that.
 
 The hash is Python's, which is salted anew in every process: nobody can prepare keys that share one.
+
+A key's slot and entry are nowhere near those of the key before it, and fetching them from memory takes far
+longer than everything else. So keys come in groups: :meth:`OffsetMap.prepare` for each, then
+:meth:`OffsetMap.warm`, which lets the processor fetch what all of them need at once, then the group's puts or
+gets.
 """
 
 from __future__ import annotations
@@ -45,6 +51,12 @@ CHUNK_WORDS: Final = 1 << CHUNK_BITS
 CHUNK_MASK: Final = CHUNK_WORDS - 1
 CHUNK_BYTES: Final = CHUNK_WORDS * 8
 
+GROUP: Final = 256
+"""Keys in a group at most: slots and entries of all of them fit into the processor's nearest cache."""
+
+SOFT_LOAD: Final = 2 / 3
+"""From here on a table is slow: it is doubled when there is room."""
+
 SLOTS_MIN: Final = 1024
 SLOTS_MAX: Final = 1 << TAG_BITS
 
@@ -66,11 +78,15 @@ class OffsetMap:
         """Up to here the log has been read into the map."""
         self._slots: i64 = SLOTS_MIN
         self._table: vec[i64] = vec[i64]([0] * SLOTS_MIN)
-        self._keys_max: i64 = i64(int(SLOTS_MIN * load_factor))
+        self._set_limits()
         self._chunks: list[vec[i64]] = []
         self._next: i64 = 0
         self._room: i64 = 0
         self._entry: i64 = -1
+        self._keys: list[bytes] = [b""] * GROUP
+        self._tags: vec[i64] = vec[i64]([0] * GROUP)
+        self._codes: vec[i64] = vec[i64]([0] * GROUP)
+        self._warmed: i64 = 0
 
     @property
     def memory_bytes(self) -> i64:
@@ -87,39 +103,69 @@ class OffsetMap:
 
         False when the map is full: it is as before then. A key that is there always fits.
         """
+        self.prepare(0, data, position, length)
+        return self.put_prepared(0, offset)
+
+    def get(self, data: bytes, position: i64, length: i64) -> i64:
+        """The latest offset of the key at ``position`` of ``data``; -1 when it is not in the map."""
+        self.prepare(0, data, position, length)
+        return self.get_prepared(0)
+
+    def prepare(self, slot: i64, data: bytes, position: i64, length: i64) -> None:
+        """Takes the key at ``position`` of ``data`` as the one number ``slot`` of the group."""
         key = data[position : position + length]
-        code: i64 = length
         if length > KEY_BYTES_MAX:
             key = hashlib.sha256(key).digest()
-            code = DIGEST_CODE
+            length = DIGEST_CODE
+        self._keys[slot] = key
+        self._codes[slot] = length
+        self._tags[slot] = i64(hash(key)) & TAG_MASK
+
+    def warm(self, count: i64) -> None:
+        """Fetches what the first ``count`` keys of the group will need."""
+        table = self._table
+        tags = self._tags
+        mask: i64 = self._slots - 1
+        total: i64 = 0
+        at: i64 = 0
+        while at < count:
+            total += table[tags[at] & mask]
+            at += 1
+        at = 0
+        while at < count:
+            entry: i64 = (table[tags[at] & mask] & ENTRY_MASK) - 1
+            if entry >= 0:
+                total += self._chunks[entry >> CHUNK_BITS][entry & CHUNK_MASK]
+            at += 1
+        # Kept, or a compiler may find that nobody needs what was fetched.
+        self._warmed = total
+
+    def put_prepared(self, slot: i64, offset: i64) -> bool:
+        """As :meth:`put`, for a key of the group."""
         relative: i64 = offset - self.first_offset
         if relative < 0 or relative >= SPAN_MAX:
             return False
-        tag: i64 = hash(key) & TAG_MASK
-        slot: i64 = self._find(key, tag, code)
+        key = self._keys[slot]
+        tag: i64 = self._tags[slot]
+        code: i64 = self._codes[slot]
+        place: i64 = self._find(key, tag, code)
         if self._entry < 0:
-            if self.count >= self._keys_max:
-                if not self._grow():
-                    return False
-                slot = self._find(key, tag, code)
+            if self.count >= self._soft_max and not self._grow() and self.count >= self._keys_max:
+                return False
+            place = self._find(key, tag, code)
             entry: i64 = self._add(key)
             if entry < 0:
                 return False
-            self._table[slot] = (tag << ENTRY_BITS) | (entry + 1)
+            self._table[place] = (tag << ENTRY_BITS) | (entry + 1)
             self._entry = entry
             self.count += 1
         chunk = self._chunks[self._entry >> CHUNK_BITS]
         chunk[self._entry & CHUNK_MASK] = (relative << CODE_BITS) | code
         return True
 
-    def get(self, data: bytes, position: i64, length: i64) -> i64:
-        """The latest offset of the key at ``position`` of ``data``; -1 when it is not in the map."""
-        key = data[position : position + length]
-        code: i64 = length
-        if length > KEY_BYTES_MAX:
-            key = hashlib.sha256(key).digest()
-            code = DIGEST_CODE
-        self._find(key, hash(key) & TAG_MASK, code)
+    def get_prepared(self, slot: i64) -> i64:
+        """As :meth:`get`, for a key of the group."""
+        self._find(self._keys[slot], self._tags[slot], self._codes[slot])
         if self._entry < 0:
             return NOT_FOUND
         chunk = self._chunks[self._entry >> CHUNK_BITS]
@@ -197,8 +243,14 @@ class OffsetMap:
             at += 1
         self._table = table
         self._slots = slots
-        self._keys_max = i64(int(float(slots) * self.load_factor))
+        self._set_limits()
         return True
+
+    def _set_limits(self) -> None:
+        """How many keys the table holds before it is doubled, and at most."""
+        slots = float(self._slots)
+        self._keys_max: i64 = i64(int(slots * self.load_factor))
+        self._soft_max: i64 = min(self._keys_max, i64(int(slots * SOFT_LOAD)))
 
 
 def _word(key: bytes, position: i64, size: i64) -> i64:

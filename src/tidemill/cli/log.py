@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidemill.cli.log_export import export
 from tidemill.cli.log_import import import_
 from tidemill.cli.log_verify import recover, verify
 from tidemill.cli.output import on_terminal
@@ -34,6 +35,7 @@ def command() -> None:
 command.add_command(verify)
 command.add_command(recover)
 command.add_command(import_)
+command.add_command(export)
 
 
 DECODERS = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from tidemill.coordination.nodes import (
@@ -53,38 +54,40 @@ def read_file(path: str) -> Nodes:
 
 def read_zookeeper(address: str) -> Nodes:
     """The nodes of a cluster at ``host:port,...[/chroot]``. Raises StorageError when it does not answer."""
-    client = connect(address)
-    try:
-        nodes: Nodes = {}
+    nodes: Nodes = {}
+    with connected(address) as (client, chroot):
         for path in (CLUSTER_ID, PRODUCER_ID_BLOCK):
-            if client.exists(path) is not None:
-                nodes[path] = client.get(path)[0] or b""
-        waiting = [path for path in READ_BELOW if client.exists(path) is not None]
+            if client.exists(chroot + path) is not None:
+                nodes[path] = client.get(chroot + path)[0] or b""
+        waiting = [path for path in READ_BELOW if client.exists(chroot + path) is not None]
         while waiting:
             path = waiting.pop()
-            nodes[path] = client.get(path)[0] or b""
-            waiting += [f"{path}/{name}" for name in client.get_children(path)]
-        return nodes
-    finally:
-        client.stop()
-        client.close()
+            nodes[path] = client.get(chroot + path)[0] or b""
+            waiting += [f"{path}/{name}" for name in client.get_children(chroot + path)]
+    return nodes
 
 
-def connect(address: str) -> Any:
-    """A client of ZooKeeper, connected."""
+@contextmanager
+def connected(address: str) -> Iterator[tuple[Any, str]]:
+    """A client of ZooKeeper, connected for the time of a ``with``, and the chroot, which may not be there."""
     from kazoo.client import KazooClient
+    from kazoo.exceptions import KazooException
     from kazoo.handlers.threading import KazooTimeoutError
 
-    hosts, slash, chroot = address.partition("/")
-    client = KazooClient(hosts=hosts + slash + chroot, timeout=CONNECT_S)
+    hosts, slash, chroot = address.strip().partition("/")
+    client = KazooClient(hosts=hosts, timeout=CONNECT_S)
     try:
         client.start(timeout=CONNECT_S)
+        yield client, (slash + chroot).rstrip("/")
     except KazooTimeoutError:
-        client.close()
         raise StorageError(
             f"ZooKeeper at {hosts} does not answer: is the address right, and does it run?"
         ) from None
-    return client
+    except KazooException as problem:
+        raise StorageError(f"ZooKeeper at {hosts} refused ({problem!r})") from None
+    finally:
+        client.stop()
+        client.close()
 
 
 def from_nodes(nodes: Nodes, source: str) -> ClusterMetadata:
@@ -172,29 +175,28 @@ def write_file(path: str, nodes: Mapping[str, bytes]) -> None:
         file.write("\n")
 
 
-def write_zookeeper(address: str, nodes: Mapping[str, bytes]) -> None:
-    """Makes the nodes in ZooKeeper, and its chroot. Raises StorageError when a cluster is there."""
-    from kazoo.exceptions import NodeExistsError
-
-    hosts, _, chroot = address.partition("/")
-    if chroot:
-        client = connect(hosts)
-        try:
-            client.ensure_path(f"/{chroot}")
-        finally:
-            client.stop()
-            client.close()
-    client = connect(address)
-    try:
-        if client.exists(CLUSTER_ID) is not None:
+def check_empty(address: str) -> None:
+    """Raises StorageError when a cluster is at ``address``, or no ZooKeeper."""
+    with connected(address) as (client, chroot):
+        if client.exists(chroot + CLUSTER_ID) is not None:
             raise StorageError(
                 f"ZooKeeper at {address} holds a cluster already: name another chroot, as host:2181/new"
             )
-        for path, data in nodes.items():
+
+
+def write_zookeeper(address: str, nodes: Mapping[str, bytes]) -> None:
+    """Makes the nodes in ZooKeeper, and its chroot. Raises StorageError when a cluster is there.
+
+    The cluster's id comes last: until it is there the same can be done again.
+    """
+    from kazoo.exceptions import NodeExistsError
+
+    check_empty(address)
+    with connected(address) as (client, chroot):
+        if chroot:
+            client.ensure_path(chroot)
+        for path in sorted(nodes, key=lambda path: path == CLUSTER_ID):
             try:
-                client.create(path, data)
+                client.create(chroot + path, nodes[path])
             except NodeExistsError:
-                client.set(path, data)
-    finally:
-        client.stop()
-        client.close()
+                client.set(chroot + path, nodes[path])

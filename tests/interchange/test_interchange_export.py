@@ -1,0 +1,179 @@
+"""``tidemill log export``: what Apache Kafka is given, without Kafka itself; and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from confluent_kafka.admin import AdminClient, NewTopic
+from kafka_peer import see
+from kafka_record import as_json
+from test_interchange_import import CONFIG, STORE, called, contents, copied, source
+
+from tidemill.cli.main import command, run
+from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.nodes import ConfigNode, PartitionStateNode, TopicNode
+from tidemill.coordination.port import SetData
+from tidemill.interchange.exporting import shell_script
+from tidemill.testing import Broker
+
+
+def export(*arguments: object) -> Any:
+    every = ["log", "export", *map(str, arguments), "--json"]
+    result = CliRunner().invoke(command, every, prog_name="tidemill", standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return json.loads(result.stdout) | {"exit": result.return_value or 0}
+
+
+def failed(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> str:
+    assert run(["log", "export", *map(str, arguments)]) == code
+    return capsys.readouterr().err
+
+
+def imported(tmp_path: Path, kind: str = "zookeeper") -> Path:
+    data = copied(kind, tmp_path)
+    assert called(data, *source(kind))["exit"] == 0
+    return data
+
+
+@pytest.mark.parametrize("how", ["--in-place", "--to"])
+def test_what_went_out_comes_in_again(how: str, tmp_path: Path) -> None:
+    data, nodes = imported(tmp_path), tmp_path / "exported.json"
+    with Broker(CONFIG, data_dir=data) as broker:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        admin.create_topics([NewTopic("made", 2)])["made"].result(30)
+        before = see(broker.bootstrap)
+    to = data if how == "--in-place" else tmp_path / "new"
+    target = [how] if how == "--in-place" else [how, to]
+    told = export(data, *target, "--nodes", nodes)
+    assert (told["exit"], told["exported"], told["directories"]) == (0, True, [str(to)])
+    assert "made" in told["topics"]
+    assert (data / STORE).exists() == (how == "--to")
+    assert called(to, "--nodes", nodes)["exit"] == 0
+    with Broker(CONFIG, data_dir=to) as broker:
+        assert as_json(see(broker.bootstrap)) == as_json(before)
+
+
+def test_a_copy_is_whole_and_leaves_the_old_as_it_is(tmp_path: Path) -> None:
+    data, new = imported(tmp_path), tmp_path / "deep" / "new"
+    before = contents(data)
+    assert export(data, "--to", new, "--nodes", tmp_path / "nodes.json")["exit"] == 0
+    assert contents(data) == before
+    after = contents(new)
+    meta = "meta.properties"
+    assert (new / meta).read_text() == "#\nbroker.id=1\ncluster.id=fQpr0RF6T5iTqPfvLWFMDA\nversion=0\n"
+    partitions = {name: digest for name, digest in before.items() if "/" in name}
+    assert {name: digest for name, digest in after.items() if "/" in name} == partitions
+    assert (new / ".kafka_cleanshutdown").exists()
+    assert (new / "recovery-point-offset-checkpoint").read_text().startswith("0\n10\n")
+
+
+def test_an_exported_directory_is_not_served_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = imported(tmp_path)
+    assert export(data, "--in-place", "--nodes", tmp_path / "nodes.json")["exit"] == 0
+    assert run(["serve", "--data", str(data), "--port", "0"]) == 1
+    assert f"'tidemill log import {data}'" in capsys.readouterr().err
+
+
+def test_leader_epochs_grow(tmp_path: Path) -> None:
+    data, nodes = imported(tmp_path), tmp_path / "nodes.json"
+    before = asyncio.run(node_of(data, PartitionStateNode.path("codecs", 0)))
+    assert export(data, "--in-place", "--nodes", nodes)["exit"] == 0
+    state = PartitionStateNode.path("codecs", 0)
+    after = json.loads(json.loads(nodes.read_text())[state])
+    assert after["leader_epoch"] == json.loads(before)["leader_epoch"] + 1
+    assert (after["leader"], after["isr"]) == (1, [1])
+
+
+async def node_of(data: Path, path: str) -> bytes:
+    store = EmbeddedStore.open(str(data / STORE))
+    node = await store.get(path)
+    await store.close()
+    assert node is not None
+    return node.data
+
+
+def test_the_lines_of_server_properties(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, script = imported(tmp_path), tmp_path / "nodes.txt"
+    assert run(["log", "export", str(data), "--in-place", "--script", str(script)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "broker 1 of cluster fQpr0RF6T5iTqPfvLWFMDA: 8 topics, 10 partitions, 7.6 kB",
+        f"exported: {data}",
+        f"first make the nodes: zookeeper-shell.sh HOST:PORT < {script}",
+        "then start Apache Kafka 3.9 with these lines in its server.properties:",
+        "  broker.id=1",
+        f"  log.dirs={data}",
+        "  zookeeper.connect=HOST:PORT",
+        "  offsets.topic.replication.factor=1",
+        "  transaction.state.log.replication.factor=1",
+        "  transaction.state.log.min.isr=1",
+        "  inter.broker.protocol.version=2.8",
+    ]
+    lines = script.read_text().splitlines()
+    assert f'create {TopicNode.path("codecs")} \'{{"removing_replicas"' in "\n".join(lines)
+    assert lines[0] == "create /cluster"
+
+
+def test_quotes_in_settings_do_not_end_the_shells() -> None:
+    path = ConfigNode.path("topics", "t")
+    line = shell_script({path: ConfigNode.encode({"key": "it's"})})
+    assert line == f'create {path} \'{{"version":1,"config":{{"key":"it\\u0027s"}}}}\'\n'
+
+
+def test_settings_of_its_own_stay_behind(tmp_path: Path) -> None:
+    data = imported(tmp_path)
+    path = ConfigNode.path("topics", "codecs")
+    config = {"retention.ms": "-1", "tidemill.something": "1"}
+    asyncio.run(set_node(data, path, ConfigNode.encode(config)))
+    told = export(data, "--in-place", "--dry-run", "--nodes", tmp_path / "nodes.json")
+    assert told["topics"]["codecs"]["config"] == {"retention.ms": "-1"}
+    assert told["notes"] == ["tidemill.something of topic codecs is left out: Kafka has no such setting"]
+
+
+async def set_node(data: Path, path: str, value: bytes) -> None:
+    store = EmbeddedStore.open(str(data / STORE))
+    await store.transact([SetData(path, value)])
+    await store.close()
+
+
+def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
+    data, nodes = imported(tmp_path), tmp_path / "nodes.json"
+    before = contents(data)
+    told = export(data, "--in-place", "--nodes", nodes, "--dry-run")
+    assert (told["exit"], told["exported"]) == (0, False)
+    assert contents(data) == before
+    assert not nodes.exists()
+
+
+def test_directories_that_miss_a_partition_are_refused(tmp_path: Path) -> None:
+    data, nodes = imported(tmp_path), tmp_path / "nodes.json"
+    shutil.rmtree(data / "stamped-1")
+    told = export(data, "--in-place", "--nodes", nodes)
+    assert (told["exit"], told["exported"]) == (1, False)
+    assert told["problems"] == [
+        "partition stamped-1 is in none of the directories: name every directory of log.dirs"
+    ]
+    assert not nodes.exists()
+
+
+def test_what_is_missing_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, nodes = imported(tmp_path), tmp_path / "nodes.json"
+    assert "--to NEW for a copy, or --in-place" in failed(capsys, 2, data, "--nodes", nodes)
+    assert "say where the nodes go" in failed(capsys, 2, data, "--in-place")
+    assert "--to names a new directory" in failed(capsys, 2, data, "--to", tmp_path, "--nodes", nodes)
+
+
+def test_what_cannot_be_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, nodes = copied("kraft", tmp_path), tmp_path / "nodes.json"
+    assert f"{data} has no coordination.db" in failed(capsys, 1, data, "--in-place", "--nodes", nodes)
+    called(data)
+    with Broker(CONFIG, data_dir=data):
+        assert "is in use by a broker" in failed(capsys, 1, data, "--in-place", "--nodes", nodes)

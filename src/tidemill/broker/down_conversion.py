@@ -30,7 +30,7 @@ from tidemill.log.segment import Slice
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.ports import File
 from tidemill.net.sending import FileRange
-from tidemill.records.batch import GZIP, LENGTH, LOG_OVERHEAD, NONE, RECORDS
+from tidemill.records.batch import GZIP, LENGTH, LOG_OVERHEAD, MAGIC, NONE, RECORDS
 from tidemill.records.compression import unpacked_bytes_bound
 from tidemill.records.convert import down
 
@@ -71,6 +71,7 @@ class DownRange(File):
         self.file = found.file
         self.next = int(found.position)
         self.end = int(found.position + found.size)
+        self.stored = int(found.size)
         self.magic = magic
         self.first_offset = first_offset
         self.partition = part.partition
@@ -82,7 +83,15 @@ class DownRange(File):
         self._is_done = False
 
     def needs_conversion(self) -> bool:
-        """Whether any batch of the range is of a format that the reader does not know."""
+        """Whether any batch of the range is of a format that the reader does not know.
+
+        The first may be cut: the reader's limit does not know it. It is converted whole then.
+        """
+        head = self.file.read_at(self.next, MAGIC + 1)
+        if len(head) > MAGIC and head[MAGIC] > self.magic:
+            first = LOG_OVERHEAD + int.from_bytes(head[LENGTH : LENGTH + 4], "big", signed=True)
+            self.end = max(self.end, self.next + first)
+            return True
         scan = BatchScan(self.file, self.next, self.end, SCAN_BYTES)
         while scan.step():
             if scan.magic > self.magic:
@@ -94,7 +103,7 @@ class DownRange(File):
 
         Raises UNSUPPORTED_COMPRESSION_TYPE where the first batch is of zstd.
         """
-        stored = self.end - self.next
+        stored = self.stored
         self._convert(bytes_max)
         converted = len(self._held)
         self.count = converted if self._is_done else max(stored, converted)

@@ -17,6 +17,7 @@ from tidemill.broker.fetch_codec import (
     encode_error,
 )
 from tidemill.broker.fetch_sessions import FetchPart, FetchSessions
+from tidemill.log.segment import Slice
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.net.connection import Connection, Reply
 from tidemill.net.deadlines import Deadlines
@@ -27,8 +28,8 @@ RECORDS_BYTES_MAX: Final = 0x70000000
 """Of one reply, so that it stays below 2 GiB with all that goes around the records."""
 CURRENT_FORMAT: Final = 4
 """From this version on clients know all message formats: they get records as they are stored."""
-BYTES_MAX_FROM: Final = 3
-"""Before, a reply has no limit of its own, and each of its partitions holds a whole batch."""
+WHOLE_FIRST_FROM: Final = 3
+"""From this version on the first batch of a reply is whole, whatever the limits; before, nothing goes beyond."""
 ZSTD_FROM: Final = 10
 WHOLE: Final = 1 << 40
 """More bytes than a segment has."""
@@ -216,7 +217,10 @@ class FetchPath:
             if request.version < ZSTD_FROM and partition.storage.codec == ZSTD:
                 part.fail(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
                 return
-            part.slice = partition.read(part.offset, size, limit, first or request.version < BYTES_MAX_FROM)
+            if request.version < CURRENT_FORMAT:
+                part.slice = old_slice(partition, part.offset, size, limit, first, request.version)
+            else:
+                part.slice = partition.read(part.offset, size, limit, first)
             if self.aborted is not None and request.isolation == READ_COMMITTED and part.slice is not None:
                 part.aborted = self.aborted(partition.log, part.offset, part.slice)
         except KafkaError as error:
@@ -319,3 +323,21 @@ class FetchPath:
         else:
             request.let_go()
         place.complete(reply)
+
+
+def old_slice(
+    partition: Partition, offset: i64, size: i64, limit_offset: i64, first: bool, version: i16
+) -> Slice | None:
+    """What clients of old versions get: exactly as much as they ask for, so that the last message is cut.
+
+    They leave a cut message out. One that has not even its first message whole asks for more.
+    """
+    there = partition.read(offset, WHOLE, limit_offset, True)
+    if there is None or there.size <= size:
+        return there
+    if first and version >= WHOLE_FIRST_FROM:
+        whole = partition.read(offset, size, limit_offset, True)
+        if whole is not None and whole.size > size:
+            return whole
+    there.size = size if size > 0 else 0
+    return there

@@ -218,6 +218,8 @@ class ProducePath:
                             quick = False
                         continue
                     part.batch = only_batch(request.data, part.start, part.end)
+                    if part.batch.codec == ZSTD and request.version < ZSTD_FROM:
+                        raise unexpected_zstd(request.version)
                     if is_costly(part.batch):
                         part.unchecked = True
                         quick = False
@@ -233,13 +235,14 @@ class ProducePath:
         """Brings records into the form that the topic stores; False where that is too costly to do here."""
         data = request.data
         storage = partition.storage
+        if part.start == part.end and request.version < CURRENT_FORMAT:
+            # An empty message set was never an error: Kafka answers it with offset -1.
+            part.end_offset = 0
+            return True
         if request.version >= CURRENT_FORMAT:
             batch = only_batch(data, part.start, part.end)
             if batch.codec == ZSTD and request.version < ZSTD_FROM:
-                raise KafkaError(
-                    f"zstd in Produce {request.version}: it may be used from version {ZSTD_FROM} on",
-                    ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
-                )
+                raise unexpected_zstd(request.version)
         if is_costly_for_storage(data, part.start, part.end, storage.magic, storage.codec):
             part.converts = True
             return False
@@ -345,8 +348,18 @@ def unknown_partition(key: bytes, index: i32, version: i16, topic_unknown: bool)
     return KafkaError(f"{name}-{index} does not exist", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
+def unexpected_zstd(version: i16) -> KafkaError:
+    """The error for a codec that clients of this version do not know."""
+    return KafkaError(
+        f"zstd in Produce {version}: it may be used from version {ZSTD_FROM} on",
+        ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+    )
+
+
 def only_batch(data: bytes, start: i64, end: i64) -> Batch:
     """The one batch between ``start`` and ``end``: since v3 a produce holds exactly one for a partition."""
+    if end == start:
+        raise InvalidRecord("no records: produce requests from version 3 on carry one batch for a partition")
     if end - start >= 17 and data[start + 16] != 2:
         raise InvalidRecord(
             f"a batch of message format {data[start + 16]}: produce requests from version 3 on carry format 2"

@@ -64,6 +64,7 @@ class ProducePart:
         self.error: i16 = NONE
         self.base_offset: i64 = -1
         self.end_offset: i64 = -1
+        """Below 0 there is still something to append."""
         self.append_time: i64 = -1
         self.log_start: i64 = -1
         self.message: str = ""

@@ -127,13 +127,16 @@ class Log(LogStore):
     def append_messages(self, messages: MessageSet, leader_epoch: i64, now_ms: i64) -> AppendResult:
         """Appends a checked message set of format v0 or v1, and gives it its offsets.
 
-        ``append_time_ms`` of the result is -1 in format v0, which has no times. Raises KafkaError for a set
-        larger than a segment, and StorageError when the disk does not take it; the log is as before then.
+        The result tells the append time for format v0 too, which does not store it, as Kafka's does. Raises
+        KafkaError for a set larger than a segment, and StorageError when the disk does not take it; the log
+        is as before then.
         """
         base_offset: i64 = self.end_offset
         last_offset: i64 = base_offset + messages.record_count - 1
-        append_time: i64 = now_ms if self._append_time and messages.magic > 0 else NO_TIMESTAMP
-        timestamp: i64 = append_time if append_time != NO_TIMESTAMP else messages.max_timestamp
+        append_time: i64 = now_ms if self._append_time else NO_TIMESTAMP
+        timestamp: i64 = messages.max_timestamp
+        if messages.magic > 0 and self._append_time:
+            timestamp = append_time
         data = messages.stored(base_offset, append_time)
         segment = self._segment_for(len(data), last_offset, timestamp, now_ms)
         if leader_epoch != self._leader_epoch:
@@ -237,6 +240,14 @@ class Log(LogStore):
     def _answer_duplicate(self, kept: KeptBatch) -> AppendResult:
         append_time: i64 = kept.timestamp if self._append_time else NO_TIMESTAMP
         return AppendResult(kept.first_offset, kept.last_offset, append_time, self.start_offset, True)
+
+    def lead(self, leader_epoch: i64) -> None:
+        """Begins an epoch at the end of the log: who asks where it began is told so before its first record.
+
+        The file has it with the first append: an epoch without records need not survive a crash.
+        """
+        if leader_epoch != self._leader_epoch:
+            self.leader_epochs.assign(int(leader_epoch), int(self.end_offset), save=False)
 
     def _begin_epoch(self, leader_epoch: i64, offset: i64) -> None:
         try:

@@ -1,0 +1,140 @@
+"""What old and new producers may send: the same to Apache Kafka and to the broker here."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from old_wire import GZIP, LZ4, SNAPPY, ZSTD, entry, wrapper
+
+from tidemill.records.builder import build_batch
+
+NONE = 0
+CODECS = {"none": NONE, "gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4, "zstd": ZSTD}
+APPEND_TIME = 8
+
+
+class Sent(NamedTuple):
+    """One produce."""
+
+    name: str
+    version: int
+    records: bytes
+
+
+def messages(magic: int, now_ms: int, offsets: tuple[int, ...] = (0, 1, 2, 3)) -> bytes:
+    """Every shape of a message, the times not in order."""
+    shapes = ((b"key", b"value", 5), (None, b"no key", 9), (b"gone", None, 7), (b"", b"", 7))
+    return b"".join(
+        entry(magic, key, value, offset=offset, timestamp=now_ms + more)
+        for offset, (key, value, more) in zip(offsets, shapes, strict=True)
+    )
+
+
+def batch(codec: int, now_ms: int, headers: bool = False) -> bytes:
+    """The same as a batch of v2."""
+    more = [("trace", b"1"), ("none", None)] if headers else []
+    shapes = ((b"key", b"value", 5), (None, b"no key", 9), (b"gone", None, 7), (b"", b"", 7))
+    return build_batch([(now_ms + time, key, value, more) for key, value, time in shapes], codec)
+
+
+def plain(now_ms: int) -> Iterator[Sent]:
+    """What producers that mean well send."""
+    for magic in (0, 1):
+        for version in (0, 1, 2):
+            yield Sent(f"v{magic} in {version}", version, messages(magic, now_ms))
+        for codec in ("gzip", "snappy", "lz4"):
+            number = CODECS[codec]
+            inside = messages(magic, now_ms)
+            yield Sent(f"v{magic} {codec}", 2, wrapper(magic, number, inside, offset=3, timestamp=now_ms + 9))
+            yield Sent(f"v{magic} {codec} at 0", 2, wrapper(magic, number, inside, timestamp=now_ms + 9))
+            apart = messages(magic, now_ms, (10, 12, 15, 30))
+            yield Sent(
+                f"v{magic} {codec} with gaps",
+                2,
+                wrapper(magic, number, apart, offset=30, timestamp=now_ms + 9),
+            )
+        raw = wrapper(magic, SNAPPY, messages(magic, now_ms), offset=3, timestamp=now_ms, raw_snappy=True)
+        yield Sent(f"v{magic} raw snappy", 2, raw)
+        yield Sent(f"v{magic} same offsets", 2, messages(magic, now_ms, (7, 7, 7, 7)))
+    for codec, number in CODECS.items():
+        for version in (3, 7, 8):
+            if codec != "zstd" or version >= 7:
+                yield Sent(f"v2 {codec} in {version}", version, batch(number, now_ms))
+    yield Sent("v2 in 2", 2, batch(NONE, now_ms))
+    yield Sent("v2 gzip in 2", 2, batch(GZIP, now_ms))
+    yield Sent("v2 headers", 8, batch(NONE, now_ms, True))
+    yield Sent("v2 headers gzip", 8, batch(GZIP, now_ms, True))
+
+
+def odd(now_ms: int) -> Iterator[Sent]:
+    """What is wrong, or at least strange."""
+    for magic in (0, 1):
+        one = entry(magic, b"k", b"v", timestamp=now_ms)
+        set_ = messages(magic, now_ms)
+        good = wrapper(magic, GZIP, set_, offset=3, timestamp=now_ms + 9)
+        name = f"v{magic} "
+        yield Sent(name + "wrong checksum", 2, entry(magic, b"k", b"v", timestamp=now_ms, crc=1))
+        yield Sent(name + "second checksum wrong", 2, one + entry(magic, b"k", b"v", offset=1, crc=1))
+        yield Sent(name + "wrong checksum inside", 2, wrapper(magic, GZIP, entry(magic, b"k", b"v", crc=1)))
+        yield Sent(name + "two wrappers", 2, good + good)
+        yield Sent(name + "message and wrapper", 2, one + good)
+        yield Sent(name + "wrapper and message", 2, good + one)
+        yield Sent(name + "wrapper in a wrapper", 2, wrapper(magic, GZIP, wrapper(magic, GZIP, set_)))
+        yield Sent(name + "other format inside", 2, wrapper(magic, GZIP, messages(1 - magic, now_ms)))
+        yield Sent(name + "other format beside", 2, one + entry(1 - magic, b"k", b"v", timestamp=now_ms))
+        yield Sent(name + "batch beside", 2, one + batch(NONE, now_ms))
+        yield Sent(name + "empty wrapper", 2, wrapper(magic, GZIP, b""))
+        yield Sent(name + "wrapper without value", 2, entry(magic, None, None, attributes=GZIP))
+        yield Sent(name + "wrapper of noise", 2, entry(magic, None, b"noise" * 9, attributes=GZIP))
+        yield Sent(name + "wrapper of no codec", 2, entry(magic, None, b"noise" * 9, attributes=5))
+        yield Sent(name + "wrapper of zstd", 2, wrapper(magic, ZSTD, set_, offset=3))
+        yield Sent(name + "cut", 2, one[:-1])
+        yield Sent(name + "one and one cut", 2, one + one[:-1])
+        yield Sent(name + "in 3", 3, one)
+        yield Sent(name + "too small", 2, struct.pack(">qi", 0, 3) + b"abc")
+        yield Sent(name + "offset inside too large", 2, wrapper(magic, GZIP, set_, offset=1))
+    yield Sent("v1 append time said", 2, entry(1, b"k", b"v", timestamp=now_ms, attributes=APPEND_TIME))
+    yield Sent(
+        "v1 append time of a wrapper",
+        2,
+        wrapper(1, GZIP, messages(1, now_ms), offset=3, timestamp=now_ms, attributes=APPEND_TIME),
+    )
+    yield Sent("v1 time below -1", 2, entry(1, b"k", b"v", timestamp=-5))
+    yield Sent("v1 no time", 2, entry(1, b"k", b"v"))
+    yield Sent("v1 far future", 2, entry(1, b"k", b"v", timestamp=now_ms + 90_000_000))
+    yield Sent(
+        "v1 far future inside", 2, wrapper(1, GZIP, entry(1, b"k", b"v", timestamp=now_ms + 90_000_000))
+    )
+    yield Sent("magic 3", 2, entry(3, b"k", b"v"))
+    yield Sent("nothing", 2, b"")
+    yield Sent("nothing in 3", 3, b"")
+    yield Sent("v2 two batches in 3", 3, batch(NONE, now_ms) * 2)
+    yield Sent("v2 two batches in 2", 2, batch(NONE, now_ms) * 2)
+    yield Sent("v2 zstd in 3", 3, batch(ZSTD, now_ms))
+    yield Sent(
+        "v2 idempotent",
+        8,
+        build_batch([(now_ms, b"k", b"v", [])], producer_id=7, producer_epoch=0, base_sequence=0),
+    )
+    yield Sent("v2 cut", 3, batch(NONE, now_ms)[:-1])
+    yield Sent("v2 wrong checksum", 3, batch(NONE, now_ms)[:-1] + b"\x02")
+    yield Sent(
+        "v2 far future", 8, build_batch([(now_ms, b"k", b"v", []), (now_ms + 90_000_000, b"k", b"v", [])])
+    )
+
+
+def keyless(now_ms: int) -> Iterator[Sent]:
+    """For a topic that is compacted: nothing of a batch is stored when a record of it has no key."""
+    for codec in (NONE, GZIP):
+        records = [(now_ms, b"k", b"v", []), (now_ms, None, b"v", []), (now_ms, b"k", None, [])]
+        for version in (3, 8):
+            yield Sent(f"v2 {codec} in {version}", version, build_batch(records, codec))
+        yield Sent(f"v2 {codec}, all", 8, build_batch([(now_ms, None, b"v", [])] * 7, codec))
+        yield Sent(f"v2 {codec}, none", 8, build_batch([(now_ms, b"k", b"v", [])] * 7, codec))
+    for magic in (0, 1):
+        inside = entry(magic, b"k", b"v") + entry(magic, None, b"v", offset=1)
+        yield Sent(f"v{magic}", 2, inside)
+        yield Sent(f"v{magic} gzip", 2, wrapper(magic, GZIP, inside, offset=1))
+        yield Sent(f"v{magic} in order", 2, entry(magic, b"k", b"v"))

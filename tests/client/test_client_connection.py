@@ -13,12 +13,14 @@ import pytest
 
 from tidemill.client.config import COMMON, ClientConfig
 from tidemill.client.connection import Connection
-from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout
+from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError, RequestTimeout
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import API, ApiKey
 from tidemill.wire.header import decode_request, encode_response, parse_request_header
 from tidemill.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
+from tidemill.wire.messages.list_groups import ListGroupsRequest
 from tidemill.wire.messages.metadata import MetadataRequest, MetadataResponse
+from tidemill.wire.schema import UnsupportedByVersion
 
 Handler = Callable[["Peer", bytes], None]
 
@@ -203,6 +205,49 @@ def test_a_server_of_another_protocol_is_told_from_a_broker(serve: Callable[...,
     connection = serve(lambda peer, frame: peer.send(b"HTTP/1.1 400 Bad Request\r\n\r\n"))
     with pytest.raises(BrokerUnreachable, match=r"check host, port"):
         connection.open()
+
+
+def test_an_answer_that_cannot_be_read_closes(serve: Callable[..., Connection]) -> None:
+    def script(peer: Peer, frame: bytes) -> None:
+        whole = metadata(frame)
+        peer.send((len(whole) - 6).to_bytes(4, "big") + whole[4:-2])
+
+    connection = serve(after_versions(script))
+    connection.open()
+    with pytest.raises(BrokerUnreachable, match=r"sent what is no answer \(MetadataResponse.*check host"):
+        ask(connection)
+    assert connection.closed
+
+
+def test_a_connection_that_is_closed_while_an_answer_arrives_ends_its_request_once(
+    serve: Callable[..., Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = serve(after_versions(lambda peer, frame: peer.send(metadata(frame))))
+    connection.open()
+    take = connection._take
+
+    def take_and_close(count: int, deadline: float) -> bytes:
+        data = take(count, deadline)
+        if count != 4:
+            connection.close()
+        return data
+
+    monkeypatch.setattr(connection, "_take", take_and_close)
+    with pytest.raises(ClientClosed, match=r"was closed"):
+        ask(connection)
+
+
+def test_a_filter_that_the_broker_does_not_know_is_refused_not_left_out(
+    serve: Callable[..., Connection],
+) -> None:
+    def script(peer: Peer, frame: bytes) -> None:
+        peer.send(versions(frame, {18: (0, 4), ApiKey.LIST_GROUPS: (0, 3)}) or b"")
+
+    connection = serve(script)
+    connection.open()
+    with pytest.raises(UnsupportedByVersion, match=r"states_filter"):
+        connection.call(ApiKey.LIST_GROUPS, ListGroupsRequest(states_filter=["Empty"]))
+    assert connection.in_flight == 0
 
 
 def test_a_broker_that_hangs_up_ends_all_requests(serve: Callable[..., Connection]) -> None:

@@ -18,12 +18,23 @@ from typing import Any
 
 import pytest
 
-from tidemill.client import Consumer, Producer
+from tidemill.client import Consumer, Producer, RangeReader, TopicPartition, fetching
+from tidemill.client import connection as connections
 from tidemill.client.accumulator import Accumulator, TopicQueues
-from tidemill.client.config import ClientConfig, parse_address
+from tidemill.client.cluster import Cluster
+from tidemill.client.config import PRODUCER, ClientConfig, parse_address
 from tidemill.client.connection import Connection
-from tidemill.client.errors import BufferFull, ClientClosed, ClientError, DeliveryTimeout, RequestTimeout
+from tidemill.client.errors import (
+    BrokerUnreachable,
+    BufferFull,
+    ClientClosed,
+    ClientError,
+    DeliveryTimeout,
+    RequestTimeout,
+)
+from tidemill.client.outcomes import Outcomes
 from tidemill.model.errors import ErrorCode
+from tidemill.wire.apis import ApiKey
 
 
 class Proxy:
@@ -201,6 +212,85 @@ def test_messages_for_a_broker_that_is_gone_are_given_up_after_the_delivery_time
 
 def accumulator(buffer_bytes: int = 10_000, batch_bytes: int = 1000) -> Accumulator:
     return Accumulator(batch_bytes, buffer_bytes, 5000, 0, None, 3, None, lambda: None)
+
+
+def test_an_answer_for_what_was_given_up_meanwhile_changes_nothing() -> None:
+    found, topic = accumulator(), TopicQueues("t", 1)
+    found.topics["t"] = topic
+    outcomes = Outcomes(Cluster(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"})), found)
+    delivery = found.append(topic, 0, 1, None, b"x", None, None, 0.0)
+    queue = topic.queues[0]
+    batch = queue.waiting.popleft()
+    queue.in_flight.append(batch)
+    outcomes.fail_all(ClientClosed("given up"))
+    outcomes.succeeded(batch, 7, -1)
+    outcomes.failed(batch, ErrorCode.NETWORK_EXCEPTION, ClientError("cut"))
+    assert isinstance(delivery.exception(0), ClientClosed)
+    assert (found.used_bytes, len(queue.waiting)) == (0, 0)
+
+
+def test_an_answer_that_cannot_be_read_costs_no_more_than_another_try(
+    broker_address: str, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = connections.decode_response
+    cut: list[bytes] = []
+
+    def decode(key: ApiKey, version: int, frame: bytes) -> Any:
+        if key == ApiKey.PRODUCE and not cut:
+            cut.append(frame)
+            frame = frame[:-3]
+        return plain(key, version, frame)
+
+    monkeypatch.setattr(connections, "decode_response", decode)
+    topic = new_topic(1)
+    with Producer(broker_address) as producer:
+        producer.send(topic, b"once").result(20)
+        assert producer.send(topic, b"then").result(20).offset == 1
+    assert cut
+    assert read(broker_address, topic, 2) == {0: [b"once", b"then"]}
+
+
+def test_a_fetched_answer_that_cannot_be_read_is_told_and_asked_for_anew(
+    broker_address: str, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(1)
+    with Producer(broker_address) as producer:
+        producer.send(topic, b"v").result(10)
+    plain = fetching.parse_answer
+    cut: list[bytes] = []
+
+    def parse(frame: bytes, version: int) -> Any:
+        if not cut:
+            cut.append(frame)
+            frame = frame[:-3]
+        return plain(frame, version)
+
+    monkeypatch.setattr(fetching, "parse_answer", parse)
+    with Consumer(broker_address, auto_offset_reset="earliest") as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        with pytest.raises(BrokerUnreachable, match=r"sent what is no answer"):
+            consumer.poll(10)
+        assert [record.value for record in consumer.poll(10)] == [b"v"]
+    cut.clear()
+    with RangeReader(broker_address) as reader:
+        assert sum(batch.num_rows for batch in reader.read(topic, 0, 0, 1)) == 1
+    assert cut
+
+
+def test_a_closed_producer_gives_its_descriptors_back(
+    broker_address: str, new_topic: Callable[..., str]
+) -> None:
+    producer = Producer(broker_address)
+    pipe = producer._sender._wake_read, producer._sender._wake_write
+    before = [os.fstat(descriptor).st_ino for descriptor in pipe]
+    producer.send(new_topic(1), b"v").result(10)
+    producer.close()
+    producer._sender.wake()
+    for descriptor, inode in zip(pipe, before, strict=True):
+        try:
+            assert os.fstat(descriptor).st_ino != inode
+        except OSError:
+            continue
 
 
 def test_a_full_buffer_blocks_and_then_refuses() -> None:

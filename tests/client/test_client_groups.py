@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import confluent_kafka
 import pytest
 
 from tidemill.client import Admin, Consumer, Producer, TopicPartition
-from tidemill.client.errors import CommitFailed
+from tidemill.client.errors import ClientError, CommitFailed
+from tidemill.model.errors import ErrorCode
 
 QUICK = {"heartbeat.interval.ms": 100, "session.timeout.ms": 6000, "auto.offset.reset": "earliest"}
 
@@ -178,6 +179,71 @@ def test_closing_commits_what_was_given_out(
         assert len(consumer.poll(10, max_records=7)) == 7
     assert admin.group_offsets(group)[TopicPartition(topic, 0)].offset == 7
     assert [row.lag for row in admin.group_lag(group)] == [3]
+
+
+def test_groups_are_listed_by_state_and_awaited_until_they_are_empty(
+    broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
+) -> None:
+    with Consumer(broker_address, {**QUICK, "group.id": group}) as consumer:
+        consumer.subscribe([new_topic(1)])
+        until(lambda: len(numbers(consumer)) == 1, lambda: consumer.poll(0.05))
+        assert group in [one.group_id for one in admin.list_groups(states=["Stable"], types=["classic"])]
+        assert group not in [one.group_id for one in admin.list_groups(states=["Empty"])]
+        with pytest.raises(ClientError, match=r"wait for the members") as caught:
+            admin.await_empty(group, 0.1)
+        assert caught.value.code == ErrorCode.NON_EMPTY_GROUP
+    admin.await_empty(group, 10)
+    assert group in [one.group_id for one in admin.list_groups(states=["Empty"])]
+
+
+class Committing:
+    """Commits the next offset to read of what it is asked to give up, as users do; then may fail."""
+
+    def __init__(self, consumer: Consumer, problem: Exception | None = None) -> None:
+        self._consumer = consumer
+        self._problem = problem
+        self.revoked: list[TopicPartition] = []
+
+    def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        pass
+
+    def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        self.revoked += partitions
+        self._consumer.commit(dict.fromkeys(partitions, 3))
+        if self._problem is not None:
+            raise self._problem
+
+    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        pass
+
+
+def test_a_listener_may_commit_while_the_consumer_is_closed(
+    broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
+) -> None:
+    topic = new_topic(1)
+    fill(broker_address, topic, 10, 1)
+    consumer = Consumer(broker_address, {**QUICK, "group.id": group, "enable.auto.commit": False})
+    listener = Committing(consumer)
+    consumer.subscribe([topic], listener=listener)
+    until(lambda: len(numbers(consumer)) == 1, lambda: consumer.poll(0.05))
+    consumer.close()
+    assert listener.revoked == [TopicPartition(topic, 0)]
+    assert admin.group_offsets(group)[TopicPartition(topic, 0)].offset == 3
+    assert admin.describe_group(group).members == []
+
+
+def test_a_listener_that_fails_does_not_keep_the_consumer_in_its_group(
+    broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
+) -> None:
+    topic = new_topic(1)
+    consumer = Consumer(broker_address, {**QUICK, "group.id": group})
+    consumer.subscribe([topic], listener=Committing(consumer, ZeroDivisionError("of the user")))
+    until(lambda: len(numbers(consumer)) == 1, lambda: consumer.poll(0.05))
+    with pytest.raises(ZeroDivisionError, match="of the user"):
+        consumer.close()
+    consumer.close()
+    assert admin.describe_group(group).members == []
+    assert not [one for one in threading.enumerate() if one.name == f"tidemill-heartbeat-{group}"]
 
 
 def test_a_member_that_does_not_poll_loses_its_partitions_and_cannot_commit(

@@ -41,19 +41,18 @@ class GroupAdmin(AdminBase):
         types: Iterable[str] = (),
         timeout: float | None = None,
     ) -> list[GroupListing]:
-        """The groups of all brokers, filtered by ``states`` (Stable ..) and ``types`` (classic, consumer)."""
+        """The groups of all brokers, filtered by ``states`` (Stable ..) and ``types`` (classic, consumer).
+
+        KafkaError UNSUPPORTED_VERSION where a broker cannot filter: by state from 2.6 on, by type from 3.8.
+        """
         deadline = self._deadline(timeout)
+        request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
         self._cluster.refresh(deadline)
         found: dict[str, GroupListing] = {}
         for node_id in sorted(self._cluster.nodes):
             connection = self._cluster.connection(node_id, CONTROL, deadline)
-            version = connection.version(ApiKey.LIST_GROUPS)
-            request = ListGroupsRequest()
-            if version >= 4:
-                request.states_filter = list(states)
-            if version >= 5:
-                request.types_filter = list(types)
-            answer = connection.call(ApiKey.LIST_GROUPS, request, version=version)
+            # A broker too old to filter is an error: it would give groups that were not asked for.
+            answer = connection.call(ApiKey.LIST_GROUPS, request)
             if answer.error_code not in (0, ErrorCode.COORDINATOR_NOT_AVAILABLE):
                 raise error_for(answer.error_code, "list groups", broker=connection.address)
             for group in answer.groups:
@@ -271,7 +270,7 @@ class GroupAdmin(AdminBase):
         """Returns once the group has no members; ClientError NON_EMPTY_GROUP when it still has some then."""
         deadline = self._deadline(timeout)
         while True:
-            description = self.describe_group(group)
+            description = self.describe_group(group, max(0.0, deadline - time.monotonic()))
             if not description.members:
                 return
             if time.monotonic() >= deadline:

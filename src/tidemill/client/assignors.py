@@ -53,13 +53,14 @@ def _order(member: Member) -> tuple[bool, str, str]:
 def deal(partitions: Iterable[TopicPartition], members: Sequence[Member]) -> Assignment:
     """Deals ``partitions`` in their order to ``members`` in theirs, past who has not subscribed."""
     result: Assignment = {member.member_id: [] for member in members}
+    takers = [(member.member_id, frozenset(member.topics)) for member in members]
     turn = 0
     for item in partitions:
-        for _ in range(len(members)):
-            member = members[turn % len(members)]
+        for _ in range(len(takers)):
+            member_id, topics = takers[turn % len(takers)]
             turn += 1
-            if item.topic in member.topics:
-                result[member.member_id].append(item)
+            if item.topic in topics:
+                result[member_id].append(item)
                 break
     return result
 
@@ -74,8 +75,9 @@ class RangeAssignor:
         """See :class:`Assignor`."""
         ordered = sorted(members, key=_order)
         result: Assignment = {member.member_id: [] for member in ordered}
+        subscribed = {member.member_id: frozenset(member.topics) for member in ordered}
         for topic in sorted(partitions):
-            takers = [member.member_id for member in ordered if topic in member.topics]
+            takers = [member_id for member_id, topics in subscribed.items() if topic in topics]
             if not takers:
                 continue
             share, more = divmod(partitions[topic], len(takers))

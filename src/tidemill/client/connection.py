@@ -68,9 +68,19 @@ class Request:
         self.frame: bytes = b""
 
     def response(self) -> Any:
-        """The decoded answer; raises what made the connection fail."""
+        """The decoded answer; raises what made the connection fail.
+
+        BrokerUnreachable when the bytes are no answer: the connection is closed then.
+        """
         if self.error is not None:
             raise self.error
+        try:
+            return self.decoded()
+        except ProtocolError as problem:
+            raise self.connection.refuse_answer(problem) from problem
+
+    def decoded(self) -> Any:
+        """What ``frame`` holds; ProtocolError when it is no answer."""
         return decode_response(self.api_key, self.version, self.frame)[1]
 
 
@@ -181,11 +191,11 @@ class Connection:
             if code == ErrorCode.UNSUPPORTED_VERSION and version > 0:
                 request.version = 0
                 known = [
-                    k.max_version for k in request.response().api_keys if k.api_key == ApiKey.API_VERSIONS
+                    k.max_version for k in request.decoded().api_keys if k.api_key == ApiKey.API_VERSIONS
                 ]
                 version = min(version - 1, known[0]) if known else 0
                 continue
-            answer = request.response()
+            answer = request.decoded()
             if answer.error_code:
                 raise error_for(answer.error_code, "negotiate versions", broker=self.address)
             self._versions = {k.api_key: (k.min_version, k.max_version) for k in answer.api_keys}
@@ -361,18 +371,15 @@ class Connection:
             if correlation != request.correlation_id:
                 raise ProtocolError(f"correlation id {correlation} where {request.correlation_id} was due")
         except ProtocolError as problem:
-            self._fail(
-                BrokerUnreachable(
-                    f"broker {self.address} sent what is no answer ({problem}); check host, port and "
-                    "security.protocol",
-                    broker=self.address,
-                )
-            )
+            self.refuse_answer(problem)
             return
         except OSError as problem:
             self._fail(self._broken(problem))
             return
-        self._pending.popleft()
+        try:
+            self._pending.popleft()
+        except IndexError:
+            return  # Another thread has closed meanwhile, which ended the request.
         self.used = time.monotonic()
         request.frame = frame
         request.done = True
@@ -407,16 +414,20 @@ class Connection:
             broker=self.address,
         )
 
+    def refuse_answer(self, problem: ProtocolError) -> BrokerUnreachable:
+        """Closes, since the broker sent what is no answer; the error that says so."""
+        error = BrokerUnreachable(
+            f"broker {self.address} sent what is no answer ({problem}); check host, port and "
+            "security.protocol",
+            broker=self.address,
+        )
+        self._fail(error)
+        return error
+
     def _fail(self, error: ClientError) -> None:
         """Ends every request under way with ``error``, and closes."""
         self.closed = True
-        while self._pending:
-            try:
-                request = self._pending.popleft()
-            except IndexError:
-                break
-            request.error = error
-            request.done = True
+        self._end_pending(error)
         found = self._socket
         if found is not None:
             with contextlib.suppress(OSError):
@@ -425,6 +436,17 @@ class Connection:
                 self._poll.unregister(found)
             found.close()
             self._socket = None
+        # A thread that found the connection open a moment ago may have put its request there since.
+        self._end_pending(error)
+
+    def _end_pending(self, error: ClientError) -> None:
+        while self._pending:
+            try:
+                request = self._pending.popleft()
+            except IndexError:
+                break
+            request.error = error
+            request.done = True
 
     def close(self) -> None:
         """Closes; requests under way end with :class:`ClientClosed`."""

@@ -84,6 +84,7 @@ class Consumer(Positions):
         self._commit_every = self.config.seconds("auto.commit.interval.ms")
         self._next_commit = time.monotonic() + self._commit_every
         self._woken = False
+        self._closing = False
 
     # -- choosing -----------------------------------------------------------------------------------------
 
@@ -391,29 +392,34 @@ class Consumer(Positions):
         group = self._group
         if group is None:
             return
-        if self._subscribed:
-            self.commit_before_rebalance(time.monotonic() + 5)
-            owned = self.owned()
-            if owned:
-                self.revoke(owned)
-        elif self._auto_commit:
-            try:
-                group.commits.now(self._to_commit(None), time.monotonic() + 5)
-            except ClientError as problem:
-                _log_failed_commit(problem)
-        group.commits.finish(1.0)
-        group.leave(reason)
-        self._group = None
+        try:
+            if self._subscribed:
+                self.commit_before_rebalance(time.monotonic() + 5)
+                owned = self.owned()
+                if owned:
+                    self.revoke(owned)
+            elif self._auto_commit:
+                try:
+                    group.commits.now(self._to_commit(None), time.monotonic() + 5)
+                except ClientError as problem:
+                    _log_failed_commit(problem)
+            group.commits.finish(1.0)
+        finally:
+            # Also when a callback of the user's raised: else the heartbeats would keep the place for nobody.
+            group.leave(reason)
+            self._group = None
 
     def close(self) -> None:
         """Commits where that is automatic, leaves the group, closes the connections."""
-        if self._closed:
+        if self._closed or self._closing:
             return
         with self._used():
-            self._closed = True
+            # Not closed yet: the listener may commit while partitions are given up.
+            self._closing = True
             try:
                 self._leave("the consumer is closed")
             finally:
+                self._closed = True
                 self._cluster.close()
                 self._fetcher.close()
 

@@ -18,7 +18,7 @@ from tidemill.client.cluster import DATA, Cluster
 from tidemill.client.connection import Connection, Request
 from tidemill.client.errors import ClientError, code_of, error_for
 from tidemill.client.offsets import EARLIEST, LATEST
-from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
 
@@ -222,10 +222,9 @@ class Fetcher:
             return
         try:
             error, _, answers = fetching.parse_answer(request.frame, request.version)
-        except KafkaError:
-            request.connection.close()
+        except ProtocolError as problem:
             self._lost(node_id)
-            raise
+            raise request.connection.refuse_answer(problem) from problem
         if error:
             self._cluster.request_refresh()
             self._hold(asked)

@@ -74,6 +74,8 @@ class Outcomes:
     def succeeded(self, batch: PendingBatch, base_offset: int, append_time_ms: int) -> None:
         """The broker has the batch: at ``base_offset``, or -1 where it did not say."""
         with self._accumulator.lock:
+            if batch not in batch.queue.in_flight:
+                return  # Given up meanwhile: see :meth:`fail_all`.
             batch.queue.in_flight.remove(batch)
         batch.base_offset = base_offset
         batch.append_time_ms = append_time_ms
@@ -87,6 +89,8 @@ class Outcomes:
         now = time.monotonic()
         retriable = isinstance(problem, KafkaError) and problem.retriable
         with self._accumulator.lock:
+            if batch not in queue.in_flight:
+                return
             first = queue.in_flight[0] is batch
             queue.in_flight.remove(batch)
             if code in STATE_LOST and self._idempotent:

@@ -32,7 +32,7 @@ from tidemill.client.errors import (
 )
 from tidemill.client.group_offsets import commit_offsets
 from tidemill.client.offsets import EARLIEST, LATEST, list_offsets
-from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.wire.apis import ApiKey
 
@@ -318,7 +318,10 @@ class _Run:
         if not request.done:
             request.connection.close()
             raise RequestTimeout(f"broker {request.connection.address} has not answered Fetch in time")
-        error, _, answers = fetching.parse_answer(request.frame, request.version)
+        try:
+            error, _, answers = fetching.parse_answer(request.frame, request.version)
+        except ProtocolError as problem:
+            raise request.connection.refuse_answer(problem) from problem
         if error or not answers:
             raise BrokerUnreachable(f"Fetch was refused: {code_of(error).name}", code_of(error))
         return answers[0]

@@ -72,6 +72,8 @@ class Sender:
         os.set_blocking(self._wake_write, False)
         self._poll.register(self._wake_read, select.POLLIN)
         self._awake = False
+        self._wake_lock = threading.Lock()
+        """Keeps a number that was closed, and may be another file by now, from being written to."""
         self._refreshing = False
         self.stopping = False
         self.thread = threading.Thread(target=self._run, name="tidemill-producer", daemon=True)
@@ -80,7 +82,7 @@ class Sender:
         """Has the thread look again. Safe from any thread."""
         if not self._awake:
             self._awake = True
-            with contextlib.suppress(BlockingIOError, OSError):
+            with self._wake_lock, contextlib.suppress(OSError):
                 os.write(self._wake_write, b"\0")
 
     # -- the loop -----------------------------------------------------------------------------------------
@@ -99,8 +101,11 @@ class Sender:
             if not isinstance(problem, Exception):
                 raise
         finally:
-            os.close(self._wake_read)
             self._awake = True
+            with self._wake_lock:
+                os.close(self._wake_read)
+                os.close(self._wake_write)
+                self._wake_write = -1
 
     def _turn(self) -> None:
         now = time.monotonic()
@@ -252,6 +257,8 @@ class Sender:
         size = REQUEST_OVERHEAD_BYTES
         with self._accumulator.lock:
             for queue in queues:
+                if not queue.waiting:
+                    continue  # Another thread has given its messages up meanwhile.
                 batch = queue.waiting[0]
                 if batches and size + batch.builder.size_bytes > self._request_bytes:
                     more = True
@@ -260,7 +267,8 @@ class Sender:
                 size += batch.builder.size_bytes
                 batches.append(batch)
                 more = more or len(queue.waiting) > 0
-        self._request(connection, batches)
+        if batches:
+            self._request(connection, batches)
         return more and len(under_way) < self._in_flight_max
 
     def _take(self, queue: PartitionQueue, batch: PendingBatch) -> None:
@@ -299,8 +307,8 @@ class Sender:
 
     def _request(self, connection: Connection, batches: list[PendingBatch]) -> None:
         topics: dict[str, TopicProduceData] = {}
-        version = connection.version(ApiKey.PRODUCE)
         try:
+            version = connection.version(ApiKey.PRODUCE)
             for batch in batches:
                 queue = batch.queue
                 data = topics.get(queue.topic)

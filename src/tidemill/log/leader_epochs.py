@@ -32,6 +32,8 @@ class LeaderEpochs:
         """Counts how often the file was written."""
         self.synced = 0
         """What :attr:`changes` was when the file was synced last."""
+        self.unsaved = False
+        """Whether there is an entry that the file does not have."""
 
     def load(self) -> None:
         """Reads the file; none is an empty one. Raises CheckpointDamaged when it makes no sense."""
@@ -59,6 +61,8 @@ class LeaderEpochs:
     def assign(self, epoch: int, start: int, save: bool = True) -> None:
         """Notes that ``epoch`` begins at ``start``. An epoch that is there, or negative, changes nothing."""
         if epoch < 0 or (self.epochs and epoch == self.epochs[-1]):
+            if self.unsaved and save:
+                self.save()
             return
         # What a truncated log had after this point is not true any more.
         keep = min(bisect_left(self.epochs, epoch), bisect_left(self.starts, start))
@@ -67,6 +71,7 @@ class LeaderEpochs:
         del self.epochs[keep:], self.starts[keep:]
         self.epochs.append(epoch)
         self.starts.append(start)
+        self.unsaved = True
         if save:
             self.save()
 
@@ -115,3 +120,4 @@ class LeaderEpochs:
         lines = [f"{epoch} {start}" for epoch, start in zip(self.epochs, self.starts, strict=True)]
         write_unsynced(self.files, self.path, render_checkpoint(lines))
         self.changes += 1
+        self.unsaved = False

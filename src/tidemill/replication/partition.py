@@ -177,14 +177,16 @@ class Partition:
         self.replicas = replicas
         self.isr = isr
         self._alone = leader == self.node_id and len(isr) == 1
-        if not self.is_leader:
+        if self.is_leader:
+            self.log.lead(leader_epoch)
+        else:
             self._fail_waiters(
                 KafkaError(
                     f"{self.topic}-{self.index} is led by broker {leader} now",
                     ErrorCode.NOT_LEADER_OR_FOLLOWER,
                 )
             )
-        elif self._alone:
+        if self._alone:
             self._advance(self.log.end_offset, 0)
 
     def check_leader(self, current_epoch: i64) -> None:
@@ -347,6 +349,35 @@ class Partition:
         for entry in waiters:
             entry[1].on_append_failed(self, error)
         self._wake_fetches(0)
+
+    # Following.
+
+    def append_from_leader(self, records: bytes, high_watermark: i64, start_offset: i64, now_ms: i64) -> None:
+        """Appends what the leader sent, and takes over how far it is committed and where it starts.
+
+        Raises CorruptMessage for damaged batches (what came before them is kept), and StorageError.
+        """
+        end: i64 = self.log.append_as_follower(records, now_ms) if records else self.log.end_offset
+        self._unwritten_bytes += len(records)
+        if self._unwritten_bytes >= WRITE_BACK_BYTES:
+            self._unwritten_bytes = 0
+            self.events.write_back_wanted(self)
+        if self.log.needs_flush:
+            self._want_flush()
+        self._advance(high_watermark if high_watermark < end else end, len(records))
+        if start_offset > self.log.start_offset:
+            self.log.advance_start(start_offset if start_offset < end else end)
+
+    def truncate_to(self, offset: i64, now_ms: i64) -> None:
+        """Cuts what the leader does not have. Raises StorageError."""
+        self.log.truncate_to(offset, now_ms)
+        if self.high_watermark > self.log.end_offset:
+            self.high_watermark = self.log.end_offset
+
+    def begin_at(self, offset: i64, now_ms: i64) -> None:
+        """Forgets everything: the leader's log begins behind the end of this one. Raises StorageError."""
+        self.log.truncate_fully(offset, now_ms)
+        self.high_watermark = offset
 
     # Reading.
 

@@ -1,0 +1,420 @@
+"""Following a leader: sessions, appends, logs that diverged, and partitions that go wrong."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tidemill.log.config import LogConfig
+from tidemill.log.log import Log
+from tidemill.log.manager import LogManager
+from tidemill.model.errors import ErrorCode, StorageError
+from tidemill.model.types import TopicPartition
+from tidemill.records.batch import parse_batch
+from tidemill.records.builder import build_batch
+from tidemill.records.validate import Limits
+from tidemill.replication.fetcher import FetchLimits, LeaderFetcher
+from tidemill.replication.partition import Partition, PartitionEvents
+from tidemill.testing.files import FaultyFiles
+from tidemill.wire.messages.fetch import (
+    EpochEndOffset,
+    FetchableTopicResponse,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    PartitionData,
+)
+
+TOPIC = b"T" * 16
+LEADER, FOLLOWER = 1, 2
+BACKOFF_MS = 50
+
+
+class Quiet(PartitionEvents):
+    """Notes what is asked for, and does nothing."""
+
+    def __init__(self) -> None:
+        self.flushes: list[Partition] = []
+
+    def flush_wanted(self, partition: Partition) -> None:
+        self.flushes.append(partition)
+
+    def write_back_wanted(self, partition: Partition) -> None:
+        pass
+
+
+class Broker:
+    """A broker's logs in memory, and its partitions of one topic."""
+
+    def __init__(self, node: int, count: int = 1, config: LogConfig | None = None) -> None:
+        self.node = node
+        self.files = FaultyFiles()
+        self.events = Quiet()
+        self.config = config or LogConfig()
+        self.logs = LogManager(self.files, ["/d"])
+        self.logs.lock()
+        self.logs.claim("c" * 22, node)
+        self.logs.load(0, lambda topic: self.config)
+        self.partitions = [self._made(index) for index in range(count)]
+
+    def _made(self, index: int) -> Partition:
+        log = self.logs.create(TopicPartition("t", index), TOPIC, self.config, 0)
+        return Partition("t", index, log, Limits(), self.node, self.events)
+
+    def become(self, leader: int, epoch: int, isr: tuple[int, ...] = (LEADER, FOLLOWER)) -> None:
+        for partition in self.partitions:
+            partition.become(leader, epoch, (LEADER, FOLLOWER), isr)
+
+    def write(self, index: int, *values: bytes) -> None:
+        """Appends as the leader, one batch a value."""
+        for value in values:
+            data = build_batch([(1_700_000_000_000, b"k", value, None)])
+            self.partitions[index].append([parse_batch(data, 0, len(data))], 1, 0)
+
+
+class Leader:
+    """Answers fetches out of a broker's logs, and keeps a session as KIP-227 has it."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.session: dict[int, FetchPartition] = {}
+        self.session_id = 0
+        self.epoch = 0
+        self.errors: dict[int, ErrorCode] = {}
+        self.asked: list[dict[int, int]] = []
+        """Of each request the partitions that it named, with their offsets."""
+        self.forgotten: list[list[int]] = []
+
+    def answer(self, request: FetchRequest) -> FetchResponse:
+        named = {one.partition: one for topic in request.topics for one in topic.partitions}
+        self.asked.append({index: one.fetch_offset for index, one in named.items()})
+        self.forgotten.append([one for topic in request.forgotten_topics_data for one in topic.partitions])
+        if request.session_epoch == 0:
+            self.session = dict(named)
+            self.session_id += 1
+            self.epoch = 1
+        elif (request.session_id, request.session_epoch) != (self.session_id, self.epoch):
+            return FetchResponse(error_code=ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+        else:
+            self.epoch += 1
+            self.session |= named
+            for index in self.forgotten[-1]:
+                del self.session[index]
+        parts = [self._read(one) for one in self.session.values()]
+        news = [one for one in parts if request.session_epoch == 0 or one.records or one.error_code]
+        news += [one for one in parts if one not in news and one.diverging_epoch.end_offset >= 0]
+        topics = [FetchableTopicResponse(topic_id=TOPIC, partitions=news)] if news else []
+        return FetchResponse(session_id=self.session_id, responses=topics)
+
+    def _read(self, asked: FetchPartition) -> PartitionData:
+        code = self.errors.get(asked.partition)
+        if code is not None:
+            return PartitionData(partition_index=asked.partition, error_code=code, high_watermark=-1)
+        partition = self.broker.partitions[asked.partition]
+        log = partition.log
+        result = PartitionData(
+            partition_index=asked.partition,
+            high_watermark=int(partition.high_watermark),
+            log_start_offset=int(log.start_offset),
+        )
+        epoch, end = log.leader_epochs.end_offset(asked.last_fetched_epoch, log.end_offset)
+        if asked.last_fetched_epoch > log.leader_epochs.latest:
+            result.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
+        elif asked.last_fetched_epoch >= 0 and (epoch < asked.last_fetched_epoch or end < asked.fetch_offset):
+            result.diverging_epoch = EpochEndOffset(epoch=epoch, end_offset=end)
+        elif not log.start_offset <= asked.fetch_offset <= log.end_offset:
+            result.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
+        else:
+            found = log.read(asked.fetch_offset, asked.partition_max_bytes, log.end_offset, True)
+            result.records = found.read() if found is not None else b""
+        return result
+
+
+class Pair:
+    """A leader and a follower of all its partitions."""
+
+    def __init__(self, count: int = 1, config: LogConfig | None = None) -> None:
+        self.one = Broker(LEADER, count, config)
+        self.two = Broker(FOLLOWER, count, config)
+        self.leader = Leader(self.one)
+        self.fetcher = LeaderFetcher(FOLLOWER, 7, FetchLimits(backoff_ms=BACKOFF_MS))
+        self.now_ms = 0
+
+    def start(self, epoch: int = 0) -> None:
+        self.one.become(LEADER, epoch)
+        self.two.become(LEADER, epoch)
+        for partition in self.two.partitions:
+            self.fetcher.follow(TOPIC, partition, self.now_ms)
+
+    def round(self) -> None:
+        """One request and its answer; nothing may go wrong."""
+        request = self.fetcher.request(self.now_ms)
+        assert request is not None
+        troubles, out_of_range = self.fetcher.answer(self.leader.answer(request), self.now_ms)
+        assert not troubles
+        assert not out_of_range
+
+    def same(self) -> None:
+        for mine, theirs in zip(self.two.partitions, self.one.partitions, strict=True):
+            assert content(mine.log) == content(theirs.log)
+
+
+def content(log: Log) -> bytes:
+    """Every byte from the log's start on."""
+    data = b""
+    offset = int(log.start_offset)
+    while offset < log.end_offset:
+        found = log.read(offset, 1 << 20, log.end_offset, True)
+        assert found is not None
+        data += found.read()
+        offset = log.end_offset
+    return data
+
+
+def test_a_follower_has_what_its_leader_has() -> None:
+    pair = Pair(3)
+    pair.one.become(LEADER, 0, (LEADER,))
+    pair.one.write(0, b"a", b"b")
+    pair.one.write(2, b"c")
+    pair.start()
+    pair.round()
+    pair.same()
+    pair.one.write(0, b"d")
+    pair.round()
+    pair.same()
+    assert pair.two.partitions[0].high_watermark == 2
+
+
+def test_a_request_names_only_what_changed() -> None:
+    pair = Pair(3)
+    pair.start()
+    pair.round()
+    assert pair.leader.asked[-1] == {0: 0, 1: 0, 2: 0}
+    pair.one.write(1, b"a")
+    pair.round()
+    assert pair.leader.asked[-1] == {}
+    pair.round()
+    assert pair.leader.asked[-1] == {1: 1}
+    pair.round()
+    assert pair.leader.asked[-1] == {}
+
+
+def test_a_partition_that_is_left_is_forgotten_by_the_session() -> None:
+    pair = Pair(2)
+    pair.start()
+    pair.round()
+    pair.fetcher.leave(TOPIC, 0)
+    pair.one.write(0, b"a")
+    pair.round()
+    assert pair.leader.forgotten[-1] == [0]
+    assert pair.two.partitions[0].log.end_offset == 0
+    pair.fetcher.follow(TOPIC, pair.two.partitions[0], 0)
+    pair.round()
+    pair.same()
+
+
+def test_a_session_that_is_lost_begins_anew() -> None:
+    pair = Pair(2)
+    pair.start()
+    pair.round()
+    pair.leader.epoch += 1
+    pair.one.write(0, b"a")
+    pair.round()
+    assert pair.two.partitions[0].log.end_offset == 0
+    pair.round()
+    assert pair.leader.asked[-1] == {0: 0, 1: 0}
+    pair.same()
+    # A connection that breaks may have lost an answer.
+    pair.one.write(1, b"b")
+    request = pair.fetcher.request(0)
+    assert request is not None
+    pair.leader.answer(request)
+    pair.fetcher.lost()
+    pair.round()
+    pair.same()
+
+
+def test_a_partition_with_an_error_rests_and_holds_up_no_other() -> None:
+    pair = Pair(2)
+    pair.start()
+    pair.leader.errors[0] = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    request = pair.fetcher.request(0)
+    assert request is not None
+    troubles, _ = pair.fetcher.answer(pair.leader.answer(request), 0)
+    assert [trouble.text for trouble in troubles] == ["the leader answers NOT_LEADER_OR_FOLLOWER"]
+    pair.leader.errors.clear()
+    pair.one.write(0, b"a")
+    pair.one.write(1, b"b")
+    pair.round()
+    assert pair.leader.forgotten[-1] == [0]
+    assert [partition.log.end_offset for partition in pair.two.partitions] == [0, 1]
+    pair.now_ms = BACKOFF_MS
+    pair.round()
+    pair.same()
+
+
+def test_when_all_rest_there_is_nothing_to_ask() -> None:
+    pair = Pair()
+    assert pair.fetcher.request(0) is None
+    pair.start()
+    pair.leader.errors[0] = ErrorCode.UNKNOWN_LEADER_EPOCH
+    request = pair.fetcher.request(0)
+    assert request is not None
+    pair.fetcher.answer(pair.leader.answer(request), 0)
+    assert pair.fetcher.request(BACKOFF_MS - 1) is None
+    assert pair.fetcher.request(BACKOFF_MS) is not None
+
+
+def test_an_answer_to_what_was_asked_before_a_change_is_left_out() -> None:
+    pair = Pair()
+    pair.start()
+    pair.one.write(0, b"a")
+    request = pair.fetcher.request(0)
+    assert request is not None
+    response = pair.leader.answer(request)
+    pair.two.become(LEADER, 1)
+    pair.fetcher.answer(response, 0)
+    assert pair.two.partitions[0].log.end_offset == 0
+
+
+def test_logs_that_diverged_are_cut_where_they_last_agreed() -> None:
+    """KIP-101: epochs 0 and 1 were written by both, the follower then led an epoch that nobody else saw."""
+    pair = Pair()
+    for broker in (pair.one, pair.two):
+        broker.become(broker.node, 0, (broker.node,))
+        broker.write(0, b"0", b"0")
+        broker.become(broker.node, 1, (broker.node,))
+        broker.write(0, b"1")
+    pair.two.write(0, b"1 alone", b"1 alone")
+    pair.two.become(FOLLOWER, 2, (FOLLOWER,))
+    pair.two.write(0, b"2 alone")
+    pair.one.become(LEADER, 3, (LEADER,))
+    pair.one.write(0, b"3", b"3", b"3", b"3", b"3")
+    pair.start(3)
+    for _ in range(4):
+        pair.round()
+    pair.same()
+    assert pair.two.partitions[0].log.leader_epochs.epochs == [0, 1, 3]
+
+
+def test_whatever_two_logs_hold_the_follower_ends_with_the_leaders() -> None:
+    for seed in range(60):
+        choice = random.Random(seed)
+        pair = Pair()
+        epoch = 0
+        for _ in range(choice.randint(1, 6)):
+            both = choice.random() < 0.5
+            brokers = (pair.one, pair.two) if both else (choice.choice((pair.one, pair.two)),)
+            if len({int(one.partitions[0].log.end_offset) for one in brokers}) > 1:
+                continue  # what both wrote in one epoch lies at the same offsets
+            if both and content(pair.one.partitions[0].log) != content(pair.two.partitions[0].log):
+                continue
+            for broker in brokers:
+                broker.become(broker.node, epoch, (broker.node,))
+            for number in range(choice.randint(1, 3)):
+                for broker in brokers:
+                    broker.write(0, b"%d.%d" % (epoch, number))
+            epoch += 1
+        pair.one.become(LEADER, epoch, (LEADER,))
+        for number in range(choice.randint(0, 3)):
+            pair.one.write(0, b"last %d" % number)
+        pair.start(epoch)
+        for _ in range(12):
+            request = pair.fetcher.request(pair.now_ms)
+            if request is None:
+                break
+            _, out_of_range = pair.fetcher.answer(pair.leader.answer(request), pair.now_ms)
+            for partition in out_of_range:
+                log = pair.one.partitions[0].log
+                pair.fetcher.found(partition, TOPIC, int(log.start_offset), int(log.end_offset), 0)
+            pair.now_ms += BACKOFF_MS
+        pair.same()
+
+
+def test_a_follower_behind_the_start_of_its_leader_begins_anew() -> None:
+    pair = Pair()
+    pair.one.become(LEADER, 0, (LEADER,))
+    pair.one.write(0, *(b"%d" % number for number in range(10)))
+    pair.start()
+    pair.one.partitions[0].log.advance_start(6)
+    request = pair.fetcher.request(0)
+    assert request is not None
+    _, (partition,) = pair.fetcher.answer(pair.leader.answer(request), 0)
+    pair.fetcher.found(partition, TOPIC, 6, 10, 0)
+    pair.now_ms = BACKOFF_MS
+    pair.round()
+    assert (partition.log.start_offset, partition.log.end_offset) == (6, 10)
+    assert partition.high_watermark == 10
+
+
+def test_a_follower_moves_its_start_with_its_leaders() -> None:
+    pair = Pair()
+    pair.one.become(LEADER, 0, (LEADER,))
+    pair.one.write(0, b"a", b"b", b"c")
+    pair.start()
+    pair.round()
+    pair.one.partitions[0].log.advance_start(2)
+    pair.one.write(0, b"d")
+    pair.round()
+    assert pair.two.partitions[0].log.start_offset == 2
+
+
+def test_a_disk_that_fails_is_told_and_rests() -> None:
+    pair = Pair()
+    pair.start()
+    pair.one.write(0, b"a")
+    request = pair.fetcher.request(0)
+    assert request is not None
+    pair.two.files.fail("append", "/d/t-0")
+    (trouble,), _ = pair.fetcher.answer(pair.leader.answer(request), 0)
+    assert isinstance(trouble.storage, StorageError)
+    assert pair.fetcher.request(0) is None
+
+
+def test_damaged_records_are_refused_and_asked_for_again() -> None:
+    pair = Pair()
+    pair.start()
+    pair.one.write(0, b"a", b"b")
+    request = pair.fetcher.request(0)
+    assert request is not None
+    response = pair.leader.answer(request)
+    data = response.responses[0].partitions[0]
+    assert data.records is not None
+    data.records = data.records[:-1] + bytes([data.records[-1] ^ 1])
+    (trouble,), _ = pair.fetcher.answer(response, 0)
+    assert "CRC" in trouble.text or "checksum" in trouble.text
+    assert pair.two.partitions[0].log.end_offset == 1
+    pair.now_ms = BACKOFF_MS
+    pair.round()
+    pair.same()
+
+
+def test_what_a_follower_counts_as_its_own_is_on_its_disk() -> None:
+    """With flush.messages=1 the offset of the next fetch acknowledges what was appended."""
+    pair = Pair(config=LogConfig(flush_messages=1))
+    pair.start()
+    pair.one.write(0, b"a")
+    pair.round()
+    (partition,) = pair.two.events.flushes
+    assert partition.log.end_offset == 1
+    assert pair.fetcher.request(0) is None
+    partition.log.flush(0)
+    partition.flushed(1)
+    pair.round()
+    assert pair.leader.asked[-1] == {0: 1}
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_the_epoch_of_a_session_goes_around(wraps: bool) -> None:
+    pair = Pair()
+    pair.start()
+    pair.round()
+    if wraps:
+        pair.fetcher._session_epoch = 0x7FFFFFFF
+        request = pair.fetcher.request(0)
+        assert request is not None
+        pair.fetcher.answer(FetchResponse(session_id=1), 0)
+    request = pair.fetcher.request(0)
+    assert request is not None
+    assert request.session_epoch == 1

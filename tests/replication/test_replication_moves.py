@@ -27,7 +27,9 @@ NODE = 1
 A, B, C = "/disk/a", "/disk/b", "/disk/c"
 KEY = TopicPartition("t", 0)
 ID = b"t" * 16
-CONFIG = LogConfig(segment_bytes=2000, index_interval_bytes=200, file_delete_delay_ms=0)
+CONFIG = LogConfig(
+    segment_bytes=2000, index_interval_bytes=200, segment_index_bytes=4000, file_delete_delay_ms=0
+)
 PATIENCE_S = 20.0
 
 

@@ -1,8 +1,9 @@
-"""Opens the logs of one data directory at the start of a broker.
+"""Opens the logs of the data directories at the start of a broker.
 
-After an unclean stop logs are read from their recovery points on, by several threads a directory
-(``num.recovery.threads.per.data.dir``); what takes long is told while it goes on. A clean directory is opened
-by one thread: there is nothing to read, and Python's threads take turns.
+After an unclean stop logs are read from their recovery points on, in all directories at once, by several
+threads each (``num.recovery.threads.per.data.dir``); what takes long is told while it goes on. Reads, and the
+checksums of larger batches, leave Python's lock to others, so that two threads are faster than one. A clean
+directory is opened by one thread: there is nothing to read.
 
 A move between directories that a stop interrupted is taken up where it was:
 
@@ -16,9 +17,9 @@ A move between directories that a stop interrupted is taken up where it was:
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from typing import Final, NamedTuple
 
 from tidemill.log.checkpoints import (
@@ -29,6 +30,7 @@ from tidemill.log.checkpoints import (
 )
 from tidemill.log.config import LogConfig
 from tidemill.log.directories import DataDirectories, DataDirectory
+from tidemill.log.errors import storage_error
 from tidemill.log.log import Log
 from tidemill.log.names import (
     CLEAN_SHUTDOWN,
@@ -46,6 +48,7 @@ from tidemill.log.names import (
 )
 from tidemill.log.recovery import Opening
 from tidemill.log.removals import Removals
+from tidemill.log.walk import Stopped
 from tidemill.model.errors import StorageError
 from tidemill.model.types import ZERO_ID, TopicPartition
 
@@ -63,8 +66,44 @@ class Place(NamedTuple):
     is_future: bool
 
 
+class Shelf:
+    """A data directory while its logs are opened: where they lie, and how far each is."""
+
+    def __init__(self, directory: DataDirectory, places: list[Place]) -> None:
+        self.directory = directory
+        self.places = places
+        self.openings: list[Opening] = []
+        """Those that have begun."""
+        self.opened: list[Future[tuple[Opening, Log]]] = []
+        """Those that are opened by threads, in the order of :attr:`places`."""
+        self.stopping = False
+
+    @property
+    def progress(self) -> str:
+        """How far it is, in words."""
+        done = sum(future.done() for future in self.opened)
+        checked = sum(opening.recovered_bytes for opening in self.openings)
+        busy = [one for one in self.openings if 0 < one.recovered_bytes < one.progress.bytes_to_check]
+        at = ", ".join(
+            f"{one.topic_partition} ({100 * one.recovered_bytes // one.progress.bytes_to_check} %)"
+            for one in busy
+        )
+        return (
+            f"{done} of {len(self.places)} logs are open, {checked / 1e6:.1f} MB were checked"
+            f"{'; now at ' + at if at else ''}"
+        )
+
+    def stop(self) -> None:
+        """Ends the openings that are under way, from any thread."""
+        self.stopping = True
+        for future in self.opened:
+            future.cancel()
+        for opening in self.openings:
+            opening.progress.stop = True
+
+
 class Loading:
-    """One start: every working directory of ``directories`` in turn."""
+    """One start: every working directory of ``directories``."""
 
     def __init__(
         self,
@@ -79,12 +118,44 @@ class Loading:
         self.removals = removals
         self.config_of = config_of
         self.now_ms = now_ms
-        self.threads = threads
+        self.threads = max(1, threads)
         self.high_watermarks: dict[TopicPartition, int] = {}
         self.recovered_bytes = 0
 
-    def load(self, directory: DataDirectory) -> None:
-        """Opens the logs of one directory. Raises OSError and StorageError when it cannot be used."""
+    def run(self) -> None:
+        """Opens every log; a directory that cannot be used is put aside."""
+        shelves: list[Shelf] = []
+        for directory in self.all.working:
+            with self._putting_aside(directory):
+                shelves.append(self._take_stock(directory))
+        unclean = [shelf for shelf in shelves if not shelf.directory.clean and shelf.places]
+        with ExitStack() as stack:
+            for shelf in unclean:
+                pool = ThreadPoolExecutor(self.threads, thread_name_prefix="recovery")
+                stack.enter_context(pool)
+                stack.callback(shelf.stop)  # before the pool waits for its threads
+                shelf.opened = [pool.submit(self._open, shelf, place) for place in shelf.places]
+            for shelf in shelves:
+                if shelf not in unclean:
+                    with self._putting_aside(shelf.directory):
+                        self._open_clean(shelf)
+            self._wait(unclean)
+            for shelf in unclean:
+                with self._putting_aside(shelf.directory):
+                    self._take_all(shelf)
+
+    @contextmanager
+    def _putting_aside(self, directory: DataDirectory) -> Iterator[None]:
+        """Puts the directory aside when what is done in the block fails by it."""
+        try:
+            yield
+        except OSError as problem:
+            self.all.fail_directory(directory.path, str(storage_error("load", directory.path, problem)))
+        except StorageError as problem:
+            self.all.fail_directory(directory.path, str(problem))
+
+    def _take_stock(self, directory: DataDirectory) -> Shelf:
+        """Finds out what lies in a directory. Raises OSError and StorageError when it cannot be used."""
         names = self.files.list(directory.path)
         directory.clean = CLEAN_SHUTDOWN in names
         directory.recovery_points = self._read_offsets(directory.file(RECOVERY_POINTS))
@@ -93,12 +164,29 @@ class Loading:
         # From here on a crash is an unclean stop, also one of this start.
         remove_clean_shutdown(self.files, directory.file(CLEAN_SHUTDOWN), directory.path)
         places = [place for name in names if (place := self._place(directory, name)) is not None]
-        if directory.clean or self.threads <= 1 or len(places) <= 1:
-            opened: Iterable[tuple[Opening, Log]] = (self._open(directory, place) for place in places)
-            self._take(directory, places, opened)
-            return
-        with ThreadPoolExecutor(self.threads, thread_name_prefix="recovery") as pool:
-            self._take(directory, places, pool.map(lambda place: self._open(directory, place), places))
+        return Shelf(directory, places)
+
+    def _open_clean(self, shelf: Shelf) -> None:
+        for place in shelf.places:
+            self._take(shelf.directory, place, *self._open(shelf, place))
+
+    def _wait(self, shelves: list[Shelf]) -> None:
+        """Waits for the threads, and tells of their progress when that takes long."""
+        left = {future for shelf in shelves for future in shelf.opened}
+        while left:
+            _, left = wait(left, PROGRESS_S)
+            for shelf in shelves:
+                if left & set(shelf.opened):
+                    log.info("%s: %s", shelf.directory.path, shelf.progress)
+
+    def _take_all(self, shelf: Shelf) -> None:
+        """Takes over the logs that threads opened; raises what one of them met."""
+        for future in shelf.opened:
+            problem = None if future.cancelled() else future.exception()
+            if problem is not None and not isinstance(problem, Stopped):
+                raise problem
+        for place, future in zip(shelf.places, shelf.opened, strict=True):
+            self._take(shelf.directory, place, *future.result())
 
     def _place(self, directory: DataDirectory, name: str) -> Place | None:
         """What lies in a directory of this name; None when no log is to be opened there."""
@@ -122,10 +210,6 @@ class Loading:
             return None
         if not children and key not in directory.recovery_points:
             self.all.warnings.append(f"{path} is empty, a partition is made of it")
-        if key in self.all.logs:
-            raise StorageError(
-                f"partition {key} is in {self.all.logs[key].directory} and in {path}: move one of them away"
-            )
         return Place(key, path, False)
 
     def _was_moved(self, directory: DataDirectory, key: TopicPartition, path: str) -> bool:
@@ -155,8 +239,9 @@ class Loading:
             self.all.warnings.append(f"{problem}; it is left out")
             return {}
 
-    def _open(self, directory: DataDirectory, place: Place) -> tuple[Opening, Log]:
+    def _open(self, shelf: Shelf, place: Place) -> tuple[Opening, Log]:
         """Opens one log; in any thread, so that nothing but the opening's own state changes."""
+        directory = shelf.directory
         warnings: list[str] = []
         try:
             topic_id = read_partition_metadata(self.files, f"{place.path}/{PARTITION_METADATA}")
@@ -175,33 +260,31 @@ class Loading:
             start_offset=directory.start_offsets.get(place.key, 0),
             clean=directory.clean,
         )
-        opened = opening.open()
+        shelf.openings.append(opening)
+        opening.progress.stop = shelf.stopping
+        try:
+            opened = opening.open()
+        except BaseException:
+            shelf.stop()  # the others cannot be used either
+            raise
         opening.warnings[:0] = warnings
         return opening, opened
 
-    def _take(
-        self, directory: DataDirectory, places: list[Place], opened: Iterable[tuple[Opening, Log]]
-    ) -> None:
-        """Takes over the logs as they come, and tells of the progress when that takes long."""
-        told = time.monotonic()
-        for count, (place, (opening, one)) in enumerate(zip(places, opened, strict=True), 1):
-            self.all.warnings += opening.warnings
-            self.recovered_bytes += opening.recovered_bytes
-            self.removals.take_over(opening.removals)
-            one.removals = self.removals
-            (directory.arriving if place.is_future else directory.logs)[place.key] = one
-            if not place.is_future:
-                self.all.logs[place.key] = one
-            if time.monotonic() - told >= PROGRESS_S:
-                told = time.monotonic()
-                log.info(
-                    "%s: %d of %d logs are open, %.1f MB were checked; last %s",
-                    directory.path,
-                    count,
-                    len(places),
-                    self.recovered_bytes / 1e6,
-                    place.key,
+    def _take(self, directory: DataDirectory, place: Place, opening: Opening, one: Log) -> None:
+        """Takes over a log that is open."""
+        if not place.is_future:
+            found = self.all.logs.get(place.key)
+            if found is not None:
+                raise StorageError(
+                    f"partition {place.key} is in {found.directory} and in {place.path}: "
+                    "move one of them away"
                 )
+            self.all.logs[place.key] = one
+        (directory.arriving if place.is_future else directory.logs)[place.key] = one
+        self.all.warnings += opening.warnings
+        self.recovered_bytes += opening.recovered_bytes
+        self.removals.take_over(opening.removals)
+        one.removals = self.removals
 
     def settle_arriving(self) -> None:
         """Once all directories are open: drops the copies that no partition here waits for."""

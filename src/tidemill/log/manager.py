@@ -76,17 +76,11 @@ class LogManager(DataDirectories):
     def load(self, now_ms: int, config_of: Callable[[str], LogConfig]) -> None:
         """Opens every log; ``config_of`` gives the settings of a topic. Recovers after an unclean stop.
 
-        A directory that cannot be read is put aside with a warning. Raises StorageError when none is left,
-        or when two directories hold the same partition.
+        A directory that cannot be read is put aside with a warning, and so is the second of two that hold the
+        same partition. Raises StorageError when none is left.
         """
         loading = Loading(self, self.removals, config_of, now_ms, self.recovery_threads)
-        for directory in self.working:
-            try:
-                loading.load(directory)
-            except OSError as problem:
-                self.fail_directory(directory.path, str(storage_error("load", directory.path, problem)))
-            except StorageError as problem:
-                self.fail_directory(directory.path, str(problem))
+        loading.run()
         if not self.working:
             raise StorageError("no data directory can be used: " + self.directories[0].failure)
         loading.settle_arriving()

@@ -44,7 +44,7 @@ from tidemill.log.removals import Removals
 from tidemill.log.scan import BatchScan
 from tidemill.log.segment import Segment
 from tidemill.log.store import write_snapshot
-from tidemill.log.walk import Resumption, resumption, walk_segment
+from tidemill.log.walk import Progress, Resumption, resumption, walk_segment
 from tidemill.model.ports import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 
@@ -56,7 +56,7 @@ _KNOWN_FILES = frozenset({LEADER_EPOCHS, PARTITION_METADATA, MOVED_TO})
 
 
 class Opening:
-    """One opening of one log; :attr:`warnings` and :attr:`recovered_bytes` tell what it met."""
+    """One opening of one log; :attr:`warnings` and :attr:`progress` tell what it met."""
 
     def __init__(
         self,
@@ -83,12 +83,17 @@ class Opening:
         self.start_offset = start_offset
         self.clean = clean
         self.warnings: list[str] = []
-        self.recovered_bytes = 0
+        self.progress = Progress()
         self.producers = ProducerState(str(topic_partition))
         self.leader_epochs = LeaderEpochs(files, f"{directory}/{LEADER_EPOCHS}")
 
+    @property
+    def recovered_bytes(self) -> int:
+        """Bytes of log files that were checked."""
+        return int(self.progress.checked_bytes)
+
     def open(self) -> Log:
-        """The log, ready. Raises StorageError when the directory cannot be read or written."""
+        """The log, ready. Raises StorageError when the directory cannot be read or written, and Stopped."""
         try:
             return self._open()
         except OSError as problem:
@@ -305,11 +310,14 @@ class Opening:
             self.now_ms,
         )
         self._remove_snapshots_after(base)
+        spared = resumed.position if resumed is not None else 0
+        self.progress.bytes_to_check = sum(int(segment.size) for segment in segments[first:]) - spared
         at = first
         while at < len(segments):
             segment = segments[at]
-            walk = walk_segment(segment, self.producers, self.leader_epochs, self.now_ms, resumed)
-            self.recovered_bytes += int(walk.position - (resumed.position if resumed is not None else 0))
+            walk = walk_segment(
+                segment, self.producers, self.leader_epochs, self.now_ms, self.progress, resumed
+            )
             resumed = None
             following_base = segments[at + 1].base_offset if at + 1 < len(segments) else -1
             overlap = 0 <= following_base < walk.next_offset

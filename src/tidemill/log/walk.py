@@ -20,6 +20,19 @@ CHUNK_BYTES: Final = 1024 * 1024
 """Read at a time: large enough that the reads do not count beside the checksums."""
 
 
+class Progress:
+    """How far the check of a log is, for another thread to look at; and to end it by :attr:`stop`."""
+
+    def __init__(self) -> None:
+        self.checked_bytes: i64 = 0
+        self.bytes_to_check: i64 = 0
+        self.stop: bool = False
+
+
+class Stopped(Exception):
+    """:attr:`Progress.stop` was set while a log was checked."""
+
+
 class Walk:
     """What a walk over a segment found. ``fault`` is empty when every byte of it is good."""
 
@@ -61,12 +74,13 @@ def walk_segment(
     producers: ProducerState,
     leader_epochs: LeaderEpochs,
     now_ms: i64,
+    progress: Progress,
     resumed: Resumption | None = None,
 ) -> Walk:
     """Checks the batches of ``segment``, and makes its indexes anew on the way; ``resumed``: from there on.
 
     Stops at the first byte that is not part of a good batch; nothing is cut here. Producers and leader
-    epochs are taken in as they come.
+    epochs are taken in as they come. Raises Stopped.
     """
     begin: i64 = 0
     expected: i64 = segment.base_offset
@@ -83,6 +97,9 @@ def walk_segment(
         fault = _fault_of(scan, expected)
         if fault:
             break
+        if progress.stop:
+            raise Stopped
+        progress.checked_bytes += scan.size
         segment.note(scan.position, scan.size, scan.base_offset, scan.last_offset, scan.max_timestamp)
         expected = scan.last_offset + 1
         epoch: i64 = scan.leader_epoch

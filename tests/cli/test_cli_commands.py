@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tidemill.cli import perf
 from tidemill.cli.main import run
 from tidemill.testing import Broker
 
@@ -204,6 +205,19 @@ def test_perf_tells_rates_and_percentiles(cli: Run) -> None:
     assert 0.15 < steady["seconds"] < 5
 
 
+def test_perf_fails_when_a_timed_message_is_refused(cli: Run) -> None:
+    cli("topic", "create", "perf-small", "--set", "max.message.bytes=500")
+    arguments = ("perf-small", "-n", "3", "--size", "2000")
+    assert "MESSAGE_TOO_LARGE" in cli("perf", "produce", *arguments, "--rate", "1000", code=1)
+    assert "MESSAGE_TOO_LARGE" in cli("perf", "produce", *arguments, code=1)
+
+
+def test_perf_says_when_a_message_does_not_come_back(cli: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perf, "READ_BACK_S", 0.0)
+    said = cli("perf", "latency", "perf-latency-late", "-n", "1", code=1)
+    assert "message 0 of perf-latency-late-0 was acknowledged, and not read within 0 s" in said
+
+
 def test_log_dump_shows_a_partitions_files(cli: Run, broker: Broker, topic: str, tmp_path: Path) -> None:
     send(cli, topic, "a\nb\n", tmp_path, "-p", "0", "-k", "key")
     directory = os.path.join(broker.data_dir, f"{topic}-0")
@@ -239,6 +253,7 @@ def test_nobody_listening_is_said_at_once(cli: Run) -> None:
         ("consume", "t", "--show", "nonsense"),
         ("consume", "t", "--since", "nonsense"),
         ("consume", "t", "-g", "g", "-p", "0"),
+        ("consume", "--pattern", "("),
         ("produce", "t", "--json", "-k", "x"),
         ("produce", "t", "-X", "nonsense"),
         ("group", "reset", "g"),

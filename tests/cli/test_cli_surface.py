@@ -13,12 +13,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tidemill.cli import output, produce
 from tidemill.cli.config_page import page
+from tidemill.cli.consume import Format
 from tidemill.cli.main import COMMANDS, command
 from tidemill.cli.options import parse_duration, parse_moment, unescape
 from tidemill.cli.perf import percentiles
 from tidemill.cli.records import BadInput, for_terminal, from_json
+from tidemill.client.chunks import ConsumerRecord
 from tidemill.model.errors import ConfigError
+from tidemill.records.reader import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -182,6 +186,40 @@ def test_separators_can_be_written_as_escapes() -> None:
 
 def test_messages_cannot_take_over_the_terminal() -> None:
     assert for_terminal("a\x1b[2Jb\rc\td\u202e") == "a\\x1b[2Jb\\rc\td\\u202e"
+
+
+def test_cells_and_header_names_cannot_forge_lines_or_take_over_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output.print_table(["client", "host"], [["a\tb\r\nc", "/h"]])
+    assert capsys.readouterr().out == "client\thost\na b  c\t/h\n"
+    monkeypatch.setattr(output, "on_terminal", lambda: True)
+    output.print_table(["client"], [["a\x1b[31m\nc"]])
+    assert "a\\x1b[31m\\nc" in capsys.readouterr().out
+    written: list[bytes] = []
+    shown = Format("plain", {"headers"}, " ", written.append, terminal=True)
+    shown.print(ConsumerRecord("t", 0, Record(0, 0, 0, None, b"v", [("\x1b[2J", b"x")])))
+    assert b"\x1b[2J" not in written[0]
+    assert b"\\x1b[2J=x" in written[0]
+
+
+def test_lines_are_told_apart_however_they_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(b"ab\ncdefghijkl\n\nx\ny")
+    monkeypatch.setattr(produce, "CHUNK_BYTES", 4)
+    with file.open("rb") as opened:
+        found = [
+            (number + i, line) for number, part in produce._lines_of(opened) for i, line in enumerate(part)
+        ]
+    assert found == [(1, b"ab"), (2, b"cdefghijkl"), (3, b""), (4, b"x"), (5, b"y")]
+    monkeypatch.setattr(produce, "LINE_BYTES_MAX", 6)
+    with file.open("rb") as opened, pytest.raises(BadInput, match="line 2 is longer than 6 bytes"):
+        list(produce._lines_of(opened))
+
+
+def test_every_command_that_asks_a_cluster_takes_its_address_from_the_environment() -> None:
+    for arguments in (("topic", "list"), ("pipeline", "load"), ("pipeline", "publish"), ("perf", "consume")):
+        assert "TIDEMILL_BOOTSTRAP" in invoke(*arguments, "--help").output
 
 
 def test_percentiles_are_times_that_occurred() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -93,7 +94,10 @@ class Format:
         if "timestamp" in self.show:
             head.append(time_text(record.timestamp))
         if "headers" in self.show:
-            head.append(",".join(f"{name}={self._data(data, 'null')}" for name, data in record.headers))
+            shown = for_terminal if self._terminal else str
+            head.append(
+                ",".join(f"{shown(name)}={self._data(data, 'null')}" for name, data in record.headers)
+            )
         if "key" in self.show:
             head.append(self._data(record.key, "null"))
         return head
@@ -174,6 +178,11 @@ def command(
     """
     if bool(topics) == (pattern is not None):
         raise click.UsageError("name topics, or a --pattern")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as problem:
+            raise click.UsageError(f"--pattern {pattern}: no regular expression: {problem}") from None
     if group is not None and partitions:
         raise click.UsageError("a group shares partitions out by itself: leave --partition or --group out")
     from tidemill.client import Consumer
@@ -221,8 +230,6 @@ def _assign(
     partitions: tuple[int, ...],
     start: Start,
 ) -> None:
-    import re
-
     names = list(topics)
     if pattern is not None:
         compiled = re.compile(pattern)

@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from tidemill.cli.records import for_terminal
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_BREAKS = str.maketrans("\t\r\n", "   ")
+"""What ends a cell or a line for programs; ids of clients and groups may have it in them."""
 
 
 def json_option(function: F) -> F:
@@ -42,7 +47,6 @@ def print_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[Any]],
     *,
-    title: str | None = None,
     right: Sequence[str] = (),
     empty: str = "nothing there",
 ) -> None:
@@ -54,7 +58,7 @@ def print_table(
     if not on_terminal():
         click.echo("\t".join(columns))
         for row in listed:
-            click.echo("\t".join(cell.replace("\t", " ") for cell in row))
+            click.echo("\t".join(cell.translate(_BREAKS) for cell in row))
         return
     if not listed:
         click.secho(empty, dim=True)
@@ -65,9 +69,6 @@ def print_table(
 
     table = Table(
         box=box.SIMPLE_HEAD,
-        title=title,
-        title_justify="left",
-        title_style="bold",
         pad_edge=False,
         show_edge=False,
     )
@@ -77,7 +78,7 @@ def print_table(
             column, justify="right" if is_right else "left", overflow="fold", header_style="bold cyan"
         )
     for row in listed:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(for_terminal(cell)) for cell in row))
     console().print(table)
 
 

@@ -26,6 +26,8 @@ SAMPLE_EVERY = 1_000
 VALUES = 512
 """Different values that are sent in turn."""
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
+READ_BACK_S = 30.0
+"""How long an acknowledged message may take to reach the consumer."""
 ALPHABET = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 "
 
 
@@ -168,6 +170,7 @@ def produce(
         _ensure_topic(admin, topic, partitions)
     values = make_values(size)
     latencies: list[float] = []
+    failures: list[Exception] = []
     rates = Rates(count)
     # In small steps where a rate is asked for: a second's worth at once is no steady rate.
     step = BULK if rate is None else max(1, min(BULK, rate // 100))
@@ -181,7 +184,7 @@ def produce(
             if rate is not None:
                 time.sleep(max(0.0, began + sent / rate - time.perf_counter()))
             if rate is not None or sent % SAMPLE_EVERY < len(part):
-                _send_timed(producer, topic, part[0], latencies)
+                _send_timed(producer, topic, part[0], latencies, failures)
                 part = part[1:]
                 sent += 1
                 acknowledged += 1
@@ -196,6 +199,8 @@ def produce(
         producer.flush()
         seconds = time.perf_counter() - began
     rates.end()
+    if failures:
+        raise failures[0]
     _report(_result(count, count * size, seconds, latency_ms=percentiles(latencies)), as_json)
 
 
@@ -205,12 +210,16 @@ def _parts(values: list[bytes], count: int, step: int) -> Iterator[list[bytes]]:
         yield list(itertools.islice(source, min(step, count - first)))
 
 
-def _send_timed(producer: Any, topic: str, value: bytes, latencies: list[float]) -> None:
+def _send_timed(
+    producer: Any, topic: str, value: bytes, latencies: list[float], failures: list[Exception]
+) -> None:
     began = time.perf_counter()
 
     def delivered(metadata: RecordMetadata | None, error: Exception | None) -> None:
         if error is None:
             latencies.append(time.perf_counter() - began)
+        else:
+            failures.append(error)
 
     producer.send(topic, value, on_delivery=delivered)
 
@@ -336,8 +345,12 @@ def latency(topic: str, count: int, size: int, acks: str, as_json: bool, target:
             offset = producer.send(topic, values[index % VALUES], partition=0).result(30).offset
             produced.append(time.perf_counter() - start)
             while position <= offset:
-                for record in consumer.poll(30.0)[item]:
-                    position = record.offset + 1
+                records = consumer.poll(READ_BACK_S)
+                if not records:
+                    raise click.ClickException(
+                        f"message {offset} of {item} was acknowledged, and not read within {READ_BACK_S:g} s"
+                    )
+                position = records[item][-1].offset + 1
             end_to_end.append(time.perf_counter() - start)
             rates.note(index + 1, (index + 1) * size)
         seconds = time.perf_counter() - began

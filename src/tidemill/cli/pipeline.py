@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+
+from tidemill.cli.options import pairs
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -19,9 +21,12 @@ def _client_options(function: Function) -> Function:
             "-b",
             "--bootstrap-server",
             "bootstrap",
+            envvar="TIDEMILL_BOOTSTRAP",
             default="localhost:9092",
             show_default=True,
-            help="Brokers to ask first, host:port, several apart by commas.",
+            show_envvar=True,
+            metavar="HOST:PORT",
+            help="Brokers to ask first, apart by commas.",
         ),
         click.option(
             "--option",
@@ -83,7 +88,7 @@ def load(**given: Any) -> None:
     from tidemill.pipeline.jobs.load import LoadJob
     from tidemill.pipeline.jobs.load import load as run
 
-    source = {"kafka.bootstrap.servers": given["bootstrap"], **_pairs(given["extra"], "--option")}
+    source = {"kafka.bootstrap.servers": given["bootstrap"], **pairs("--option", given["extra"])}
     source.update(_selection(given["topics"], given["pattern"]))
     if given["max_offsets"] is not None:
         source["maxOffsetsPerTrigger"] = str(given["max_offsets"])
@@ -134,9 +139,9 @@ def publish(**given: Any) -> None:
     from tidemill.pipeline.jobs.publish import PublishJob, read_files
     from tidemill.pipeline.jobs.publish import publish as run
 
-    reader = _pairs(given["read_option"], "--read-option")
+    reader = pairs("--read-option", given["read_option"])
     job = PublishJob(
-        sink={"kafka.bootstrap.servers": given["bootstrap"], **_pairs(given["extra"], "--option")},
+        sink={"kafka.bootstrap.servers": given["bootstrap"], **pairs("--option", given["extra"])},
         topic=given["topic"],
         key=given["key"],
         timestamp=given["timestamp"],
@@ -158,16 +163,6 @@ def _selection(topics: tuple[str, ...], pattern: str | None) -> dict[str, str]:
     return {"subscribe": ",".join(topics)} if topics else {"subscribePattern": str(pattern)}
 
 
-def _pairs(texts: Iterable[str], option: str) -> dict[str, str]:
-    pairs = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise click.UsageError(f"{option} {text!r} has no form NAME=VALUE")
-        pairs[name] = value
-    return pairs
-
-
 def _with_spark(given: dict[str, Any], work: Callable[[Any], Any]) -> Any:
     """Runs ``work`` with a session; a failure inside Spark becomes one line."""
     import pyspark.errors
@@ -178,7 +173,7 @@ def _with_spark(given: dict[str, Any], work: Callable[[Any], Any]) -> Any:
 
     require_java()
     spark = local_session(
-        "tidemill pipeline", master=given["master"], settings=_pairs(given["conf"], "--conf")
+        "tidemill pipeline", master=given["master"], settings=pairs("--conf", given["conf"])
     )
     try:
         return work(spark)

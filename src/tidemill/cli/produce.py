@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, TYPE_CHECKING
 
 import click
@@ -128,11 +128,17 @@ def _header(text: str) -> tuple[str, bytes | None]:
     return name, value.encode() if equals else None
 
 
-def _send(producer: Producer, topic: str, lines: list[bytes], read: object, first_line: int) -> BulkDelivery:
+def _send(
+    producer: Producer,
+    topic: str,
+    lines: list[bytes],
+    read: Callable[[bytes], InputRecord],
+    first_line: int,
+) -> BulkDelivery:
     records = []
     for index, line in enumerate(lines):
         try:
-            records.append(read(line))  # type: ignore[operator]
+            records.append(read(line))
         except BadInput as problem:
             raise BadInput(f"line {first_line + index}: {problem}") from None
     placed = any(record.partition is not None for record in records)
@@ -164,19 +170,24 @@ def _chunks(files: tuple[str, ...]) -> Iterator[tuple[int, list[bytes]]]:
 
 def _lines_of(file: IO[bytes]) -> Iterator[tuple[int, list[bytes]]]:
     descriptor = file.fileno()
-    rest = b""
+    rest: list[bytes] = []
+    rest_bytes = 0
     number = 1
     while True:
         # os.read gives what is there: a line typed or piped slowly is sent at once, not with the next ones.
         data = os.read(descriptor, CHUNK_BYTES)
         if not data:
             break
-        lines = (rest + data).split(b"\n")
-        rest = lines.pop()
-        if len(rest) > LINE_BYTES_MAX:
-            raise BadInput(f"line {number + len(lines)} is longer than {LINE_BYTES_MAX} bytes")
-        if lines:
+        end = data.rfind(b"\n")
+        if end >= 0:
+            lines = b"".join([*rest, data[:end]]).split(b"\n")
             yield number, lines
             number += len(lines)
-    if rest:
-        yield number, [rest]
+            rest, rest_bytes = [], 0
+            data = data[end + 1 :]
+        rest.append(data)
+        rest_bytes += len(data)
+        if rest_bytes > LINE_BYTES_MAX:
+            raise BadInput(f"line {number} is longer than {LINE_BYTES_MAX} bytes")
+    if rest_bytes:
+        yield number, [b"".join(rest)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -167,7 +168,8 @@ def describe(names: tuple[str, ...], all_configs: bool, as_json: bool, target: T
     from tidemill.client import Admin
 
     with Admin(target.bootstrap, target.config()) as admin:
-        found = [_described(admin, name, all_configs) for name in names]
+        sizes = _sizes(admin, names)
+        found = [_described(admin, name, all_configs, sizes) for name in names]
     if as_json:
         print_json(found)
         return
@@ -175,11 +177,12 @@ def describe(names: tuple[str, ...], all_configs: bool, as_json: bool, target: T
         _print_topic(topic)
 
 
-def _described(admin: Admin, name: str, all_configs: bool) -> dict[str, Any]:
+def _described(
+    admin: Admin, name: str, all_configs: bool, sizes: dict[TopicPartition, int]
+) -> dict[str, Any]:
     topic = admin.describe_topic(name)
     led = [TopicPartition(name, p.partition) for p in topic.partitions if p.leader >= 0]
     starts, ends = _ends(admin, led)
-    sizes = _sizes(admin, name)
     configs = admin.topic_configs(name)
     return {
         "name": name,
@@ -194,7 +197,7 @@ def _described(admin: Admin, name: str, all_configs: bool) -> dict[str, Any]:
                 "isr": p.isr,
                 "start_offset": starts.get(TopicPartition(name, p.partition)),
                 "end_offset": ends.get(TopicPartition(name, p.partition)),
-                "size_bytes": sizes.get(p.partition),
+                "size_bytes": sizes.get(TopicPartition(name, p.partition)),
                 "state": _state(p),
             }
             for p in topic.partitions
@@ -213,11 +216,11 @@ def _state(partition: PartitionDescription) -> str:
     return "under-replicated" if partition.under_replicated else "ok"
 
 
-def _sizes(admin: Admin, name: str) -> dict[int, int]:
-    """Bytes of each partition on its largest replica; empty where the cluster does not tell."""
+def _sizes(admin: Admin, names: Collection[str]) -> dict[TopicPartition, int]:
+    """Bytes of the topics' partitions on their largest replicas; empty where the cluster does not tell."""
     from tidemill.client import ClientError
 
-    sizes: dict[int, int] = {}
+    sizes: dict[TopicPartition, int] = {}
     try:
         directories = admin.describe_log_dirs()
     except ClientError:
@@ -225,8 +228,9 @@ def _sizes(admin: Admin, name: str) -> dict[int, int]:
     for listed in directories.values():
         for directory in listed:
             for replica in directory.replicas:
-                if replica.topic == name and not replica.future:
-                    sizes[replica.partition] = max(sizes.get(replica.partition, 0), replica.size_bytes)
+                if replica.topic in names and not replica.future:
+                    item = TopicPartition(replica.topic, replica.partition)
+                    sizes[item] = max(sizes.get(item, 0), replica.size_bytes)
     return sizes
 
 

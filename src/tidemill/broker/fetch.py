@@ -29,7 +29,7 @@ RECORDS_BYTES_MAX: Final = 0x70000000
 CURRENT_FORMAT: Final = 4
 """From this version on clients know all message formats: they get records as they are stored."""
 WHOLE_FIRST_FROM: Final = 3
-"""From this version on the first batch of a reply is whole, whatever the limits; before, nothing goes beyond."""
+"""From this version on the first batch of a reply is whole, whatever the limits; before, they are kept."""
 ZSTD_FROM: Final = 10
 WHOLE: Final = 1 << 40
 """More bytes than a segment has."""

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import pytest
+
+ROOT = Path(__file__).parents[2]
 CLUSTER_ID = "4L6g3nShT-eMCtK--X86sw"
 START_TIMEOUT_S = 60
 READ_TIMEOUT_S = 90
@@ -34,6 +41,25 @@ def free_ports(count: int) -> list[int]:
     for probe in probes:
         probe.close()
     return ports
+
+
+def class_path(version: str) -> str:
+    """Apache Kafka's jars, brought by Maven on first use. Skips where that cannot be."""
+    if shutil.which("java") is None:
+        pytest.skip("java is not installed (Debian: apt-get install default-jre-headless)")
+    if shutil.which("mvn") is None and not (ROOT / "build/kafka" / version / ".complete").exists():
+        pytest.skip("mvn is not installed (Debian: apt-get install maven)")
+    others = {key: value for key, value in os.environ.items() if key != "TIDEMILL_KAFKA_LIBS"}
+    code = f"from peers import kafka_jars; print(kafka_jars({version!r}))"
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT / "bench",
+        env=others,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return f"{told.stdout.strip()}/*"
 
 
 def java(jars: str, *arguments: str, heap: str = "512m") -> list[str]:
@@ -167,6 +193,21 @@ def wait_ready(bootstrap: str) -> None:
 Records: TypeAlias = dict[tuple[str, int], list[tuple[Any, ...]]]
 """Offset, time, key, value and headers of each record, by partition."""
 Ends: TypeAlias = dict[tuple[str, int], tuple[int, int]]
+
+
+def wait_led(bootstrap: str, keys: Iterable[tuple[str, int]]) -> None:
+    """Returns once each of the partitions has a leader, as the broker tells it."""
+    from confluent_kafka.admin import AdminClient
+
+    deadline = time.monotonic() + START_TIMEOUT_S
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    left = set(keys)
+    while left:
+        assert time.monotonic() < deadline, f"nobody leads {left}"
+        topics = admin.list_topics(timeout=10).topics
+        for name, topic in topics.items():
+            left -= {(name, number) for number, one in topic.partitions.items() if one.leader >= 0}
+        time.sleep(0.1)
 
 
 class Seen(NamedTuple):

@@ -19,6 +19,7 @@ from tidemill.interchange.metadata_records import (
     decode_metadata,
     encode_metadata,
 )
+from tidemill.log.java_text import java_text
 from tidemill.model.errors import ProtocolError
 from tidemill.records.builder import build_batch
 from tidemill.wire.schema import parse_versions
@@ -37,6 +38,25 @@ def log_of(tmp_path: Path, *records: tuple[bytes | None, bytes | None]) -> Path:
     path = tmp_path / LOG
     path.write_bytes(build_batch([(NOW, key, value, None) for key, value in records], leader_epoch=0))
     return path
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ("41c3a4e282acf09f8c8a", "A\u00e4\u20ac\U0001f30a"),
+        ("eda080", "\ufffd"),
+        ("eda0", "\ufffd"),
+        ("eda041", "\ufffdA"),
+        ("edbfbfbf", "\ufffd\ufffd"),
+        ("ed9fbf", "\ud7ff"),
+        ("ed", "\ufffd"),
+        ("f0908041", "\ufffdA"),
+        ("e08080", "\ufffd\ufffd\ufffd"),
+        ("c080ff", "\ufffd\ufffd\ufffd"),
+    ],
+)
+def test_bytes_that_are_no_text_are_shown_as_java_shows_them(data: str, text: str) -> None:
+    assert java_text(bytes.fromhex(data)) == text
 
 
 def test_offsets_are_shown_as_kafka_shows_them(tmp_path: Path) -> None:

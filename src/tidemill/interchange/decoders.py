@@ -15,6 +15,7 @@ from tidemill.groups.offsets import (
 from tidemill.interchange.json_text import compact, plain
 from tidemill.interchange.metadata_records import decode_metadata
 from tidemill.log.dump import Decoder, utf8
+from tidemill.log.java_text import java_text
 from tidemill.model.errors import ConfigError, ProtocolError
 from tidemill.wire.messages.consumer_protocol import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 from tidemill.wire.schema import (
@@ -201,7 +202,7 @@ def _number(size: int, data: bytes) -> str:
 
 
 CLASSES: Final[dict[str, Callable[[bytes], str]]] = {
-    "StringDecoder": lambda data: data.decode("utf-8", "replace"),
+    "StringDecoder": java_text,
     "IntegerDecoder": lambda data: _number(4, data),
     "LongDecoder": lambda data: _number(8, data),
     "DefaultDecoder": lambda data: data.hex(),

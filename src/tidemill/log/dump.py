@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from tidemill.log.checkpoints import CheckpointDamaged, parse_checkpoint, read_partition_metadata
 from tidemill.log.index import OffsetIndex, TimeIndex
 from tidemill.log.index_entries import aborted_entries
+from tidemill.log.java_text import java_text
 from tidemill.log.names import (
     INDEX,
     LEADER_EPOCHS,
@@ -58,10 +59,7 @@ Decoder: TypeAlias = "Callable[[dict[str, Any]], tuple[str | None, str | None]]"
 def utf8(record: dict[str, Any]) -> tuple[str | None, str | None]:
     """Key and value as UTF-8, with a replacement where they are not."""
     key, value = record["key"], record["value"]
-    return (
-        None if key is None else key.decode("utf-8", "replace"),
-        None if value is None else value.decode("utf-8", "replace"),
-    )
+    return None if key is None else java_text(key), None if value is None else java_text(value)
 
 
 def _no_control(record: dict[str, Any]) -> str | None:

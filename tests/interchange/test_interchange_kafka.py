@@ -1,0 +1,208 @@
+"""Apache Kafka's data served here, and given back to Apache Kafka: 4.3.1 on KRaft, 3.9.2 on ZooKeeper."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic, ResourceType
+from kafka_peer import CODECS, Kafka, Seen, ZooKeeper, buy, class_path, fill, java, keep, see, wait_led
+from kafka_record import commit, produce, set_config
+
+from tidemill.interchange.zookeeper_nodes import from_nodes, read_zookeeper, to_nodes
+from tidemill.log.dump import DumpOptions, lines
+from tidemill.log.files import SystemFiles
+from tidemill.testing import Broker
+
+START_TIMEOUT_S = 600
+VERSIONS = {"kraft": "4.3.1", "zookeeper": "3.9.2"}
+CONFIG = {"log.segment.bytes": "1048576", "log.index.interval.bytes": "1000"}
+DUMPED = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
+
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.timeout(START_TIMEOUT_S),
+    pytest.mark.xdist_group("kafka-directories"),
+]
+
+
+class Written(NamedTuple):
+    """What a Kafka wrote: its data after kill -9 and after a stop, where its nodes are, what clients saw."""
+
+    killed: Path
+    stopped: Path
+    zookeeper: str
+    seen: Seen
+
+    def data(self, how: str, tmp_path: Path) -> Path:
+        """A copy of the data, for a test of its own."""
+        target = tmp_path / "data"
+        subprocess.run(["cp", "-a", "--sparse=always", str(getattr(self, how)), str(target)], check=True)
+        return target
+
+    @property
+    def source(self) -> list[str]:
+        """Where the import finds topics and settings."""
+        return ["--zookeeper", self.zookeeper] if self.zookeeper else []
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeper]:
+    server = ZooKeeper(class_path("3.9.2"), tmp_path_factory.mktemp("zookeeper"))
+    yield server
+    server.end()
+
+
+@pytest.fixture(scope="module", params=list(VERSIONS))
+def written(
+    request: pytest.FixtureRequest, zookeeper: ZooKeeper, tmp_path_factory: pytest.TempPathFactory
+) -> Written:
+    on_zookeeper = request.param == "zookeeper"
+    directory = tmp_path_factory.mktemp(request.param)
+    address = f"{zookeeper.address}/kafka" if on_zookeeper else ""
+    kafka = Kafka(class_path(VERSIONS[request.param]), directory, directory / "data", zookeeper=address)
+    try:
+        kafka.start(form=not on_zookeeper)
+        fill(kafka.bootstrap)
+        seen = see(kafka.bootstrap)
+        kafka.end(signal.SIGKILL)
+        found = Written(directory / "killed", directory / "data", address, seen)
+        subprocess.run(["cp", "-a", "--sparse=always", str(kafka.data), str(found.killed)], check=True)
+        kafka.start()
+    finally:
+        kafka.end()
+    return found
+
+
+def log(command: str, *arguments: object) -> str:
+    """Runs ``tidemill log``; what it says."""
+    every = [sys.executable, "-m", "tidemill", "log", command, *map(str, arguments)]
+    done = subprocess.run(every, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+def kafka_dump(jars: str, paths: list[Path]) -> str:
+    """What kafka-dump-log prints."""
+    arguments = ["--deep-iteration", "--print-data-log", "--files", ",".join(map(str, paths))]
+    done = subprocess.run(
+        java(jars, "org.apache.kafka.tools.DumpLogSegments", *arguments), capture_output=True, text=True
+    )
+    if "ClassNotFoundException" in done.stderr:
+        done = subprocess.run(
+            java(jars, "kafka.tools.DumpLogSegments", *arguments), capture_output=True, text=True
+        )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def our_dump(paths: list[Path]) -> str:
+    every = (lines(SystemFiles(), str(path), DumpOptions(contents=True)) for path in paths)
+    return "".join(f"{line}\n" for found in every for line in found)
+
+
+def check_dumps(jars: str, data: Path) -> None:
+    """kafka-dump-log finds nothing wrong in any file of any partition, and prints what ours prints."""
+    paths = [
+        path
+        for path in sorted(data.glob("*-[0-9]/*"))
+        if path.suffix in DUMPED and path.parent.name != "__cluster_metadata-0"
+    ]
+    assert {path.suffix for path in paths} == set(DUMPED)
+    theirs = kafka_dump(jars, paths)
+    assert theirs == our_dump(paths)
+    for complaint in ("Mismatches", "isvalid: false", "Found", "not found"):
+        assert complaint not in theirs
+
+
+def write_on(bootstrap: str, made: str) -> None:
+    """What a cluster in use goes through: all codecs, topics made, changed and deleted, commits."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    wanted = [NewTopic(made, 2, 1, config={"retention.ms": "-1"}), NewTopic(f"{made}-gone", 1, 1)]
+    for future in admin.create_topics(wanted).values():
+        future.result(30)
+    for codec in CODECS:
+        produce(bootstrap, f"t-{codec}", codec, partitions=2)
+        produce(bootstrap, made, codec, partitions=2)
+    keep(bootstrap, 10_000)
+    admin.delete_topics([f"{made}-gone"])[f"{made}-gone"].result(30)
+    set_config(admin, ResourceType.TOPIC, "t-lz4", "max.message.bytes", "1500000")
+    commit(bootstrap, "readers", "t-gzip", 100)
+    commit(bootstrap, f"group-{made}", made, 20)
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_what_kafka_wrote_is_served(written: Written, how: str, tmp_path: Path) -> None:
+    data = written.data(how, tmp_path)
+    told = json.loads(log("import", data, *written.source, "--json"))
+    assert (told["imported"], told["clean_shutdown"], told["problems"]) == (True, how == "stopped", [])
+    with Broker(CONFIG, data_dir=data) as broker:
+        assert see(broker.bootstrap) == written.seen
+        write_on(broker.bootstrap, "made-here")
+        seen = see(broker.bootstrap)
+        broker.kill()
+        broker.start()
+        assert see(broker.bootstrap) == seen
+        assert "Traceback" not in broker.log
+    assert len(seen.records["t-gzip", 0]) == len(written.seen.records["t-gzip", 0]) + 4
+    assert json.loads(log("verify", data, "--json"))["sound"]
+    check_dumps(class_path(VERSIONS["zookeeper" if written.zookeeper else "kraft"]), data)
+
+
+@pytest.mark.parametrize("how", ["--in-place", "--to"])
+def test_what_was_served_is_given_back(
+    written: Written, how: str, zookeeper: ZooKeeper, tmp_path: Path
+) -> None:
+    """Kafka, Tidemill, Kafka 3.9.2, Tidemill: at each step clients see what they saw before it."""
+    data = written.data("killed", tmp_path)
+    log("import", data, *written.source)
+    with Broker(CONFIG, data_dir=data) as broker:
+        write_on(broker.bootstrap, "made-here")
+        seen = see(broker.bootstrap)
+    to = data if how == "--in-place" else tmp_path / "given"
+    target = [how] if how == "--in-place" else [how, to]
+    address = f"{zookeeper.address}/given/{tmp_path.name}"
+    told = json.loads(log("export", data, *target, "--zookeeper", address, "--json"))
+    settings = "".join(f"{key}={value}\n" for key, value in told["server_properties"].items())
+    kafka = Kafka(class_path("3.9.2"), tmp_path, to, zookeeper=address, settings=settings)
+    try:
+        kafka.start()
+        wait_led(kafka.bootstrap, seen.records)
+        assert see(kafka.bootstrap) == seen
+        write_on(kafka.bootstrap, "made-there")
+        buy(kafka.bootstrap)
+        seen = see(kafka.bootstrap)
+    finally:
+        kafka.end()
+    log("import", to, "--zookeeper", address) if how == "--in-place" else log(
+        "import", to, "--zookeeper", address, "--dry-run"
+    )
+    if how == "--to":
+        return
+    with Broker(CONFIG, data_dir=to) as broker:
+        assert see(broker.bootstrap) == seen
+
+
+def test_the_script_for_zookeepers_shell_makes_the_same_nodes(zookeeper: ZooKeeper, tmp_path: Path) -> None:
+    recorded = Path(__file__).parent / "recorded" / "zookeeper"
+    data, script = tmp_path / "data", tmp_path / "nodes.txt"
+    shutil.copytree(recorded / "data", data)
+    log("import", data, "--nodes", recorded / "nodes.json")
+    log("export", data, "--to", tmp_path / "first", "--script", script)
+    log("export", data, "--to", tmp_path / "second", "--zookeeper", f"{zookeeper.address}/by/kazoo")
+    shell = java(class_path("3.9.2"), "org.apache.zookeeper.ZooKeeperMainWithTlsSupportForKafka", "-server")
+    subprocess.run([*shell, zookeeper.address, "create", "/script"], check=True, capture_output=True)
+    with script.open() as commands:
+        done = subprocess.run(
+            [*shell, f"{zookeeper.address}/script"], stdin=commands, capture_output=True, text=True
+        )
+    by_script = read_zookeeper(f"{zookeeper.address}/script")
+    assert by_script == read_zookeeper(f"{zookeeper.address}/by/kazoo"), done.stdout + done.stderr
+    assert to_nodes(from_nodes(by_script, "a shell"))

@@ -28,6 +28,7 @@ from tidemill.coordination.port import (
     StoreUnavailable,
     ensure_paths,
 )
+from tidemill.coordination.zookeeper import ZooKeeperStore
 
 Sessions = Callable[[], AbstractAsyncContextManager[tuple[Store, Store]]]
 
@@ -44,13 +45,31 @@ async def embedded_sessions(directory: Path) -> AsyncIterator[tuple[Store, Store
         await two.close()
 
 
-ENGINES = {"embedded": embedded_sessions}
+@asynccontextmanager
+async def zookeeper_sessions(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Store, Store]]:
+    """Two sessions on one server."""
+    settings = request.getfixturevalue("zookeeper")()
+    one = await ZooKeeperStore.open(settings)
+    two = await ZooKeeperStore.open(settings)
+    try:
+        yield one, two
+    finally:
+        await one.close()
+        await two.close()
+
+
+ENGINES: dict[str, Callable[[pytest.FixtureRequest], AbstractAsyncContextManager[tuple[Store, Store]]]] = {
+    "embedded": lambda request: embedded_sessions(request.getfixturevalue("tmp_path")),
+    "zookeeper": zookeeper_sessions,
+}
 
 
 @pytest.fixture(params=sorted(ENGINES))
-def sessions(request: pytest.FixtureRequest, tmp_path: Path) -> Sessions:
+def sessions(request: pytest.FixtureRequest) -> Sessions:
     """Opens two sessions with a fresh store of each engine."""
-    return lambda: ENGINES[request.param](tmp_path)
+    if request.param == "zookeeper":
+        request.getfixturevalue("zookeeper")
+    return lambda: ENGINES[request.param](request)
 
 
 def test_a_node_is_created_read_changed_and_deleted(sessions: Sessions) -> None:

@@ -80,7 +80,7 @@ class Result(NamedTuple):
     """What one operation of a transaction did.
 
     ``path`` is the node's full name (with the number, if it is sequential), ``version`` that of its data
-    afterwards (-1 once it is deleted).
+    afterwards (-1 once it is deleted). A check of any version may have ANY_VERSION there.
     """
 
     path: str
@@ -108,7 +108,8 @@ class SessionState(Enum):
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
-    """No answer at present; the session and its ephemeral nodes may live on."""
+    """No answer at present; the session and its ephemeral nodes may live on. What happened meanwhile is told
+    right after CONNECTED, once a kind and path; only what was undone meanwhile is not."""
     EXPIRED = "expired"
     """The session's ephemeral nodes are gone, and events may have been missed: what was read has to be read
     again. CONNECTED follows when there is a new session; watches live on in it."""
@@ -160,6 +161,12 @@ class NoChildren(OperationError):
     """The parent is ephemeral."""
 
     reason = "cannot be made below an ephemeral node"
+
+
+class NoAccess(OperationError):
+    """The store keeps this node for others."""
+
+    reason = "is not open to this login"
 
 
 class StoreUnavailable(StoreError):

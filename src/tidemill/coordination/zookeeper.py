@@ -1,0 +1,356 @@
+"""The coordination store of a cluster: one session with ZooKeeper 3.6 or later.
+
+Calls go out in the order in which they are made, at most ``in_flight_max`` unanswered; ZooKeeper answers in
+that order, and sends the events of a change before anything that comes after the change.
+
+Watches stay where they are until the connection breaks. Then nothing is answered or told until each watch is
+set again and its node was looked at: what differs from what was told last is told, once a kind, right after
+CONNECTED. Only what was undone in between cannot be seen (a node that came and went).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from kazoo import exceptions as zk
+from kazoo.protocol import serialization as frames
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
+
+from tidemill.coordination.port import (
+    Check,
+    Create,
+    Delete,
+    Node,
+    Operation,
+    Result,
+    SessionListener,
+    SessionState,
+    SetData,
+    Store,
+    StoreError,
+    StoreUnavailable,
+    Watch,
+    Watcher,
+    check_path,
+)
+from tidemill.coordination.tree import check_data
+from tidemill.coordination.zookeeper_calls import (
+    CONNECTED,
+    EVENT,
+    EXPIRED,
+    FAILURE,
+    REFUSED,
+    REPLY,
+    SUSPENDED,
+    Calls,
+    Multi,
+    Notice,
+)
+from tidemill.coordination.zookeeper_errors import (
+    call_error,
+    checked,
+    explain,
+    is_loss,
+    lost_error,
+    read_error,
+)
+from tidemill.coordination.zookeeper_link import REQUEST_BYTES_MAX, Link
+from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
+from tidemill.coordination.zookeeper_watches import Watches
+
+logger = logging.getLogger("tidemill.zookeeper")
+
+OPEN_PATHS = frozenset({"/consumers"})
+SENSITIVE_PATHS = ("/config/users", "/config/brokers", "/delegation_token/tokens")
+"""Below these only their maker may read, where access lists are written; Kafka's rule (``ZkData.scala``)."""
+
+_EPHEMERAL, _SEQUENTIAL = 1, 2
+
+
+class ZooKeeperStore(Store):
+    """A session with ZooKeeper: :meth:`open` begins it."""
+
+    def __init__(self, settings: ZooKeeperSettings) -> None:
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._link = Link(settings, self._loop, self._take)
+        self._calls = Calls(self._loop, self._link.put, self._link.send, settings.in_flight_max)
+        self._watches = Watches(self._calls, self._full)
+        self._session_id = 0
+        self._connected = False
+        self._usable = False
+        """Whether callers are served: connected, and all watches set."""
+        self._is_open = False
+        self._closed = False
+        self._told = SessionState.SUSPENDED
+        self._trouble = "no connection yet"
+        self._refused = ""
+        self._opening: asyncio.Future[None] | None = None
+        self._listeners: list[SessionListener] = []
+
+    @classmethod
+    async def open(cls, settings: ZooKeeperSettings) -> ZooKeeperStore:
+        """Connects, and makes the chroot if it is missing.
+
+        Raises StoreError, with one line that says what to do, when that does not come about within
+        ``connection_timeout_ms``.
+        """
+        store = cls(settings)
+        store._link.start()
+        try:
+            async with asyncio.timeout(settings.connection_timeout_ms / 1000):
+                await store._begin_session()
+        except TimeoutError:
+            await store.close()
+            raise StoreUnavailable(store._no_answer()) from None
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    async def _begin_session(self) -> None:
+        while True:
+            if not self._connected:
+                self._opening = self._loop.create_future()
+                await self._opening
+            try:
+                await self._make_chroot()
+            except StoreUnavailable:
+                # The connection came and went: most often since the login was refused on it.
+                if self._refused:
+                    raise StoreUnavailable(self._refused) from None
+                continue
+            self._is_open = self._usable = self._watches.telling = True
+            self._told = SessionState.CONNECTED
+            return
+
+    def _no_answer(self) -> str:
+        return (
+            f"ZooKeeper at {self._settings.hosts} does not answer: {self._trouble}. Start it, or correct "
+            "zookeeper.connect."
+        )
+
+    async def _make_chroot(self) -> None:
+        """Finds out that the server serves us, and makes what is missing of our part of the tree."""
+        chroot = self._settings.chroot
+        parts = chroot.split("/")[1:] if chroot else []
+        if await self._calls.submit(frames.Exists(chroot or "/", None)) is None:
+            for depth in range(1, len(parts) + 1):
+                path = "/" + "/".join(parts[:depth])
+                try:
+                    await self._calls.submit(frames.Create(path, b"", self._acl(path), 0))
+                except zk.NodeExistsError:
+                    continue
+                except zk.ZookeeperError as error:
+                    raise StoreError(
+                        f"zookeeper.connect names {path}, which does not exist and could not be made: "
+                        f"{explain(error)}"
+                    ) from None
+
+    # Calls
+
+    @property
+    def session_id(self) -> int:
+        return self._session_id
+
+    async def get(self, path: str) -> Node | None:
+        (node,) = await self.get_many([path])
+        return node
+
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        self._check_usable()
+        for path in paths:
+            check_path(path)
+        futures = [self._calls.submit(frames.GetData(self._full(path), None)) for path in paths]
+        answers = await asyncio.gather(*futures, return_exceptions=True)
+        return [_node(path, answer) for path, answer in zip(paths, answers, strict=True)]
+
+    async def children(self, path: str) -> list[str]:
+        self._check_usable()
+        check_path(path)
+        try:
+            names = await self._calls.submit(frames.GetChildren(self._full(path), None))
+        except zk.ZookeeperError as error:
+            raise read_error(path, error) from None
+        return sorted(names)
+
+    async def transact(self, operations: Sequence[Operation]) -> list[Result]:
+        self._check_usable()
+        if not operations:
+            return []
+        request = Multi([self._frame(operation) for operation in operations])
+        if len(request.body) > REQUEST_BYTES_MAX - 8:
+            raise ValueError(
+                f"a transaction of {len(operations)} operations ({operations[0].path} and others) has "
+                f"{len(request.body)} bytes; ZooKeeper takes at most {REQUEST_BYTES_MAX - 8} "
+                "(jute.maxbuffer). Cut it into smaller ones."
+            )
+        try:
+            outcomes = await self._calls.submit(request)
+        except zk.ZookeeperError as error:
+            raise call_error(error) from None
+        return [
+            self._result(operation, outcome)
+            for operation, outcome in zip(operations, checked(operations, outcomes), strict=True)
+        ]
+
+    def _frame(self, operation: Operation) -> Any:
+        path = operation.path
+        # The number of a sequential node may be its whole name.
+        is_numbered = isinstance(operation, Create) and operation.sequential
+        check_path(f"{path}0" if is_numbered else path)
+        full = f"{self._settings.chroot}{path}"
+        if isinstance(operation, Create):
+            check_data(path, operation.data)
+            flags = (_EPHEMERAL if operation.ephemeral else 0) | (_SEQUENTIAL if is_numbered else 0)
+            return frames.Create(full, operation.data, self._acl(path), flags)
+        if isinstance(operation, SetData):
+            check_data(path, operation.data)
+            return frames.SetData(self._full(path), operation.data, operation.version)
+        if isinstance(operation, Delete):
+            if path == "/":
+                raise ValueError("the root / cannot be deleted")
+            return frames.Delete(full, operation.version)
+        return frames.CheckVersion(self._full(path), operation.version)
+
+    def _result(self, operation: Operation, outcome: Any) -> Result:
+        if isinstance(operation, Create):
+            return Result(self._own(outcome), 0)
+        if isinstance(operation, SetData):
+            return Result(operation.path, outcome.version)
+        return Result(operation.path, operation.version if isinstance(operation, Check) else -1)
+
+    def _acl(self, path: str) -> Any:
+        if not self._settings.set_acl or path in OPEN_PATHS:
+            return OPEN_ACL_UNSAFE
+        if path.startswith(SENSITIVE_PATHS):
+            return CREATOR_ALL_ACL
+        return [*CREATOR_ALL_ACL, *READ_ACL_UNSAFE]
+
+    def _full(self, path: str) -> str:
+        chroot = self._settings.chroot
+        return f"{chroot}{path}" if path != "/" else chroot or "/"
+
+    def _own(self, full: str) -> str:
+        return full[len(self._settings.chroot) :] or "/"
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise StoreUnavailable("this session with ZooKeeper is closed")
+        if not self._usable:
+            raise StoreUnavailable(self._no_answer())
+
+    # What comes back, on the event loop
+
+    def _take(self, notice: Notice) -> None:
+        kind, about, what = notice
+        if kind == REPLY:
+            self._calls.answered(about, what)
+        elif kind == FAILURE:
+            # Errors of a node are put into words by whoever asked.
+            is_plain = isinstance(what, zk.ZookeeperError) and not is_loss(what)
+            self._calls.failed(about, what if is_plain else call_error(what))
+        elif self._closed:
+            return
+        elif kind == EVENT:
+            self._watches.event(self._own(about), *what)
+        elif kind == CONNECTED:
+            self._begun(about)
+        elif kind in (SUSPENDED, EXPIRED):
+            self._lost(is_expired=kind == EXPIRED)
+        else:
+            self._report(about, is_final=kind == REFUSED)
+
+    def _begun(self, session_id: int) -> None:
+        self._connected = self._watches.connected = True
+        self._session_id = session_id
+        self._opened(None)
+        if self._is_open:
+            self._watches.set_again()
+            # Answered after all of those; and a login that is refused is refused before it.
+            self._calls.note(frames.Exists("/", None), self._serve_again)
+
+    def _serve_again(self, _: Any) -> None:
+        self._usable = True
+        self._trouble = "the connection was lost"
+        self._tell(SessionState.CONNECTED)
+        self._watches.tell_held()
+
+    def _report(self, text: str, *, is_final: bool) -> None:
+        if text != self._trouble and not is_final:
+            logger.warning("No connection to ZooKeeper: %s. It is tried again.", text)
+        self._trouble = text
+        if is_final:
+            self._refused = (
+                f"ZooKeeper at {text}. Correct tidemill.zookeeper.sasl.* or tidemill.zookeeper.digest."
+            )
+            logger.error("%s", self._refused)
+            self._opened(StoreUnavailable(self._refused))
+
+    def _opened(self, error: StoreError | None) -> None:
+        opening, self._opening = self._opening, None
+        if opening is None or opening.done():
+            return
+        if error is None:
+            opening.set_result(None)
+        else:
+            opening.set_exception(error)
+
+    def _lost(self, *, is_expired: bool) -> None:
+        """Nothing is answered any more: calls in flight fail, and those that wait are not made."""
+        self._usable = self._connected = self._watches.connected = self._watches.telling = False
+        self._calls.drop(lambda: lost_error(is_expired))
+        if is_expired:
+            self._tell(SessionState.EXPIRED)
+        elif self._told is SessionState.CONNECTED:
+            self._tell(SessionState.SUSPENDED)
+
+    def _tell(self, state: SessionState) -> None:
+        if state is self._told:
+            return
+        self._told = state
+        for listener in list(self._listeners):
+            try:
+                listener(state)
+            except Exception:
+                logger.exception("A session listener failed on the state %r.", state.value)
+
+    def on_session(self, listener: SessionListener) -> None:
+        self._listeners.append(listener)
+
+    async def watch(self, path: str, watcher: Watcher) -> Watch:
+        self._check_usable()
+        check_path(path)
+        try:
+            return await self._watches.add(path, watcher)
+        except zk.UnimplementedError:
+            raise StoreError(
+                f"ZooKeeper at {self._settings.hosts} has no watches that stay. Use 3.6 or later."
+            ) from None
+        except zk.ZookeeperError as error:
+            raise read_error(path, error) from None
+
+    # End
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._usable = False
+        self._watches.clear()
+        self._calls.drop(lambda: StoreUnavailable("this session with ZooKeeper was closed"))
+        await asyncio.shield(self._loop.run_in_executor(None, self._link.stop))
+
+
+def _node(path: str, answer: Any) -> Node | None:
+    if isinstance(answer, zk.NoNodeError):
+        return None
+    if isinstance(answer, zk.ZookeeperError):
+        raise read_error(path, answer) from None
+    if isinstance(answer, BaseException):
+        raise answer
+    data, stat = answer
+    return Node(data or b"", stat.version, stat.czxid, stat.ephemeralOwner)

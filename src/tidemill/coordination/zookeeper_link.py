@@ -1,0 +1,252 @@
+"""kazoo, made to measure: its thread speaks to ZooKeeper; what it hears reaches the event loop in batches.
+
+Two things are taken from kazoo's inside, and nothing else: a request is queued with an object of ours in the
+place of kazoo's result (which starts a condition variable and a second thread for every call), and watch
+events are read by a method of ours (kazoo's watches fire once; those of ZooKeeper 3.6 and later stay). So
+replies, events and changes of the session arrive in the order in which ZooKeeper sent them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import struct
+from collections import deque
+from collections.abc import Callable
+from threading import Timer
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    AuthFailedError,
+    ConnectionDropped,
+    KazooException,
+    SASLException,
+    SessionClosedRequireSaslError,
+    SessionExpiredError,
+    WriterNotClosedException,
+)
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.serialization import Watch as WatchFrame
+from kazoo.protocol.serialization import reply_header_struct
+from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.retry import KazooRetry
+
+from tidemill.coordination.zookeeper_calls import (
+    CONNECTED,
+    EVENT,
+    EXPIRED,
+    REFUSED,
+    SUSPENDED,
+    TROUBLE,
+    Call,
+    Notice,
+)
+from tidemill.coordination.zookeeper_settings import DIGEST_MD5, ZooKeeperSettings
+
+REPLY_BYTES_MAX = 256 * 1024 * 1024
+"""The longest list of children that is believed; what claims more is not ZooKeeper."""
+REQUEST_BYTES_MAX = 1024 * 1024 - 1
+"""``jute.maxbuffer``: ZooKeeper closes the connection on whoever sends more."""
+CONNECT_MAX_S = 5.0
+RECONNECT_FIRST_S = 0.05
+RECONNECT_MAX_S = 1.0
+CLOSE_S = 2.0
+"""How long the end of the session may take to be acknowledged; then the connection is cut."""
+
+
+class Inbox:
+    """Notices on their way from kazoo's thread to the event loop: one wake-up for all that wait."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[Notice], None]) -> None:
+        self._loop = loop
+        self._take = take
+        self._notices: deque[Notice] = deque()
+        self._awake = False
+
+    def put(self, notice: Notice) -> None:
+        """Adds one, from any thread."""
+        self._notices.append(notice)
+        if not self._awake:
+            self._awake = True
+            # The loop may have ended before the session.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        self._awake = False  # First, so that whoever adds from now on wakes the loop again.
+        while self._notices:
+            self._take(self._notices.popleft())
+
+
+class Connection(ConnectionHandler):
+    """kazoo's thread: events go to the inbox, and failures are told with their reason."""
+
+    def __init__(self, client: Any, retry: Any, put: Callable[[Notice], None], sasl: dict[str, str] | None):
+        super().__init__(client, retry, logger=client.logger, sasl_options=sasl)
+        self._put = put
+
+    def _read_watch_event(self, buffer: bytes, offset: int) -> None:
+        frame, _ = WatchFrame.deserialize(buffer, offset)
+        _, transaction_id, _ = reply_header_struct.unpack_from(buffer, 0)
+        self._put((EVENT, frame.path, (frame.type, transaction_id)))
+
+    def _read(self, length: int, timeout: float) -> bytes:
+        if not 0 <= length <= REPLY_BYTES_MAX:
+            raise ConnectionDropped(f"the answer is not ZooKeeper's (a frame of {length} bytes)")
+        data: bytes = super()._read(length, timeout)
+        return data
+
+    def _read_socket(self, read_timeout: float) -> Any:
+        try:
+            return super()._read_socket(read_timeout)
+        except (RuntimeError, IndexError, ValueError, struct.error) as problem:
+            raise ConnectionDropped(f"the answer cannot be understood: {problem}") from None
+
+    def _expand_client_hosts(self) -> Any:
+        places = super()._expand_client_hosts()
+        if not places:
+            names = ", ".join(host for host, _ in self.client.hosts)
+            self._put((TROUBLE, f"no address is known for {names}", None))
+        return places
+
+    def _connect(self, host: str, hostip: str, port: int) -> Any:
+        """As kazoo's; but what goes wrong is told, and never ends the thread."""
+        where = f"{host}:{port}"
+        if self.client._stopped.is_set():
+            raise ConnectionDropped("closed")
+        try:
+            return super()._connect(host, hostip, port)
+        except SessionExpiredError:
+            raise
+        except (AuthFailedError, SASLException, SessionClosedRequireSaslError) as problem:
+            self._put((REFUSED, f"{where} refused the login ({problem or type(problem).__name__})", None))
+            raise ConnectionDropped("the login was refused") from None
+        except (ConnectionDropped, KazooTimeoutError) as problem:
+            self._put((TROUBLE, f"{where}: {_reason(problem)}", None))
+            raise
+        except (KazooException, OSError, RuntimeError, ValueError, struct.error) as problem:
+            self._put((TROUBLE, f"{where}: {_reason(problem)}", None))
+            raise ConnectionDropped(str(problem)) from None
+
+    def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
+        if self.client._stopped.is_set():
+            raise ConnectionDropped("closed")
+        return super()._invoke(timeout, request, xid)
+
+    def cut(self) -> None:
+        """Ends the connection as it is, from any thread."""
+        one = self._socket
+        if one is not None:
+            with contextlib.suppress(OSError):
+                one.shutdown(2)
+
+
+class Handler(SequentialThreadingHandler):
+    """kazoo's threads, with a bound for the time that one server may take to accept."""
+
+    connect_s = 10.0
+
+    def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        """A connected socket."""
+        kwargs["timeout"] = min(kwargs.get("timeout") or self.connect_s, self.connect_s)
+        return super().create_connection(*args, **kwargs)
+
+
+class Link:
+    """One session after the other with an ensemble, until it is closed."""
+
+    def __init__(
+        self, settings: ZooKeeperSettings, loop: asyncio.AbstractEventLoop, take: Callable[[Notice], None]
+    ) -> None:
+        self._inbox = Inbox(loop, take)
+        self.put = self._inbox.put
+        logger = logging.getLogger("tidemill.zookeeper.kazoo")
+        logger.setLevel(logging.ERROR)  # What it says below that holds data of nodes, and passwords.
+        handler = Handler()
+        session_s = settings.session_timeout_ms / 1000
+        handler.connect_s = min(session_s / (settings.hosts.count(",") + 1), CONNECT_MAX_S)
+        self._client = KazooClient(
+            settings.hosts,
+            timeout=session_s,
+            handler=handler,
+            logger=logger,
+            connection_retry=KazooRetry(
+                max_tries=-1,
+                delay=RECONNECT_FIRST_S,
+                backoff=1.5,
+                max_delay=RECONNECT_MAX_S,
+                sleep_func=handler.sleep_func,
+            ),
+            auth_data=[("digest", settings.digest)] if settings.digest else None,
+            **_tls_options(settings),
+        )
+        retry = self._client._conn_retry.copy()
+        self._connection = Connection(self._client, retry, self.put, _sasl_options(settings))
+        self._client._connection = self._connection
+        self._client.add_listener(self._session_changed)
+
+    def start(self) -> None:
+        """Begins to connect."""
+        self._client.start_async()
+
+    def send(self, request: Any, call: Call) -> None:
+        """Queues a request; the answer comes as a notice."""
+        self._client._call(request, call)
+
+    def stop(self) -> None:
+        """Ends the session and the thread; blocks for CLOSE_S and a little at most."""
+        cutter = Timer(CLOSE_S, self._connection.cut)
+        cutter.start()
+        # A thread that is connecting just now ends by itself when that is over.
+        with contextlib.suppress(WriterNotClosedException):
+            self._client.stop()
+            self._client.close()
+        cutter.cancel()
+
+    def _session_changed(self, state: str) -> None:
+        if state == KazooState.CONNECTED:
+            self.put((CONNECTED, self._client._session_id, None))
+        elif state == KazooState.SUSPENDED:
+            self.put((SUSPENDED, None, None))
+        elif self._client.client_state == KeeperState.EXPIRED_SESSION:
+            self.put((EXPIRED, None, None))
+
+
+def _reason(problem: Exception) -> str:
+    if isinstance(problem, KazooTimeoutError):
+        return "no answer in time"
+    if isinstance(problem, ssl.SSLError):
+        return f"TLS failed ({problem.reason})"
+    return str(problem).removeprefix("socket connection error: ") or type(problem).__name__
+
+
+def _sasl_options(settings: ZooKeeperSettings) -> dict[str, str] | None:
+    sasl = settings.sasl
+    if sasl is None:
+        return None
+    options = {"mechanism": sasl.mechanism, "service": sasl.service}
+    if sasl.mechanism == DIGEST_MD5:
+        options |= {"username": sasl.username, "password": sasl.password}
+    elif sasl.username:
+        options["principal"] = sasl.username
+    return options
+
+
+def _tls_options(settings: ZooKeeperSettings) -> dict[str, Any]:
+    tls = settings.tls
+    if tls is None:
+        return {}
+    own = tls.key_and_certificate or None
+    return {
+        "use_ssl": True,
+        "certfile": own,
+        "keyfile": own,
+        "keyfile_password": tls.key_password or None,
+        "ca": tls.authorities or None,
+        "verify_certs": True,
+        "check_hostname": tls.check_host,
+    }

@@ -1,0 +1,200 @@
+"""Watches that outlive connections and sessions.
+
+While the connection lives, ZooKeeper tells each change once. What is told is counted for each node, so that a
+look at it after a break shows what happened in between: another creation id, version or children's version
+than was counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kazoo.protocol.serialization import Exists
+
+from tidemill.coordination.port import Event, EventKind, Watch, Watcher
+from tidemill.coordination.zookeeper_calls import AddWatch, Calls, RemoveWatches
+
+logger = logging.getLogger("tidemill.zookeeper")
+
+_KINDS = {
+    1: EventKind.CREATED,
+    2: EventKind.DELETED,
+    3: EventKind.DATA_CHANGED,
+    4: EventKind.CHILDREN_CHANGED,
+}
+_UNKNOWN = 0
+"""Instead of a creation id, where the server (before 3.9) does not say which transaction made the node."""
+
+
+class Seen(NamedTuple):
+    """What the watchers of a node have been told of it."""
+
+    creation_id: int
+    version: int
+    children_version: int
+
+
+class _Watched:
+    """A path with a watch in ZooKeeper, and those who want to hear of it."""
+
+    __slots__ = ("arming", "seen", "watchers")
+
+    def __init__(self) -> None:
+        self.arming = 0
+        """Calls under way that will add a watcher."""
+        self.seen: Seen | None = None
+        self.watchers: list[_ZooKeeperWatch] = []
+
+
+class _ZooKeeperWatch(Watch):
+    def __init__(self, watches: Watches, path: str, watcher: Watcher) -> None:
+        self._watches = watches
+        self.path = path
+        self.watcher: Watcher | None = watcher
+
+    def cancel(self) -> None:
+        if self.watcher is not None:
+            self.watcher = None
+            self._watches.forget(self)
+
+
+class Watches:
+    """All watches of a store. ``full`` makes ZooKeeper's path of ours."""
+
+    def __init__(self, calls: Calls, full: Callable[[str], str]) -> None:
+        self._calls = calls
+        self._full = full
+        self._watched: dict[str, _Watched] = {}
+        self._held: dict[Event, None] = {}
+        self.connected = False
+        self.telling = False
+        """Whether events are handed on; otherwise they are kept until :meth:`tell_held`."""
+
+    async def add(self, path: str, watcher: Watcher) -> Watch:
+        """Sets a watch; kazoo's errors come as they are."""
+        watch = _ZooKeeperWatch(self, path, watcher)
+        watched = self._watched.setdefault(path, _Watched())
+        watched.arming += 1
+        try:
+            armed = self._calls.submit(AddWatch(self._full(path)), lambda _: self._begin(watch))
+            looked = self._calls.submit(Exists(self._full(path), None), lambda stat: self._look(path, stat))
+            await armed
+            await looked
+        except BaseException:
+            watch.cancel()
+            raise
+        finally:
+            watched.arming -= 1
+            self._end_unused(path)
+        return watch
+
+    def _begin(self, watch: _ZooKeeperWatch) -> None:
+        watched = self._watched.get(watch.path)
+        if watch.watcher is not None and watched is not None:
+            watched.watchers.append(watch)
+
+    def _look(self, path: str, stat: Any) -> None:
+        """Notes what is there now: later events are counted from it."""
+        watched = self._watched.get(path)
+        if watched is not None:
+            watched.seen = None if stat is None else Seen(stat.czxid, stat.version, stat.cversion)
+
+    def forget(self, watch: _ZooKeeperWatch) -> None:
+        """Takes a watch out; the last one of a path ends ZooKeeper's, too."""
+        watched = self._watched.get(watch.path)
+        if watched is not None and watch in watched.watchers:
+            watched.watchers.remove(watch)
+            self._end_unused(watch.path)
+
+    def _end_unused(self, path: str) -> None:
+        watched = self._watched.get(path)
+        if watched is None or watched.watchers or watched.arming:
+            return
+        del self._watched[path]
+        if self.connected:
+            self._calls.note(RemoveWatches(self._full(path)))
+
+    def clear(self) -> None:
+        """Forgets all; ZooKeeper does with the session."""
+        self.connected = self.telling = False
+        self._watched.clear()
+        self._held.clear()
+
+    # Events
+
+    def event(self, path: str, number: int, transaction_id: int) -> None:
+        """Something happened at ``path``, as ZooKeeper numbers it."""
+        watched = self._watched.get(path)
+        kind = _KINDS.get(number)
+        if watched is None or kind is None:
+            return
+        watched.seen = after(watched.seen, kind, max(transaction_id, _UNKNOWN))
+        if kind is EventKind.CREATED and transaction_id <= 0:
+            self._calls.note(Exists(self._full(path), None), lambda stat: self._look(path, stat))
+        if self.telling:
+            self._deliver(Event(kind, path))
+        else:
+            self._held[Event(kind, path)] = None
+
+    def _deliver(self, event: Event) -> None:
+        watched = self._watched.get(event.path)
+        for watch in list(watched.watchers) if watched is not None else ():
+            if watch.watcher is None:
+                continue
+            try:
+                watch.watcher(event)
+            except Exception:
+                logger.exception("A watcher of %s failed on the event %r.", event.path, event.kind.value)
+
+    def set_again(self) -> None:
+        """On a new connection: sets all watches, and looks for what happened without one."""
+        for path in list(self._watched):
+            self._calls.note(AddWatch(self._full(path)))
+            self._calls.note(Exists(self._full(path), None), self._comparison(path))
+
+    def _comparison(self, path: str) -> Callable[[Any], None]:
+        def compare(stat: Any) -> None:
+            watched = self._watched.get(path)
+            if watched is not None:
+                before = watched.seen
+                self._look(path, stat)
+                for kind in missed(before, watched.seen):
+                    self._held[Event(kind, path)] = None
+
+        return compare
+
+    def tell_held(self) -> None:
+        """Hands on what happened while nothing was told."""
+        self.telling = True
+        events, self._held = self._held, {}
+        for event in events:
+            self._deliver(event)
+
+
+def missed(before: Seen | None, now: Seen | None) -> list[EventKind]:
+    """What happened to a node between two looks, as far as can be seen."""
+    if now is None:
+        return [] if before is None else [EventKind.DELETED]
+    if before is None:
+        return [EventKind.CREATED]
+    if before.creation_id != now.creation_id:
+        return [EventKind.DELETED, EventKind.CREATED]
+    kinds = []
+    if before.version != now.version:
+        kinds.append(EventKind.DATA_CHANGED)
+    if before.children_version != now.children_version:
+        kinds.append(EventKind.CHILDREN_CHANGED)
+    return kinds
+
+
+def after(seen: Seen | None, kind: EventKind, transaction_id: int) -> Seen | None:
+    """What is known of a node once an event was told."""
+    if kind is EventKind.CREATED:
+        return Seen(transaction_id, 0, 0)
+    if kind is EventKind.DELETED or seen is None:
+        return None
+    if kind is EventKind.DATA_CHANGED:
+        return seen._replace(version=seen.version + 1)
+    return seen._replace(children_version=seen.children_version + 1)

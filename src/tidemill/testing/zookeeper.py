@@ -1,0 +1,183 @@
+"""A ZooKeeper server in a process of its own, from the jars that PySpark carries: no download is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+JARS = ("zookeeper-*", "slf4j-api-*", "log4j-*", "metrics-core-*", "snappy-java-*", "netty-*", "commons-*")
+SERVER = "org.apache.zookeeper.server.ZooKeeperServerMain"
+LOG_LINES_SHOWN = 20
+PORTS_TRIED_MAX = 5
+
+# The server ends when this process does, however that happens: its standard input then closes.
+_SHELL = 'log=$1; shift; "$@" >>"$log" 2>&1 </dev/null & echo $!; read _; kill -9 $! 2>/dev/null'
+
+
+class ZooKeeperFailed(RuntimeError):
+    """A server did not start. The text ends with the last lines of its log."""
+
+
+class ZooKeeper:
+    """``with ZooKeeper() as server:`` starts one on a free port of 127.0.0.1, and takes it away afterwards.
+
+    ``settings`` are lines of its configuration (``{"maxClientCnxns": "5"}``), ``options`` those of Java. It
+    does not sync its files: they outlive a kill of the process, not the machine.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, str] | None = None,
+        *,
+        options: Iterable[str] = (),
+        timeout_s: float = 60.0,
+    ) -> None:
+        self.port = 0
+        self.pid = 0
+        self.directory = tempfile.mkdtemp(prefix="tidemill-zookeeper-")
+        self._settings = dict(settings or {})
+        self._options = list(options)
+        self._timeout_s = timeout_s
+        self._shell: subprocess.Popen[str] | None = None
+
+    @property
+    def address(self) -> str:
+        """``host:port``, for ``zookeeper.connect``."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        """What the server has said so far, over all of its starts."""
+        with contextlib.suppress(OSError):
+            return Path(self.directory, "log").read_text(errors="replace")
+        return ""
+
+    def start(self) -> ZooKeeper:
+        """Starts the server and waits until it serves. The port of an earlier start is kept."""
+        for _ in range(1 if self.port else PORTS_TRIED_MAX):
+            port = self.port or _free_port()
+            self._launch(port)
+            if self._wait_ready(port):
+                self.port = port
+                return self
+            self.kill()
+        last = "\n".join(self.log.splitlines()[-LOG_LINES_SHOWN:])
+        raise ZooKeeperFailed(f"ZooKeeper did not start within {self._timeout_s:g} s:\n{last}")
+
+    def kill(self) -> None:
+        """Ends the process at once, as a crash does."""
+        shell, self._shell = self._shell, None
+        if shell is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        shell.communicate()
+
+    def pause(self) -> None:
+        """Stops the process where it is: connections stay open, and nobody answers."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets a paused process go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """Ends the server and removes its files."""
+        try:
+            self.kill()
+        finally:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> ZooKeeper:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _launch(self, port: int) -> None:
+        settings = {
+            "dataDir": f"{self.directory}/data",
+            "clientPort": str(port),
+            "clientPortAddress": "127.0.0.1",
+            "admin.enableServer": "false",
+            "tickTime": "200",
+            "maxSessionTimeout": "60000",
+            "maxClientCnxns": "0",
+            **self._settings,
+        }
+        path = Path(self.directory, "zoo.cfg")
+        path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        command = ["java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx128m"]
+        command += ["-Dzookeeper.forceSync=no", "-Dzookeeper.preAllocSize=1024", *self._options]
+        command += ["-cp", class_path(), SERVER, str(path)]
+        self._shell = subprocess.Popen(
+            ["sh", "-c", _SHELL, "sh", f"{self.directory}/log", *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        if self._shell.stdout is None:
+            raise ZooKeeperFailed("the server's process has no output")
+        self.pid = int(self._shell.stdout.readline())
+
+    def _wait_ready(self, port: int) -> bool:
+        deadline = time.monotonic() + self._timeout_s
+        while time.monotonic() < deadline and _is_alive(self.pid):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as one:
+                one.settimeout(5)
+                one.sendall(b"srvr")
+                if b"Mode:" in one.recv(8192):
+                    return True
+            time.sleep(0.02)
+        return False
+
+
+def class_path() -> str:
+    """The jars that a server needs; ZooKeeperFailed without PySpark or Java."""
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or not spec.submodule_search_locations:
+        raise ZooKeeperFailed("the server comes from PySpark's jars: pip install 'tidemill[pipeline]'")
+    if shutil.which("java") is None:
+        raise ZooKeeperFailed("the server needs Java: no java on the PATH")
+    jars = Path(spec.submodule_search_locations[0], "jars")
+    found = [str(path) for pattern in JARS for path in sorted(jars.glob(f"{pattern}.jar"))]
+    if not found:
+        raise ZooKeeperFailed(f"there are no jars of ZooKeeper in {jars}")
+    return ":".join(found)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return True
+    except ProcessLookupError:
+        return False

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -71,6 +74,9 @@ class Inline:
         finally:
             run.close()
         return cleaner.counts
+
+    def set_pace(self, bytes_per_second: float) -> None:
+        """Always as fast as it goes."""
 
     async def rest(self) -> None:
         """Nothing to give back."""
@@ -300,20 +306,27 @@ def test_a_process_that_is_killed_at_work_is_started_again(tmp_path: Path) -> No
     asyncio.run(asyncio.wait_for(test(), 60))
 
 
+class Watched(CleanerProcess):
+    """Tells when a job was sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_work = asyncio.Event()
+
+    async def _send(self, process: asyncio.subprocess.Process, message: Any) -> None:
+        await super()._send(process, message)
+        self.at_work.set()
+
+
+SLOW = BrokerConfig.of(log_cleaner_io_max_bytes_per_second="1000")
+
+
 def test_a_broker_that_stops_ends_a_slow_cleaning(tmp_path: Path) -> None:
-    class Watched(CleanerProcess):
-        at_work = asyncio.Event()
-
-        async def _send(self, process: asyncio.subprocess.Process, message: Any) -> None:
-            await super()._send(process, message)
-            self.at_work.set()
-
     async def test() -> None:
         worker = Watched()
         stage = Stage(tmp_path, worker=worker)
         stage.write(stage.log(), padding=bytes(20_000))
-        slow = BrokerConfig.of(log_cleaner_io_max_bytes_per_second="1000")
-        stage.compaction.config = lambda: slow
+        stage.compaction.config = lambda: SLOW
         task = asyncio.create_task(stage.compaction.run())
         await worker.at_work.wait()
         pid = worker.pid
@@ -325,3 +338,92 @@ def test_a_broker_that_stops_ends_a_slow_cleaning(tmp_path: Path) -> None:
         stage.close()
 
     asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_a_cleaning_that_runs_keeps_to_a_limit_that_is_changed(tmp_path: Path) -> None:
+    async def test() -> None:
+        worker = Watched()
+        stage = Stage(tmp_path, worker=worker)
+        stage.write(stage.log(), padding=bytes(20_000))
+        stage.compaction.config = lambda: SLOW
+        cleaning = asyncio.create_task(stage.compaction.clean_dirtiest())
+        await worker.at_work.wait()
+        # At the old limit this would take ten minutes.
+        stage.compaction.config = lambda: BrokerConfig.of()
+        stage.compaction.reconfigured()
+        assert await cleaning
+        await worker.rest()
+        stage.close()
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_changed_settings_end_a_rest(stage: Stage) -> None:
+    async def test() -> None:
+        task = asyncio.create_task(stage.compaction.run())
+        looked = asyncio.Event()
+        stage.worker.before = lambda group: looked.set()
+        await asyncio.sleep(0)  # now it rests for 15 s
+        stage.log()
+        stage.compaction.reconfigured()
+        await looked.wait()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(asyncio.wait_for(test(), 10))
+
+
+def test_the_process_ends_with_its_broker(tmp_path: Path) -> None:
+    """The process of a broker that was killed must be gone before the next one cleans the same log."""
+    program = (
+        "import asyncio\n"
+        "from tidemill.broker.cleaner_worker import CleanerProcess\n"
+        "async def main():\n"
+        "    process = await CleanerProcess()._running()\n"
+        "    print(process.pid, flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    broker = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert broker.stdout is not None
+    pid = int(broker.stdout.readline())
+    cleaner = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
+    broker.kill()
+    broker.wait()
+    broker.stdout.close()
+    if cleaner >= 0:
+        assert select.select([cleaner], [], [], 30)[0]
+        os.close(cleaner)
+
+
+def test_offsets_of_a_log_that_is_gone_leave_the_checkpoint(tmp_path: Path) -> None:
+    first = Stage(tmp_path)
+    first.log("gone")
+    first.log("kept")
+    assert first.clean()
+    assert first.clean()
+    first.close()
+    second = Stage(tmp_path)
+    second.logs.delete(TopicPartition("gone", 0), NOW)
+    second.clean()
+    second.close()
+    assert (tmp_path / "cleaner-offset-checkpoint").read_text() == "0\n1\nkept 0 40\n"
+
+
+def test_a_cleaned_segment_that_is_not_what_was_written_is_not_put_in_its_place(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = stage.log()
+
+    def cut(group: CleanedGroup) -> None:
+        os.truncate(log.segments[0].path + ".cleaned", 10)
+
+    stage.worker.before = cut
+    assert not stage.clean()
+    assert "has 10 bytes" in caplog.text
+    assert offsets(log) == list(range(40))
+    assert leftovers(stage) == []
+    stage.worker.before = lambda group: None
+    assert stage.clean()
+    assert offsets(log) == [37, 38, 39]

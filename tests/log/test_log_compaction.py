@@ -379,6 +379,15 @@ def test_segments_are_put_together_up_to_the_size_of_one(log: Log) -> None:
     assert len(rows(log)) == 121
 
 
+def test_no_more_segments_are_put_together_than_the_broker_can_hold_open(log: Log) -> None:
+    for number in range(130):
+        put(log, (f"k{number}", "v"))
+        log.roll(NOW)
+    clean(log)
+    assert [int(one.base_offset) for one in log.segments] == [0, 100, 130]
+    assert len(rows(log)) == 130
+
+
 def test_a_damaged_batch_stops_the_cleaning_and_leaves_the_log(log: Log) -> None:
     put(log, ("k", "1"))
     put(log, ("k", "2"))

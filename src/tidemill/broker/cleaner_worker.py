@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import pickle
 import sys
 from collections.abc import Awaitable, Callable
@@ -17,6 +18,7 @@ from tidemill.log.clean_job import (
     CleanedGroup,
     CleanJob,
     Failure,
+    NewPace,
     encode,
 )
 
@@ -36,6 +38,9 @@ class CleanerWorker(Protocol):
     async def clean(self, job: CleanJob, place: Place) -> CleanCounts | Failure | None:
         """Does one job; None when it was ended by ``place``."""
 
+    def set_pace(self, bytes_per_second: float) -> None:
+        """The limit was changed: a job that runs keeps to it from now on."""
+
     async def rest(self) -> None:
         """There is nothing to do for a while: gives back what can be given back."""
 
@@ -46,6 +51,7 @@ class CleanerProcess:
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
         self.starts = 0
+        self._at_work = False
 
     @property
     def pid(self) -> int:
@@ -57,6 +63,7 @@ class CleanerProcess:
         done = False
         try:
             process = await self._running()
+            self._at_work = True
             await self._send(process, job)
             while True:
                 message = await self._receive(process)
@@ -68,8 +75,15 @@ class CleanerProcess:
         except (OSError, EOFError) as problem:
             return await self._died(problem)
         finally:
+            self._at_work = False
             if not done:
                 await self._end()
+
+    def set_pace(self, bytes_per_second: float) -> None:
+        """See :class:`CleanerWorker`."""
+        process = self._process
+        if self._at_work and process is not None and process.stdin is not None:
+            process.stdin.write(encode(NewPace(bytes_per_second)))
 
     async def rest(self) -> None:
         """Ends the process: its memory is better used elsewhere."""
@@ -81,6 +95,7 @@ class CleanerProcess:
                 sys.executable,
                 "-m",
                 "tidemill.log.cleaner_process",
+                str(os.getpid()),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
             )

@@ -9,6 +9,7 @@ and in the metrics, and the others go on.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -23,7 +24,7 @@ from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
 from tidemill.log.names import CLEANED, CLEANER_OFFSETS
 from tidemill.model.configs import BrokerConfig
-from tidemill.model.errors import StorageError
+from tidemill.model.errors import CorruptMessage, StorageError
 from tidemill.model.ports import Clock, Files
 from tidemill.model.types import TopicPartition
 
@@ -33,6 +34,8 @@ DEATHS_MAX = 3
 """So many times a log may cost the worker its life; then it is set aside."""
 AGAIN_MS = 60_000
 """How long a log is left alone whose files could not be read or written."""
+LOGS_A_TURN = 50
+"""Of so many logs the facts are gathered in one turn of the loop."""
 CHUNK_BYTES_MIN = 16 * 1024
 LOAD_FACTORS = (0.1, 0.95)
 
@@ -104,6 +107,8 @@ class Compaction:
         self._deaths: dict[TopicPartition, int] = {}
         self._again_ms: dict[TopicPartition, int] = {}
         self._written: dict[str, dict[TopicPartition, int]] = {}
+        self._writing = asyncio.Lock()
+        self._look = asyncio.Event()
 
     # -- checkpoints
 
@@ -115,29 +120,42 @@ class Compaction:
             except (CheckpointDamaged, OSError) as problem:
                 log.warning("%s; its logs are compacted from their start", problem)
                 continue
+            # Offsets of logs that are gone are to leave the file, before others of their name come.
+            self._written[directory.path] = offsets
             for key, offset in offsets.items():
                 if key in directory.logs:
                     directory.logs[key].clean_end = offset
 
     async def checkpoint(self) -> None:
         """Writes up to where logs are clean, where that changed."""
-        jobs = []
-        for directory in self.logs.directories:
-            offsets = {key: int(one.clean_end) for key, one in directory.logs.items() if one.clean_end >= 0}
-            if not directory.failure and offsets != self._written.get(directory.path, {}):
-                self._written[directory.path] = offsets
-                jobs.append(CheckpointJob(self.logs.files, directory.file(CLEANER_OFFSETS), offsets))
-        if jobs:
-            loop = asyncio.get_running_loop()
-            for problem in await asyncio.shield(loop.run_in_executor(self.executor, write_checkpoints, jobs)):
+        async with self._writing:
+            jobs = []
+            for directory in self.logs.directories:
+                offsets = {
+                    key: int(one.clean_end) for key, one in directory.logs.items() if one.clean_end >= 0
+                }
+                if not directory.failure and offsets != self._written.get(directory.path, {}):
+                    self._written[directory.path] = offsets
+                    jobs.append(CheckpointJob(self.logs.files, directory.file(CLEANER_OFFSETS), offsets))
+            if not jobs:
+                return
+            running = asyncio.get_running_loop().run_in_executor(self.executor, write_checkpoints, jobs)
+            for problem in await asyncio.shield(running):
                 log.error("%s", problem)
+                self._written.clear()  # they are all written again next time
 
     # -- the work
+
+    def reconfigured(self) -> None:
+        """The broker's settings changed: a job that runs keeps to the pace of now, and a rest ends."""
+        self.worker.set_pace(settings_of(self.config()).bytes_per_second)
+        self._look.set()
 
     async def run(self) -> None:
         """Cleans for ever; cancel it to end. The worker ends with it."""
         try:
             while True:
+                self._look.clear()
                 try:
                     cleaned = await self.clean_dirtiest()
                 except Exception:
@@ -145,26 +163,30 @@ class Compaction:
                     cleaned = False
                 if not cleaned:
                     await self.worker.rest()
-                    await asyncio.sleep(max(self.config().int("log.cleaner.backoff.ms") / 1000, 0.1))
+                    await self._rest()
         finally:
             await self.worker.rest()
+
+    async def _rest(self) -> None:
+        """Waits for ``log.cleaner.backoff.ms``, or until that is changed."""
+        backoff_s = max(self.config().int("log.cleaner.backoff.ms") / 1000, 0.1)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._look.wait(), backoff_s)
 
     async def clean_dirtiest(self) -> bool:
         """Cleans the log that needs it most; False when none does, or that one could not be cleaned."""
         now_ms = self.clock.wall_ms()
-        chosen = self._choose(now_ms)
+        chosen = await self._choose(now_ms)
         await self.checkpoint()
         if chosen is None:
             return False
         one = chosen.log
         began = self.clock.monotonic()
         one.cleaning = True
+        truncations = int(one.truncations)
         try:
             job = job_for(chosen, settings_of(self.config()), now_ms)
-            truncations = one.truncations
-            result = await self.worker.clean(job, lambda group: self._place(one, int(truncations), group))
-        except OSError as problem:
-            result = Failure(STORAGE, str(storage_error("plan the compaction of", one.directory, problem)))
+            result = await self.worker.clean(job, lambda group: self._place(one, truncations, group))
         finally:
             one.cleaning = False
         if not isinstance(result, CleanCounts):
@@ -181,23 +203,34 @@ class Compaction:
         await self.checkpoint()
         return True
 
-    def _choose(self, now_ms: int) -> Candidate | None:
-        for key in [key for key in self.set_aside if key not in self.logs.logs]:
-            del self.set_aside[key]
+    async def _choose(self, now_ms: int) -> Candidate | None:
+        for remembered in (self.set_aside, self._deaths, self._again_ms):
+            for key in [key for key in remembered if key not in self.logs.logs]:
+                del remembered[key]
         candidates = []
-        for key, one in self.logs.logs.items():
-            if not one.config.compact or key in self.set_aside or self._again_ms.get(key, 0) > now_ms:
-                continue
-            high_watermark = self.replicas.high_watermark_of(key)
-            if high_watermark is None:
-                continue
-            try:
-                candidates.append(candidate(one, high_watermark, now_ms))
-            except OSError as problem:
-                text = str(storage_error("plan the compaction of", one.directory, problem))
-                self._failed(key, Failure(STORAGE, text), now_ms)
+        for at, key in enumerate(list(self.logs.logs)):
+            if at % LOGS_A_TURN == LOGS_A_TURN - 1:
+                await asyncio.sleep(0)
+            found = self._candidate(key, now_ms)
+            if found is not None:
+                candidates.append(found)
         self.max_dirty_ratio = max((one.dirty_ratio for one in candidates), default=0.0)
-        return choose(candidates)
+        return choose(one for one in candidates if not one.log.closed)
+
+    def _candidate(self, key: TopicPartition, now_ms: int) -> Candidate | None:
+        """The facts of a log that may be cleaned now."""
+        one = self.logs.logs.get(key)
+        if one is None or not one.config.compact or key in self.set_aside:
+            return None
+        high_watermark = self.replicas.high_watermark_of(key)
+        if self._again_ms.get(key, 0) > now_ms or high_watermark is None:
+            return None
+        try:
+            return candidate(one, high_watermark, now_ms)
+        except OSError as problem:
+            text = str(storage_error("plan the compaction of", one.directory, problem))
+            self._failed(key, Failure(STORAGE, text), now_ms)
+            return None
 
     async def _place(self, one: Log, truncations: int, group: CleanedGroup) -> bool:
         """Puts a cleaned segment in its place; False when the log is not what it was."""
@@ -205,8 +238,12 @@ class Compaction:
             return False
         try:
             swap = one.begin_swap(list(group.old), group.size)
-            if swap is None:
-                return False
+        except StorageError as problem:
+            log.warning("%s", problem)
+            return False
+        if swap is None:
+            return False
+        try:
             running = asyncio.get_running_loop().run_in_executor(self.executor, swap.run)
             await asyncio.shield(running)
         except OSError as problem:
@@ -214,9 +251,8 @@ class Compaction:
             failure = storage_error("exchange compacted segments of", one.directory, problem)
             self.replicas.storage_failed(one, failure)
             return False
-        except StorageError as problem:
-            log.warning("%s", problem)
-            return False
+        except CorruptMessage as problem:
+            log.error("%s", problem)
         return one.finish_swap(swap, self.clock.wall_ms())
 
     async def _discard(self, one: Log) -> None:

@@ -14,19 +14,23 @@ GO_ON: Final = "go on"
 ABORT: Final = "abort"
 ABORTED: Final = "aborted"
 
+
+class NewPace(NamedTuple):
+    """The limit of bytes a second was changed while a job runs."""
+
+    bytes_per_second: float
+
+
 DAMAGED: Final = "damaged"
 STORAGE: Final = "storage"
 FAULT: Final = "fault"
 
 
-class SegmentFile(NamedTuple):
-    """A closed segment as the plan saw it. Sizes are bytes."""
+class ClosedSegment(NamedTuple):
+    """A closed segment as the plan saw it; ``size`` is the bytes of its log."""
 
     base_offset: int
     size: int
-    index_bytes: int
-    time_index_bytes: int
-    modified_ms: int
 
 
 class LastBatch(NamedTuple):
@@ -41,7 +45,7 @@ class CleanJob(NamedTuple):
 
     name: str
     directory: str
-    segments: tuple[SegmentFile, ...]
+    segments: tuple[ClosedSegment, ...]
     first_dirty: int
     upper_bound: int
     producers: dict[int, LastBatch]

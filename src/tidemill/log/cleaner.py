@@ -13,17 +13,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Final, NamedTuple
 
-from tidemill.log.clean_job import CleanCounts, CleanedGroup, CleanJob, SegmentFile
+from tidemill.log.clean_job import CleanCounts, CleanedGroup, CleanJob, ClosedSegment
 from tidemill.log.clean_output import CleanedSegment
 from tidemill.log.clean_transactions import CleanedTransactions
 from tidemill.log.clean_walk import Walk
 from tidemill.log.index import RELATIVE_OFFSET_MAX
-from tidemill.log.names import LOG, TRANSACTION_INDEX, offset_name, offset_of
+from tidemill.log.names import INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, offset_name, offset_of
 from tidemill.log.scan import BatchScan
 from tidemill.log.transaction_index import ABORTED_ENTRY_BYTES, Aborted, decode_aborted
 from tidemill.model.errors import CorruptMessage, KafkaError
 from tidemill.model.ports import Files
+
+GROUP_SEGMENTS_MAX: Final = 100
+"""Segments that are put together at most: the broker holds the files of all of them open for a moment."""
+
+
+class SegmentFile(NamedTuple):
+    """A closed segment, and what its files tell. Sizes are bytes."""
+
+    base_offset: int
+    size: int
+    index_bytes: int
+    time_index_bytes: int
+    modified_ms: int
 
 
 class Cleaner:
@@ -43,9 +57,10 @@ class Cleaner:
     def run(self) -> Generator[CleanedGroup, None, None]:
         """Cleans group by group; each must be in its place before the next is asked for."""
         self._build_map()
-        horizon = self._old_format_horizon()
+        segments = [self._measured(one) for one in self.job.segments]
+        horizon = self._old_format_horizon(segments)
         transactions = CleanedTransactions(self._aborted())
-        cleaned = [one for one in self.job.segments if one.base_offset <= self.walk.map.latest_offset]
+        cleaned = [one for one in segments if one.base_offset <= self.walk.map.latest_offset]
         for group in groups(cleaned, self.job):
             output = CleanedSegment(self.files, self.job, group[0].base_offset, self._wrote)
             try:
@@ -97,7 +112,7 @@ class Cleaner:
             offsets.latest_offset = max(offsets.latest_offset, end - 1)
 
     @contextmanager
-    def _scan(self, segment: SegmentFile) -> Iterator[BatchScan]:
+    def _scan(self, segment: ClosedSegment | SegmentFile) -> Iterator[BatchScan]:
         """A walk over the batches of a segment, whose fault is an error."""
         path = f"{self.job.directory}/{offset_name(segment.base_offset, LOG)}"
         file = self.files.open(path, read_only=True)
@@ -120,9 +135,19 @@ class Cleaner:
                 found.append(decode_aborted(data[at : at + ABORTED_ENTRY_BYTES]))
         return found
 
-    def _old_format_horizon(self) -> int:
+    def _measured(self, segment: ClosedSegment) -> SegmentFile:
+        path = f"{self.job.directory}/{offset_name(segment.base_offset, LOG)}"
+        sizes = []
+        for suffix in (INDEX, TIME_INDEX):
+            index = f"{self.job.directory}/{offset_name(segment.base_offset, suffix)}"
+            sizes.append(int(self.files.size(index)) if self.files.exists(index) else 0)
+        return SegmentFile(
+            segment.base_offset, segment.size, sizes[0], sizes[1], int(self.files.modified_ms(path))
+        )
+
+    def _old_format_horizon(self, segments: Sequence[SegmentFile]) -> int:
         """Tombstones of formats v0 and v1 stay in segments that were written after this (ms)."""
-        clean = [one for one in self.job.segments if one.base_offset < self.job.first_dirty]
+        clean = [one for one in segments if one.base_offset < self.job.first_dirty]
         return clean[-1].modified_ms - self.job.delete_retention_ms if clean else 0
 
     # -- the new segments
@@ -146,7 +171,7 @@ class Cleaner:
 
 
 def groups(segments: Sequence[SegmentFile], job: CleanJob) -> list[list[SegmentFile]]:
-    """Runs of segments that fit into one: by bytes, index bytes and relative offsets."""
+    """Runs of segments that fit into one: by number, bytes, index bytes and relative offsets."""
     made: list[list[SegmentFile]] = []
     at = 0
     while at < len(segments):
@@ -161,7 +186,8 @@ def groups(segments: Sequence[SegmentFile], job: CleanJob) -> list[list[SegmentF
             index_bytes += one.index_bytes
             time_index_bytes += one.time_index_bytes
             if (
-                size > job.segment_bytes
+                len(group) >= GROUP_SEGMENTS_MAX
+                or size > job.segment_bytes
                 or index_bytes > job.index_bytes_max
                 or time_index_bytes > job.index_bytes_max
                 or (one.size > 0 and end - 1 - group[0].base_offset > RELATIVE_OFFSET_MAX)

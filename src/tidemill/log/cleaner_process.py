@@ -1,4 +1,4 @@
-"""A process that cleans logs: ``python -m tidemill.log.cleaner_process``, which a broker starts and talks to.
+"""A process that cleans logs: ``python -m tidemill.log.cleaner_process PID``, which the broker PID starts.
 
 It reads from its standard input and writes to its standard output (:func:`tidemill.log.clean_job.encode`):
 
@@ -10,11 +10,13 @@ a :class:`CleanJob`
 ``GO_ON``: it is in its place
                                 ... the next group ...
                                 the :class:`CleanCounts`, a :class:`Failure`, or ``ABORTED``: the job is over
+a :class:`NewPace`, at any time
 ``ABORT``, at any time
 =============================== ============================================================================
 
-The end of the input ends the process, in the middle of a job too, so that it never outlives its broker. It
-runs with a low priority and keeps to the job's pace.
+The end of the input ends the process, in the middle of a job too, and where the system can it is killed when
+its broker ends: two cleaners in one directory would write to the same files. It runs with a low priority and
+keeps to the job's pace.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import os
 import pickle
 import select
 import signal
+import sys
 import time
 import traceback
 from typing import Any, Final
@@ -36,6 +39,7 @@ from tidemill.log.clean_job import (
     STORAGE,
     CleanJob,
     Failure,
+    NewPace,
     encode,
 )
 from tidemill.log.cleaner import Cleaner
@@ -46,6 +50,8 @@ from tidemill.model.errors import KafkaError
 NICENESS: Final = 10
 CHECK_BYTES: Final = 256 * 1024
 """Between two looks at the clock and the input."""
+DIE_WITH_PARENT: Final = 1
+"""PR_SET_PDEATHSIG of prctl(2)."""
 
 
 class Aborted(Exception):
@@ -89,37 +95,49 @@ class Pipes:
 
 
 class Pace:
-    """Holds a job to its bytes a second, and looks for an abort meanwhile."""
+    """Holds a job to its bytes a second, and looks for what the broker says meanwhile."""
 
     def __init__(self, pipes: Pipes, bytes_per_second: float) -> None:
         self._pipes = pipes
         self._rate = bytes_per_second
-        self._due = time.monotonic()
-        self._bytes = 0
+        self._from = time.monotonic()
+        self._owed = 0.0
+        """Bytes that were done since ``_from``."""
+        self._unseen = 0
 
     def __call__(self, count: int) -> None:
         """Notes bytes; waits when they are too many. Raises Aborted."""
-        self._bytes += count
-        if self._bytes < CHECK_BYTES:
+        self._unseen += count
+        if self._unseen < CHECK_BYTES:
             return
-        now = time.monotonic()
-        self._due = max(self._due, now) + self._bytes / self._rate
-        self._bytes = 0
-        if self._pipes.wait(max(self._due - now, 0.0)):
-            # Nothing but an abort, or the end, comes during a job.
-            self._pipes.receive()
+        self._owed += self._unseen
+        self._unseen = 0
+        while self._pipes.wait(self._left_s()):
+            self.take(self._pipes.receive())
+        if self._left_s() <= 0:
+            # What was not used up is no credit for a burst later.
+            self._from, self._owed = time.monotonic(), 0.0
+
+    def _left_s(self) -> float:
+        return max(self._from + self._owed / self._rate - time.monotonic(), 0.0)
+
+    def take(self, message: Any) -> None:
+        """What came during a job: a new pace. Raises Aborted for an abort, and the end of the input."""
+        if not isinstance(message, NewPace):
             raise Aborted
+        self._rate = message.bytes_per_second
 
 
 def serve(pipes: Pipes, job: CleanJob) -> Any:
     """Does one job; what it ends with."""
-    cleaner = Cleaner(SystemFiles(), job, Pace(pipes, job.bytes_per_second))
+    pace = Pace(pipes, job.bytes_per_second)
+    cleaner = Cleaner(SystemFiles(), job, pace)
     run = cleaner.run()
     try:
         for group in run:
             pipes.send(group)
-            if pipes.receive() != GO_ON:
-                return ABORTED
+            while (message := pipes.receive()) != GO_ON:
+                pace.take(message)
     except Aborted:
         return ABORTED
     except OSError as problem:
@@ -133,9 +151,20 @@ def serve(pipes: Pipes, job: CleanJob) -> Any:
     return cleaner.counts
 
 
+def end_with(broker: int) -> bool:
+    """Has this process killed when the one that started it ends; False when that is gone already."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, int(signal.SIGKILL))
+    return os.getppid() == broker
+
+
 def main() -> None:
     """Serves until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's goes to the broker, which ends this process
+    if not end_with(int(sys.argv[1])):
+        return
     os.nice(NICENESS)
     pipes = Pipes(0, 1)
     while (message := pipes.receive()) is not None:

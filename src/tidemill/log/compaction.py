@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tidemill.log.clean_job import CleanJob, LastBatch, SegmentFile
+from tidemill.log.clean_job import CleanJob, ClosedSegment, LastBatch
 from tidemill.log.config import INT64_MAX
 from tidemill.log.log import Log
 
@@ -98,21 +98,13 @@ def choose(candidates: Iterable[Candidate]) -> Candidate | None:
 
 
 def job_for(chosen: Candidate, settings: CleanerSettings, now_ms: int) -> CleanJob:
-    """What a cleaner needs to know. Raises OSError when the sizes of files cannot be read."""
+    """What a cleaner needs to know; no file is looked at."""
     log = chosen.log
     segments = []
     for segment in log.segments:
         if segment.base_offset >= chosen.upper_bound:
             break
-        segments.append(
-            SegmentFile(
-                int(segment.base_offset),
-                int(segment.size),
-                _size(log, segment.index.path),
-                _size(log, segment.time_index.path),
-                int(log.files.modified_ms(segment.path)),
-            )
-        )
+        segments.append(ClosedSegment(int(segment.base_offset), int(segment.size)))
     config = log.config
     return CleanJob(
         name=str(log.topic_partition),
@@ -133,7 +125,3 @@ def job_for(chosen: Candidate, settings: CleanerSettings, now_ms: int) -> CleanJ
         chunk_bytes=settings.chunk_bytes,
         bytes_per_second=settings.bytes_per_second,
     )
-
-
-def _size(log: Log, path: str) -> int:
-    return int(log.files.size(path)) if log.files.exists(path) else 0

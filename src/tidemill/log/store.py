@@ -16,7 +16,7 @@ from tidemill.log.producer_loading import load_producers
 from tidemill.log.producer_state import ProducerState
 from tidemill.log.removals import Removals
 from tidemill.log.segment import Segment
-from tidemill.log.swap import Swap
+from tidemill.log.swap import Swap, pin_all, unpin_all
 from tidemill.model.errors import KafkaError
 from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
@@ -296,14 +296,9 @@ class LogStore:
         at: i64 = self._place_of(old)
         if at < 0 or self._swap is not None:
             return None
-        swap = Swap(self.files, self.directory, old, int(size))
-        try:
-            for segment in self.segments[at : at + len(old)]:
-                segment.pin()
-        except OSError as problem:
-            raise storage_error("open for compaction", self.directory, problem) from problem
-        self._swap = swap
-        return swap
+        pin_all(self.segments[at : at + len(old)])
+        self._swap = Swap(self.files, self.directory, old, int(size))
+        return self._swap
 
     def finish_swap(self, swap: Swap, now_ms: i64) -> bool:
         """Takes the new segment into the list, once the files have their names; False when that is off."""
@@ -316,8 +311,7 @@ class LogStore:
         if at < 0:
             return False
         if not done:
-            for segment in self.segments[at : at + count]:
-                segment.unpin()
+            unpin_all(self.segments[at : at + count])
             return False
         gone = self.segments[at : at + count]
         fresh = self._new_segment(gone[0].base_offset)

@@ -26,8 +26,28 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from tidemill.log.names import CLEANED, DELETED, SEGMENT_SUFFIXES, SNAPSHOT, SWAP, offset_name
+from tidemill.log.errors import storage_error
+from tidemill.log.names import CLEANED, DELETED, LOG, SEGMENT_SUFFIXES, SNAPSHOT, SWAP, offset_name
+from tidemill.log.segment import Segment
+from tidemill.model.errors import CorruptMessage
 from tidemill.model.ports import Files
+
+
+def pin_all(segments: Sequence[Segment]) -> None:
+    """Opens the files of all segments, and keeps them open. Raises StorageError, with none kept."""
+    try:
+        for segment in segments:
+            segment.pin()
+    except OSError as problem:
+        unpin_all(segments)
+        path = segments[0].directory
+        raise storage_error("open for compaction the segments of", path, problem) from problem
+
+
+def unpin_all(segments: Sequence[Segment]) -> None:
+    """The files may be closed again: they keep their names."""
+    for segment in segments:
+        segment.unpin()
 
 
 class Swap:
@@ -46,11 +66,16 @@ class Swap:
         self._lock = threading.Lock()
 
     def run(self) -> bool:
-        """Renames; False when the swap was called off before. Raises OSError, half way then."""
+        """Renames; False when the swap was called off before.
+
+        Raises CorruptMessage when the new segment is not what was written, before anything is renamed;
+        OSError, half way then.
+        """
         with self._lock:
             if self.cancelled:
                 return False
             base = self.old[0]
+            self._check_cleaned(f"{self._directory}/{offset_name(base, LOG)}{CLEANED}")
             self._rename(base, CLEANED, SWAP)
             for offset in self.old:
                 suffixes = SEGMENT_SUFFIXES if offset == base else (*SEGMENT_SUFFIXES, SNAPSHOT)
@@ -67,6 +92,16 @@ class Swap:
             if not self.done:
                 self.cancelled = True
             return self.done
+
+    def _check_cleaned(self, path: str) -> None:
+        """The last look before records are only there: raises CorruptMessage, with nothing renamed."""
+        size = int(self._files.size(path)) if self._files.exists(path) else -1
+        if size != self.size:
+            found = "is gone" if size < 0 else f"has {size} bytes"
+            raise CorruptMessage(
+                f"{path} {found}, {self.size} were written: something else wrote to this directory; "
+                "the segments stay as they are"
+            )
 
     def _rename(self, base: int, old: str, new: str) -> None:
         for suffix in SEGMENT_SUFFIXES:

@@ -273,6 +273,7 @@ class BrokerServer:
             self.fetches.bytes_max = broker.config.int("fetch.max.bytes")
             self.acceptor.limits = limits_of(broker.config)
             broker.logs.producer_expiration_ms = broker.config.int("producer.id.expiration.ms")
+            self.compaction.reconfigured()
             for image in delta.image.topics.values():
                 self._put(delta, image)
         for image in delta.deleted:
@@ -283,6 +284,7 @@ class BrokerServer:
                 delta.fail(image.name, problem)
         if delta.deleted:
             await broker.partitions.checkpoint_removals()
+            await self.compaction.checkpoint()
             broker.groups.topics_deleted([image.name for image in delta.deleted])
         made = 0
         for image in (*delta.created, *[image for _, image in delta.changed]):

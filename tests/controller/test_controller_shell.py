@@ -430,7 +430,7 @@ def test_producer_ids_come_in_blocks_that_are_given_once(tmp_path: Path) -> None
 
     async def later() -> None:
         async with started(tmp_path) as setting:
-            assert await setting.controller.claim_producer_ids() == (6000, 1000)
+            assert await claim_block(setting.store, 0) == (6000, 1000)
 
     asyncio.run(story())
     asyncio.run(later())

@@ -77,6 +77,7 @@ def test_assigned_partitions_are_read_from_json() -> None:
         ({"kafka.bootstrap.servers": "h:1"}, ["exactly one of", "found none"]),
         (batch(subscribePattern="a.*"), ["subscribe and subscribePattern"]),
         (batch(startingOffset="earliest"), ["startingOffset='earliest'", "did you mean startingOffsets?"]),
+        (batch(qqq="1"), ["option qqq='1' is unknown. Allowed for reading are"]),
         (batch(path="/x"), ["path='/x'", "subscribe"]),
         (batch(topic="t"), ["topic='t'", "reading"]),
         (batch(startingOffsets="now"), ["startingOffsets='now'", "earliest, latest"]),

@@ -21,7 +21,6 @@ from tidemill.server.metrics import (
     ProcessMetrics,
     counter,
     gauge,
-    labelled,
     render,
     resident_bytes,
 )
@@ -49,7 +48,7 @@ def test_families_are_rendered_in_the_fields_format() -> None:
     histogram.note(0.05)
     content_type, body = render(
         [
-            labelled(counter("x_requests", "Requests."), "api", {"Produce": 3, 'a"b\n': 1}),
+            counter("x_requests", "Requests.").add(3, api="Produce").add(1, api='a"b\n'),
             gauge("x_open", "Open.", 2),
             Family("x_seconds", HISTOGRAM, "Times.").add(histogram, api="Fetch"),
         ]

@@ -10,7 +10,6 @@ from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.wire.apis import API, ApiKey, request_header_version, response_header_version
 from tidemill.wire.header import (
     RequestHeader,
-    decode_correlation_id,
     decode_request,
     decode_response,
     encode_request,
@@ -147,7 +146,6 @@ def test_a_response_frame_byte_by_byte() -> None:
     assert encode_response(ApiKey.HEARTBEAT, 4, 0x102, message) == flexible
     assert decode_response(ApiKey.HEARTBEAT, 3, old[4:]) == (0x102, message)
     assert decode_response(ApiKey.HEARTBEAT, 4, flexible, 4) == (0x102, message)
-    assert decode_correlation_id(flexible, 4) == 0x102
     for size in range(len(flexible) - 4):
         with pytest.raises(ProtocolError):
             decode_response(ApiKey.HEARTBEAT, 4, flexible[4 : 4 + size])

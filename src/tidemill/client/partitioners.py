@@ -12,10 +12,6 @@ from mypy_extensions import i64
 
 from tidemill.model.errors import ConfigError
 
-MASK: i64 = 0xFFFFFFFF
-MULTIPLIER: i64 = 0x5BD1E995
-SEED: i64 = 0x9747B28C
-
 
 def murmur2(data: bytes) -> int:
     """The 32-bit murmur2 hash of the Java client, unsigned; Java prints the same bits signed."""

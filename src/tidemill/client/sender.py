@@ -222,7 +222,7 @@ class Sender:
                 self._cluster.open_soon(node_id, DATA, self.wake)
                 wait = min(wait, pause or IDLE_SECONDS)
                 continue
-            if self._send_to(connection, queues, now):
+            if self._send_to(connection, queues):
                 wait = 0.0
         return wait
 
@@ -247,7 +247,7 @@ class Sender:
             return 0.0
         return max(0.0, head.created + self._linger - now)
 
-    def _send_to(self, connection: Connection, queues: list[PartitionQueue], now: float) -> bool:
+    def _send_to(self, connection: Connection, queues: list[PartitionQueue]) -> bool:
         """Sends one request with a batch of each queue, as far as they fit; True when more may be ready."""
         under_way = self._outstanding.setdefault(connection, deque())
         if len(under_way) >= self._in_flight_max:

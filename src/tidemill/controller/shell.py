@@ -22,7 +22,6 @@ from tidemill.controller.configs import (
 )
 from tidemill.controller.elections import plan_takeover
 from tidemill.controller.names import TakenNames
-from tidemill.controller.producer_ids import claim_block
 from tidemill.controller.topics import (
     Growth,
     NewTopic,
@@ -294,10 +293,6 @@ class Controller:
             if validate_only:
                 return [_decided_only(name, item) for name, item in zip(names, decided, strict=True)]
             return await self._carry_out(names, decided, are_new=False)
-
-    async def claim_producer_ids(self) -> tuple[int, int]:
-        """The first of a block of producer ids that nobody had before, and their number."""
-        return await claim_block(self._store, self._broker_id)
 
     async def delete_topics(self, names: Iterable[str]) -> list[Outcome]:
         """Deletes topics; one outcome each, in order. The topics are gone for everybody when it returns."""

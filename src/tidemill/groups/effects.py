@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, NewType, TypeAlias
 
-from tidemill.groups.offsets import CommittedOffset, OffsetsRecord
+from tidemill.groups.offsets import OffsetsRecord
 from tidemill.groups.values import Value
 from tidemill.model.errors import ErrorCode
 
@@ -309,7 +309,3 @@ class ListedGroup(Value):
     group_id: str
     protocol_type: str
     state: str
-
-
-FetchedOffsets: TypeAlias = dict[str, dict[int, CommittedOffset]]
-"""Committed offsets by topic and partition."""

@@ -177,10 +177,6 @@ class Group:
         self.persisted = False
         """Whether the log has, or may have, a record of the group itself."""
 
-    def is_in(self, *states: GroupState) -> bool:
-        """Whether the group is in one of ``states``."""
-        return self.state in states
-
     def transition(self, to: GroupState, wall_ms: int) -> None:
         """Goes to another state; raises :class:`GroupInvariantError` when the table has no such step."""
         if to not in TRANSITIONS[self.state]:

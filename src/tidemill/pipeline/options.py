@@ -277,7 +277,7 @@ def _unknown(name: str, value: str, known: tuple[str, ...], doing: str) -> str:
     import difflib
 
     near = difflib.get_close_matches(name.lower(), [other.lower() for other in known], n=1, cutoff=0.7)
-    hint = next((f"; did you mean {other}?" for other in known if near and other.lower() == near[0]), "")
+    hint = next((f"; did you mean {other}?" for other in known if near and other.lower() == near[0]), ".")
     return f"option {name}={value!r} is unknown{hint} Allowed for {doing} are {', '.join(known)} and kafka.*"
 
 

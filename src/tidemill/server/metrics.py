@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from tidemill import __version__, _mode
 from tidemill.model.counters import TimeHistogram
@@ -47,13 +47,6 @@ def gauge(name: str, help: str, value: float | None = None, **labels: str) -> Fa
     """A value that goes up and down."""
     family = Family(name, GAUGE, help)
     return family if value is None else family.add(value, **labels)
-
-
-def labelled(family: Family, label: str, values: Mapping[str, float]) -> Family:
-    """``family`` with a value for each key of ``values``, under one label."""
-    for key, value in values.items():
-        family.add(value, **{label: key})
-    return family
 
 
 class ProcessMetrics:

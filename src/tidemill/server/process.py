@@ -56,6 +56,9 @@ class Server(Protocol):
     def metrics(self) -> Iterable[Any]:
         """The broker's metric families."""
 
+    def health(self) -> tuple[bool, dict[str, Any]]:
+        """Whether the broker serves, and what it says of itself."""
+
 
 class Start:
     """What ``tidemill serve`` was asked for."""
@@ -224,11 +227,7 @@ async def _start_metrics(config: BrokerConfig, server: Server, stopping: asyncio
     process = ProcessMetrics()
 
     def health() -> tuple[bool, dict[str, Any]]:
-        tell = getattr(server, "health", None)
-        well, details = tell() if tell is not None else (True, {})
-        if stopping.is_set():
-            return False, {"reason": "stopping"}
-        return well, details
+        return (False, {"reason": "stopping"}) if stopping.is_set() else server.health()
 
     endpoint = MetricsEndpoint(lambda: [*process.families(), *server.metrics()], health)
     host = config.str("tidemill.metrics.host")

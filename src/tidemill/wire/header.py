@@ -185,10 +185,3 @@ def decode_response(
         if error == ErrorCode.UNSUPPORTED_VERSION:
             version = 0
     return correlation_id, decode(response_class(key), version, frame, position, end)
-
-
-def decode_correlation_id(frame: bytes, position: i64 = 0) -> int:
-    """The correlation id of a response, whichever API it belongs to."""
-    if position < 0 or len(frame) - position < RESPONSE_HEADER_SIZE_MIN:
-        raise ProtocolError(f"a response of {len(frame) - position} bytes has no room for its correlation id")
-    return int(read_i32_be(frame, position))

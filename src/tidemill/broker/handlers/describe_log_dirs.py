@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from tidemill.model.errors import ErrorCode
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
     from tidemill.broker.context import RequestContext
     from tidemill.log.directories import DataDirectory
+
+log = logging.getLogger("tidemill.broker")
 
 
 def handle(
@@ -73,12 +76,19 @@ def describe(
     topics: dict[str, list[DescribeLogDirsPartition]],
 ) -> DescribeLogDirsResult:
     """One data directory's answer."""
+    failed = DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=directory.path)
     if directory.failure:
-        return DescribeLogDirsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=directory.path)
+        return failed
+    try:
+        total_bytes = broker.files.total_bytes(directory.path)
+        usable_bytes = broker.files.free_bytes(directory.path)
+    except OSError as problem:
+        log.warning("the space of %s cannot be told: %s", directory.path, problem)
+        return failed
     return DescribeLogDirsResult(
         log_dir=directory.path,
-        total_bytes=broker.files.total_bytes(directory.path),
-        usable_bytes=broker.files.free_bytes(directory.path),
+        total_bytes=total_bytes,
+        usable_bytes=usable_bytes,
         topics=[
             DescribeLogDirsTopic(name=context.external_name(name), partitions=partitions)
             for name, partitions in topics.items()

@@ -69,10 +69,7 @@ BYTES = "no effect: keys and values are bytes here, the caller turns them into o
 STICKY = "no effect: records without a key go to one partition a batch, whatever the broker's speed"
 CHUNKS = "no effect: one fetch a broker is read ahead"
 POLL_TIMEOUT = "no effect: poll() takes its timeout as an argument"
-BATCHES = "no effect: sends always happen in the background, flush() waits for them"
 ALL_TOPICS = "no effect: compression holds for all topics of a producer"
-IN_BYTES = "no effect: batches and buffers are bounded in bytes, by batch.size and buffer.memory"
-MAX_BLOCK = "no effect: a send waits for room as long as max.block.ms says"
 
 Row: TypeAlias = tuple[str, int, Value, str, str, str, str]
 """name, type, default, what is allowed, when it may change, effect, description."""

@@ -27,7 +27,6 @@ from tidemill.log.manager import LogManager
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError, StorageError
-from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_batch
@@ -85,10 +84,10 @@ class Inline:
 class Stage:
     """A log manager with compacted topics, and compaction over it."""
 
-    def __init__(self, directory: Path, files: Files | None = None, worker: Any = None) -> None:
+    def __init__(self, directory: Path, worker: Any = None) -> None:
         self.path = directory
         self.executor = ThreadPoolExecutor(1)
-        self.logs = LogManager(files or SystemFiles(), [str(directory)])
+        self.logs = LogManager(SystemFiles(), [str(directory)])
         self.logs.lock()
         self.logs.load(NOW, lambda topic: SETTINGS)
         self.replicas = Replicas(self.logs)
@@ -235,16 +234,19 @@ def test_a_disk_that_fails_is_tried_again_later(stage: Stage, caplog: pytest.Log
     assert not stage.compaction.set_aside
 
 
-def test_renames_that_fail_put_the_directory_aside(tmp_path: Path) -> None:
-    class Failing(SystemFiles):
-        def rename(self, old: str, new: str) -> None:
-            if old.endswith(".log") and new.endswith(".deleted"):
-                raise OSError(5, "Input/output error", old)
-            super().rename(old, new)
+def test_renames_that_fail_put_the_directory_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = os.replace
 
-    stage = Stage(tmp_path, Failing())
+    def fail(old: str, new: str) -> None:
+        if old.endswith(".log") and new.endswith(".deleted"):
+            raise OSError(5, "Input/output error", old)
+        rename(old, new)
+
+    stage = Stage(tmp_path)
     stage.log()
-    assert not stage.clean()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", fail)
+        assert not stage.clean()
     assert "cannot exchange compacted segments of" in stage.replicas.failures[0]
     stage.executor.shutdown()
     stage.logs.unlock()

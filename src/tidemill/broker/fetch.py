@@ -22,7 +22,8 @@ from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.net.connection import Connection, Reply
 from tidemill.net.deadlines import Deadlines
 from tidemill.records.batch import ZSTD
-from tidemill.replication.partition import READ_COMMITTED, Partition, TopicTable
+from tidemill.replication.partition import READ_COMMITTED, Partition
+from tidemill.replication.topics import TopicTable
 
 RECORDS_BYTES_MAX: Final = 0x70000000
 """Of one reply, so that it stays below 2 GiB with all that goes around the records."""

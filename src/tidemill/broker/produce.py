@@ -26,7 +26,8 @@ from tidemill.records.batch import MAGIC, ZSTD, Batch, parse_batch
 from tidemill.records.convert import for_storage, is_costly_for_storage
 from tidemill.records.message_set import MessageSet
 from tidemill.records.validate import is_costly, validate
-from tidemill.replication.partition import Partition, TopicTable
+from tidemill.replication.partition import Partition
+from tidemill.replication.topics import TopicTable
 
 CURRENT_FORMAT: Final = 3
 """From this version on a request carries one batch for a partition, before it message sets."""

@@ -28,7 +28,8 @@ from tidemill.records.compression import codec_of
 from tidemill.records.convert import KEEP_CODEC
 from tidemill.records.validate import Limits
 from tidemill.replication.moves import Mover
-from tidemill.replication.partition import Partition, PartitionEvents, Storage, TopicEntry, TopicTable
+from tidemill.replication.partition import Partition, PartitionEvents, Storage
+from tidemill.replication.topics import TopicEntry, TopicTable
 
 log = logging.getLogger("tidemill.replication")
 

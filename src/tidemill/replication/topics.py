@@ -1,0 +1,49 @@
+"""The topics of this broker, as requests find them: by the bytes of their name, or by their id. Compiled."""
+
+from __future__ import annotations
+
+from mypy_extensions import i32
+
+from tidemill.replication.partition import Partition
+
+
+class TopicEntry:
+    """A topic as requests find it."""
+
+    def __init__(self, name: str, topic_id: bytes, internal: bool) -> None:
+        self.name = name
+        self.name_bytes = name.encode()
+        self.topic_id = topic_id
+        self.internal = internal
+        self.partitions: list[Partition | None] = []
+
+    def partition(self, index: i32) -> Partition | None:
+        """The partition when this broker has it."""
+        if index < 0 or index >= len(self.partitions):
+            return None
+        return self.partitions[index]
+
+
+class TopicTable:
+    """Finds topics by the bytes of their name and by their id."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[bytes, TopicEntry] = {}
+        self.by_id: dict[bytes, TopicEntry] = {}
+
+    def put(self, entry: TopicEntry) -> None:
+        """Adds or replaces a topic."""
+        self.by_name[entry.name_bytes] = entry
+        self.by_id[entry.topic_id] = entry
+
+    def remove(self, entry: TopicEntry) -> None:
+        """Forgets a topic."""
+        self.by_name.pop(entry.name_bytes, None)
+        self.by_id.pop(entry.topic_id, None)
+
+    def find(self, topic: str, index: i32) -> Partition | None:
+        """One partition by name."""
+        entry = self.by_name.get(topic.encode())
+        if entry is None:
+            return None
+        return entry.partition(index)

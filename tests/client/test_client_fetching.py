@@ -14,6 +14,7 @@ from tidemill.client.group_protocol import (
     decode_sticky_data,
     decode_subscription,
     encode_assignment,
+    encode_sticky_data,
     encode_subscription,
     subscription_for,
 )
@@ -131,6 +132,22 @@ def test_a_later_subscription_is_read_as_far_as_it_is_known() -> None:
     assert decode_subscription(data, "m", None, "range").topics == ("a",)
 
 
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_subscription_that_ends_before_the_fields_of_its_version_is_what_it_sends(version: int) -> None:
+    message = consumer_protocol.ConsumerProtocolSubscription(topics=["a"], user_data=b"u")
+    data = version.to_bytes(2, "big") + encode(message, 0)
+    member = decode_subscription(data, "m", None, "range")
+    assert (member.topics, member.owned, member.user_data) == (("a",), (), b"u")
+    with pytest.raises(ProtocolError):
+        decode_subscription(data + b"\x7f\xff\xff\xff", "m", None, "range")
+
+
+def test_sticky_data_of_the_first_version_has_no_generation() -> None:
+    data = encode_sticky_data(OWNED, 6)
+    assert decode_sticky_data(data) == (tuple(OWNED), 6)
+    assert decode_sticky_data(data[:-4]) == (tuple(OWNED), -1)
+
+
 def test_members_of_the_eager_sticky_strategy_tell_what_they_had_in_their_user_data() -> None:
     data = subscription_for(StickyAssignor(), ["a"], [], OWNED, 6, None)
     member = decode_subscription(data, "m", None, "sticky")
@@ -155,5 +172,6 @@ def test_an_assignment_goes_there_and_back() -> None:
 def test_a_lying_count_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError):
         decode_subscription(b"\x00\x03\x7f\xff\xff\xff", "m", None, "range")
-    with pytest.raises(ProtocolError):
-        decode_assignment(b"\x00\x00\x7f\xff\xff\xff")
+    for data in (b"\x00\x00\x7f\xff\xff\xff", b"\x00", b"\xff\xff\0\0\0\0"):
+        with pytest.raises(ProtocolError):
+            decode_assignment(data)

@@ -1,28 +1,39 @@
 """What members tell one another through the coordinator: subscriptions and assignments.
 
-==============  =========================================================================================
-subscription    INT16 version; topics ARRAY(STRING); user data BYTES (null: -1); from 1: owned partitions
-                ARRAY(STRING, ARRAY(INT32)); from 2: generation INT32; from 3: rack STRING (null: -1)
-assignment      INT16 version; ARRAY(STRING, ARRAY(INT32)); user data BYTES (null: -1)
-sticky's data   previous partitions ARRAY(STRING, ARRAY(INT32)); from its version 1: generation INT32
-==============  =========================================================================================
+Both are messages of :mod:`tidemill.wire.messages.consumer_protocol` behind an INT16 with their version; the
+eager sticky strategy keeps what a member had in the subscription's user data, in a form of its own.
 
-A later version only adds at the end, so that an unknown one is read as far as it is known.
+A later version only adds at the end, so that an unknown one is read as far as it is known. Some clients
+announce a version and end before its fields (Sarama lets them pass as well): what they do send counts.
 
 Source: KIP-429, KIP-792, KIP-881; ``ConsumerProtocolSubscription.json``.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from tidemill.client.assignors import Assignor, Member
 from tidemill.model.errors import ProtocolError
 from tidemill.model.types import TopicPartition
-from tidemill.wire.primitives import Reader, Writer
+from tidemill.wire.messages import consumer_protocol as messages
+from tidemill.wire.schema import INT32, Struct, decode_prefix, encode, field
 
 SUBSCRIPTION_VERSION = 3
 ASSIGNMENT_VERSION = 3
+STICKY_VERSION = 1
+VERSION_BYTES = 2
+
+Message = TypeVar("Message", bound=Struct)
+
+
+class StickyUserData(Struct, versions="0-1"):
+    """What a member of the eager sticky strategy says that it had."""
+
+    previous: list[messages.TopicPartition] = field([messages.TopicPartition])
+    generation: int = field(INT32, "1+", default=-1, ignorable=True)
 
 
 def by_topic(items: Iterable[TopicPartition]) -> dict[str, list[int]]:
@@ -33,22 +44,31 @@ def by_topic(items: Iterable[TopicPartition]) -> dict[str, list[int]]:
     return grouped
 
 
-def _write_partitions(out: Writer, items: Iterable[TopicPartition]) -> None:
-    grouped = by_topic(items)
-    out.write_count(len(grouped))
-    for topic, partitions in grouped.items():
-        out.write_string(topic)
-        out.write_count(len(partitions))
-        for partition in partitions:
-            out.write_int32(partition)
+def _grouped(items: Iterable[TopicPartition]) -> list[messages.TopicPartition]:
+    return [
+        messages.TopicPartition(topic=topic, partitions=partitions)
+        for topic, partitions in by_topic(items).items()
+    ]
 
 
-def _read_partitions(reader: Reader) -> tuple[TopicPartition, ...]:
-    items: list[TopicPartition] = []
-    for _ in range(reader.read_count(6)):
-        topic = reader.read_string()
-        items += [TopicPartition(topic, reader.read_int32()) for _ in range(reader.read_count(4))]
-    return tuple(items)
+def _listed(grouped: Iterable[messages.TopicPartition]) -> list[TopicPartition]:
+    return [TopicPartition(one.topic, partition) for one in grouped for partition in one.partitions]
+
+
+def _decode(kind: type[Message], newest: int, data: bytes) -> Message:
+    """The message behind its version; ProtocolError when there is none in ``data``."""
+    if len(data) < VERSION_BYTES:
+        raise ProtocolError(f"{kind.__name__}: {len(data)} bytes hold no version")
+    version = min(int.from_bytes(data[:VERSION_BYTES], "big", signed=True), newest)
+    try:
+        return decode_prefix(kind, version, data, VERSION_BYTES, len(data))[0]
+    except ProtocolError:
+        for earlier in range(version - 1, -1, -1):
+            with contextlib.suppress(ProtocolError):
+                message, end = decode_prefix(kind, earlier, data, VERSION_BYTES, len(data))
+                if end == len(data):
+                    return message
+        raise
 
 
 def encode_subscription(
@@ -59,73 +79,52 @@ def encode_subscription(
     user_data: bytes | None,
 ) -> bytes:
     """A member's subscription in version 3."""
-    out = Writer()
-    names = sorted(topics)
-    out.write_int16(SUBSCRIPTION_VERSION)
-    out.write_count(len(names))
-    for name in names:
-        out.write_string(name)
-    out.write_bytes(user_data)
-    _write_partitions(out, owned)
-    out.write_int32(generation)
-    out.write_string(rack)
-    return out.getvalue()
+    message = messages.ConsumerProtocolSubscription(
+        topics=sorted(topics),
+        user_data=user_data,
+        owned_partitions=_grouped(owned),
+        generation_id=generation,
+        rack_id=rack,
+    )
+    return SUBSCRIPTION_VERSION.to_bytes(VERSION_BYTES, "big") + encode(message, SUBSCRIPTION_VERSION)
 
 
 def decode_subscription(data: bytes, member_id: str, instance_id: str | None, strategy: str) -> Member:
     """A member from its subscription; for ``sticky`` what it had comes from its user data."""
-    reader = Reader(data)
-    version = reader.read_int16()
-    topics = tuple(reader.read_string() for _ in range(reader.read_count(2)))
-    user_data = reader.read_nullable_bytes()
-    owned: tuple[TopicPartition, ...] = ()
-    generation = -1
-    rack: str | None = None
-    if version >= 1 and reader.remaining():
-        owned = _read_partitions(reader)
-    if version >= 2 and reader.remaining():
-        generation = reader.read_int32()
-    if version >= 3 and reader.remaining():
-        rack = reader.read_nullable_string()
-    if not owned and strategy == "sticky" and user_data:
-        owned, generation = decode_sticky_data(user_data)
-    return Member(member_id, topics, owned, generation, instance_id, user_data, rack)
+    message = _decode(messages.ConsumerProtocolSubscription, SUBSCRIPTION_VERSION, data)
+    owned, generation = tuple(_listed(message.owned_partitions)), message.generation_id
+    if not owned and strategy == "sticky" and message.user_data:
+        owned, generation = decode_sticky_data(message.user_data)
+    return Member(
+        member_id, tuple(message.topics), owned, generation, instance_id, message.user_data, message.rack_id
+    )
 
 
 def encode_sticky_data(owned: Sequence[TopicPartition], generation: int) -> bytes:
-    """What a member of the eager sticky strategy says that it had."""
-    out = Writer()
-    _write_partitions(out, owned)
-    out.write_int32(generation)
-    return out.getvalue()
+    """The user data of a member of the eager sticky strategy, in version 1."""
+    return encode(StickyUserData(previous=_grouped(owned), generation=generation), STICKY_VERSION)
 
 
 def decode_sticky_data(data: bytes) -> tuple[tuple[TopicPartition, ...], int]:
     """Previous partitions and their generation; nothing where another client put something else there."""
-    try:
-        reader = Reader(data)
-        owned = _read_partitions(reader)
-        return owned, reader.read_int32() if reader.remaining() else -1
-    except ProtocolError:
-        return (), -1
+    for version in range(STICKY_VERSION, -1, -1):
+        with contextlib.suppress(ProtocolError):
+            message, _ = decode_prefix(StickyUserData, version, data, 0, len(data))
+            return tuple(_listed(message.previous)), message.generation
+    return (), -1
 
 
 def encode_assignment(items: Sequence[TopicPartition]) -> bytes:
     """What a member is given, for SyncGroup."""
-    out = Writer()
-    out.write_int16(ASSIGNMENT_VERSION)
-    _write_partitions(out, items)
-    out.write_bytes(None)
-    return out.getvalue()
+    message = messages.ConsumerProtocolAssignment(assigned_partitions=_grouped(items))
+    return ASSIGNMENT_VERSION.to_bytes(VERSION_BYTES, "big") + encode(message, ASSIGNMENT_VERSION)
 
 
 def decode_assignment(data: bytes) -> list[TopicPartition]:
     """The partitions that the leading member gave; none for an empty text."""
     if not data:
         return []
-    reader = Reader(data)
-    reader.read_int16()
-    return list(_read_partitions(reader))
+    return _listed(_decode(messages.ConsumerProtocolAssignment, ASSIGNMENT_VERSION, data).assigned_partitions)
 
 
 def subscription_for(

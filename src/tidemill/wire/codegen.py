@@ -13,6 +13,7 @@ from typing import Any, Final
 from tidemill.wire.schema import MISSING, STRING, ElementType, Field, Struct, WireType, parse_versions
 
 STRING_BYTES_MAX: Final = 32767
+"""Kafka's own limit: the length of the not-compact form is a signed INT16."""
 INDENT: Final = "    "
 
 

@@ -15,6 +15,20 @@ Nothing but the description is built at import. The constructor of a class is co
 codec of a class, version and direction on its first use: see :mod:`tidemill.wire.decoding` and
 :mod:`tidemill.wire.encoding`.
 
+========================  ============================================================================
+type                      on the wire
+========================  ============================================================================
+BOOL                      1 byte, 0 is false
+INT8 .. INT64, UINT16     big-endian, two's complement
+FLOAT64                   IEEE 754, big-endian
+UUID                      16 bytes, most significant first
+STRING                    INT16 length (-1 is null), then UTF-8
+BYTES, RECORDS, arrays    INT32 length or count (-1 is null), then the bytes or items
+the same, compact         UNSIGNED_VARINT length or count + 1 (0 is null): in flexible versions
+UNSIGNED_VARINT           7 bits a byte, low ones first, the top bit says that more follows; 1-5 bytes
+tagged fields             UNSIGNED_VARINT count, then each: tag and size as UNSIGNED_VARINT, size bytes
+========================  ============================================================================
+
 Source of the encoding rules: the protocol guide, KIP-482 (flexible versions) and KIP-893 (nullable structs).
 """
 

@@ -58,11 +58,6 @@ def test_a_configuration_file_that_is_not_there_is_named(tmp_path: Path) -> None
     assert_one_clear_line(serve_once("--config", str(tmp_path / "x")), str(tmp_path / "x"), "No such file")
 
 
-def test_zookeeper_is_refused_rather_than_left_out(tmp_path: Path) -> None:
-    outcome = serve_once("--set", "zookeeper.connect=z:2181", "-d", str(tmp_path))
-    assert_one_clear_line(outcome, "zookeeper.connect=z:2181", "later version", "tidemill.store=embedded")
-
-
 def test_a_port_in_use_is_named(tmp_path: Path, broker: Broker) -> None:
     outcome = serve_once(
         "--set", f"listeners=PLAINTEXT://127.0.0.1:{broker.port}", "-d", str(tmp_path / "other")

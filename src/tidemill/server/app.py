@@ -33,7 +33,6 @@ from tidemill.broker.requests import Requests
 from tidemill.broker.slow_lane import SlowLane
 from tidemill.controller.producer_ids import claim_block
 from tidemill.controller.shell import Controller, generate_broker_id
-from tidemill.coordination.embedded import FILE_NAME, EmbeddedStore
 from tidemill.coordination.nodes import BrokerRegistration, Endpoint
 from tidemill.groups.ports import OFFSETS_TOPIC
 from tidemill.groups.service import GroupService
@@ -44,13 +43,14 @@ from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.configs import Listener as ConfiguredListener
 from tidemill.model.configs.listeners import ANY_HOST
-from tidemill.model.errors import KafkaError, StorageError
+from tidemill.model.errors import KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.net.deadlines import Deadlines
 from tidemill.net.memory import Memory
 from tidemill.replication.manager import PartitionState, ReplicaManager
 from tidemill.replication.partition import Partition
 from tidemill.server.listeners import Acceptor, Limits, bind
+from tidemill.server.store import Membership, open_store
 from tidemill.transactions.producer_ids import ProducerIds
 
 log = logging.getLogger("tidemill.server")
@@ -92,6 +92,7 @@ class BrokerServer:
         self._writers = ThreadPoolExecutor(2, thread_name_prefix="write-back")
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="read-ahead")
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="unpack")
+        self._membership: Membership | None = None
         self._started = False
         self._loaded = False
         self._stopped = False
@@ -114,7 +115,7 @@ class BrokerServer:
         )
         broker.logs.lock()
         stored_cluster_id = broker.logs.stored_cluster_id()
-        broker.store = self._open_store()
+        broker.store = await open_store(config, broker.logs, broker.files)
         broker.metadata = MetadataCache()
         broker.node_id = await self._choose_node_id(config)
         broker.controller = Controller(
@@ -128,34 +129,13 @@ class BrokerServer:
         self._build_request_path()
         broker.metadata.on_change(self._apply)
         registration = self._registration()
-        await broker.controller.activate(registration)
+        self._membership = Membership(broker.store, broker.controller, lambda: broker.config)
+        await self._membership.join(registration)
         self._start_upkeep()
         broker.partitions.mover.resume()
         await broker.groups.wait_loaded(GROUPS_LOAD_S)
         self._listen()
         self._started = True
-
-    def _open_store(self) -> EmbeddedStore:
-        first = self.broker.logs.directories[0]
-        if first.failure:
-            raise StorageError(f"{first.failure} (the first of log.dirs also holds the cluster's state)")
-        path = os.path.join(first.path, FILE_NAME)
-        if not os.path.exists(path):
-            self._refuse_strange_partitions(path)
-        return EmbeddedStore.open(path)
-
-    def _refuse_strange_partitions(self, store: str) -> None:
-        """Without the store nobody knows the topics of the partitions that are there."""
-        from tidemill.interchange.directories import partitions_in
-
-        paths = [one.path for one in self.broker.logs.working]
-        found = [key for path in paths for key in partitions_in(self.broker.files, path)]
-        if found:
-            raise StorageError(
-                f"{os.path.dirname(store)} has no {FILE_NAME}, and there are {len(found)} partitions "
-                f"({found[0]}, ...): bring in what Apache Kafka wrote with 'tidemill log import "
-                f"{' '.join(paths)}', or put {FILE_NAME} back"
-            )
 
     async def _choose_node_id(self, config: BrokerConfig) -> int:
         configured = config.node_id()
@@ -418,6 +398,8 @@ class BrokerServer:
             elif hasattr(broker, "logs"):
                 broker.logs.unlock()
         finally:
+            if self._membership is not None:
+                await self._membership.leave()
             if hasattr(broker, "store"):
                 await broker.store.close()
             for pool in (self._syncers, self._writers, self._readers, self._workers):

@@ -120,13 +120,6 @@ def read_config(start: Start) -> BrokerConfig:
     config = BrokerConfig.from_sources(start.config_file, start.sets, start.environment)
     levels = start.log_level.split(",") if start.log_level else config.list("tidemill.log.level")
     log_lines.set_up(levels)
-    if config.store() == "zookeeper":
-        where = config.provenance("zookeeper.connect")
-        raise ConfigError(
-            f"zookeeper.connect={config.str('zookeeper.connect')} ({where}): clusters on ZooKeeper come with "
-            "a later version. To run one broker by itself, leave the key out, or add "
-            "--set tidemill.store=embedded"
-        )
     return config
 
 

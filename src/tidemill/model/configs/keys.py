@@ -31,7 +31,6 @@ YES = ""
 # Features that come with a later version.
 _LATER = "comes with a later version: "
 REPLICATION = _LATER + "replication between brokers"
-ZOOKEEPER = _LATER + "clusters on ZooKeeper"
 SECURITY = _LATER + "TLS, SASL and access lists"
 KERBEROS = _LATER + "SASL by Kerberos"
 OAUTH = _LATER + "SASL by OAuth tokens"

@@ -1,0 +1,144 @@
+"""A broker whose cluster's state is in ZooKeeper: a real server, real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+
+from tidemill.client import Admin
+from tidemill.controller.topics import NewTopic
+from tidemill.coordination.zookeeper import ZooKeeperStore
+from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
+from tidemill.model.configs import BrokerConfig
+from tidemill.server.app import running
+from tidemill.testing import Broker
+
+WAIT_S = 30
+
+
+@pytest.fixture
+def address(zookeeper: Callable[..., ZooKeeperSettings]) -> str:
+    """A path of ZooKeeper that nothing is at yet."""
+    return zookeeper().shown
+
+
+@pytest.fixture
+def kazoo(address: str) -> Iterator[Any]:
+    """Another client, from the root of the cluster's path."""
+    client = KazooClient(address.partition("/")[0])
+    client.start()
+    client.chroot = "/" + address.partition("/")[2]
+    yield client
+    client.stop()
+    client.close()
+
+
+def settings(address: str, **others: str) -> dict[str, str]:
+    return {"zookeeper.connect": address, "zookeeper.session.timeout.ms": "2000", "broker.id": "3", **others}
+
+
+def refused(address: str, directory: Path, *sets: str) -> str:
+    """The line with which a broker ends that cannot start."""
+    arguments = [argument for one in (f"zookeeper.connect={address}", *sets) for argument in ("--set", one)]
+    outcome = subprocess.run(
+        [sys.executable, "-m", "tidemill", "serve", "--port", "0", "-d", str(directory), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=dict(os.environ),
+    )
+    assert outcome.returncode == 1
+    lines = [line for line in outcome.stderr.splitlines() if " INFO " not in line and " WARNING " not in line]
+    assert len(lines) == 1, outcome.stderr
+    return lines[0]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Returns once it holds."""
+    for _ in range(WAIT_S * 50):
+        if condition():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it never came about")
+
+
+def test_topics_live_in_zookeeper_where_kafka_has_them(address: str, kazoo: Any) -> None:
+    with Broker(settings(address)) as broker, Admin(broker.bootstrap) as admin:
+        admin.create_topic("orders", 2, configs={"retention.ms": "1000"})
+        registered = json.loads(kazoo.get("/brokers/ids/3")[0])
+        assert registered["port"] == broker.port
+        assert json.loads(kazoo.get("/controller")[0])["brokerid"] == 3
+        topic = json.loads(kazoo.get("/brokers/topics/orders")[0])
+        assert topic["partitions"] == {"0": [3], "1": [3]}
+        state = json.loads(kazoo.get("/brokers/topics/orders/partitions/1/state")[0])
+        assert (state["leader"], state["isr"]) == (3, [3])
+        assert json.loads(kazoo.get("/config/topics/orders")[0])["config"] == {"retention.ms": "1000"}
+        admin.delete_topics(["orders"])
+        assert kazoo.exists("/brokers/topics/orders") is None
+        broker.stop()
+        assert kazoo.exists("/brokers/ids/3") is None
+        assert kazoo.exists("/controller") is None
+
+
+def test_a_killed_broker_comes_back_when_its_session_has_ended(address: str) -> None:
+    with Broker(settings(address)) as broker:
+        with Admin(broker.bootstrap) as admin:
+            admin.create_topic("kept", 3)
+        broker.kill()
+        broker.start()
+        assert "/brokers/ids/3 exists" in broker.log
+        with Admin(broker.bootstrap) as admin:
+            assert [topic.name for topic in admin.list_topics()] == ["kept"]
+
+
+def test_a_broker_registers_again_when_its_session_has_expired(
+    address: str, kazoo: Any, tmp_path: Path, expire: Callable[[ZooKeeperStore], None]
+) -> None:
+    async def story() -> None:
+        listeners = {"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(tmp_path / "data")}
+        async with running(BrokerConfig.of(settings(address, **listeners))) as server:
+            _, before = kazoo.get("/brokers/ids/3")
+            epoch = int(kazoo.get("/controller_epoch")[0])
+            await asyncio.to_thread(expire, server.broker.store)
+            await until(lambda: int(kazoo.get("/controller_epoch")[0]) > epoch)
+            _, after = kazoo.get("/brokers/ids/3")
+            assert after.czxid > before.czxid
+            assert after.ephemeralOwner == server.broker.store.session_id
+            (outcome,) = await server.broker.controller.create_topics([NewTopic("still", 1)])
+            assert outcome.error is None
+            assert kazoo.exists("/brokers/topics/still") is not None
+
+    asyncio.run(story())
+
+
+def test_a_second_broker_is_refused_with_the_next_step(address: str, tmp_path: Path) -> None:
+    with Broker(settings(address)):
+        line = refused(address, tmp_path, "zookeeper.session.timeout.ms=800", "broker.id=4")
+    assert "/controller exists" in line
+    assert "a path of its own" in line
+
+
+def test_nobody_there_is_said_in_one_line(tmp_path: Path) -> None:
+    began = time.monotonic()
+    line = refused("127.0.0.1:1", tmp_path, "zookeeper.connection.timeout.ms=500")
+    assert "127.0.0.1:1 does not answer" in line
+    assert "refused" in line
+    assert "correct zookeeper.connect" in line
+    assert time.monotonic() - began < WAIT_S
+
+
+@pytest.mark.parametrize("connect", ["host:port", "a b:2181", "h:2181//x", ":2181", "h:99999"])
+def test_an_address_that_is_none_is_said_in_one_line(connect: str, tmp_path: Path) -> None:
+    line = refused(connect, tmp_path)
+    assert f"zookeeper.connect={connect}" in line
+    assert "host:port" in line

@@ -49,7 +49,7 @@ from tidemill.net.deadlines import Deadlines
 from tidemill.net.memory import Memory
 from tidemill.replication.manager import PartitionState, ReplicaManager
 from tidemill.replication.partition import Partition
-from tidemill.server.listeners import Acceptor, Limits, bind
+from tidemill.server.listeners import Acceptor, Limits, addresses_of, bind
 from tidemill.server.store import Membership, open_store
 from tidemill.transactions.producer_ids import ProducerIds
 
@@ -251,7 +251,7 @@ class BrokerServer:
         if delta.broker_configs_changed:
             broker.config = effective_config(self.static_config, delta.image, broker.node_id)
             self.fetches.bytes_max = broker.config.int("fetch.max.bytes")
-            self.acceptor.limits = limits_of(broker.config)
+            self.acceptor.limits = await self.loop.run_in_executor(None, limits_of, broker.config)
             broker.logs.producer_expiration_ms = broker.config.int("producer.id.expiration.ms")
             self.compaction.reconfigured()
             for image in delta.image.topics.values():
@@ -427,11 +427,11 @@ class BrokerServer:
 
 
 def limits_of(config: BrokerConfig) -> Limits:
-    """How many connections the configuration lets in."""
+    """How many connections the configuration lets in; waits for the name service where it names hosts."""
     return Limits(
         config.int("max.connections"),
         config.int("max.connections.per.ip"),
-        config.connections_per_address(),
+        addresses_of(config.connections_per_address()),
     )
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import logging
 import socket
 from collections import Counter
+from collections.abc import Mapping
 
 from tidemill.broker.context import ANONYMOUS, DEFAULT_TENANT, Listener, Peer
 from tidemill.model.errors import ConfigError, TidemillError
@@ -41,6 +43,33 @@ class Limits:
     def for_address(self, address: str) -> int:
         """How many connections one address may have."""
         return self.overrides.get(address, self.per_address_max)
+
+
+def addresses_of(counts: Mapping[str, int]) -> dict[str, int]:
+    """``counts`` by the addresses that connections come from: those of host names, IPv6 in its short form.
+
+    Asks the name service, and may wait for it.
+    """
+    found: dict[str, int] = {}
+    for name, count in counts.items():
+        try:
+            found[str(ipaddress.ip_address(name))] = count
+            continue
+        except ValueError:
+            pass
+        try:
+            answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as problem:
+            log.warning(
+                "max.connections.per.ip.overrides: %s cannot be resolved (%s), its %d connections hold for"
+                " nobody; correct the name, or give addresses",
+                name,
+                problem,
+                count,
+            )
+            continue
+        found.update((str(answer[4][0]), count) for answer in answers)
+    return found
 
 
 def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:

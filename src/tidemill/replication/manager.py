@@ -23,12 +23,10 @@ from tidemill.log.recovery import offline_log
 from tidemill.model.errors import StorageError
 from tidemill.model.ports import Clock
 from tidemill.model.types import ZERO_ID, TopicPartition
-from tidemill.records.batch import GZIP, LZ4, ZSTD
-from tidemill.records.compression import codec_of
-from tidemill.records.convert import KEEP_CODEC
 from tidemill.records.validate import Limits
 from tidemill.replication.moves import Mover
-from tidemill.replication.partition import Partition, PartitionEvents, Storage
+from tidemill.replication.partition import Partition, PartitionEvents
+from tidemill.replication.storage import storage_of
 from tidemill.replication.topics import TopicEntry, TopicTable
 
 log = logging.getLogger("tidemill.replication")
@@ -64,19 +62,6 @@ def limits_of(config: LogConfig) -> Limits:
         timestamp_after_ms=config.message_timestamp_after_max_ms,
         check_timestamps=config.message_timestamp_type == "CreateTime",
     )
-
-
-def storage_of(config: LogConfig) -> Storage:
-    """How a topic with ``config`` stores records."""
-    name = config.compression_type
-    codec = KEEP_CODEC if name == "producer" else codec_of("none" if name == "uncompressed" else name)
-    levels = {
-        GZIP: config.compression_gzip_level,
-        LZ4: config.compression_lz4_level,
-        ZSTD: config.compression_zstd_level,
-    }
-    append_time = config.message_timestamp_type == "LogAppendTime"
-    return Storage(config.message_magic, codec, levels.get(int(codec)), append_time)
 
 
 class ReplicaManager(PartitionEvents):

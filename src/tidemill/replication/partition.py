@@ -21,9 +21,10 @@ from tidemill.log.segment import Slice
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.net.deadlines import Waiting
 from tidemill.records.batch import Batch
-from tidemill.records.convert import KEEP_CODEC
 from tidemill.records.message_set import MessageSet
 from tidemill.records.validate import Limits
+from tidemill.replication.replicas import Replicas
+from tidemill.replication.storage import Storage
 
 CONSUMER: Final[i32] = -1
 """The replica id with which consumers fetch."""
@@ -78,22 +79,12 @@ class PartitionEvents:
         """Appends wait for a flush (``flush.messages``): sync the log elsewhere, then call ``flushed``."""
         raise NotImplementedError
 
+    def isr_wanted(self, partition: Partition, isr: tuple[int, ...], partition_epoch: i64) -> None:
+        """Have the controller write another in-sync set over the state of ``partition_epoch``.
 
-class Storage:
-    """How a topic stores records: ``message.format.version`` and ``compression.type``."""
-
-    def __init__(
-        self, magic: i64 = 2, codec: i64 = KEEP_CODEC, level: int | None = None, append_time: bool = False
-    ) -> None:
-        self.magic: i64 = magic
-        self.codec: i64 = codec
-        """A codec's number, or ``KEEP_CODEC`` for the producer's."""
-        self.level = level
-        """The codec's own; None is its usual one."""
-        self.append_time = append_time
-        """Records carry the time of their append."""
-        self.as_produced: bool = magic == 2 and codec == KEEP_CODEC
-        """Whether a batch of today's format is stored as it came."""
+        ``become`` with the new state, or ``isr_refused``, ends the change.
+        """
+        raise NotImplementedError
 
 
 WRITE_BACK_BYTES: Final = 16 * 1024 * 1024
@@ -138,12 +129,20 @@ class Partition:
         """Records that were converted for readers of older formats."""
         self.reserved = False
         """The log's end is given to a set that is being made for it: other produces wait."""
+        self.replication: Replicas | None = None
+        """What the leader knows of its followers; None for one that has none, and on followers."""
+        self.lag_ms_max: i64 = 30_000
+        """A follower that was not caught up for so long leaves the in-sync set."""
+        self.epoch_start: i64 = 0
+        """Where the log ended when this broker began to lead."""
         self._alone = False
         self._flushing = False
+        self._flushed_end: i64 = log.end_offset
         self._unflushed_bytes: i64 = 0
         self._unwritten_bytes: i64 = 0
         self._append_waiters: list[tuple[i64, AppendWaiter]] = []
         self._fetch_waiters: dict[FetchWaiter, None] = {}
+        self._follower_waiters: dict[FetchWaiter, None] = {}
 
     @property
     def is_leader(self) -> bool:
@@ -170,24 +169,50 @@ class Partition:
         """How many produces wait here."""
         return len(self._append_waiters)
 
-    def become(self, leader: i32, leader_epoch: i64, replicas: tuple[int, ...], isr: tuple[int, ...]) -> None:
+    def become(
+        self,
+        leader: i32,
+        leader_epoch: i64,
+        replicas: tuple[int, ...],
+        isr: tuple[int, ...],
+        partition_epoch: i64 = -1,
+        now_ms: i64 = 0,
+    ) -> None:
         """Takes the state that the controller decided."""
+        is_new = leader != self.leader or leader_epoch != self.leader_epoch
         self.leader = leader
         self.leader_epoch = leader_epoch
         self.replicas = replicas
         self.isr = isr
         self._alone = leader == self.node_id and len(isr) == 1
         if self.is_leader:
-            self.log.lead(leader_epoch)
+            self._lead(is_new, partition_epoch, now_ms)
         else:
+            self.replication = None
             self._fail_waiters(
                 KafkaError(
                     f"{self.topic}-{self.index} is led by broker {leader} now",
                     ErrorCode.NOT_LEADER_OR_FOLLOWER,
                 )
             )
+
+    def _lead(self, is_new: bool, partition_epoch: i64, now_ms: i64) -> None:
+        if is_new:
+            self.epoch_start = self.log.end_offset
+            self.log.lead(self.leader_epoch)
+        known = self.replication
+        if len(self.replicas) < 2:
+            self.replication = None
+        elif known is None or is_new:
+            self.replication = Replicas(
+                self.node_id, self.replicas, self.isr, partition_epoch, now_ms, self.lag_ms_max
+            )
+        else:
+            known.change(self.replicas, self.isr, partition_epoch)
         if self._alone:
             self._advance(self.log.end_offset, 0)
+        else:
+            self._commit(now_ms)
 
     def check_leader(self, current_epoch: i64) -> None:
         """Raises unless this broker leads, in the epoch that the client knows (-1: it knows none)."""
@@ -263,6 +288,9 @@ class Partition:
             self._advance(self.log.end_offset, size)
         else:
             self._unflushed_bytes += size
+        if self._follower_waiters:
+            for waiter in list(self._follower_waiters):
+                waiter.on_readable(self, size)
 
     def is_committed(self, end_offset: i64) -> bool:
         """Whether everything below ``end_offset`` is committed."""
@@ -294,10 +322,13 @@ class Partition:
     def flushed(self, end_offset: i64) -> None:
         """The log is on the disk up to ``end_offset``; what came meanwhile wants the next flush."""
         self._flushing = False
+        self._flushed_end = end_offset
         if self._alone:
             added = self._unflushed_bytes
             self._unflushed_bytes = 0
             self._advance(end_offset, added)
+        else:
+            self._commit(0)
         if self.log.needs_flush:
             self._want_flush()
         elif self._alone and self.high_watermark < self.log.end_offset:
@@ -349,6 +380,57 @@ class Partition:
         for entry in waiters:
             entry[1].on_append_failed(self, error)
         self._wake_fetches(0)
+        for waiter in list(self._follower_waiters):
+            waiter.on_readable(self, 0)
+
+    # Followers.
+
+    def fetched_by(self, broker: i32, offset: i64, start_offset: i64, now_ms: i64) -> bool:
+        """A follower asks for what comes at ``offset``, so it has the rest. False: it has no replica here."""
+        replication = self.replication
+        if replication is None or not replication.fetched(
+            broker, offset, start_offset, self.log.end_offset, now_ms
+        ):
+            return False
+        if not self._alone:
+            self._commit(now_ms)
+        if int(broker) not in self.isr and replication.may_join(
+            broker, self.high_watermark, self.epoch_start
+        ):
+            self._want_isr(replication, replication.with_joined(broker))
+        return True
+
+    def drop_lagging(self, now_ms: i64) -> None:
+        """Asks for those to be taken out of the in-sync set that were not caught up for too long."""
+        replication = self.replication
+        if replication is not None:
+            isr = replication.without_lagging(self.log.end_offset, now_ms)
+            if len(isr) < len(self.isr):
+                self._want_isr(replication, isr)
+
+    def _want_isr(self, replication: Replicas, isr: tuple[int, ...]) -> None:
+        replication.pending = isr
+        self.events.isr_wanted(self, isr, replication.partition_epoch)
+
+    def isr_refused(self, now_ms: i64) -> None:
+        """The controller did not write the set that was asked for: the one before holds."""
+        if self.replication is not None:
+            self.replication.pending = ()
+            self._commit(now_ms)
+
+    def _commit(self, now_ms: i64) -> None:
+        """Moves the high watermark to where all replicas in sync have the log."""
+        replication = self.replication
+        if replication is None:
+            return
+        end: i64 = self.log.end_offset
+        own: i64 = self._flushed_end if self._flushing or self.log.needs_flush else end
+        offset: i64 = replication.high_watermark(own, now_ms)
+        if offset > self.high_watermark:
+            # Bytes are not known by offset: the share of the offsets stands for them.
+            added: i64 = self._unflushed_bytes * (offset - self.high_watermark) // (end - self.high_watermark)
+            self._unflushed_bytes -= added
+            self._advance(offset, added)
 
     # Following.
 
@@ -395,13 +477,17 @@ class Partition:
             )
         return self.log.read(offset, bytes_max, limit_offset, whole_first)
 
-    def wait_readable(self, waiter: FetchWaiter) -> None:
-        """Tells ``waiter`` of every advance until :meth:`stop_waiting`."""
-        self._fetch_waiters[waiter] = None
+    def wait_readable(self, waiter: FetchWaiter, replica_id: i32 = CONSUMER) -> None:
+        """Tells ``waiter`` of every advance, or a follower of every append, until :meth:`stop_waiting`."""
+        if replica_id == CONSUMER:
+            self._fetch_waiters[waiter] = None
+        else:
+            self._follower_waiters[waiter] = None
 
     def stop_waiting(self, waiter: FetchWaiter) -> None:
         """``waiter`` has had enough, or gave up."""
         self._fetch_waiters.pop(waiter, None)
+        self._follower_waiters.pop(waiter, None)
 
     def limit_offset(self, replica_id: i32, isolation: i32) -> i64:
         """How far a reader may read."""

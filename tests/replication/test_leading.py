@@ -1,0 +1,200 @@
+"""A leader with followers: what is committed, who waits for it, and changes of the in-sync set."""
+
+from __future__ import annotations
+
+import pytest
+from replica_stage import Broker
+
+from tidemill.log.config import LogConfig
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.records.batch import parse_batch
+from tidemill.records.builder import build_batch
+from tidemill.replication.partition import CommitCallback, FetchWaiter, Partition
+
+ALL = (1, 2, 3)
+LAG_MS = 1000
+
+
+def led(isr: tuple[int, ...] = ALL, config: LogConfig | None = None) -> tuple[Broker, Partition]:
+    """Broker 1 with the partition that it leads in epoch 5, whose state has version 7."""
+    broker = Broker(1, 1, config)
+    (partition,) = broker.partitions
+    partition.lag_ms_max = LAG_MS
+    partition.become(1, 5, ALL, isr, 7, 0)
+    return broker, partition
+
+
+class Reader(FetchWaiter):
+    """Counts how often it is told, and of how many bytes."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def on_readable(self, partition: Partition, added_bytes: int) -> None:
+        self.told.append(int(added_bytes))
+
+
+def wait(partition: Partition, end_offset: int) -> list[KafkaError | None]:
+    """What a produce with acks=all is told once it knows."""
+    outcomes: list[KafkaError | None] = []
+    partition.wait_committed(end_offset, CommitCallback(outcomes.append))
+    return outcomes
+
+
+def test_a_message_is_committed_once_all_in_sync_have_it() -> None:
+    broker, partition = led()
+    broker.write(0, b"a", b"b")
+    outcomes = wait(partition, 2)
+    assert partition.high_watermark == 0
+    partition.fetched_by(2, 2, 0, 1)
+    partition.fetched_by(3, 1, 0, 1)
+    assert partition.high_watermark == 1
+    assert outcomes == []
+    partition.fetched_by(3, 2, 0, 2)
+    assert partition.high_watermark == 2
+    assert outcomes == [None]
+
+
+def test_followers_wait_for_appends_and_consumers_for_commits() -> None:
+    broker, partition = led((1, 2))
+    follower, consumer = Reader(), Reader()
+    partition.wait_readable(follower, 2)
+    partition.wait_readable(consumer)
+    broker.write(0, b"a")
+    size = int(partition.log.active.size)
+    assert follower.told == [size]
+    assert consumer.told == []
+    partition.fetched_by(2, 1, 0, 1)
+    assert consumer.told == [size]
+    partition.stop_waiting(follower)
+    partition.stop_waiting(consumer)
+    broker.write(0, b"b")
+    assert len(follower.told) == 1
+
+
+def test_followers_outside_of_the_set_are_told_of_appends_as_well() -> None:
+    broker, partition = led((1,))
+    follower = Reader()
+    partition.wait_readable(follower, 2)
+    broker.write(0, b"a")
+    assert partition.high_watermark == 1
+    assert len(follower.told) == 1
+
+
+def test_bytes_that_become_committed_in_parts_add_up() -> None:
+    broker, partition = led((1, 2))
+    consumer = Reader()
+    partition.wait_readable(consumer)
+    broker.write(0, b"a", b"b", b"c")
+    for offset in (1, 2, 3):
+        partition.fetched_by(2, offset, 0, offset)
+    assert sum(consumer.told) == partition.log.active.size
+    assert len(consumer.told) == 3
+
+
+def test_a_follower_that_is_back_asks_for_its_place() -> None:
+    broker, partition = led((1, 2))
+    broker.write(0, b"a")
+    partition.fetched_by(2, 1, 0, 1)
+    partition.fetched_by(3, 0, 0, 1)
+    assert broker.events.wanted == []
+    partition.fetched_by(3, 1, 0, 2)
+    assert broker.events.wanted == [((1, 2, 3), 7)]
+    # Until the controller has written it, what is committed waits for both sets, and nothing else is asked.
+    broker.write(0, b"b")
+    partition.fetched_by(2, 2, 0, 3)
+    assert partition.high_watermark == 1
+    partition.fetched_by(3, 2, 0, 3)
+    assert partition.high_watermark == 2
+    assert len(broker.events.wanted) == 1
+    partition.become(1, 5, ALL, (1, 2, 3), 8, 4)
+    assert partition.isr == ALL
+    assert partition.replication is not None
+    assert partition.replication.partition_epoch == 8
+
+
+def test_a_follower_that_lags_is_asked_to_be_taken_out() -> None:
+    broker, partition = led()
+    broker.write(0, b"a")
+    partition.fetched_by(2, 1, 0, LAG_MS)
+    partition.drop_lagging(LAG_MS)
+    assert broker.events.wanted == []
+    partition.drop_lagging(LAG_MS + 1)
+    assert broker.events.wanted == [((1, 2), 7)]
+    assert partition.high_watermark == 0
+    partition.become(1, 5, ALL, (1, 2), 8, LAG_MS + 2)
+    assert partition.high_watermark == 1
+
+
+def test_a_change_that_is_refused_leaves_the_set() -> None:
+    broker, partition = led((1, 2))
+    broker.write(0, b"a")
+    partition.fetched_by(2, 1, 0, 1)
+    partition.fetched_by(3, 1, 0, 1)
+    broker.write(0, b"b")
+    partition.fetched_by(2, 2, 0, 2)
+    assert partition.high_watermark == 1
+    partition.isr_refused(2 * LAG_MS)
+    assert partition.isr == (1, 2)
+    assert partition.high_watermark == 2
+
+
+def test_the_last_one_in_sync_commits_alone() -> None:
+    broker, partition = led((1, 2))
+    broker.write(0, b"a")
+    outcomes = wait(partition, 1)
+    partition.become(1, 5, ALL, (1,), 8, 1)
+    assert outcomes == [None]
+    broker.write(0, b"b")
+    assert partition.high_watermark == 2
+
+
+def test_who_leads_no_more_says_so() -> None:
+    broker, partition = led()
+    broker.write(0, b"a")
+    follower = Reader()
+    partition.wait_readable(follower, 2)
+    outcomes = wait(partition, 1)
+    partition.become(2, 6, ALL, (2, 3), 8, 1)
+    (error,) = outcomes
+    assert error is not None
+    assert error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert follower.told == [0]
+    assert not partition.fetched_by(2, 1, 0, 2)
+
+
+def test_a_stranger_has_no_replica() -> None:
+    _, partition = led()
+    assert not partition.fetched_by(4, 0, 0, 0)
+
+
+def test_an_epoch_begins_where_the_leader_found_the_log() -> None:
+    broker, partition = led((1, 2))
+    broker.write(0, b"a", b"b")
+    partition.become(1, 6, ALL, (1,), 8, 1)
+    assert partition.epoch_start == 2
+    assert partition.log.leader_epochs.end_offset(6, 2) == (6, 2)
+    # A follower below the start of the epoch may hold something else there.
+    partition.fetched_by(2, 1, 0, 2)
+    assert broker.events.wanted == []
+    partition.fetched_by(2, 2, 0, 2)
+    assert broker.events.wanted == [((1, 2), 8)]
+
+
+def test_a_leader_counts_what_it_has_on_its_disk() -> None:
+    broker, partition = led((1, 2), LogConfig(flush_messages=1))
+    broker.write(0, b"a")
+    partition.fetched_by(2, 1, 0, 1)
+    assert partition.high_watermark == 0
+    assert broker.events.flushes == [partition]
+    partition.log.flush(0)
+    partition.flushed(1)
+    assert partition.high_watermark == 1
+
+
+def test_acks_all_wants_enough_replicas_in_sync() -> None:
+    _, partition = led((1,))
+    partition.min_insync_replicas = 2
+    data = build_batch([(1, b"k", b"v", None)])
+    with pytest.raises(KafkaError, match=r"1 in-sync replicas, min\.insync\.replicas is 2"):
+        partition.append([parse_batch(data, 0, len(data))], -1, 0)

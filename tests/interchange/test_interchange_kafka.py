@@ -13,7 +13,20 @@ from typing import NamedTuple
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic, ResourceType
-from kafka_peer import CODECS, Kafka, Seen, ZooKeeper, buy, class_path, fill, java, keep, see, wait_led
+from kafka_peer import (
+    CODECS,
+    Kafka,
+    Seen,
+    ZooKeeper,
+    buy,
+    check_same,
+    class_path,
+    fill,
+    java,
+    keep,
+    see,
+    wait_led,
+)
 from kafka_record import commit, produce, set_config
 
 from tidemill.interchange.zookeeper_nodes import from_nodes, read_zookeeper, to_nodes
@@ -90,17 +103,15 @@ def log(command: str, *arguments: object) -> str:
 
 
 def kafka_dump(jars: str, paths: list[Path]) -> str:
-    """What kafka-dump-log prints."""
+    """What kafka-dump-log prints; its class moved in Kafka 4."""
     arguments = ["--deep-iteration", "--print-data-log", "--files", ",".join(map(str, paths))]
-    done = subprocess.run(
-        java(jars, "org.apache.kafka.tools.DumpLogSegments", *arguments), capture_output=True, text=True
-    )
-    if "ClassNotFoundException" in done.stderr:
-        done = subprocess.run(
-            java(jars, "kafka.tools.DumpLogSegments", *arguments), capture_output=True, text=True
-        )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    for name in ("org.apache.kafka.tools.DumpLogSegments", "kafka.tools.DumpLogSegments"):
+        done = subprocess.run(java(jars, name, *arguments), capture_output=True)
+        if b"ClassNotFoundException" not in done.stderr:
+            assert done.returncode == 0, done.stderr
+            # Line ends within values stay as they are.
+            return done.stdout.decode()
+    raise AssertionError(f"no DumpLogSegments in {jars}")
 
 
 def our_dump(paths: list[Path]) -> str:
@@ -144,12 +155,12 @@ def test_what_kafka_wrote_is_served(written: Written, how: str, tmp_path: Path) 
     told = json.loads(log("import", data, *written.source, "--json"))
     assert (told["imported"], told["clean_shutdown"], told["problems"]) == (True, how == "stopped", [])
     with Broker(CONFIG, data_dir=data) as broker:
-        assert see(broker.bootstrap) == written.seen
+        check_same(see(broker.bootstrap), written.seen)
         write_on(broker.bootstrap, "made-here")
         seen = see(broker.bootstrap)
         broker.kill()
         broker.start()
-        assert see(broker.bootstrap) == seen
+        check_same(see(broker.bootstrap), seen)
         assert "Traceback" not in broker.log
     assert len(seen.records["t-gzip", 0]) == len(written.seen.records["t-gzip", 0]) + 4
     assert json.loads(log("verify", data, "--json"))["sound"]
@@ -175,19 +186,15 @@ def test_what_was_served_is_given_back(
     try:
         kafka.start()
         wait_led(kafka.bootstrap, seen.records)
-        assert see(kafka.bootstrap) == seen
+        check_same(see(kafka.bootstrap), seen)
         write_on(kafka.bootstrap, "made-there")
         buy(kafka.bootstrap)
         seen = see(kafka.bootstrap)
     finally:
         kafka.end()
-    log("import", to, "--zookeeper", address) if how == "--in-place" else log(
-        "import", to, "--zookeeper", address, "--dry-run"
-    )
-    if how == "--to":
-        return
+    log("import", to, "--zookeeper", address)
     with Broker(CONFIG, data_dir=to) as broker:
-        assert see(broker.bootstrap) == seen
+        check_same(see(broker.bootstrap), seen)
 
 
 def test_the_script_for_zookeepers_shell_makes_the_same_nodes(zookeeper: ZooKeeper, tmp_path: Path) -> None:

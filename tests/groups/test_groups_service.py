@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from groups_stage import PARTITIONS, MemoryLog, Stage, commit, join, turns
 
+from tidemill.groups.coordinator import PENDING_JOINS_MAX
 from tidemill.groups.effects import CommitRequest, LeavingMember, OffsetToCommit
 from tidemill.groups.offsets import CommittedOffset, GroupRecord, OffsetRecord
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -469,6 +470,25 @@ async def test_a_client_that_hangs_up_leaves_no_trace_in_the_loop() -> None:
         view = stage.service.describe("g")
         assert not isinstance(view, ErrorCode)
         assert view.state == "Empty"
+
+
+@on_stage
+async def test_ids_that_nobody_joins_with_take_a_bounded_room() -> None:
+    async with Stage() as stage:
+        service = stage.service
+        other = next(name for name in map(str, range(100)) if stage.partition(name) == stage.partition("g"))
+        alone = await service.join(join("g", must_know_its_id=True))
+        for number in range(PENDING_JOINS_MAX):
+            await service.join(join("g" if number % 2 else other, must_know_its_id=True))
+        assert (await service.join(join("g", alone.member_id))).error is ErrorCode.UNKNOWN_MEMBER_ID
+        for _ in range(2 * PENDING_JOINS_MAX):
+            await service.join(join("g", must_know_its_id=True))
+        assert len(service._timers) < PENDING_JOINS_MAX + 10
+        assert [group.group_id for group in service.list_groups()[1]] == ["g"]
+        latest = (await service.join(join("g", must_know_its_id=True))).member_id
+        joining = asyncio.ensure_future(service.join(join("g", latest)))
+        await stage.time.advance(60_000)
+        assert (await joining).error is ErrorCode.NONE
 
 
 @on_stage

@@ -106,23 +106,14 @@ def check_commit(answer: Any, group: str, broker: str) -> None:
                 )
 
 
-def commit_offsets(
-    cluster: Cluster,
-    group: str,
-    offsets: Offsets,
-    deadline: float,
-    *,
-    member_id: str = "",
-    generation: int = -1,
-    instance_id: str | None = None,
-) -> None:
-    """Commits, and waits for the acknowledgement."""
+def commit_offsets(cluster: Cluster, group: str, offsets: Offsets, deadline: float) -> None:
+    """Commits for a group without members, and waits for the acknowledgement."""
     if not offsets:
         return
 
     def ask(connection: Connection) -> None:
         version = connection.version(ApiKey.OFFSET_COMMIT, NAMED_MAX)
-        request = commit_request(group, offsets, member_id, generation, instance_id, version)
+        request = commit_request(group, offsets, "", -1, None, version)
         check_commit(
             connection.call(ApiKey.OFFSET_COMMIT, request, version=version), group, connection.address
         )

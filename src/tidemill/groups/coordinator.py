@@ -8,7 +8,9 @@ and are written with each assignment.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
+from typing import Final
 
 from tidemill.groups import commits, membership
 from tidemill.groups.effects import (
@@ -55,6 +57,10 @@ from tidemill.groups.rebalance import (
 from tidemill.groups.state import Group, GroupState
 from tidemill.model.errors import ErrorCode
 
+PENDING_JOINS_MAX: Final = 2_000
+"""Ids handed out to members that have yet to join with them. A client comes back with its id at once; what
+is left lying until its session ends (half an hour at most) would be memory for the asking."""
+
 
 class Coordinator:
     """All groups of one partition."""
@@ -62,6 +68,8 @@ class Coordinator:
     def __init__(self, config: GroupConfig) -> None:
         self.config = config
         self.groups: dict[str, Group] = {}
+        self._handed_out: deque[tuple[str, str]] = deque()
+        """The latest member ids that were handed out, with their groups, oldest first."""
         self._effects: list[Effect] = []
 
     def take_effects(self) -> list[Effect]:
@@ -94,7 +102,19 @@ class Coordinator:
                 return
             group = self._create(request.group_id, now)
         membership.join(group, request, waiter, turn)
+        if request.new_member_id in group.pending_joins:
+            self._handed_out.append((group.group_id, request.new_member_id))
+            if len(self._handed_out) > PENDING_JOINS_MAX:
+                self._take_back(*self._handed_out.popleft(), turn)
         self._forget_if_nothing(group)
+
+    def _take_back(self, group_id: str, member_id: str, turn: Turn) -> None:
+        """Forgets an id that was handed out, unless its member has joined: who brings it gets a new one."""
+        group = self.groups.get(group_id)
+        if group is not None and member_id in group.pending_joins:
+            turn.cancel_timer(MEMBER_TIMER, group, member_id)
+            member_timer_fired(group, member_id, turn)
+            self._forget_if_nothing(group)
 
     def sync(self, request: SyncRequest, waiter: Waiter, now: Now) -> None:
         """A member wants its assignment; ``waiter`` gets a :class:`SyncResult`."""

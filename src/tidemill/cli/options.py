@@ -66,6 +66,20 @@ class Target:
         )
 
 
+bootstrap_option = click.option(
+    "-b",
+    "--bootstrap-server",
+    "bootstrap",
+    envvar="TIDEMILL_BOOTSTRAP",
+    default="localhost:9092",
+    show_default=True,
+    show_envvar=True,
+    metavar="HOST:PORT",
+    help="Brokers to ask first, apart by commas.",
+)
+"""The same for every command that asks a cluster."""
+
+
 def target_options(function: F) -> F:
     """Adds ``--bootstrap-server``, ``--command-config`` and ``-X``; the command gets ``target``."""
 
@@ -91,17 +105,7 @@ def target_options(function: F) -> F:
         click.option(
             "--command-config", "client_file", metavar="FILE", help="Properties file of client keys."
         ),
-        click.option(
-            "-b",
-            "--bootstrap-server",
-            "bootstrap",
-            envvar="TIDEMILL_BOOTSTRAP",
-            default="localhost:9092",
-            show_default=True,
-            show_envvar=True,
-            metavar="HOST:PORT",
-            help="Brokers to ask first, apart by commas.",
-        ),
+        bootstrap_option,
     ):
         made = option(made)
     return made  # type: ignore[return-value]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tidemill.cli.options import pairs
+from tidemill.cli.options import bootstrap_option, pairs
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -17,17 +17,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def _client_options(function: Function) -> Function:
     """Options that every job has."""
     for decorate in (
-        click.option(
-            "-b",
-            "--bootstrap-server",
-            "bootstrap",
-            envvar="TIDEMILL_BOOTSTRAP",
-            default="localhost:9092",
-            show_default=True,
-            show_envvar=True,
-            metavar="HOST:PORT",
-            help="Brokers to ask first, apart by commas.",
-        ),
+        bootstrap_option,
         click.option(
             "--option",
             "extra",

@@ -23,6 +23,7 @@ from tidemill.client.errors import (
     code_of,
     error_for,
 )
+from tidemill.model.configs.listeners import join_address
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.apis import ApiKey
@@ -49,7 +50,7 @@ class Node:
     @property
     def address(self) -> str:
         """``host:port``."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return join_address(self.host, self.port)
 
     def __repr__(self) -> str:
         return f"Node({self.node_id}, {self.address!r}, rack={self.rack!r})"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tidemill.model.configs.clients import IDLE_CLIENT_KEYS
+from tidemill.model.configs.listeners import join_address
 from tidemill.model.errors import ConfigError
 
 LOG = logging.getLogger(__name__)
@@ -378,7 +379,7 @@ class ClientConfig:
         plain = dict(self._given)
         servers = plain.get("bootstrap.servers")
         if servers:
-            plain["bootstrap.servers"] = [f"[{h}]:{p}" if ":" in h else f"{h}:{p}" for h, p in servers]
+            plain["bootstrap.servers"] = [join_address(host, port) for host, port in servers]
         return plain
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import tidemill
 from tidemill.client.config import ClientConfig
 from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError, RequestTimeout, error_for
+from tidemill.model.configs.listeners import join_address
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.wire.apis import API, ApiKey
 from tidemill.wire.header import decode_response, encode_request
@@ -91,7 +92,7 @@ class Connection:
         self.host = host
         self.port = port
         self.node_id = node_id
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.address = join_address(host, port)
         self.closed = False
         self.used = time.monotonic()
         self._config = config

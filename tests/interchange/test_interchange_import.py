@@ -16,7 +16,10 @@ from kafka_peer import see
 from kafka_record import as_json
 
 from tidemill.cli.main import command, run
+from tidemill.interchange.decoders import TransactionLogKey, TransactionLogValue, TransactionPartitions
+from tidemill.records.builder import build_batch
 from tidemill.testing import Broker
+from tidemill.wire.schema import encode
 
 RECORDED = Path(__file__).parent / "recorded"
 KINDS = ("kraft", "zookeeper")
@@ -289,6 +292,41 @@ def test_a_topic_with_partitions_elsewhere_is_refused_or_left_out(tmp_path: Path
     assert told["exit"] == 0
     assert "kept" not in told["topics"]
     assert told["left_alone"] == [f"{data}/kept-0"]
+
+
+def write_state(data: Path, status: int, version: int = 1) -> None:
+    """Adds a record of the transaction coordinator to its recorded log."""
+    value = TransactionLogValue(
+        producer_id=9,
+        producer_epoch=0,
+        transaction_timeout_ms=60_000,
+        transaction_status=status,
+        transaction_partitions=[TransactionPartitions(topic="bought", partition_ids=[0])],
+    )
+    key = b"\0\0" + encode(TransactionLogKey(transactional_id="till"), 0)
+    content = version.to_bytes(2, "big") + encode(value, version)
+    log = data / "__transaction_state-0" / "00000000000000000000.log"
+    log.write_bytes(log.read_bytes() + build_batch([(1, key, content, None)], base_offset=10, leader_epoch=0))
+
+
+@pytest.mark.parametrize(("status", "word"), [(1, "ongoing"), (2, "being committed"), (3, "being aborted")])
+def test_open_transactions_are_refused_or_read_as_committed(status: int, word: str, tmp_path: Path) -> None:
+    data = copied("kraft", tmp_path)
+    write_state(data, status)
+    (problem,) = called(data)["problems"]
+    assert problem.startswith(f"the transaction of 'till' is {word} in bought-0, and nobody here ends it")
+    assert "for more than its timeout (60000 ms)" in problem
+    told = called(data, "--open-as-committed")
+    assert (told["exit"], told["problems"]) == (0, [])
+    assert f"the transaction of 'till' is {word} in bought-0: what it wrote is read" in told["notes"][0]
+
+
+@pytest.mark.parametrize("status", [0, 4, 5])
+def test_transactions_that_ended_are_no_problem(status: int, tmp_path: Path) -> None:
+    data = copied("kraft", tmp_path)
+    write_state(data, 1)
+    write_state(data, status)
+    assert called(data)["exit"] == 0
 
 
 def test_settings_that_are_not_known_are_told(tmp_path: Path) -> None:

@@ -74,6 +74,9 @@ directories is changed. Exit code 1, and nothing is written, when something woul
 )
 @click.option("--missing-as-empty", is_flag=True, help="Partitions without a directory begin empty.")
 @click.option("--only-whole", is_flag=True, help="Leave out topics with partitions on other brokers.")
+@click.option(
+    "--open-as-committed", is_flag=True, help="Transactions that nobody ended are read as committed."
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @json_option
 def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any) -> int:
@@ -84,6 +87,7 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any
     """
     from tidemill.interchange.directories import find
     from tidemill.interchange.importing import Choices, plan, write_store
+    from tidemill.interchange.transactions import open_transactions
     from tidemill.log.files import SystemFiles
 
     paths = tuple(os.path.abspath(path) for path in paths)
@@ -92,7 +96,8 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any
         planned = plan(
             _metadata(found, **_sources(options)),
             found,
-            Choices(options["missing_as_empty"], options["only_whole"]),
+            Choices(options["missing_as_empty"], options["only_whole"], options["open_as_committed"]),
+            open_transactions(SystemFiles(), found),
         )
         if not planned.problems and not dry_run:
             asyncio.run(write_store(SystemFiles(), paths[0], planned.metadata))

@@ -10,6 +10,7 @@ What cannot be taken over without losing something is a problem, and ends the im
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from tidemill.coordination.embedded import FILE_NAME as STORE_FILE
@@ -17,6 +18,7 @@ from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.port import Create
 from tidemill.interchange.cluster import NO_LEADER, ClusterMetadata, PartitionEntry, TopicEntry
 from tidemill.interchange.directories import Found, FoundPartition
+from tidemill.interchange.transactions import OpenTransaction
 from tidemill.interchange.zookeeper_nodes import to_nodes
 from tidemill.log.checkpoints import encode_id
 from tidemill.model.configs import check_broker_settings, check_topic_settings
@@ -42,6 +44,8 @@ class Choices(NamedTuple):
     """A partition without a directory begins empty."""
     only_whole: bool = False
     """Topics of which partitions are on other brokers are left out."""
+    open_as_committed: bool = False
+    """Records of transactions that nobody ended are read as if they were committed."""
 
 
 class Import(NamedTuple):
@@ -79,7 +83,9 @@ def adopted(found: Found) -> ClusterMetadata:
     return metadata
 
 
-def plan(metadata: ClusterMetadata, found: Found, choices: Choices) -> Import:
+def plan(
+    metadata: ClusterMetadata, found: Found, choices: Choices, transactions: Iterable[OpenTransaction] = ()
+) -> Import:
     """Puts together what the cluster's metadata says and what lies in the directories."""
     node_id = broker_of(found)
     taken = ClusterMetadata(metadata.source, metadata.cluster_id or found.cluster_id)
@@ -94,6 +100,16 @@ def plan(metadata: ClusterMetadata, found: Found, choices: Choices) -> Import:
     for topic in metadata.topics.values():
         _take_topic(topic, found, choices, result)
     _take_brokers(metadata, result)
+    for one in transactions:
+        text = f"the transaction of {one.transactional_id!r} is {one.state} in {_listed(one.partitions)}"
+        if choices.open_as_committed:
+            result.notes.append(f"{text}: what it wrote is read as if it was committed")
+        else:
+            result.problems.append(
+                f"{text}, and nobody here ends it: start Kafka for more than its timeout "
+                f"({one.timeout_ms} ms), or have what it wrote read as if it was committed, by "
+                "--open-as-committed"
+            )
     known = {
         TopicPartition(name, number) for name in taken.topics for number in taken.topics[name].partitions
     }
@@ -141,7 +157,7 @@ def _take_topic(topic: TopicEntry, found: Found, choices: Choices, result: Impor
         )
     elif sorted(topic.partitions) != list(range(len(topic.partitions))):
         result.problems.append(
-            f"topic {topic.name} has the partitions {_numbers(sorted(topic.partitions))}, not all from 0 on: "
+            f"topic {topic.name} has the partitions {_listed(sorted(topic.partitions))}, not all from 0 on: "
             "name every directory of log.dirs"
         )
     if missing and choices.missing_as_empty:
@@ -209,12 +225,12 @@ def _take_brokers(metadata: ClusterMetadata, result: Import) -> None:
 
 
 def _partitions(numbers: list[int]) -> str:
-    return f"partition {numbers[0]} is" if len(numbers) == 1 else f"partitions {_numbers(numbers)} are"
+    return f"partition {numbers[0]} is" if len(numbers) == 1 else f"partitions {_listed(numbers)} are"
 
 
-def _numbers(numbers: list[int]) -> str:
-    more = f" and {len(numbers) - LISTED} more" if len(numbers) > LISTED else ""
-    return ", ".join(map(str, numbers[:LISTED])) + more
+def _listed(things: Sequence[object]) -> str:
+    more = f" and {len(things) - LISTED} more" if len(things) > LISTED else ""
+    return ", ".join(map(str, things[:LISTED])) + more
 
 
 async def write_store(files: Files, directory: str, metadata: ClusterMetadata) -> None:

@@ -40,6 +40,9 @@ test: setup ## passes the tests
 clients: setup ## tries clients in Java, Go and JavaScript, and Kafka's own tools; brings them below build/clients
 	export TIDEMILL_KAFKA_LIBS="$$($(BIN)/python bench/peers.py)" && $(BIN)/python -m pytest -q -m clients tests
 
+simulate: setup ## tries every case of the matrices of damage of which make test takes a sample; takes minutes
+	$(BIN)/python -m pytest -q -n 2 -m every tests
+
 spark: setup ## runs the tests of Spark with PySpark 4.0, 4.1 and 4.2, and against Apache Kafka; takes 25 minutes
 	$(BIN)/python tests/spark_matrix.py
 

@@ -12,12 +12,17 @@ Source: KIP-101, KIP-279; Apache Kafka, ``LeaderEpochFileCache.java``, ``LeaderE
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import Final
+from itertools import accumulate, pairwise
+from typing import Final, TypeAlias
 
 from tidemill.log.checkpoints import CheckpointDamaged, parse_checkpoint, render_checkpoint, write_unsynced
 from tidemill.model.ports import Files
 
 UNDEFINED: Final = (-1, -1)
+WEIGHED_MAX: Final = 1000
+
+EpochRun: TypeAlias = tuple[int, int, int]
+"""A leader epoch, its first offset, and how many batches in a row have it."""
 
 
 class LeaderEpochs:
@@ -121,3 +126,33 @@ class LeaderEpochs:
         write_unsynced(self.files, self.path, render_checkpoint(lines))
         self.changes += 1
         self.unsaved = False
+
+
+def in_order(runs: list[EpochRun]) -> tuple[list[EpochRun], list[EpochRun]]:
+    """Splits the runs of a log into those whose epochs never go down, and the others.
+
+    A batch's leader epoch is not under its checksum. As many batches as possible are believed; of more runs
+    than :data:`WEIGHED_MAX`, which no leader ever wrote, those that come first.
+    """
+    possible = [run for run in runs if run[0] >= 0]
+    if all(before[0] <= after[0] for before, after in pairwise(possible)):
+        believed = set(possible)
+    elif len(possible) > WEIGHED_MAX:
+        believed = {run for run, most in zip(possible, accumulate(possible, max), strict=True) if run == most}
+    else:
+        believed = set(_heaviest(possible))
+    return [run for run in runs if run in believed], [run for run in runs if run not in believed]
+
+
+def _heaviest(runs: list[EpochRun]) -> list[EpochRun]:
+    """Of the subsequences whose epochs never go down, the one with most batches."""
+    best: list[tuple[int, int]] = []  # of those that end with each run: batches, and the run before it
+    for at, (epoch, _, batches) in enumerate(runs):
+        before = max(((best[one][0], one) for one in range(at) if runs[one][0] <= epoch), default=(0, -1))
+        best.append((before[0] + batches, before[1]))
+    at = max(range(len(runs)), key=lambda one: best[one][0])
+    found = []
+    while at >= 0:
+        found.append(runs[at])
+        at = best[at][1]
+    return found[::-1]

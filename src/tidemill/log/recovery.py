@@ -18,9 +18,9 @@ from itertools import pairwise
 from typing import Final
 
 from tidemill.log.checkpoints import CheckpointDamaged
-from tidemill.log.config import LogConfig
+from tidemill.log.config import INT64_MAX, LogConfig
 from tidemill.log.errors import storage_error
-from tidemill.log.leader_epochs import LeaderEpochs
+from tidemill.log.leader_epochs import EpochRun, LeaderEpochs, in_order
 from tidemill.log.log import Log
 from tidemill.log.names import (
     CLEANED,
@@ -44,7 +44,7 @@ from tidemill.log.removals import Removals
 from tidemill.log.scan import BatchScan
 from tidemill.log.segment import Segment
 from tidemill.log.store import write_snapshot
-from tidemill.log.walk import Progress, Resumption, resumption, walk_segment
+from tidemill.log.walk import Progress, Resumption, Walk, resumption, walk_segment
 from tidemill.model.ports import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 
@@ -86,6 +86,7 @@ class Opening:
         self.progress = Progress()
         self.producers = ProducerState(str(topic_partition))
         self.leader_epochs = LeaderEpochs(files, f"{directory}/{LEADER_EPOCHS}")
+        self._first_base = 0
 
     @property
     def recovered_bytes(self) -> int:
@@ -292,7 +293,7 @@ class Opening:
 
     def _recover(self, segments: list[Segment]) -> int:
         """Checks the segments from the recovery point on, and cuts what is bad; the end offset."""
-        epochs = list(self.leader_epochs.epochs), list(self.leader_epochs.starts)
+        self._first_base = int(segments[0].base_offset)
         first = len(segments) - 1
         while first > 0 and segments[first].base_offset > self.recovery_point:
             first -= 1
@@ -300,37 +301,58 @@ class Opening:
             self._check_indexes(segment, following.base_offset)
         resumed = self._resumption(segments[first])
         base = int(resumed.offset if resumed is not None else segments[first].base_offset)
-        self.warnings += load_producers(
-            self.files,
-            self.directory,
-            segments[: first if resumed is None else first + 1],
-            self.producers,
-            self._first_start(segments),
-            base,
-            self.now_ms,
-        )
+        self._load_producers(segments[: first if resumed is None else first + 1], base)
         self._remove_snapshots_after(base)
         spared = resumed.position if resumed is not None else 0
         self.progress.bytes_to_check = sum(int(segment.size) for segment in segments[first:]) - spared
         at = first
+        runs: list[EpochRun] = []
         while at < len(segments):
             segment = segments[at]
-            walk = walk_segment(
-                segment, self.producers, self.leader_epochs, self.now_ms, self.progress, resumed
-            )
+            last = at + 1 == len(segments)
+            limit = INT64_MAX if last else int(segments[at + 1].base_offset)
+            walk = walk_segment(segment, self.producers, self.now_ms, self.progress, limit, resumed)
             resumed = None
-            following_base = segments[at + 1].base_offset if at + 1 < len(segments) else -1
-            overlap = 0 <= following_base < walk.next_offset
-            if walk.fault or overlap:
-                self._cut(segments, at, walk.position, walk.next_offset, walk.fault, walk.truncated)
+            if walk.fault:
+                self._cut(segments, at, walk)
+                if walk.again:
+                    self._load_producers(segments[:at], int(segment.base_offset))
+                    continue
+            runs += walk.epochs
             if at + 1 < len(segments):
                 segment.close_indexes()
                 self._snapshot(segments[at + 1].base_offset)
             segment.release()
             at += 1
-        if epochs != (self.leader_epochs.epochs, self.leader_epochs.starts):
-            self.leader_epochs.save()
+        self._take_epochs(runs)
         return int(segments[-1].base_offset if segments[-1].size == 0 else self.producers.end_offset)
+
+    def _load_producers(self, segments: list[Segment], end_offset: int) -> None:
+        self.warnings += load_producers(
+            self.files,
+            self.directory,
+            segments,
+            self.producers,
+            int(max(self.start_offset, self._first_base)),
+            end_offset,
+            self.now_ms,
+        )
+
+    def _take_epochs(self, runs: list[EpochRun]) -> None:
+        """Takes over the leader epochs that the file does not know yet, from the batches."""
+        believed, others = in_order(runs)
+        changed = False
+        for epoch, start, _ in believed:
+            if epoch > self.leader_epochs.latest:
+                self.leader_epochs.assign(epoch, start, save=False)
+                changed = True
+        for epoch, start, _ in others:
+            self.warnings.append(
+                f"{self.directory}: the batch at offset {start} says that it is of leader epoch {epoch}, "
+                "those around it say otherwise: it is not believed"
+            )
+        if changed:
+            self.leader_epochs.save()
 
     def _resumption(self, segment: Segment) -> Resumption | None:
         """From where in the segment of the recovery point the check begins; None: at its first byte."""
@@ -342,27 +364,22 @@ class Opening:
             known = min(known, int(segment.time_index.last_offset()) + 1)
         return resumption(segment, known, SPARED_BYTES_MIN)
 
-    def _first_start(self, segments: list[Segment]) -> int:
-        return int(max(self.start_offset, segments[0].base_offset))
-
-    def _cut(
-        self, segments: list[Segment], at: int, position: int, next_offset: int, fault: str, truncated: bool
-    ) -> None:
+    def _cut(self, segments: list[Segment], at: int, walk: Walk) -> None:
+        """Cuts the log where a walk found it bad, and puts the segments after that away."""
         segment = segments[at]
         gone = segments[at + 1 :]
-        kind = "truncation" if truncated else "corruption"
+        kind = "truncation" if walk.truncated else "corruption"
+        position = int(walk.position)
         lost = segment.size - position
-        text = f"{segment.path}: {kind} at byte {position} (offset {next_offset}): "
-        text += fault or f"the next segment begins at offset {gone[0].base_offset}, before this one ends"
+        text = f"{segment.path}: {kind} at byte {position} (offset {walk.next_offset}): {walk.fault}"
         text += f"; {lost} bytes are cut"
         if gone:
             text += f", and {len(gone)} later segments removed"
         self.warnings.append(text)
-        if lost:
-            file = segment.file()
-            file.truncate(position)
-            file.sync()
-            segment.size = position
+        file = segment.file()
+        file.truncate(position)
+        file.sync()
+        segment.size = position
         for later in gone:
             self._put_away(later)
         del segments[at + 1 :]

@@ -10,6 +10,7 @@ import zlib
 from typing import Final
 
 from tidemill.log.findings import Check
+from tidemill.log.index import RELATIVE_OFFSET_MAX
 from tidemill.log.leader_epochs import LeaderEpochs
 from tidemill.log.names import INDEX, LOG, TIME_INDEX, offset_name
 from tidemill.log.scan import BatchScan
@@ -27,6 +28,7 @@ from tidemill.records.batch import (
 )
 from tidemill.records.builder import ABORT_MARKER
 from tidemill.records.checksum import crc32c
+from tidemill.records.cursor import RecordCursor, open_cursor
 from tidemill.records.reader import read_records
 from tidemill.records.validate import RecordWalk, unpack
 
@@ -77,6 +79,9 @@ def check_segment(walk: PartitionWalk, base_offset: int, *, is_last: bool) -> No
         if (scan.base_offset < walk.next_offset and scan.magic == 2) or scan.last_offset < walk.next_offset:
             text = f"offset {scan.base_offset} comes where {walk.next_offset} or later must be"
             check.damage(path, text, int(scan.position))
+        elif scan.last_offset - base_offset > RELATIVE_OFFSET_MAX:
+            text = f"offset {scan.last_offset} cannot be in a segment that begins with {base_offset}"
+            check.damage(path, text, int(scan.position))
         epoch_told = epoch_told or not _check_epoch(walk, scan, path)
         _check_batch(walk, scan, path, aborted)
         walk.next_offset = max(walk.next_offset, int(scan.last_offset) + 1)
@@ -118,7 +123,7 @@ def _only_zeros(scan: BatchScan, position: int, size: int) -> bool:
 
 def _check_epoch(walk: PartitionWalk, scan: BatchScan, path: str) -> bool:
     epochs, epoch = walk.epochs, int(scan.leader_epoch)
-    if epochs is None or epoch < 0 or scan.last_offset < walk.log_start:
+    if epochs is None or epoch == -1 or scan.last_offset < walk.log_start:
         return True
     if walk.check.running and epoch > epochs.latest:
         return True
@@ -140,14 +145,16 @@ def _check_batch(walk: PartitionWalk, scan: BatchScan, path: str, aborted: Abort
         text = f"the batch with base offset {scan.base_offset} has checksum {found}, its header says {stored}"
         check.damage(path, text, position)
         return
-    if scan.magic < 2:
-        check.records += 1
-        return
     if scan.size > UNPACKED_BYTES_MAX:
         check.note(path, f"a batch of {scan.size} bytes is not looked into", position)
         return
     data, at = scan.whole()
     try:
+        if scan.magic < 2:
+            _check_messages(
+                walk, open_cursor(data, at, at + scan.size, False, UNPACKED_BYTES_MAX), path, scan
+            )
+            return
         batch = parse_batch(data, at, at + scan.size)
         check.records += int(batch.record_count)
         fault = _record_fault(batch)
@@ -156,6 +163,21 @@ def _check_batch(walk: PartitionWalk, scan: BatchScan, path: str, aborted: Abort
         _note_transaction(walk, batch, path, position, aborted)
     except KafkaError as problem:
         check.damage(path, f"the checksum is right, the records are not: {problem}", position)
+
+
+def _check_messages(walk: PartitionWalk, cursor: RecordCursor, path: str, scan: BatchScan) -> None:
+    """Goes through an entry of format v0 or v1, whose offset is not under its checksum. Raises KafkaError."""
+    first = -1
+    while cursor.step():
+        walk.check.records += 1
+        first = int(cursor.offset) if first < 0 else first
+    position = int(scan.position)
+    if cursor.offset != scan.last_offset:
+        text = f"offset {scan.last_offset} is that of messages which end with {cursor.offset}"
+        walk.check.damage(path, text, position)
+    elif 0 <= first < walk.next_offset:
+        text = f"messages from offset {first} on come where {walk.next_offset} or later must be"
+        walk.check.damage(path, text, position)
 
 
 def _checksums(scan: BatchScan) -> tuple[int, int]:

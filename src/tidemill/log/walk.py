@@ -8,16 +8,20 @@ from typing import Final
 from librt.strings import read_i32_be
 from mypy_extensions import i64
 
-from tidemill.log.leader_epochs import LeaderEpochs
+from tidemill.log.index import RELATIVE_OFFSET_MAX
 from tidemill.log.producer_loading import note_scanned
 from tidemill.log.producer_state import ProducerState
 from tidemill.log.scan import BatchScan
 from tidemill.log.segment import Segment
-from tidemill.records.batch import ATTRIBUTES, CRC, LOG_OVERHEAD, MAGIC
+from tidemill.model.errors import KafkaError
+from tidemill.records.batch import ATTRIBUTES, CODEC_MASK, CRC, LOG_OVERHEAD, MAGIC
 from tidemill.records.checksum import crc32c
+from tidemill.records.cursor import open_cursor
 
 CHUNK_BYTES: Final = 1024 * 1024
 """Read at a time: large enough that the reads do not count beside the checksums."""
+RUNS_MAX: Final = 1000
+"""Leader epochs of a segment that are looked at; whoever writes more than that means no good."""
 
 
 class Progress:
@@ -34,13 +38,27 @@ class Stopped(Exception):
 
 
 class Walk:
-    """What a walk over a segment found. ``fault`` is empty when every byte of it is good."""
+    """What a walk over a segment found. ``fault`` is empty when every byte of it is good.
 
-    def __init__(self, position: i64, next_offset: i64, fault: str, truncated: bool) -> None:
+    ``again``: the fault is one of a batch that had been taken for good: what was noted of it must go.
+    ``epochs``: (leader epoch, its first offset, batches in a row) as they come.
+    """
+
+    def __init__(
+        self,
+        position: i64,
+        next_offset: i64,
+        fault: str,
+        truncated: bool,
+        epochs: list[tuple[int, int, int]],
+        again: bool = False,
+    ) -> None:
         self.position: i64 = position
         self.next_offset: i64 = next_offset
         self.fault = fault
         self.truncated: bool = truncated
+        self.epochs = epochs
+        self.again: bool = again
 
 
 class Resumption:
@@ -72,15 +90,15 @@ def resumption(segment: Segment, recovery_point: i64, bytes_min: i64) -> Resumpt
 def walk_segment(
     segment: Segment,
     producers: ProducerState,
-    leader_epochs: LeaderEpochs,
     now_ms: i64,
     progress: Progress,
+    limit_offset: i64,
     resumed: Resumption | None = None,
 ) -> Walk:
     """Checks the batches of ``segment``, and makes its indexes anew on the way; ``resumed``: from there on.
 
-    Stops at the first byte that is not part of a good batch; nothing is cut here. Producers and leader
-    epochs are taken in as they come. Raises Stopped.
+    All offsets must be below ``limit_offset``. Stops at the first byte that is not part of a good batch;
+    nothing is cut here. Producers are taken in as they come. Raises Stopped.
     """
     begin: i64 = 0
     expected: i64 = segment.base_offset
@@ -90,38 +108,98 @@ def walk_segment(
         begin = resumed.position
         expected = resumed.offset
         segment.resume_rebuild(begin, expected)
+    if limit_offset > segment.base_offset + RELATIVE_OFFSET_MAX:
+        limit_offset = segment.base_offset + RELATIVE_OFFSET_MAX + 1
     scan = BatchScan(segment.file(), begin, segment.size, CHUNK_BYTES)
-    latest_epoch: i64 = leader_epochs.latest
+    before_position: i64 = -1
+    before_base: i64 = 0
+    before_expected: i64 = 0
     fault: str = ""
+    epochs = _EpochRuns()
     while scan.step():
-        fault = _fault_of(scan, expected)
+        if scan.last_offset < expected or (scan.magic == 2 and scan.base_offset < expected):
+            fault = f"offset {scan.base_offset} comes where {expected} or later must be"
+            if before_position >= 0 and not _checksum_fault(scan):
+                taken: i64 = _offsets_taken(segment, before_position)
+                if taken > 0 and segment.base_offset_at(scan.position) == before_expected + taken:
+                    # It would follow if the batch before it had not jumped.
+                    fault = f"offset {before_base} comes where {before_expected} must be"
+                    return Walk(before_position, before_expected, fault, False, epochs.end(), True)
+            break
+        if scan.last_offset >= limit_offset:
+            fault = f"offset {scan.last_offset} comes where those below {limit_offset} must be"
+            break
+        fault = _checksum_fault(scan)
         if fault:
             break
         if progress.stop:
             raise Stopped
         progress.checked_bytes += scan.size
         segment.note(scan.position, scan.size, scan.base_offset, scan.last_offset, scan.max_timestamp)
+        before_position = scan.position
+        before_base = scan.base_offset
+        before_expected = expected
         expected = scan.last_offset + 1
-        epoch: i64 = scan.leader_epoch
-        if epoch > latest_epoch:
-            leader_epochs.assign(int(epoch), int(scan.base_offset), False)
-            latest_epoch = epoch
+        epochs.batch(scan.leader_epoch, scan.base_offset)
         if scan.producer_id >= 0 and scan.base_offset >= producers.end_offset:
             note_scanned(producers, scan, now_ms)
     if producers.end_offset < expected:
         producers.end_offset = expected
     if fault:
-        return Walk(scan.position, expected, fault, False)
+        return Walk(scan.position, expected, fault, False, epochs.end())
     if scan.fault:
         missing = scan.cut_off or _zeros_to_end(segment, scan.position)
-        return Walk(scan.position, expected, scan.fault, missing)
-    return Walk(segment.size, expected, "", False)
+        return Walk(scan.position, expected, scan.fault, missing, epochs.end())
+    return Walk(segment.size, expected, "", False, epochs.end())
 
 
-def _fault_of(scan: BatchScan, expected: i64) -> str:
-    """What is wrong with the batch at which the scan stands; empty when nothing is."""
-    if scan.last_offset < expected or (scan.magic == 2 and scan.base_offset < expected):
-        return f"offset {scan.base_offset} comes where {expected} or later must be"
+def _offsets_taken(segment: Segment, position: i64) -> i64:
+    """How many offsets the batch or entry at ``position`` takes; -1 when that cannot be told."""
+    scan = BatchScan(segment.file(), position, segment.size)
+    if not scan.step():
+        return -1
+    if scan.magic == 2 or scan.attributes & CODEC_MASK == 0:
+        return scan.last_offset - scan.base_offset + 1
+    data, at = scan.whole()
+    count: i64 = 0
+    try:
+        cursor = open_cursor(data, at, at + scan.size)
+        while cursor.step():
+            count += 1
+    except KafkaError:
+        return -1
+    return count
+
+
+class _EpochRuns:
+    """Collects leader epochs: batches in a row that have the same are one run."""
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[int, int, int]] = []
+        self.epoch: i64 = -1
+        self.start: i64 = 0
+        self.count: i64 = 0
+
+    def batch(self, epoch: i64, offset: i64) -> None:
+        """Takes in a batch; -1 is none, as in formats v0 and v1."""
+        if epoch == self.epoch or epoch == -1:
+            self.count += 1
+            return
+        self.end()
+        self.epoch = epoch
+        self.start = offset
+        self.count = 1
+
+    def end(self) -> list[tuple[int, int, int]]:
+        """All of them."""
+        if self.epoch != -1 and len(self.runs) < RUNS_MAX:
+            self.runs.append((int(self.epoch), int(self.start), int(self.count)))
+        self.epoch = -1
+        return self.runs
+
+
+def _checksum_fault(scan: BatchScan) -> str:
+    """What is wrong with the checksum of the batch at which the scan stands; empty when nothing is."""
     data, at = scan.whole()
     end: i64 = at + scan.size
     if scan.magic == 2:

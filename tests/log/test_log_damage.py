@@ -1,0 +1,251 @@
+"""Every byte of a small segment truncated, zeroed and flipped, in each format: what a start makes of it.
+
+A sample runs with the other tests; all of it is marked ``every`` (``make simulate``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from random import Random
+from typing import NamedTuple
+
+import pytest
+
+from tidemill.log.config import LogConfig
+from tidemill.log.findings import Check
+from tidemill.log.log import Log
+from tidemill.log.recovery import Opening
+from tidemill.log.removals import Removals
+from tidemill.log.verify import check_partition
+from tidemill.model.types import TopicPartition
+from tidemill.records.batch import parse_batch
+from tidemill.records.builder import build_batch
+from tidemill.records.message_set import build_message_set
+from tidemill.testing.files import FaultyFiles
+
+NOW = 1_700_000_000_000
+AT = "/data/t-0"
+FIRST = f"{AT}/{0:020d}.log"
+CONFIG = LogConfig(index_interval_bytes=150, segment_index_bytes=240)
+FORMATS = ("v0", "v0 gzip", "v0 snappy", "v1", "v1 gzip", "v1 lz4", "v2", "v2 gzip", "v2 lz4", "v2 zstd")
+CODECS = {"gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+BATCHES = 6
+LATER = 2
+"""Batches in the segment after the one that is damaged."""
+SAMPLE = 14
+
+
+class Piece(NamedTuple):
+    """A batch or entry of the log: where it lies, and its offsets."""
+
+    position: int
+    end: int
+    first: int
+    last: int
+    data: bytes
+
+
+class Whole(NamedTuple):
+    """A log of two segments, as files, with the batches of the first, and all of them."""
+
+    files: dict[str, bytes]
+    pieces: list[Piece]
+    all: list[Piece]
+
+
+def append(log: Log, name: str, number: int) -> None:
+    """Two or three records, as one batch where the format has batches."""
+    magic, _, codec_name = name.partition(" ")
+    codec = CODECS.get(codec_name, 0)
+    records = [
+        (NOW + 10 * number + at, b"k%d" % at, b"v%d" % number * 3, None) for at in range(2 + number % 2)
+    ]
+    if magic == "v2":
+        data = build_batch(
+            records, codec=codec, producer_id=5, producer_epoch=0, base_sequence=log.end_offset
+        )
+        log.append([parse_batch(data, 0, len(data))], 3, NOW)
+        return
+    old = [(time, key, value) for time, key, value, _ in records]
+    log.append_as_follower(build_message_set(int(magic[1]), old, codec, None, log.end_offset), NOW)
+
+
+@cache
+def whole(name: str) -> Whole:
+    files = FaultyFiles()
+    files.make_directory(AT)
+    log, _ = opened(files)
+    for number in range(BATCHES + LATER):
+        if number == BATCHES:
+            log.roll(NOW)
+        append(log, name, number)
+    logs = [files.read(str(segment.path)) for segment in log.segments]
+    first, second = pieces_of(logs[0], 0), pieces_of(logs[1], int(log.active.base_offset))
+    content = {path: files.read(path) for path in map(f"{AT}/{{}}".format, files.list(AT))}
+    return Whole(content, first, [*first, *second])
+
+
+def pieces_of(data: bytes, first: int) -> list[Piece]:
+    """The batches of a segment that begins with offset ``first``."""
+    pieces: list[Piece] = []
+    position = 0
+    while position < len(data):
+        end = position + 12 + int.from_bytes(data[position + 8 : position + 12], "big")
+        last = last_of(data[position:end])
+        pieces.append(Piece(position, end, first, last, data[position:end]))
+        position, first = end, last + 1
+    return pieces
+
+
+def opened(files: FaultyFiles) -> tuple[Log, list[str]]:
+    one = Opening(files, AT, TopicPartition("t", 0), CONFIG, removals=Removals(), now_ms=NOW)
+    return one.open(), one.warnings
+
+
+def damaged(name: str, data: bytes, alone: bool) -> FaultyFiles:
+    """The log with other bytes in its first segment; ``alone``: without the second one."""
+    files = FaultyFiles()
+    files.make_directory(AT)
+    for path, content in whole(name).files.items():
+        if not alone or path.startswith(FIRST[:-4]) or "checkpoint" in path:
+            files.replace(path, data if path == FIRST else content)
+    return files
+
+
+def served(log: Log) -> list[bytes]:
+    """All batches that a reader gets who reads from the start."""
+    found: list[bytes] = []
+    offset = int(log.start_offset)
+    while (piece := log.read(offset, 1 << 20, log.end_offset, True)) is not None:
+        data = piece.read()
+        position = 0
+        while position < len(data):
+            end = position + 12 + int.from_bytes(data[position + 8 : position + 12], "big")
+            found.append(data[position:end])
+            offset = last_of(found[-1]) + 1
+            position = end
+    return found
+
+
+def last_of(data: bytes) -> int:
+    """The last offset that a batch or entry says that it has."""
+    delta = int.from_bytes(data[23:27], "big") if data[16] == 2 else 0
+    return int.from_bytes(data[:8], "big") + delta
+
+
+def check_cut(name: str, data: bytes, alone: bool, count: int) -> None:
+    """After a start exactly the first ``count`` batches are served, and appends go on behind them."""
+    files = damaged(name, data, alone)
+    log, _ = opened(files)
+    pieces = whole(name).pieces
+    assert served(log)[: len(pieces)] == [piece.data for piece in pieces[:count]]
+    assert log.end_offset == (pieces[count - 1].last + 1 if count else 0)
+    append(log, "v2", 50)
+    files.kill()
+    again, warnings = opened(files)
+    assert warnings == []
+    assert again.end_offset == log.end_offset
+
+
+def is_noticed(name: str, data: bytes) -> bool:
+    """Whether a check of the directory tells of damage, which it does without changing anything."""
+    check = Check(damaged(name, data, False), AT)
+    check_partition(check)
+    return check.damages > 0
+
+
+def sizes(name: str) -> list[int]:
+    return list(range(len(whole(name).files[FIRST])))
+
+
+def some(cases: list[int], name: str) -> list[int]:
+    """A sample, the same each time."""
+    return sorted(Random(name).sample(cases, min(SAMPLE, len(cases))))
+
+
+class Amount(NamedTuple):
+    """How much of the matrix: which positions, and how many values of each byte."""
+
+    positions: Callable[[list[int], str], list[int]]
+    values: int
+
+
+AMOUNTS = [
+    pytest.param(Amount(some, 3), id="a sample"),
+    pytest.param(
+        Amount(lambda cases, name: cases, 10),
+        id="all",
+        marks=[pytest.mark.every, pytest.mark.timeout(1200)],
+    ),
+]
+
+
+@pytest.mark.parametrize("amount", AMOUNTS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_segment_of_any_size_serves_its_whole_batches(name: str, amount: Amount) -> None:
+    data = whole(name).files[FIRST]
+    ends = [piece.end for piece in whole(name).pieces]
+    for size in amount.positions(sizes(name), name):
+        count = sum(end <= size for end in ends)
+        for alone in (True, False):
+            cut_at_batch = size in (0, *ends)
+            if not alone and cut_at_batch:
+                continue  # a hole between the segments: as compaction leaves it
+            check_cut(name, data[:size], alone, count)
+        zeroed = data[:size] + bytes(len(data) - size)
+        if zeroed != data:
+            check_cut(
+                name,
+                zeroed,
+                True,
+                sum(piece.data == zeroed[piece.position : piece.end] for piece in whole(name).pieces),
+            )
+            assert is_noticed(name, zeroed)
+
+
+def flips(data: bytes, position: int, count: int) -> Iterator[bytes]:
+    """The data with one byte zeroed, inverted, and with each of its bits flipped: the first ``count``."""
+    byte = data[position]
+    others = dict.fromkeys([0, byte ^ 0xFF, *(byte ^ 1 << (position + bit) % 8 for bit in range(8))])
+    for other in [one for one in others if one != byte][:count]:
+        yield data[:position] + bytes([other]) + data[position + 1 :]
+
+
+@pytest.mark.parametrize("amount", AMOUNTS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_byte_that_is_wrong_costs_nothing_before_it_and_is_never_served(name: str, amount: Amount) -> None:
+    data = whole(name).files[FIRST]
+    pieces = whole(name).pieces
+    for position in amount.positions(sizes(name), name):
+        at = next(at for at, piece in enumerate(pieces) if position < piece.end)
+        within = position - pieces[at].position
+        for changed in flips(data, position, amount.values):
+            case = f"{name}, batch {at}, byte {within}: {changed[position]} not {data[position]}"
+            assert is_noticed(name, changed), case
+            for alone in (True, False):
+                after = pieces if alone else whole(name).all
+                log, warnings = opened(damaged(name, changed, alone))
+                found = served(log)
+                # Nothing before it is lost.
+                assert found[:at] == [piece.data for piece in pieces[:at]], case
+                # What a checksum covers is as it was written.
+                assert [one[17:] for one in found] == [piece.data[17:] for piece in after][: len(found)], case
+                if is_beyond_telling(name, at, within, alone):
+                    continue
+                assert warnings, case
+                assert log.leader_epochs.epochs in ([3], []), case
+                assert len(found) == (len(after) if is_epoch(name, within) else at), case
+
+
+def is_epoch(name: str, within: int) -> bool:
+    """Whether the byte is one of a leader epoch: a batch in which it is wrong is served, and told."""
+    return name.startswith("v2") and 12 <= within < 16
+
+
+def is_beyond_telling(name: str, at: int, within: int, alone: bool) -> bool:
+    """What the page on segments says that a start cannot find: see there."""
+    is_last = alone and at == len(whole(name).pieces) - 1
+    lowest_bytes_of_offset = 4 <= within < 8
+    small_jump_of_a_wrapper = name[:2] in ("v0", "v1") and " " in name and within == 7
+    return (is_last and (lowest_bytes_of_offset or is_epoch(name, within))) or small_jump_of_a_wrapper

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tidemill.cli.main import command
+from tidemill.cli.main import command, run
 from tidemill.groups.offsets import CommittedOffset, OffsetRecord
 from tidemill.interchange import decoders
 from tidemill.interchange.metadata_records import (
@@ -57,6 +57,22 @@ def log_of(tmp_path: Path, *records: tuple[bytes | None, bytes | None]) -> Path:
 )
 def test_bytes_that_are_no_text_are_shown_as_java_shows_them(data: str, text: str) -> None:
     assert java_text(bytes.fromhex(data)) == text
+
+
+@pytest.mark.parametrize("kind", ["kraft", "zookeeper"])
+def test_every_recorded_file_is_dumped_as_kafka_dumped_it(
+    kind: str, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    directory = Path(__file__).parent / "recorded" / kind
+    monkeypatch.chdir(directory / "data")
+    suffixes = (".log", ".index", ".timeindex", ".txnindex", ".snapshot")
+    paths = [
+        str(path)
+        for path in sorted(Path().glob("*-[0-9]/*"))
+        if path.suffix in suffixes and path.parent.name != "__cluster_metadata-0"
+    ]
+    assert run(["log", "dump", "--deep-iteration", "--print-data-log", *paths]) == 0
+    assert capfdbinary.readouterr().out == (directory / "dump.txt").read_bytes()
 
 
 def test_offsets_are_shown_as_kafka_shows_them(tmp_path: Path) -> None:

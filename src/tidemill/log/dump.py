@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from tidemill.log.checkpoints import CheckpointDamaged, parse_checkpoint, read_partition_metadata
+from tidemill.log.dump_log import log_entries
 from tidemill.log.index import OffsetIndex, TimeIndex
 from tidemill.log.index_entries import aborted_entries
 from tidemill.log.java_text import java_text
@@ -30,13 +31,10 @@ from tidemill.log.names import (
 from tidemill.log.producer_state import decode_snapshot
 from tidemill.log.scan import BatchScan
 from tidemill.log.transaction_index import Aborted
-from tidemill.model.errors import ConfigError, KafkaError, StorageError
+from tidemill.model.errors import ConfigError, StorageError
 from tidemill.model.ports import Files
-from tidemill.records.batch import NO_PRODUCER_ID, Batch, check_crc, parse_batch
-from tidemill.records.reader import Record, read_records
+from tidemill.records.batch import CURRENT_MAGIC, NO_PRODUCER_ID
 
-CODEC_NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
-MARKER_NAMES: Final = {0: "ABORT", 1: "COMMIT"}
 CONTROL_NAMES: Final = {
     2: "LEADER_CHANGE",
     3: "SNAPSHOT_HEADER",
@@ -46,7 +44,6 @@ CONTROL_NAMES: Final = {
 }
 METADATA_SNAPSHOT: Final = ".checkpoint"
 """A snapshot of KRaft's metadata: batches, as a log holds them."""
-_WINDOW_BYTES: Final = 1024 * 1024
 _OFFSET_MAX: Final = 0x7FFFFFFFFFFFFFFF
 HOLES: Final = "Non-consecutive offsets in {}"
 """What compaction leaves: no damage."""
@@ -98,7 +95,7 @@ def entries(
     """
     name = os.path.basename(path)
     if is_log(name):
-        return _log_entries(files, path, records, bytes_max)
+        return log_entries(files, path, records, bytes_max)
     if offset_of(name, INDEX) >= 0:
         return _index_entries(files, path)
     if offset_of(name, TIME_INDEX) >= 0:
@@ -200,105 +197,6 @@ def _sanity(files: Files, path: str) -> str:
     if damage:
         raise StorageError(f"{path}: {damage}; a start makes it anew from the log")
     return f"{path} passed sanity check."
-
-
-# -- logs
-
-
-def _log_entries(files: Files, path: str, records: bool, bytes_max: int) -> Iterator[dict[str, Any]]:
-    file = files.open(path, read_only=True)
-    whole = int(file.size())
-    size = whole if bytes_max < 0 else min(bytes_max, whole)
-    scan = BatchScan(file, 0, size, _WINDOW_BYTES)
-    while scan.step():
-        data, at = scan.whole()
-        if scan.magic < 2:
-            yield {
-                "kind": "batch",
-                "magic": int(scan.magic),
-                "offset": int(scan.last_offset),
-                "position": int(scan.position),
-                "timestamp": int(scan.max_timestamp),
-                "size": int(scan.size),
-                "codec": CODEC_NAMES[min(scan.attributes & 7, 4)],
-            }
-            continue
-        batch = parse_batch(data, at, at + scan.size)
-        valid = _is_valid(batch)
-        yield _batch_entry(batch, int(scan.position), valid)
-        if records and valid:
-            for record in read_records(batch):
-                yield _record_entry(batch, record)
-    left = size - int(scan.next_position)
-    if left > 0 and size == whole:
-        yield {
-            "kind": "invalid_bytes",
-            "count": left,
-            "position": int(scan.next_position),
-            "fault": scan.fault,
-        }
-
-
-def _is_valid(batch: Batch) -> bool:
-    try:
-        check_crc(batch)
-    except KafkaError:
-        return False
-    return True
-
-
-def _batch_entry(batch: Batch, position: int, valid: bool) -> dict[str, Any]:
-    return {
-        "kind": "batch",
-        "magic": int(batch.magic),
-        "base_offset": int(batch.base_offset),
-        "last_offset": int(batch.last_offset),
-        "count": int(batch.record_count),
-        "base_sequence": int(batch.base_sequence),
-        "last_sequence": int(batch.last_sequence),
-        "producer_id": int(batch.producer_id),
-        "producer_epoch": int(batch.producer_epoch),
-        "leader_epoch": int(batch.leader_epoch),
-        "transactional": batch.is_transactional,
-        "control": batch.is_control,
-        "delete_horizon_ms": int(batch.base_timestamp) if batch.has_delete_horizon else None,
-        "position": position,
-        "timestamp_type": "LogAppendTime" if batch.append_time else "CreateTime",
-        "max_timestamp": int(batch.max_timestamp),
-        "size": int(batch.size),
-        "codec": CODEC_NAMES[batch.codec] if batch.codec < len(CODEC_NAMES) else str(batch.codec),
-        "crc": int(batch.crc),
-        "valid": valid,
-    }
-
-
-def _record_entry(batch: Batch, record: Record) -> dict[str, Any]:
-    sequence = -1
-    if batch.base_sequence >= 0:
-        sequence = (int(batch.base_sequence) + record.offset - int(batch.base_offset)) & 0x7FFFFFFF
-    entry: dict[str, Any] = {
-        "kind": "record",
-        "offset": record.offset,
-        "timestamp_type": "LogAppendTime" if batch.append_time else "CreateTime",
-        "timestamp": record.timestamp,
-        "key_size": -1 if record.key is None else len(record.key),
-        "value_size": -1 if record.value is None else len(record.value),
-        "sequence": sequence,
-        "headers": record.headers,
-        "key": record.key,
-        "value": record.value,
-        "control": batch.is_control,
-        "marker": None,
-        "control_type": None,
-        "coordinator_epoch": None,
-    }
-    if batch.is_control and record.key is not None and len(record.key) >= 4:
-        number = int.from_bytes(record.key[2:4], "big")
-        entry["control_type"] = number
-        entry["marker"] = MARKER_NAMES.get(number)
-        if entry["marker"] is not None and record.value is not None and len(record.value) >= 6:
-            entry["coordinator_epoch"] = int.from_bytes(record.value[2:6], "big", signed=True)
-    return entry
 
 
 # -- the other files
@@ -447,10 +345,12 @@ def _producer_line(entry: dict[str, Any]) -> str:
 
 
 def _batch_line(entry: dict[str, Any]) -> str:
-    if entry["magic"] < 2:
+    if entry["magic"] < CURRENT_MAGIC:
         return (
-            f"offset: {entry['offset']} position: {entry['position']} CreateTime: {entry['timestamp']} "
-            f"size: {entry['size']} magic: {entry['magic']} compresscodec: {entry['codec']}"
+            f"offset: {entry['last_offset']} position: {entry['position']} "
+            f"{entry['timestamp_type']}: {entry['max_timestamp']} size: {entry['size']} "
+            f"magic: {entry['magic']} compresscodec: {entry['codec']} "
+            f"crc: {entry['crc']} isvalid: {_bool(entry['valid'])}"
         )
     return (
         f"baseOffset: {entry['base_offset']} lastOffset: {entry['last_offset']} count: {entry['count']} "
@@ -469,9 +369,13 @@ def _record_line(entry: dict[str, Any], options: DumpOptions) -> str:
     if not options.skip_metadata:
         parts.append(
             f"offset: {entry['offset']} {entry['timestamp_type']}: {entry['timestamp']} "
-            f"keySize: {entry['key_size']} valueSize: {entry['value_size']} sequence: {entry['sequence']} "
-            f"headerKeys: [{','.join(name for name, _ in entry['headers'])}]"
+            f"keySize: {entry['key_size']} valueSize: {entry['value_size']} "
         )
+        if entry["magic"] < CURRENT_MAGIC:
+            parts[0] += f"isValid: {_bool(entry['valid'])} crc: {entry['crc']}"
+        else:
+            names = ",".join(name for name, _ in entry["headers"])
+            parts[0] += f"sequence: {entry['sequence']} headerKeys: [{names}]"
         if entry["control"]:
             parts.append(_control_text(entry, options))
     if options.contents and not entry["control"]:

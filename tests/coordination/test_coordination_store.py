@@ -308,6 +308,7 @@ def test_a_watcher_may_write(sessions: Sessions) -> None:
 
             await two.watch("/question", answer)
             await one.transact([Create("/question")])
+            await two.exists("/question")
             await asyncio.gather(*tasks)
             assert await one.exists("/answer")
 

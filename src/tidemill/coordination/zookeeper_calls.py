@@ -84,13 +84,15 @@ class Multi:
 class Call:
     """Stands where kazoo has its result of a call; what comes is handed to the event loop."""
 
-    __slots__ = ("_put", "future", "then")
+    __slots__ = ("_put", "future", "is_dropped", "then")
 
     def __init__(
         self, put: Callable[[Notice], None], future: asyncio.Future[Any], then: Callable[[Any], None] | None
     ) -> None:
         self._put = put
         self.future = future
+        self.is_dropped = False
+        """Whether its caller was told that it failed: then it is not sent any more."""
         self.then = then
         """Called with the result before anything that ZooKeeper sent after it is looked at."""
 
@@ -176,4 +178,5 @@ class Calls:
         self._unanswered.clear()
         self._waiting.clear()
         for call in dropped:
+            call.is_dropped = True
             call.fail(make_error())

@@ -1,9 +1,10 @@
 """kazoo, made to measure: its thread speaks to ZooKeeper; what it hears reaches the event loop in batches.
 
-Two things are taken from kazoo's inside, and nothing else: a request is queued with an object of ours in the
-place of kazoo's result (which starts a condition variable and a second thread for every call), and watch
-events are read by a method of ours (kazoo's watches fire once; those of ZooKeeper 3.6 and later stay). So
-replies, events and changes of the session arrive in the order in which ZooKeeper sent them.
+kazoo connects, logs in, keeps the session alive and finds another server. From its inside is taken that a
+request is queued with an object of ours in the place of kazoo's result (which needs a condition variable and
+a second thread for every call), and that frames are sent, received and watch events read by methods of ours:
+many at once, and with watches that stay (ZooKeeper 3.6), where kazoo's fire once. So replies, events and
+changes of the session arrive in the order in which ZooKeeper sent them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import Watch as WatchFrame
-from kazoo.protocol.serialization import reply_header_struct
+from kazoo.protocol.serialization import int_int_struct, int_struct, reply_header_struct
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
@@ -51,6 +52,10 @@ REPLY_BYTES_MAX = 256 * 1024 * 1024
 """The longest list of children that is believed; what claims more is not ZooKeeper."""
 REQUEST_BYTES_MAX = 1024 * 1024 - 1
 """``jute.maxbuffer``: ZooKeeper closes the connection on whoever sends more."""
+RECEIVE_BYTES = 256 * 1024
+SEND_BYTES = 256 * 1024
+"""More is sent in several writes."""
+INT_MAX = 2**31 - 1
 CONNECT_MAX_S = 5.0
 RECONNECT_FIRST_S = 0.05
 RECONNECT_MAX_S = 1.0
@@ -66,11 +71,18 @@ class Inbox:
         self._take = take
         self._notices: deque[Notice] = deque()
         self._awake = False
+        self.is_filling = False
+        """Set by the thread that puts while it has more to put: the loop is woken at the end of it."""
 
     def put(self, notice: Notice) -> None:
         """Adds one, from any thread."""
         self._notices.append(notice)
-        if not self._awake:
+        if not self.is_filling:
+            self.wake()
+
+    def wake(self) -> None:
+        """Has the loop look at what was put."""
+        if self._notices and not self._awake:
             self._awake = True
             # The loop may have ended before the session.
             with contextlib.suppress(RuntimeError):
@@ -85,9 +97,12 @@ class Inbox:
 class Connection(ConnectionHandler):
     """kazoo's thread: events go to the inbox, and failures are told with their reason."""
 
-    def __init__(self, client: Any, retry: Any, put: Callable[[Notice], None], sasl: dict[str, str] | None):
+    def __init__(self, client: Any, retry: Any, inbox: Inbox, sasl: dict[str, str] | None) -> None:
         super().__init__(client, retry, logger=client.logger, sasl_options=sasl)
-        self._put = put
+        self._inbox = inbox
+        self._put = inbox.put
+        self._received = bytearray()
+        self._xid = 0
 
     def _read_watch_event(self, buffer: bytes, offset: int) -> None:
         frame, _ = WatchFrame.deserialize(buffer, offset)
@@ -95,16 +110,66 @@ class Connection(ConnectionHandler):
         self._put((EVENT, frame.path, (frame.type, transaction_id)))
 
     def _read(self, length: int, timeout: float) -> bytes:
+        """Takes from what was received, and receives when that is not enough."""
         if not 0 <= length <= REPLY_BYTES_MAX:
             raise ConnectionDropped(f"the answer is not ZooKeeper's (a frame of {length} bytes)")
-        data: bytes = super()._read(length, timeout)
+        received = self._received
+        while len(received) < length:
+            with self._socket_error_handling():
+                # Under TLS bytes may be there that the socket knows nothing of: first it is tried.
+                data = self._receive()
+                if data is None:
+                    if not self.handler.select([self._socket], [], [], timeout)[0]:
+                        raise KazooTimeoutError("no answer in time")
+                    continue
+            if not data:
+                raise ConnectionDropped("the server ended the connection")
+            received += data
+        taken = bytes(received[:length])
+        del received[:length]
+        return taken
+
+    def _receive(self) -> bytes | None:
+        try:
+            data: bytes = self._socket.recv(RECEIVE_BYTES)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return None
         return data
 
     def _read_socket(self, read_timeout: float) -> Any:
+        """Handles every frame that has come, for what is received and not handled wakes nobody."""
+        self._inbox.is_filling = True
         try:
-            return super()._read_socket(read_timeout)
+            response = super()._read_socket(read_timeout)
+            while self._received and response is None:
+                response = super()._read_socket(read_timeout)
+            return response
         except (RuntimeError, IndexError, ValueError, struct.error) as problem:
             raise ConnectionDropped(f"the answer cannot be understood: {problem}") from None
+        finally:
+            self._inbox.is_filling = False
+            self._inbox.wake()
+
+    def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
+        """Sends all requests that wait, as one write."""
+        queue = self.client._queue
+        batch = bytearray()
+        count = 0
+        while queue and len(batch) < SEND_BYTES and isinstance(queue[0][1], Call):
+            request, call = queue.popleft()
+            count += 1
+            if call.is_dropped:
+                continue
+            self._xid = self._xid % INT_MAX + 1
+            body = request.serialize()
+            batch += int_int_struct.pack(len(body) + 8, self._xid) + int_struct.pack(request.type) + body
+            self.client._pending.append((request, call, self._xid))
+        if not count:
+            super()._send_request(read_timeout, connect_timeout)  # The end of the session, or no more.
+            return
+        self._read_sock.recv(count)  # The bytes that woke this thread, one a request.
+        if batch:
+            self._write(bytes(batch), connect_timeout)
 
     def _expand_client_hosts(self) -> Any:
         places = super()._expand_client_hosts()
@@ -116,6 +181,7 @@ class Connection(ConnectionHandler):
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         """As kazoo's; but what goes wrong is told, and never ends the thread."""
         where = f"{host}:{port}"
+        self._received.clear()
         if self.client._stopped.is_set():
             raise ConnectionDropped("closed")
         try:
@@ -135,6 +201,9 @@ class Connection(ConnectionHandler):
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         if self.client._stopped.is_set():
             raise ConnectionDropped("closed")
+        if xid is None:
+            # A server that was not ready may leave the first frame unanswered: there is time for another try.
+            timeout /= 3
         return super()._invoke(timeout, request, xid)
 
     def cut(self) -> None:
@@ -185,7 +254,7 @@ class Link:
             **_tls_options(settings),
         )
         retry = self._client._conn_retry.copy()
-        self._connection = Connection(self._client, retry, self.put, _sasl_options(settings))
+        self._connection = Connection(self._client, retry, self._inbox, _sasl_options(settings))
         self._client._connection = self._connection
         self._client.add_listener(self._session_changed)
 

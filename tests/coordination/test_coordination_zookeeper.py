@@ -1,0 +1,377 @@
+"""The ZooKeeper engine when something goes wrong: lost connections, ended sessions, servers that stop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionLoss, SessionExpiredError
+from zookeeper_sessions import (
+    CHILDREN,
+    CONNECTED,
+    CREATED,
+    DATA,
+    DELETED,
+    EXPIRED,
+    SUSPENDED,
+    WAIT_S,
+    Settings,
+    behind_proxy,
+    kinds,
+    opened,
+)
+
+from tidemill.coordination.port import (
+    NODE_BYTES_MAX,
+    Create,
+    Delete,
+    Event,
+    NoNode,
+    SessionExpired,
+    SetData,
+    StoreError,
+    StoreUnavailable,
+)
+from tidemill.coordination.zookeeper import ZooKeeperStore
+from tidemill.coordination.zookeeper_errors import call_error
+from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
+from tidemill.testing.zookeeper import ZooKeeper
+
+
+@pytest.fixture
+def own_server() -> Iterator[ZooKeeper]:
+    """A server that a test may stop."""
+    with ZooKeeper() as server:
+        yield server
+
+
+# Sessions
+
+
+def test_a_session_that_ended_is_followed_by_a_new_one(
+    zookeeper: Settings, expire: Callable[[ZooKeeperStore], None]
+) -> None:
+    async def story() -> None:
+        async with opened(zookeeper()) as session:
+            store = session.store
+            seen: list[Event] = []
+            await store.transact([Create("/mine", ephemeral=True), Create("/stays")])
+            await store.watch("/mine", seen.append)
+            await store.watch("/stays", seen.append)
+            former = store.session_id
+            await asyncio.to_thread(expire, store)
+            await session.reach(SUSPENDED, EXPIRED, CONNECTED)
+            assert store.session_id not in (0, former)
+            assert await store.get_many(["/mine"]) == [None]
+            assert seen == [(DELETED, "/mine")]
+            await store.transact([Create("/mine", ephemeral=True), SetData("/stays", b"x")])
+            node = await store.get("/mine")
+            assert node is not None
+            assert node.owner == store.session_id
+            assert seen[1:] == [(CREATED, "/mine"), (DATA, "/stays")]
+
+    asyncio.run(story())
+
+
+def test_a_session_that_is_cut_off_for_too_long_expires(zookeeper: Settings) -> None:
+    async def story() -> None:
+        settings = zookeeper(session_timeout_ms=800)
+        async with behind_proxy(settings) as (session, proxy), opened(zookeeper()) as other:
+            gone = asyncio.Event()
+            await session.store.transact([Create("/mine", ephemeral=True)])
+            await other.store.watch("/mine", lambda event: gone.set())
+            proxy.cut(refuse=True)
+            await session.reach(SUSPENDED)
+            async with asyncio.timeout(WAIT_S):
+                await gone.wait()
+            proxy.cut()
+            await session.reach(EXPIRED, CONNECTED)
+            await session.store.transact([Create("/mine", ephemeral=True)])
+
+    asyncio.run(story())
+
+
+def test_a_cut_that_is_mended_in_time_keeps_the_session(zookeeper: Settings) -> None:
+    async def story() -> None:
+        async with behind_proxy(zookeeper()) as (session, proxy):
+            await session.store.transact([Create("/mine", ephemeral=True)])
+            former = session.store.session_id
+            for _ in range(3):
+                proxy.cut()
+                await session.reach(SUSPENDED, CONNECTED)
+            assert session.store.session_id == former
+            assert await session.store.exists("/mine")
+
+    asyncio.run(story())
+
+
+def test_a_connection_that_is_half_open_is_noticed(zookeeper: Settings) -> None:
+    async def story() -> None:
+        async with behind_proxy(zookeeper(session_timeout_ms=1500)) as (session, proxy):
+            await session.store.transact([Create("/a")])
+            proxy.hold()
+            calls = [asyncio.ensure_future(session.store.get("/a")) for _ in range(30)]
+            began = time.monotonic()
+            await session.reach(SUSPENDED)
+            assert time.monotonic() - began < 10
+            for outcome in await asyncio.gather(*calls, return_exceptions=True):
+                assert isinstance(outcome, StoreUnavailable)
+            proxy.release()
+            proxy.cut()
+            await session.reach_again()
+            assert await session.store.exists("/a")
+
+    asyncio.run(story())
+
+
+def test_calls_fail_while_there_is_no_connection(zookeeper: Settings) -> None:
+    async def story() -> None:
+        async with behind_proxy(zookeeper()) as (session, proxy):
+            store = session.store
+            await store.transact([Create("/n")])
+            calls = [asyncio.ensure_future(store.transact([SetData("/n", b"x")])) for _ in range(50)]
+            await asyncio.sleep(0)
+            proxy.cut(refuse=True)
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            assert [o for o in outcomes if isinstance(o, Exception)]
+            assert all(isinstance(o, StoreUnavailable) for o in outcomes if isinstance(o, Exception))
+            await session.reach(SUSPENDED)
+            for call in (store.get("/n"), store.children("/n"), store.transact([Delete("/n")])):
+                with pytest.raises(StoreUnavailable):
+                    await call
+            proxy.cut()
+            await session.reach(CONNECTED)
+            # What the answers say happened did; what was not answered may have happened.
+            node = await store.get("/n")
+            assert node is not None
+            assert sum(not isinstance(o, Exception) for o in outcomes) <= node.version <= 50
+
+    asyncio.run(story())
+
+
+def test_a_server_that_is_killed_and_comes_back_has_everything(own_server: ZooKeeper) -> None:
+    async def story() -> None:
+        async with opened(ZooKeeperSettings(own_server.address, "/c", 20_000)) as session:
+            store = session.store
+            seen: list[Event] = []
+            await store.transact([Create("/a", b"1"), Create("/mine", ephemeral=True)])
+            await store.watch("/a", seen.append)
+            former = store.session_id
+            await asyncio.to_thread(own_server.kill)
+            await session.reach(SUSPENDED)
+            await asyncio.to_thread(own_server.start)
+            await session.reach(CONNECTED)
+            assert store.session_id == former
+            assert await store.children("/") == ["a", "mine"]
+            assert seen == []
+            await store.transact([SetData("/a", b"2")])
+            assert seen == [(DATA, "/a")]
+
+    asyncio.run(story())
+
+
+def test_a_server_that_stands_still_is_noticed_and_goes_on(own_server: ZooKeeper) -> None:
+    async def story() -> None:
+        async with opened(ZooKeeperSettings(own_server.address, "", 1000)) as session:
+            own_server.pause()
+            try:
+                with pytest.raises(StoreUnavailable):
+                    await session.store.get("/")
+                await session.reach(SUSPENDED)
+            finally:
+                own_server.resume()
+            await session.reach_again()
+            assert await session.store.exists("/")
+
+    asyncio.run(story())
+
+
+def test_closing_does_not_wait_for_a_server_that_stands_still(own_server: ZooKeeper) -> None:
+    async def story() -> None:
+        store = await ZooKeeperStore.open(ZooKeeperSettings(own_server.address, "", 60_000))
+        own_server.pause()
+        try:
+            call = asyncio.ensure_future(store.get("/"))
+            await asyncio.sleep(0)
+            began = time.monotonic()
+            await store.close()
+            assert time.monotonic() - began < 10
+            with pytest.raises(StoreUnavailable, match="closed"):
+                await call
+        finally:
+            own_server.resume()
+
+    asyncio.run(story())
+
+
+def test_a_call_under_a_session_that_ended_says_so() -> None:
+    assert isinstance(call_error(SessionExpiredError()), SessionExpired)
+    assert not isinstance(call_error(ConnectionLoss()), SessionExpired)
+    assert isinstance(call_error(ConnectionLoss()), StoreUnavailable)
+
+
+# Amounts
+
+
+def test_thousands_of_calls_are_in_flight_together(
+    zookeeper: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with opened(zookeeper(in_flight_max=200)) as session:
+            store = session.store
+            await store.transact([Create("/many")])
+            loop = asyncio.get_running_loop()
+            wakeups = 0
+            wake = loop.call_soon_threadsafe
+
+            def count(*arguments: Any, **others: Any) -> Any:
+                nonlocal wakeups
+                wakeups += 1
+                return wake(*arguments, **others)
+
+            monkeypatch.setattr(loop, "call_soon_threadsafe", count)
+            began = time.monotonic()
+            calls = [store.transact([Create(f"/many/{n:05}", b"x" * 100)]) for n in range(2000)]
+            results = await asyncio.gather(*calls)
+            took_s, wakeups_of_creates = time.monotonic() - began, wakeups
+            print(f"2,000 creates took {took_s:.2f} s and {wakeups} wake-ups of the loop")
+            assert [result.path for (result,) in results] == [f"/many/{n:05}" for n in range(2000)]
+            nodes = await store.get_many([f"/many/{n:05}" for n in range(2000)])
+            ids = [node.creation_id for node in nodes if node is not None]
+            assert len(ids) == 2000
+            assert ids == sorted(set(ids))
+            assert took_s < 20
+            assert wakeups_of_creates < 1000
+
+    asyncio.run(story())
+
+
+def test_no_more_than_so_many_calls_are_unanswered(zookeeper: Settings) -> None:
+    async def story() -> None:
+        async with behind_proxy(zookeeper(in_flight_max=7)) as (session, proxy):
+            client = session.store._link._client
+            proxy.hold()
+            calls = [asyncio.ensure_future(session.store.get("/")) for _ in range(100)]
+            await asyncio.sleep(0.2)
+            assert len(client._queue) + len(client._pending) <= 7
+            proxy.release()
+            assert None not in await asyncio.gather(*calls)
+
+    asyncio.run(story())
+
+
+def test_what_zookeeper_would_not_take_is_refused_before_it_ends_the_connection(zookeeper: Settings) -> None:
+    async def story() -> None:
+        async with opened(zookeeper()) as session:
+            store = session.store
+            largest = NODE_BYTES_MAX - 1024
+            await store.transact([Create("/large", b"x" * largest)])
+            node = await store.get("/large")
+            assert node is not None
+            assert len(node.data) == largest
+            with pytest.raises(ValueError, match=r"jute\.maxbuffer"):
+                await store.transact([SetData("/large", b"x" * NODE_BYTES_MAX)])
+            many = [Create(f"/n{n}", b"x" * 1000) for n in range(1100)]
+            with pytest.raises(ValueError, match=r"1100 operations.*smaller"):
+                await store.transact(many)
+            await store.transact(many[:900])
+            assert session.states == []
+
+    asyncio.run(story())
+
+
+def test_a_caller_who_gives_up_disturbs_nobody(zookeeper: Settings) -> None:
+    async def story() -> None:
+        async with opened(zookeeper()) as session:
+            store = session.store
+            calls = [asyncio.ensure_future(store.transact([Create(f"/{n}")])) for n in range(30)]
+            await asyncio.sleep(0)
+            for call in calls[::2]:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+            assert len(await store.children("/")) == 30
+            with pytest.raises(NoNode):
+                await store.children("/missing")
+
+    asyncio.run(story())
+
+
+# An independent view
+
+
+def test_another_client_sees_the_same_nodes(zookeeper: Settings) -> None:
+    async def story(settings: ZooKeeperSettings, other: Any) -> None:
+        async with opened(settings) as session:
+            store = session.store
+            await store.transact([Create("/a", b"data"), Create("/a/e", b"x", ephemeral=True)])
+            (result,) = await store.transact([Create("/a/n_", sequential=True)])
+            await store.transact([SetData("/a", b"other")])
+            data, stat = other.get(f"{settings.chroot}/a")
+            assert (data, stat.version, stat.ephemeralOwner) == (b"other", 1, 0)
+            node = await store.get("/a")
+            assert node is not None
+            assert node.creation_id == stat.czxid
+            assert other.exists(f"{settings.chroot}/a/e").ephemeralOwner == store.session_id
+            assert sorted(other.get_children(f"{settings.chroot}/a")) == ["e", result.path[3:]]
+            seen: list[Event] = []
+            await store.watch("/a", seen.append)
+            other.set(f"{settings.chroot}/a", b"theirs")
+            other.create(f"{settings.chroot}/a/null", None)
+            assert await store.get("/a/null") is not None
+            assert kinds(seen) == [DATA, CHILDREN]
+            assert (await store.get_many(["/a/null"]))[0].data == b""  # type: ignore[union-attr]
+        assert other.exists(f"{settings.chroot}/a/e") is None
+
+    settings = zookeeper()
+    other = KazooClient(settings.hosts)
+    other.start()
+    try:
+        asyncio.run(story(settings, other))
+    finally:
+        other.stop()
+        other.close()
+
+
+# What cannot be opened
+
+
+def test_an_answer_that_is_not_zookeepers_is_said(zookeeper: Settings) -> None:
+    async def story() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(100)
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        settings = ZooKeeperSettings(address, session_timeout_ms=2000, connection_timeout_ms=700)
+        with pytest.raises(StoreUnavailable, match="not ZooKeeper's"):
+            await ZooKeeperStore.open(settings)
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_a_name_without_an_address_is_said() -> None:
+    async def story() -> None:
+        settings = ZooKeeperSettings("no-such-host.invalid:2181", connection_timeout_ms=700)
+        with pytest.raises(StoreUnavailable, match=r"no address is known for no-such-host\.invalid"):
+            await ZooKeeperStore.open(settings)
+
+    asyncio.run(story())
+
+
+def test_a_chroot_that_cannot_be_made_is_said(zookeeper: Settings) -> None:
+    async def story() -> None:
+        settings = zookeeper()
+        async with opened(settings) as session:
+            await session.store.transact([Create("/e", ephemeral=True)])
+            with pytest.raises(StoreError, match="/e/below, which does not exist and could not be made"):
+                await ZooKeeperStore.open(settings._replace(chroot=f"{settings.chroot}/e/below"))
+
+    asyncio.run(story())

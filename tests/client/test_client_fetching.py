@@ -8,6 +8,7 @@ import random
 import pytest
 
 from tidemill.client.assignors import RangeAssignor, StickyAssignor
+from tidemill.client.errors import ClientError
 from tidemill.client.fetching import next_offset, parse_answer, version_for
 from tidemill.client.group_protocol import (
     decode_assignment,
@@ -18,7 +19,8 @@ from tidemill.client.group_protocol import (
     encode_subscription,
     subscription_for,
 )
-from tidemill.model.errors import ProtocolError
+from tidemill.client.group_requests import read_assignment
+from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.builder import build_batch
 from tidemill.wire.apis import API, ApiKey
@@ -167,6 +169,13 @@ def test_an_assignment_goes_there_and_back() -> None:
     assert decode_assignment(b"") == []
     message = decode(consumer_protocol.ConsumerProtocolAssignment, 3, data, 2)
     assert [(a.topic, a.partitions) for a in message.assigned_partitions] == [("a", [1, 2]), ("b", [0])]
+
+
+def test_what_other_members_sent_and_cannot_be_read_names_the_group() -> None:
+    assert read_assignment(encode_assignment(OWNED), "g") == OWNED
+    with pytest.raises(ClientError, match=r"leading member of group 'g' sent an assignment") as caught:
+        read_assignment(b"\0\0\x7f\xff\xff\xff", "g")
+    assert caught.value.code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
 
 def test_a_lying_count_is_a_protocol_error() -> None:

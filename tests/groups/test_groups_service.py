@@ -412,6 +412,25 @@ async def test_expired_offsets_leave_the_log_by_tombstones() -> None:
         ]
 
 
+def test_an_expiry_that_breaks_is_told_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        async with Stage() as stage:
+            stage.service.start()
+            await stage.service.commit(commit())
+            shard = stage.service._shards[stage.partition()]
+            plain = shard.core.expire
+            shard.core.expire = lambda *_: 1 // 0  # type: ignore[method-assign]
+            await stage.time.advance(70_000)
+            shard.core.expire = plain  # type: ignore[method-assign]
+            assert (await stage.service.fetch("g"))[1] != {}
+            await stage.time.advance(10_001)
+            assert await stage.service.fetch("g") == (ErrorCode.NONE, {})
+
+    asyncio.run(story())
+    assert "expired offsets stay" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
 @on_stage
 async def test_groups_are_deleted_wherever_they_are() -> None:
     async with Stage() as stage:

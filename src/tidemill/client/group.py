@@ -37,12 +37,8 @@ from tidemill.client.errors import (
 )
 from tidemill.client.group_commits import MEMBERSHIP_LOST, Commits
 from tidemill.client.group_offsets import COORDINATOR_MOVED
-from tidemill.client.group_protocol import (
-    decode_assignment,
-    encode_assignment,
-    subscription_for,
-)
-from tidemill.client.group_requests import CONSUMER_PROTOCOL, leave_group, read_members
+from tidemill.client.group_protocol import encode_assignment, subscription_for
+from tidemill.client.group_requests import CONSUMER_PROTOCOL, leave_group, read_assignment, read_members
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
@@ -308,7 +304,7 @@ class Membership:
     def _synced(self, answer: Any, deadline: float) -> bool:
         if answer.error_code:
             return self._refused(answer, "sync", None, deadline)
-        assigned = decode_assignment(answer.assignment)
+        assigned = read_assignment(answer.assignment, self.group_id)
         with self._lock:
             if self._lost:
                 self.state = State.UNJOINED

@@ -7,8 +7,9 @@ from typing import Any
 from tidemill.client.assignors import Member
 from tidemill.client.connection import Connection
 from tidemill.client.errors import ClientError
-from tidemill.client.group_protocol import decode_subscription
+from tidemill.client.group_protocol import decode_assignment, decode_subscription
 from tidemill.model.errors import ErrorCode, ProtocolError
+from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
 
@@ -26,6 +27,18 @@ def read_members(answer: Any, group: str, protocol: str) -> list[Member]:
     except ProtocolError as problem:
         raise ClientError(
             f"a member of group {group!r} sent a subscription that cannot be read: {problem}; "
+            "are all members consumers?",
+            ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+        ) from problem
+
+
+def read_assignment(data: bytes, group: str) -> list[TopicPartition]:
+    """The partitions that the leading member has given in SyncGroup."""
+    try:
+        return decode_assignment(data)
+    except ProtocolError as problem:
+        raise ClientError(
+            f"the leading member of group {group!r} sent an assignment that cannot be read: {problem}; "
             "are all members consumers?",
             ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
         ) from problem

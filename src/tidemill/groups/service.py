@@ -224,7 +224,7 @@ class GroupService:
         number, what = cast("tuple[int, Hashable]", key)
         if number == SERVICE:
             self.start()
-            self._spawn(self.expire())
+            self._spawn(self._expire_in_time())
             return
         shard = self._by_number.get(number)
         if shard is None:
@@ -236,6 +236,12 @@ class GroupService:
             shard.timer_fired(what)
         except Exception:
             log.exception("the timer %r of %s-%d broke", what, OFFSETS_TOPIC, shard.partition)
+
+    async def _expire_in_time(self) -> None:
+        try:
+            await self.expire()
+        except Exception:
+            log.exception("expired offsets stay; they are looked at again in %d ms", self._expire_interval_ms)
 
     async def expire(self) -> None:
         """Removes expired offsets and groups that have none left, a few groups a turn of the loop."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -12,6 +13,8 @@ from tidemill.controller.configs import ResourceType
 from tidemill.controller.names import name_problem
 from tidemill.model.configs import Key
 from tidemill.model.errors import ErrorCode, KafkaError
+
+log = logging.getLogger("tidemill.broker")
 
 Result = TypeVar("Result")
 
@@ -90,15 +93,27 @@ def shortened(text: str) -> str:
 async def within(timeout_ms: int, work: Coroutine[Any, Any, Result]) -> Result:
     """What ``work`` returns; REQUEST_TIMED_OUT after ``timeout_ms``, while it goes on and takes effect."""
     task = asyncio.ensure_future(work)
-    done, _ = await asyncio.wait((task,), timeout=max(timeout_ms, 0) / 1000)
-    if not done:
-        task.add_done_callback(_ignore)
+    try:
+        await asyncio.wait((task,), timeout=max(timeout_ms, 0) / 1000)
+    finally:
+        if not task.done():
+            _going_on.add(task)
+            task.add_done_callback(_ended)
+    if not task.done():
         raise KafkaError(
             f"not done within {timeout_ms} ms; it goes on, look again later", ErrorCode.REQUEST_TIMED_OUT
         )
     return task.result()
 
 
-def _ignore(task: asyncio.Future[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
+_going_on: set[asyncio.Future[Any]] = set()
+"""Work that outlived its request. The loop itself would let go of it half way: it holds tasks weakly."""
+
+
+def _ended(task: asyncio.Future[Any]) -> None:
+    _going_on.discard(task)
+    problem = None if task.cancelled() else task.exception()
+    if isinstance(problem, KafkaError):
+        log.info("a change that outlived its request failed: %s", problem)
+    elif problem is not None:
+        log.error("a change that outlived its request broke", exc_info=problem)

@@ -1,4 +1,4 @@
-"""The demo's parts that need neither broker nor Spark, against the real files."""
+"""The demo's parts that need no Spark, against the real files."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tidemill.client import Admin, ClientError
 from tidemill.client.partitioners import murmur2_partition
 from tidemill.model.errors import ConfigError
 from tidemill.pipeline.demo.checks import flights_without_weather, months_of_file
 from tidemill.pipeline.demo.flights import FLIGHTS, ROWS, WEATHER, messages, value_of
+from tidemill.pipeline.demo.publish import publish_topic
 from tidemill.pipeline.demo.run import MARKER, clean_directory, files_of
+from tidemill.testing import Broker
 
 
 def test_the_files_have_as_many_rows_as_the_demo_expects() -> None:
@@ -69,6 +72,13 @@ def test_fields_have_the_types_of_json(name: str, text: str, value: object) -> N
     found = value_of(name, text)
     assert found == value
     assert type(found) is type(value)
+
+
+def test_a_publication_that_is_refused_fails() -> None:
+    with Broker() as broker, Admin(broker.bootstrap) as admin:
+        admin.create_topic("small", 1, 1, configs={"max.message.bytes": "200"})
+        with pytest.raises(ClientError, match="MESSAGE_TOO_LARGE"):
+            publish_topic(broker.bootstrap, FLIGHTS, "small", lambda count: None, 10)
 
 
 def test_a_folder_of_somebody_else_is_not_emptied(tmp_path: Path) -> None:

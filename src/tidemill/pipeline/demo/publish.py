@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tidemill.client.producer import Producer
+from tidemill.client.producer import BulkDelivery, Producer
 from tidemill.pipeline.demo.flights import messages
 
 CHUNK_ROWS = 4096
@@ -32,15 +32,19 @@ class Published:
 def publish_topic(
     bootstrap: str, topic: str, name: str, on_progress: Callable[[int], None], limit: int | None = None
 ) -> Published:
-    """Sends the rows of the file of ``topic`` to the topic ``name``; returns when all are acknowledged."""
+    """Sends the rows of the file of ``topic`` to the topic ``name``; returns when all are acknowledged.
+
+    Raises ClientError when one of them was refused.
+    """
     done = Published(name)
+    deliveries: list[BulkDelivery] = []
     keys: list[bytes | None] = []
     values: list[bytes | None] = []
     times: list[int | None] = []
     with Producer(bootstrap, {"acks": "all", "linger.ms": 20}) as producer:
 
         def send() -> None:
-            producer.send_batch(name, values, keys, timestamps_ms=times)
+            deliveries.append(producer.send_batch(name, values, keys, timestamps_ms=times))
             on_progress(len(values))
             keys.clear()
             values.clear()
@@ -61,5 +65,6 @@ def publish_topic(
                 break
         if values:
             send()
-        producer.flush()
+        for delivery in deliveries:
+            delivery.result()
     return done

@@ -150,7 +150,7 @@ def _heaviest(runs: list[EpochRun]) -> list[EpochRun]:
     for at, (epoch, _, batches) in enumerate(runs):
         before = max(((best[one][0], one) for one in range(at) if runs[one][0] <= epoch), default=(0, -1))
         best.append((before[0] + batches, before[1]))
-    at = max(range(len(runs)), key=lambda one: best[one][0])
+    at = max(range(len(runs)), key=lambda one: (best[one][0], one))  # of two as good, what later ones say
     found = []
     while at >= 0:
         found.append(runs[at])

@@ -342,14 +342,17 @@ class Opening:
         """Takes over the leader epochs that the file does not know yet, from the batches."""
         believed, others = in_order(runs)
         changed = False
-        for epoch, start, _ in believed:
+        for run in believed:
+            epoch, start, _ = run
             if epoch > self.leader_epochs.latest:
                 self.leader_epochs.assign(epoch, start, save=False)
                 changed = True
+            elif self.leader_epochs.epoch_of(start) not in (epoch, -1):
+                others.append(run)
         for epoch, start, _ in others:
             self.warnings.append(
                 f"{self.directory}: the batch at offset {start} says that it is of leader epoch {epoch}, "
-                "those around it say otherwise: it is not believed"
+                "others and the leader epochs' file say otherwise: it is not believed"
             )
         if changed:
             self.leader_epochs.save()

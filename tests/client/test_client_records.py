@@ -317,3 +317,14 @@ def test_aborted_transactions_are_left_out_for_committed_readers(
     assert rows == expected
     with RangeReader(broker_address) as reader:
         assert sum(b.num_rows for b in reader.read(topic, 0, 0, end)) == 18
+
+
+def test_an_admin_does_not_ask_for_ever_for_the_topics_that_it_made(
+    broker_address: str, new_topic: Callable[..., str]
+) -> None:
+    name = f"{new_topic(1)}-more"
+    with Admin(broker_address) as own:
+        own.create_topic(name, 2)
+        assert name not in own._cluster._wanted
+        assert len(own.describe_topic(name).partitions) == 2
+        own.delete_topic(name)

@@ -92,6 +92,8 @@ class TopicAdmin(AdminBase):
             for name, outcome in found.items():
                 if isinstance(outcome, CreatedTopic):
                     self._await_leaders(name, deadline)
+                    # Else each topic would cost the metadata of all those made before it.
+                    self._cluster.forget(name)
         return found
 
     def _await_leaders(self, name: str, deadline: float) -> None:

@@ -6,12 +6,15 @@ import itertools
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 from tidemill.testing.zookeeper import ZooKeeper
+
+if TYPE_CHECKING:
+    from tidemill.coordination.zookeeper import ZooKeeperStore
 
 _numbers = itertools.count()
 

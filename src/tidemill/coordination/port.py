@@ -286,7 +286,7 @@ async def subtree(store: Store, path: str) -> list[str]:
     found = [path]
     for above in found:  # Grows while it is walked.
         try:
-            found += [f"{above}/{name}" for name in await store.children(above)]
+            found += [f"{above.rstrip('/')}/{name}" for name in await store.children(above)]
         except NoNode:
             continue  # Deleted meanwhile.
     return found

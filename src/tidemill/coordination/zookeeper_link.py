@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
 import struct
 from collections import deque
@@ -36,6 +37,7 @@ from kazoo.protocol.serialization import int_int_struct, int_struct, reply_heade
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
+from tidemill.coordination.port import StoreError
 from tidemill.coordination.zookeeper_calls import (
     CONNECTED,
     EVENT,
@@ -215,14 +217,24 @@ class Connection(ConnectionHandler):
 
 
 class Handler(SequentialThreadingHandler):
-    """kazoo's threads, with a bound for the time that one server may take to accept."""
+    """kazoo's threads, with sockets of our own: bounded in time, and closed when TLS fails on them."""
 
-    connect_s = 10.0
+    def __init__(self, connect_s: float, tls: ssl.SSLContext | None) -> None:
+        super().__init__()
+        self._connect_s = connect_s
+        self._tls = tls
 
-    def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+    def create_connection(self, address: Any, hostname: str | None = None, **others: Any) -> socket.socket:
         """A connected socket."""
-        kwargs["timeout"] = min(kwargs.get("timeout") or self.connect_s, self.connect_s)
-        return super().create_connection(*args, **kwargs)
+        one = socket.create_connection(address, self._connect_s)
+        try:
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                one = self._tls.wrap_socket(one, server_hostname=hostname)
+        except BaseException:
+            one.close()
+            raise
+        return one
 
 
 class Link:
@@ -235,9 +247,9 @@ class Link:
         self.put = self._inbox.put
         logger = logging.getLogger("tidemill.zookeeper.kazoo")
         logger.setLevel(logging.ERROR)  # What it says below that holds data of nodes, and passwords.
-        handler = Handler()
         session_s = settings.session_timeout_ms / 1000
-        handler.connect_s = min(session_s / (settings.hosts.count(",") + 1), CONNECT_MAX_S)
+        connect_s = min(session_s / (settings.hosts.count(",") + 1), CONNECT_MAX_S)
+        handler = Handler(connect_s, _tls_context(settings))
         self._client = KazooClient(
             settings.hosts,
             timeout=session_s,
@@ -251,7 +263,6 @@ class Link:
                 sleep_func=handler.sleep_func,
             ),
             auth_data=[("digest", settings.digest)] if settings.digest else None,
-            **_tls_options(settings),
         )
         retry = self._client._conn_retry.copy()
         self._connection = Connection(self._client, retry, self._inbox, _sasl_options(settings))
@@ -288,8 +299,6 @@ class Link:
 def _reason(problem: Exception) -> str:
     if isinstance(problem, KazooTimeoutError):
         return "no answer in time"
-    if isinstance(problem, ssl.SSLError):
-        return f"TLS failed ({problem.reason})"
     return str(problem).removeprefix("socket connection error: ") or type(problem).__name__
 
 
@@ -305,17 +314,20 @@ def _sasl_options(settings: ZooKeeperSettings) -> dict[str, str] | None:
     return options
 
 
-def _tls_options(settings: ZooKeeperSettings) -> dict[str, Any]:
+def _tls_context(settings: ZooKeeperSettings) -> ssl.SSLContext | None:
     tls = settings.tls
     if tls is None:
-        return {}
-    own = tls.key_and_certificate or None
-    return {
-        "use_ssl": True,
-        "certfile": own,
-        "keyfile": own,
-        "keyfile_password": tls.key_password or None,
-        "ca": tls.authorities or None,
-        "verify_certs": True,
-        "check_hostname": tls.check_host,
-    }
+        return None
+    try:
+        context = ssl.create_default_context(cafile=tls.authorities or None)
+        context.check_hostname = tls.check_host
+        if tls.key_and_certificate:
+            # Without a password given none is asked for at the terminal.
+            context.load_cert_chain(tls.key_and_certificate, password=lambda: tls.key_password)
+    except (OSError, ValueError) as problem:
+        files = " or ".join(name for name in (tls.key_and_certificate, tls.authorities) if name)
+        raise StoreError(
+            f"TLS to ZooKeeper cannot be set up from {files}: {problem}. Correct zookeeper.ssl.keystore.* "
+            "and zookeeper.ssl.truststore.location."
+        ) from None
+    return context

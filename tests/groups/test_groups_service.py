@@ -446,6 +446,7 @@ async def test_groups_are_deleted_wherever_they_are() -> None:
         ]
         assert set(errors[4:]) == {ErrorCode.NONE}
         assert [group.group_id for group in stage.service.list_groups()[1]] == ["busy"]
+        assert stage.service.group_count() == 1
         left = await stage.service.leave("busy", (LeavingMember(member),))
         assert left.members[0][1] is ErrorCode.NONE
 

@@ -65,15 +65,16 @@ def test_a_strangers_text_can_neither_forge_a_line_nor_paint_the_terminal() -> N
     assert r"x\x0a2026 ERROR server: all is lost\x1b[31m\x9b" in stream.getvalue()
 
 
-def test_a_traceback_stands_below_its_line() -> None:
+def test_a_traceback_stands_below_its_line_and_forges_none() -> None:
     stream = written()
     try:
-        raise ValueError("deep")
+        raise ValueError("deep\n2026-03-01 ERROR server: all is lost\x1b[31m")
     except ValueError:
         logging.getLogger("tidemill.server").exception("it broke")
     lines = stream.getvalue().splitlines()
     assert lines[0].endswith("server: it broke")
-    assert lines[-1] == "ValueError: deep"
+    assert lines[-2:] == ["    ValueError: deep", r"    2026-03-01 ERROR server: all is lost\x1b[31m"]
+    assert all(line.startswith("    ") for line in lines[1:])
 
 
 def record(message: str, created: float) -> logging.LogRecord:

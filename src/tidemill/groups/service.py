@@ -423,6 +423,12 @@ class GroupService:
         shard, error = self._find(group_id)
         return error if shard is None else shard.core.describe(group_id)
 
+    def group_count(self) -> int:
+        """How many groups this broker coordinates: for the metrics."""
+        return sum(
+            len(shard.core.groups) for shard in self._shards.values() if shard.state is ShardState.ACTIVE
+        )
+
     def list_groups(self) -> tuple[ErrorCode, list[ListedGroup]]:
         """The groups that this broker coordinates; an error while some of them are being loaded."""
         groups: list[ListedGroup] = []

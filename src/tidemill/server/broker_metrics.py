@@ -169,7 +169,7 @@ def _cluster(server: BrokerServer) -> Iterator[Family]:
     )
     failed = sum(bool(one.failure) for one in broker.logs.directories)
     yield gauge("tidemill_offline_log_directories", "Data directories that failed.", failed)
-    yield gauge("tidemill_groups", "Groups coordinated here.", len(broker.groups.list_groups()[1]))
+    yield gauge("tidemill_groups", "Groups coordinated here.", broker.groups.group_count())
     yield counter("tidemill_group_rebalances", "Assignments handed out.", broker.groups.rebalances)
     yield counter("tidemill_group_commits", "Offsets committed.", broker.groups.commits)
 

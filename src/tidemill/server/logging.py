@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Iterable
 from typing import TextIO
@@ -34,6 +35,7 @@ ROOT = "tidemill"
 
 _COLOURS = {"TRACE": "2", "DEBUG": "2", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+_TRACE_ESCAPES = {code: text for code, text in _ESCAPES.items() if code != ord("\n")}
 
 
 def parse_levels(parts: Iterable[str]) -> tuple[int, dict[str, int]]:
@@ -111,7 +113,9 @@ class LineFormatter(logging.Formatter):
         text = record.getMessage().translate(_ESCAPES)
         line = f"{self._clock}.{int(record.msecs):03d} {level} {part}: {text}"
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            # Indented, since the message of an exception may hold text from outside, line ends included.
+            trace = self.formatException(record.exc_info).translate(_TRACE_ESCAPES)
+            line += "\n" + textwrap.indent(trace, "    ")
         return line
 
 

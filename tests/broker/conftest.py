@@ -1,11 +1,11 @@
-"""What the broker's tests borrow from those of other layers: random messages of every API."""
+"""What the broker's tests borrow from those of other layers: random messages of every API, followers."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-WIRE = str(Path(__file__).parent.parent / "wire")
-
-if WIRE not in sys.path:
-    sys.path.append(WIRE)
+for layer in ("wire", "replication"):
+    path = str(Path(__file__).parent.parent / layer)
+    if path not in sys.path:
+        sys.path.append(path)

@@ -11,6 +11,7 @@ from paths_bench import (
     FETCH,
     FETCH_BYTES_MAX,
     IDS,
+    NODE,
     Bench,
     HeldExecutor,
     batch,
@@ -115,6 +116,7 @@ def test_a_follower_reads_beyond_the_high_watermark(tmp_path: Path, version: int
     disk = HeldExecutor()
     with bench_in(tmp_path, syncers=disk) as bench:
         bench.put("t", 3, flush_messages=1)
+        bench.partition().become(NODE, 0, (NODE, 2), (NODE,))
         writer, reader = bench.client(), bench.client()
         writer.produce(9, {("t", 0): batch(b"a")})
         bench.until(lambda: bench.partition().log.end_offset == 1)

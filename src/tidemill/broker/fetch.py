@@ -115,7 +115,7 @@ class FetchPath:
             request.parts = parts
         for part in parts:
             self.resolve(part, version)
-        self.look_up(request)
+        self.look_up(request, True)
         if (
             request.found_bytes >= request.bytes_min
             or request.at_once
@@ -173,15 +173,21 @@ class FetchPath:
             left -= size
         return count >= request.bytes_min
 
-    def look_up(self, request: FetchRequest) -> None:
-        """Finds where the records of every partition lie, within the limits of the request."""
+    def look_up(self, request: FetchRequest, asked: bool = False) -> None:
+        """Finds where the records of every partition lie, within the limits of the request.
+
+        With ``asked`` it was asked just now: a follower has so much at this moment.
+        """
+        follows = request.replica_id >= 0
         left = self.bytes_limit(request)
         if request.bytes_min > left:
             request.bytes_min = left
         found: i64 = 0
         for part in request.parts:
             self.look_up_part(request, part, left, found == 0)
-            if part.error != 0:
+            if follows and asked and part.error == 0:
+                self.note_follower(request, part)
+            if part.error != 0 or part.diverging_end >= 0:
                 request.at_once = True
             slice_ = part.slice
             if slice_ is not None:
@@ -196,6 +202,7 @@ class FetchPath:
         part.slice = None
         part.aborted = None
         part.error = 0
+        part.diverging_end = -1
         partition = part.partition
         if partition is not None and partition.deleted:
             self.resolve(part, request.version)
@@ -210,6 +217,8 @@ class FetchPath:
             part.high_watermark = partition.high_watermark
             part.last_stable_offset = partition.last_stable_offset
             part.log_start = partition.log.start_offset
+            if part.last_fetched_epoch >= 0 and diverges(part, partition):
+                return
             if left <= 0 and not first:
                 if part.offset < part.log_start or part.offset > limit:
                     part.fail(ErrorCode.OFFSET_OUT_OF_RANGE)
@@ -227,6 +236,22 @@ class FetchPath:
         except KafkaError as error:
             part.fail(error.code)
 
+    def note_follower(self, request: FetchRequest, part: FetchPart) -> None:
+        """Takes what a follower's fetch says of its log."""
+        partition = part.partition
+        if partition is None or part.diverging_end >= 0:
+            return
+        if not partition.fetched_by(
+            request.replica_id, part.offset, part.log_start_there, self.sessions.clock.wall_ms()
+        ):
+            part.fail(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return
+        # It may have moved by this fetch, and the follower serves readers below it.
+        part.high_watermark = partition.high_watermark
+        part.last_stable_offset = partition.last_stable_offset
+        if part.high_watermark > part.told_high_watermark and request.session is not None:
+            request.at_once = True
+
     def park(self, request: FetchRequest) -> None:
         """Lets the request wait on all of its partitions."""
         request.reply = request.connection.reply_later()
@@ -235,7 +260,7 @@ class FetchPath:
             part.slice = None
             partition = part.partition
             if partition is not None:
-                partition.wait_readable(request)
+                partition.wait_readable(request, request.replica_id)
         self.waiting += 1
         self.deadlines.add(request.wait_ms, request)
 
@@ -324,6 +349,25 @@ class FetchPath:
         else:
             request.let_go()
         place.complete(reply)
+
+
+def diverges(part: FetchPart, partition: Partition) -> bool:
+    """Whether the log of a follower differs from ours before the offset that it asks for.
+
+    Raises OFFSET_OUT_OF_RANGE when the epoch of its last record is unknown here.
+    """
+    log = partition.log
+    epoch, end = log.leader_epochs.end_offset(int(part.last_fetched_epoch), int(log.end_offset))
+    if epoch < 0:
+        raise KafkaError(
+            f"{partition.topic}-{partition.index} has no record of epoch {part.last_fetched_epoch} or later",
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+        )
+    if epoch == part.last_fetched_epoch and end >= part.offset:
+        return False
+    part.diverging_epoch = epoch
+    part.diverging_end = end
+    return True
 
 
 def old_slice(

@@ -44,6 +44,8 @@ LAST_VERSION: Final = 18
 FLEXIBLE: Final = 12
 BY_ID: Final = 13
 REPLICA_STATE_TAG: Final = 1
+DIVERGING_EPOCH_TAG: Final = 0
+DIVERGING_EPOCH_BYTES: Final = 13
 FRAME_BYTES_MAX: Final = 0x7FFFFFFF
 BYTES_MAX: Final[i64] = 0x7FFFFFFF
 """Of a reply, where the version has no such field."""
@@ -155,6 +157,7 @@ def decode_topic(
             part.last_fetched_epoch = i64(read_i32_be(data, position))
             position += 4
         if version >= 5:
+            part.log_start_there = read_i64_be(data, position)
             position += 8
         part.bytes_max = i64(read_i32_be(data, position))
         position += 4
@@ -264,7 +267,7 @@ def encode(request: FetchFields, parts: list[FetchPart]) -> list[Any]:
                 pieces.append(file_range(part, slice_))
                 ranges += slice_.size
             if flexible:
-                out.append(0)
+                encode_tags(out, part)
             index += 1
         if flexible:
             out.append(0)
@@ -293,6 +296,19 @@ def file_range(part: FetchPart, found: Slice) -> FileRange:
     if partition is not None:
         partition.bytes_out += found.size
     return FileRange(found.file, found.position, found.size, not found.recent)
+
+
+def encode_tags(out: BytesWriter, part: FetchPart) -> None:
+    """The tagged fields of one partition's answer: where the follower's log has to be cut."""
+    if part.diverging_end < 0:
+        out.append(0)
+        return
+    out.append(1)
+    out.append(DIVERGING_EPOCH_TAG)
+    out.append(DIVERGING_EPOCH_BYTES)
+    write_i32_be(out, i32(part.diverging_epoch))
+    write_i64_be(out, part.diverging_end)
+    out.append(0)
 
 
 def encode_aborted(out: BytesWriter, part: FetchPart, request: FetchFields) -> None:

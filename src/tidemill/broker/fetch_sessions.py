@@ -38,6 +38,8 @@ class FetchPart:
         self.leader_epoch: i64 = -1
         self.offset: i64 = 0
         self.last_fetched_epoch: i64 = -1
+        self.log_start_there: i64 = -1
+        """Where a follower's own log starts."""
         self.bytes_max: i64 = 0
         self.partition: Partition | None = None
         self.topic_known = False
@@ -46,6 +48,9 @@ class FetchPart:
         self.last_stable_offset: i64 = -1
         self.log_start: i64 = -1
         self.slice: Slice | None = None
+        self.diverging_epoch: i64 = -1
+        self.diverging_end: i64 = -1
+        """From here on the follower has another log, -1: it has not. The epoch is the one that ends here."""
         self.aborted: list[tuple[int, int]] | None = None
         """Producer id and first offset of the aborted transactions among the records, if asked for."""
         self.told_high_watermark: i64 = -1
@@ -62,7 +67,7 @@ class FetchPart:
 
 
 class FetchSession:
-    """What one consumer fetches."""
+    """What one consumer or follower fetches."""
 
     def __init__(self, session_id: i32, by_id: bool, now_ms: i64) -> None:
         self.session_id: i32 = session_id
@@ -88,6 +93,7 @@ class FetchSession:
                 known.leader_epoch = part.leader_epoch
                 known.offset = part.offset
                 known.last_fetched_epoch = part.last_fetched_epoch
+                known.log_start_there = part.log_start_there
                 known.bytes_max = part.bytes_max
         for part in forgotten:
             self.parts.pop((part.key, int(part.index)), None)
@@ -101,6 +107,7 @@ class FetchSession:
             news = (
                 has_data
                 or part.error != 0
+                or part.diverging_end >= 0
                 or part.high_watermark != part.told_high_watermark
                 or part.log_start != part.told_log_start
             )

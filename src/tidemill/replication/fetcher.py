@@ -1,8 +1,8 @@
 """How a broker follows one leader: what it asks for, and what it does with the answer.
 
-One fetcher follows all partitions that one broker leads, in one fetch session: each request names only what
-changed since the one before. A partition that went wrong rests for a while, outside of the session. No
-sockets and no clock here: whoever carries the requests calls :meth:`LeaderFetcher.request`, then
+One fetcher follows all partitions that one broker leads, in one fetch session (Fetch from version 15 on):
+each request names only what changed since the one before. A partition that went wrong rests for a while,
+outside of the session. No sockets and no clock here: whoever carries the requests calls :meth:`LeaderFetcher.request`, then
 :meth:`LeaderFetcher.answer` or :meth:`LeaderFetcher.lost`.
 
 Where logs diverged, the leader says so in its answer (the epoch of the follower's last record, and where that
@@ -148,7 +148,6 @@ class LeaderFetcher:
         self._changed.clear()
         topics = self._topics(told)
         request = FetchRequest(
-            replica_id=self.node_id,
             replica_state=ReplicaState(replica_id=self.node_id, replica_epoch=self.node_epoch),
             max_wait_ms=self.limits.wait_ms,
             min_bytes=self.limits.bytes_min,

@@ -88,6 +88,9 @@ class ReplicaManager(PartitionEvents):
         """Called with a partition and whether this broker leads it, when that changes."""
         self.congestion_listeners: list[Callable[[bool], None]] = []
         """Called with True when the disk falls behind, with False when it has caught up."""
+        self.change_isr: Callable[[Partition, tuple[int, ...], int], None] | None = None
+        """Asks the controller for another in-sync set over the state of that partition epoch. Without it none
+        changes."""
         self._flushes: set[asyncio.Future[None]] = set()
         self._checkpoints: set[asyncio.Future[list[str]]] = set()
         self._checkpointing = asyncio.Lock()
@@ -289,6 +292,15 @@ class ReplicaManager(PartitionEvents):
         if led:
             for listener in self.leadership_listeners:
                 listener(partition, False)
+
+    # The in-sync set.
+
+    def isr_wanted(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
+        """Hands a change of the in-sync set on."""
+        if self.change_isr is None:
+            partition.isr_refused(self.clock.wall_ms())
+        else:
+            self.change_isr(partition, isr, int(partition_epoch))
 
     # Writing back.
 

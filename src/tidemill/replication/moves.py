@@ -32,14 +32,19 @@ UNLIMITED: Final = 0x7FFFFFFFFFFFFFFF
 class Mover:
     """The moves of one broker. ``bytes_per_second`` may change at any time."""
 
-    def __init__(self, replicas: ReplicaManager, at_once: int = 0) -> None:
+    def __init__(self, replicas: ReplicaManager) -> None:
         self.replicas = replicas
         self.bytes_per_second = UNLIMITED
         self.moves: dict[TopicPartition, Move] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._places = asyncio.Semaphore(at_once or max(1, len(replicas.logs.directories)))
+        self._places = asyncio.Semaphore(max(1, len(replicas.logs.directories)))
         self._free_at = 0.0
         """When the next piece may be read, within the rate; seconds of the monotonic clock."""
+
+    def set_limits(self, at_once: int | None, bytes_per_second: int) -> None:
+        """Before the first move: how many go on at once (None: one a data directory), and their rate."""
+        self._places = asyncio.Semaphore(at_once or max(1, len(self.replicas.logs.directories)))
+        self.bytes_per_second = bytes_per_second
 
     def begin(self, key: TopicPartition, path: str) -> None:
         """Moves a partition to the data directory at ``path``. Raises KafkaError."""
@@ -101,6 +106,9 @@ class Mover:
             piece = move.next_piece(PIECE_BYTES, clock.wall_ms())
             if piece is None:
                 return
+            if move.began_anew:
+                move.began_anew = False
+                await self.replicas.checkpoint(move.checkpoints)
             await self._pace(piece.size)
             await self._in_thread(move.store, piece, clock.wall_ms())
 

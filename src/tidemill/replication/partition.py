@@ -479,7 +479,7 @@ class Partition:
 
     def wait_readable(self, waiter: FetchWaiter, replica_id: i32 = CONSUMER) -> None:
         """Tells ``waiter`` of every advance, or a follower of every append, until :meth:`stop_waiting`."""
-        if replica_id == CONSUMER:
+        if replica_id < 0:
             self._fetch_waiters[waiter] = None
         else:
             self._follower_waiters[waiter] = None

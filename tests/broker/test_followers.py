@@ -1,0 +1,183 @@
+"""Followers that fetch from a leader over a connection: sessions, commits, logs that diverged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from paths_bench import FETCH, IDS, NODE, Bench, Client, batch, bench_in
+from replica_stage import Broker
+
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import TopicPartition
+from tidemill.records.batch import Batch, parse_batch
+from tidemill.records.reader import iter_records
+from tidemill.replication.fetcher import FetchLimits, LeaderFetcher
+from tidemill.replication.partition import Partition
+
+VERSIONS = range(15, 19)
+FOLLOWER = 2
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """The leader."""
+    with bench_in(tmp_path) as one:
+        yield one
+
+
+class Follower:
+    """Broker 2, which follows the partitions of topic ``t``."""
+
+    def __init__(self, bench: Bench, version: int = 18, epoch: int = 0, wait_ms: int = 0) -> None:
+        self.bench = bench
+        self.version = version
+        self.client: Client = bench.client()
+        self.fetcher = LeaderFetcher(FOLLOWER, 1, FetchLimits(wait_ms=wait_ms))
+        broker = Broker(FOLLOWER, 3)
+        self.partitions = broker.partitions
+        for index, partition in enumerate(self.partitions):
+            bench.partition("t", index).become(NODE, epoch, (NODE, FOLLOWER), (NODE, FOLLOWER), 0, 0)
+            partition.become(NODE, epoch, (NODE, FOLLOWER), (NODE, FOLLOWER))
+
+    def start(self) -> None:
+        for partition in self.partitions:
+            self.fetcher.follow(IDS["t"], partition, 0)
+
+    def ask(self) -> int:
+        """Sends a request; how many partitions it names."""
+        request = self.fetcher.request(0)
+        assert request is not None
+        named = sum(len(topic.partitions) for topic in request.topics)
+        self.client.send(FETCH, self.version, request)
+        return named
+
+    def take(self) -> int:
+        """Takes the answer; how many partitions it tells of."""
+        response = self.client.answer(FETCH, self.version)
+        troubles, out_of_range = self.fetcher.answer(response, 0)
+        assert not troubles
+        assert not out_of_range
+        return sum(len(topic.partitions) for topic in response.responses)
+
+    def round(self) -> None:
+        self.ask()
+        self.take()
+
+    def values(self, index: int = 0) -> list[bytes]:
+        return values_in(self.partitions[index])
+
+
+def values_in(partition: Partition) -> list[bytes]:
+    found = partition.log.read(0, 1 << 20, partition.log.end_offset, True)
+    return [one.value or b"" for one in iter_records(found.read(), 0)] if found is not None else []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_follower_makes_commits(bench: Bench, version: int) -> None:
+    follower = Follower(bench, version)
+    follower.start()
+    writer = bench.client()
+    writer.produce(9, {("t", 0): batch(b"a", b"b")})
+    bench.until(lambda: bench.partition().log.end_offset == 2)
+    follower.round()
+    assert follower.values() == [b"a", b"b"]
+    assert writer.is_silent()
+    # The next fetch says what it has, and is told at once that this is committed.
+    follower.round()
+    assert writer.produced(9)[0].base_offset == 0
+    assert follower.partitions[0].high_watermark == 2
+
+
+def test_a_follower_waits_for_appends(bench: Bench) -> None:
+    follower = Follower(bench, wait_ms=60_000)
+    follower.start()
+    follower.round()
+    assert follower.ask() == 0
+    assert follower.client.is_silent()
+    writer = bench.client()
+    writer.produce(9, {("t", 2): batch(b"a")})
+    assert follower.take() == 1
+    assert follower.values(2) == [b"a"]
+    assert follower.ask() == 1
+    assert follower.take() == 1
+    assert writer.produced(9)[0].error_code == 0
+    assert follower.partitions[2].high_watermark == 1
+
+
+def test_a_request_of_a_session_names_what_changed(bench: Bench) -> None:
+    follower = Follower(bench)
+    follower.start()
+    assert follower.ask() == 3
+    follower.take()
+    assert follower.ask() == 0
+    assert follower.take() == 0
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_log_that_diverged_is_cut(bench: Bench, version: int) -> None:
+    follower = Follower(bench, version)
+    mine, theirs = follower.partitions[0], bench.partition("t", 0)
+    for partition in (mine, theirs):
+        partition.become(int(partition.node_id), 1, (NODE, FOLLOWER), (int(partition.node_id),))
+        partition.append([built(b"both")], 1, 0)
+    mine.append([built(b"alone")], 1, 0)
+    mine.append([built(b"alone")], 1, 0)
+    theirs.become(NODE, 2, (NODE, FOLLOWER), (NODE, FOLLOWER), 1, 0)
+    theirs.append([built(b"2")], 1, 0)
+    mine.become(NODE, 2, (NODE, FOLLOWER), (NODE, FOLLOWER))
+    follower.start()
+    follower.round()
+    assert mine.log.end_offset == 1
+    follower.round()
+    assert follower.values() == [b"both", b"2"]
+    follower.round()
+    assert theirs.high_watermark == 2
+
+
+def built(value: bytes) -> Batch:
+    data = batch(value)
+    return parse_batch(data, 0, len(data))
+
+
+def test_an_epoch_that_the_leader_never_saw_is_out_of_range(bench: Bench) -> None:
+    follower = Follower(bench)
+    partition = follower.partitions[0]
+    partition.become(FOLLOWER, 9, (FOLLOWER,), (FOLLOWER,))
+    partition.append([built(b"x")], 1, 0)
+    partition.become(NODE, 0, (NODE, FOLLOWER), (NODE, FOLLOWER))
+    follower.start()
+    follower.ask()
+    response = follower.client.answer(FETCH, 18)
+    _, out_of_range = follower.fetcher.answer(response, 0)
+    assert out_of_range == [partition]
+
+
+def test_a_broker_without_a_replica_is_no_follower(bench: Bench) -> None:
+    follower = Follower(bench)
+    follower.start()
+    bench.partition("t", 0).become(NODE, 0, (NODE, 3), (NODE, 3), 1, 0)
+    follower.ask()
+    response = follower.client.answer(FETCH, 18)
+    codes = {
+        part.partition_index: part.error_code for topic in response.responses for part in topic.partitions
+    }
+    assert codes[0] == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert codes[1] == 0
+
+
+def test_the_logs_of_all_partitions_are_the_same_in_the_end(bench: Bench) -> None:
+    follower = Follower(bench)
+    follower.start()
+    writer = bench.client()
+    for number in range(30):
+        writer.produce(9, {("t", number % 3): batch(b"%d" % number)}, acks=1)
+        writer.produced(9)
+        follower.round()
+    follower.round()
+    for index in range(3):
+        leader = bench.partition("t", index)
+        assert follower.values(index) == values_in(leader)
+        assert leader.high_watermark == 10
+        assert TopicPartition("t", index) == leader.log.topic_partition

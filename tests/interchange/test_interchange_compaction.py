@@ -94,7 +94,7 @@ def write(server: Server, chance: Random) -> None:
         }
         transactional = server.magic == 2 and number % 4 == 0
         if transactional:
-            settings["transactional.id"] = f"till-{number % 8}"
+            settings["transactional.id"] = f"till-{number % 3}"
         producer = Producer(settings)
         if transactional:
             producer.init_transactions(60)

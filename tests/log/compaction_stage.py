@@ -21,6 +21,7 @@ from tidemill.records.builder import build_batch, build_end_marker
 from tidemill.records.legacy import Entry
 from tidemill.records.message_set import build_message_set
 from tidemill.records.reader import iter_stored, read_stored
+from tidemill.testing.files import FaultyFiles, Killed
 
 NOW = 1_700_000_000_000
 PARTITION = TopicPartition("t", 0)
@@ -28,6 +29,18 @@ SMALL = {"cleanup_policy": ("compact",), "segment_index_bytes": 4096, "index_int
 
 Row = tuple[int, int, bytes | None, bytes | None]
 """Offset, timestamp, key, value."""
+
+
+class MortalFiles(FaultyFiles):
+    """Ends the process before an operation: ``left`` more go well."""
+
+    left = -1
+
+    def check(self, operation: str, path: str) -> None:
+        if self.left == 0:
+            raise Killed(f"before {operation} of {path}")
+        self.left -= 1
+        super().check(operation, path)
 
 
 def opened(files: Files, directory: str, **options: Any) -> Log:

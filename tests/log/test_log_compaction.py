@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compaction_model import APPENDED, Model
 from compaction_stage import (
     NOW,
-    Row,
     batches,
     clean,
     end_transaction,
@@ -38,59 +38,6 @@ batch_steps = st.tuples(st.just("batch"), contents, st.integers(0, 4), st.boolea
 old_steps = st.tuples(st.just("old"), contents, st.integers(0, 3), st.integers(0, 1), st.booleans())
 clean_steps = st.tuples(st.just("clean"), st.integers(0, DAY), st.booleans(), st.integers(0, 2))
 steps = st.lists(st.one_of(batch_steps, batch_steps, old_steps, clean_steps, st.just(("roll",))), max_size=25)
-
-
-class Model:
-    """What has to be in the log, by offset."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.base_of: dict[int, int] = {}
-        self.old: set[int] = set()
-        self.horizons: dict[int, int] = {}
-
-    def append(self, base: int, records: list[tuple[int, bytes | None, bytes | None]]) -> None:
-        for at, (timestamp, key, value) in enumerate(records):
-            self.rows.append((base + at, timestamp, key, value))
-            self.base_of[base + at] = base
-
-    def append_old(
-        self,
-        base: int,
-        magic: int,
-        append_time: bool,
-        records: list[tuple[int, bytes | None, bytes | None]],
-    ) -> None:
-        for at, (timestamp, key, value) in enumerate(records):
-            told = -1 if magic == 0 else APPENDED if append_time else timestamp
-            self.rows.append((base + at, told, key, value))
-            self.old.add(base + at)
-
-    def clean(
-        self, first_dirty: int, end: int, now_ms: int, retention_ms: int, written: list[tuple[int, int]]
-    ) -> None:
-        """``written``: the segments before, with the time when they were written."""
-        latest = {row[2]: row[0] for row in self.rows if first_dirty <= row[0] < end and row[2] is not None}
-        clean_ms = [time_ms for base, time_ms in written if base < first_dirty]
-        old_horizon = clean_ms[-1] - retention_ms if clean_ms else 0
-        kept = []
-        horizons = dict(self.horizons)
-        for row in self.rows:
-            offset, _, key, value = row
-            if offset in self.old:
-                tombstones_stay = [one for base, one in written if base <= offset][-1] > old_horizon
-            else:
-                tombstones_stay = now_ms < horizons.get(self.base_of[offset], now_ms + 1)
-            if offset >= end:
-                kept.append(row)
-            elif key is not None and offset >= latest.get(key, -1) and (value is not None or tombstones_stay):
-                kept.append(row)
-                if value is None and offset not in self.old:
-                    self.horizons.setdefault(self.base_of[offset], now_ms + retention_ms)
-        self.rows = kept
-
-
-APPENDED = NOW + 7
 
 
 def append_step(log: Log, model: Model, step: Any) -> None:
@@ -351,6 +298,20 @@ def test_aborted_records_go_and_markers_stay_until_nothing_is_left_of_their_tran
     log.roll(NOW)
     clean(log, NOW + DAY)
     assert [int(one.base_offset) for one in batches(log) if one.is_control] == [marker + 2]
+
+
+def test_a_producer_that_aborted_before_what_is_dirty_is_not_taken_to_abort_again(log: Log) -> None:
+    producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+    base = put(log, ("k", "aborted"), **producer)
+    end_transaction(log, 7, base, committed=False)
+    log.roll(NOW)
+    clean(log)
+    log.producer_state.entries.clear()
+    base = put(log, ("k", "1"), ("k", "2"), **producer)
+    end_transaction(log, 7, base, committed=True)
+    log.roll(NOW)
+    clean(log)
+    assert [row[3] for row in rows(log)] == [b"2"]
 
 
 def test_a_full_map_cleans_in_several_runs(log: Log) -> None:

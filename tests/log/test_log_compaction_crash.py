@@ -7,27 +7,15 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
-from compaction_stage import NOW, Row, clean, end_transaction, opened, put, rows, values
+from compaction_stage import NOW, MortalFiles, Row, clean, end_transaction, opened, put, rows, values
 
 from tidemill.log.log import Log
 from tidemill.log.names import offset_of
-from tidemill.testing.files import FaultyFiles, Killed
+from tidemill.testing.files import Killed
 
 DIRECTORY = "/d/t-0"
 INDEX = f"{DIRECTORY}/{0:020d}.txnindex"
 SETTINGS = {"segment_bytes": 2600}
-
-
-class MortalFiles(FaultyFiles):
-    """Ends the process before an operation: ``left`` more go well."""
-
-    left = -1
-
-    def check(self, operation: str, path: str) -> None:
-        if self.left == 0:
-            raise Killed(f"before {operation} of {path}")
-        self.left -= 1
-        super().check(operation, path)
 
 
 def prepared() -> tuple[MortalFiles, Log]:

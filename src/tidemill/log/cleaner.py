@@ -94,7 +94,9 @@ class Cleaner:
     def _build_map(self) -> None:
         """Takes in the dirty segments, as far as the map has room."""
         job, offsets = self.job, self.walk.map
-        transactions = CleanedTransactions(self._aborted())
+        # A producer's transactions from before are over, and their markers are not met here.
+        dirty = [one for one in self._aborted() if one.last_offset >= job.first_dirty]
+        transactions = CleanedTransactions(dirty)
         for at, segment in enumerate(job.segments):
             end = job.segments[at + 1].base_offset if at + 1 < len(job.segments) else job.upper_bound
             if end <= job.first_dirty:

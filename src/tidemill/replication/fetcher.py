@@ -2,8 +2,8 @@
 
 One fetcher follows all partitions that one broker leads, in one fetch session (Fetch from version 15 on):
 each request names only what changed since the one before. A partition that went wrong rests for a while,
-outside of the session. No sockets and no clock here: whoever carries the requests calls :meth:`LeaderFetcher.request`, then
-:meth:`LeaderFetcher.answer` or :meth:`LeaderFetcher.lost`.
+outside of the session. No sockets and no clock here: whoever carries the requests calls
+:meth:`LeaderFetcher.request`, then :meth:`LeaderFetcher.answer` or :meth:`LeaderFetcher.lost`.
 
 Where logs diverged, the leader says so in its answer (the epoch of the follower's last record, and where that
 epoch ended at the leader's), and the follower cuts its own before it asks again. Logs of message formats v0

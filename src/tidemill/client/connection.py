@@ -138,16 +138,27 @@ class Connection:
                 broker=self.address,
             ) from problem
         reason: OSError | None = None
+        connected = False
         for family, kind, protocol, _, address in found:
             made = socket.socket(family, kind, protocol)
             try:
                 self._prepare(made)
                 made.settimeout(max(0.001, deadline - time.monotonic()))
                 made.connect(address)
+                connected = True
                 return self._ready(made)
             except OSError as problem:
                 made.close()
                 reason = problem
+            except BaseException:
+                made.close()
+                raise
+        if connected and self._tls:
+            raise BrokerUnreachable(
+                f"the TLS handshake with broker {self.address} failed: {reason}; does this port speak TLS, "
+                "and does ssl.ca.location name the authority of its certificate?",
+                broker=self.address,
+            ) from reason
         raise BrokerUnreachable(
             f"no connection to broker {self.address}: {reason}; is it running, and reachable from here?",
             broker=self.address,

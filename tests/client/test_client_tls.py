@@ -1,0 +1,166 @@
+"""TLS: a real broker behind a door that speaks it, and what is said when the handshake fails."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tidemill.client import Admin, Consumer, Producer
+from tidemill.client.config import ClientConfig, parse_address
+from tidemill.client.connection import Connection
+from tidemill.client.errors import BrokerUnreachable
+from tidemill.model.errors import ConfigError
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made by openssl")
+
+
+def pump(source: socket.socket, sink: socket.socket) -> None:
+    """Passes bytes on until one end is gone; then both are."""
+    try:
+        while data := source.recv(1 << 16):
+            sink.sendall(data)
+    except OSError:
+        pass
+    finally:
+        for one in (source, sink):
+            with_end(one)
+
+
+def with_end(one: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
+
+
+class Door:
+    """Speaks TLS to clients, and passes on to ``target`` what they say."""
+
+    def __init__(self, target: tuple[str, int], directory: Path) -> None:
+        self._target = target
+        self.certificate = directory / "door.pem"
+        key = directory / "door.key"
+        command = [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=door",
+        ]
+        command += [
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-keyout",
+            str(key),
+            "-out",
+            str(self.certificate),
+        ]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(self.certificate, key)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                plain, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                client = self._context.wrap_socket(plain, server_side=True)
+            except OSError:
+                plain.close()
+                continue
+            server = socket.create_connection(self._target)
+            self._open += [client, server]
+            for ends in ((client, server), (server, client)):
+                self._threads.append(threading.Thread(target=pump, args=ends))
+                self._threads[-1].start()
+
+    def close(self) -> None:
+        with_end(self._listener)
+        self._listener.close()
+        self._threads[0].join()
+        for one in self._open:
+            with_end(one)
+        for thread in self._threads[1:]:
+            thread.join()
+        for one in self._open:
+            one.close()
+
+
+@pytest.fixture
+def door(broker_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+    """Every connection of the client goes through the door, whatever address the broker tells."""
+    made = Door(parse_address(broker_address), tmp_path)
+    plain = Connection.__init__
+
+    def through(self: Connection, host: str, port: int, config: ClientConfig, node_id: int = -1) -> None:
+        plain(self, "127.0.0.1", made.port, config, node_id)
+
+    monkeypatch.setattr(Connection, "__init__", through)
+    yield made
+    monkeypatch.setattr(Connection, "__init__", plain)
+    made.close()
+
+
+def test_messages_go_there_and_back_over_tls(door: Door) -> None:
+    config = {"security.protocol": "ssl", "ssl.ca.location": str(door.certificate)}
+    address = f"127.0.0.1:{door.port}"
+    topic = f"tls-{uuid.uuid4().hex[:12]}"
+    with Admin(address, config) as admin:
+        admin.create_topic(topic, 1)
+    values = [b"%06d" % number * 100 for number in range(5_000)]
+    with Producer(address, config) as producer:
+        producer.send_batch(topic, values).result(30)
+    read: list[bytes | None] = []
+    with Consumer(address, {**config, "auto.offset.reset": "earliest"}) as consumer:
+        consumer.assign(consumer.partitions_for(topic))
+        while len(read) < len(values):
+            records = consumer.poll(20.0, max_records=2_000)
+            assert records
+            read += [record.value for record in records]
+    assert read == values
+
+
+def test_a_certificate_that_nobody_vouches_for_is_said(door: Door) -> None:
+    config = {"security.protocol": "ssl", "default.api.timeout.ms": 200}
+    with (
+        Admin(f"127.0.0.1:{door.port}", config) as admin,
+        pytest.raises(BrokerUnreachable, match=r"TLS handshake .*CERTIFICATE_VERIFY_FAILED.*ssl.ca.location"),
+    ):
+        admin.list_topics()
+
+
+def test_a_port_without_tls_is_said(broker_address: str) -> None:
+    config = {"security.protocol": "ssl", "default.api.timeout.ms": 200}
+    with (
+        Admin(broker_address, config) as admin,
+        pytest.raises(BrokerUnreachable, match=r"TLS handshake .* does this port speak TLS"),
+    ):
+        admin.list_topics()
+
+
+def test_a_file_of_authorities_that_is_not_there_is_said(broker_address: str, tmp_path: Path) -> None:
+    config = {"security.protocol": "ssl", "ssl.ca.location": str(tmp_path / "none.pem")}
+    with (
+        Admin(broker_address, config) as admin,
+        pytest.raises(ConfigError, match=r"ssl.ca.location.*No such file"),
+    ):
+        admin.list_topics()

@@ -13,8 +13,9 @@ from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
 from tidemill.log.flush import FlushJob
 from tidemill.log.manager import LogManager
+from tidemill.log.moves import begin_move
 from tidemill.log.names import CLEAN_SHUTDOWN
-from tidemill.model.errors import ConfigError, StorageError
+from tidemill.model.errors import ConfigError, ErrorCode, KafkaError, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
 from tidemill.testing.files import FaultyFiles
@@ -109,6 +110,36 @@ def test_new_partitions_go_to_the_directory_that_has_the_fewest(tmp_path: Path) 
     for partition in range(6):
         manager.create(TopicPartition("t", partition), TOPIC_ID, LogConfig(), NOW)
     assert [len(directory.logs) for directory in manager.directories] == [3, 3]
+
+
+def test_a_copy_that_is_on_its_way_into_a_directory_counts_there(tmp_path: Path) -> None:
+    manager = opened(tmp_path / "a", tmp_path / "b")
+    key = TopicPartition("t", 0)
+    source = manager.create(key, bytes(16), LogConfig(), NOW)
+    assert begin_move(manager, key, str(tmp_path / "b"), NOW) is not None
+    log = manager.create(TopicPartition("t", 1), bytes(16), LogConfig(), NOW)
+    assert Path(log.directory).parent == Path(source.directory).parent == tmp_path / "a"
+
+
+def test_a_cordoned_directory_gets_no_new_partition(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in "ab"]
+    manager = LogManager(SystemFiles(), paths, cordoned=[paths[0]])
+    manager.lock()
+    manager.load(NOW, lambda topic: LogConfig())
+    keys = [TopicPartition("t", at) for at in range(3)]
+    logs = [manager.create(key, bytes(16), LogConfig(), NOW) for key in keys]
+    assert {Path(log.directory).parent for log in logs} == {tmp_path / "b"}
+    with pytest.raises(KafkaError, match=r"cordoned\.log\.dirs names it") as caught:
+        begin_move(manager, keys[0], paths[0], NOW)
+    assert caught.value.code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert begin_move(manager, keys[0], paths[1], NOW) is None
+    manager.unlock()
+    every = LogManager(SystemFiles(), [str(tmp_path / "c")], cordoned=["*"])
+    every.lock()
+    every.load(NOW, lambda topic: LogConfig())
+    with pytest.raises(StorageError, match=r"cordoned\.log\.dirs names every directory that works"):
+        every.create(keys[0], bytes(16), LogConfig(), NOW)
+    every.unlock()
 
 
 def test_a_deleted_partition_is_renamed_at_once_and_removed_later(

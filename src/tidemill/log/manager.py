@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
+from os.path import abspath
 from typing import Final
 
 from tidemill.log.checkpoints import (
@@ -60,11 +61,15 @@ class LogManager(DataDirectories):
         producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
         policies: Iterable[Policy] = POLICIES,
         recovery_threads: int = 1,
+        cordoned: Iterable[str] = (),
     ) -> None:
         super().__init__(files, directories)
         self.producer_expiration_ms = producer_expiration_ms
         self.policies = tuple(policies)
         self.recovery_threads = recovery_threads
+        names = list(cordoned)
+        self.cordoned = {one.path for one in self.directories if "*" in names} | set(map(abspath, names))
+        """Paths of data directories that get no new partitions."""
         self.unsynced_bytes_max = UNSYNCED_BYTES_MAX
         self._preferred: dict[TopicPartition, str] = {}
         self.high_watermarks: dict[TopicPartition, int] = {}
@@ -121,7 +126,7 @@ class LogManager(DataDirectories):
             raise StorageError(f"{topic_partition} may lie in {failed}, which failed: it stays offline")
         if topic_partition in self.undecided and not is_new:
             raise StorageError(self.undecided[topic_partition])
-        directory = self._choose(topic_partition, working)
+        directory = self._choose(topic_partition, [one for one in working if one.path not in self.cordoned])
         path = directory.file(partition_directory(topic_partition))
         log = self.make_log(path, topic_partition, topic_id, config, now_ms)
         directory.logs[topic_partition] = log
@@ -130,6 +135,10 @@ class LogManager(DataDirectories):
 
     def _choose(self, topic_partition: TopicPartition, working: list[DataDirectory]) -> DataDirectory:
         """The directory for a new log: where it was asked for, else the one with the fewest."""
+        if not working:
+            raise StorageError(
+                f"{topic_partition} cannot be created: cordoned.log.dirs names every directory that works"
+            )
         wanted = self._preferred.pop(topic_partition, "")
         for directory in working:
             if directory.path == wanted:

@@ -43,6 +43,8 @@ class Move:
         self.future = future
         self.target = target
         self._truncations = int(source.truncations)
+        self.began_anew = False
+        """Whether the copy was emptied, so that its recovery point must be written down before more comes."""
 
     def is_off(self) -> bool:
         """Whether there is nothing to move: the topic is gone, a directory failed, it was called off."""
@@ -82,6 +84,7 @@ class Move:
         base = int(segment.base_offset_at(segment.position_of(start)))
         self.future.truncate_fully(base if 0 <= base < start else start, now_ms)
         self._truncations = int(self.source.truncations)
+        self.began_anew = True
 
     def store(self, piece: Slice, now_ms: int) -> int:
         """Copies one piece, in any thread; its bytes. Raises StorageError, CorruptMessage."""
@@ -179,6 +182,11 @@ def begin_move(logs: LogManager, key: TopicPartition, path: str, now_ms: int) ->
     if target.failure:
         raise StorageError(f"{key} cannot be moved to {path}: {target.failure}")
     source = logs.logs.get(key)
+    if target.path in logs.cordoned and (source is None or logs.directory_of(source) is not target):
+        raise KafkaError(
+            f"{key} cannot be moved to {path}: cordoned.log.dirs names it",
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        )
     for directory in logs.directories:
         if directory is not target and key in directory.arriving:
             call_off(logs, directory, key, now_ms)

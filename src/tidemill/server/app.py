@@ -112,6 +112,7 @@ class BrokerServer:
             config.log_dirs(),
             producer_expiration_ms=config.int("producer.id.expiration.ms"),
             recovery_threads=config.int("num.recovery.threads.per.data.dir"),
+            cordoned=config.list("cordoned.log.dirs"),
         )
         broker.logs.lock()
         stored_cluster_id = broker.logs.stored_cluster_id()
@@ -165,6 +166,11 @@ class BrokerServer:
             )
         broker.partitions = ReplicaManager(
             broker.node_id, broker.logs, broker.clock, self.loop, self._syncers, self._writers
+        )
+        moves_at_once = broker.config.get("num.replica.alter.log.dirs.threads")
+        broker.partitions.mover.set_limits(
+            moves_at_once if isinstance(moves_at_once, int) else None,
+            broker.config.int("replica.alter.log.dirs.io.max.bytes.per.second"),
         )
         self.compaction = Compaction(
             broker.logs,
@@ -253,6 +259,9 @@ class BrokerServer:
             self.fetches.bytes_max = broker.config.int("fetch.max.bytes")
             self.acceptor.limits = await self.loop.run_in_executor(None, limits_of, broker.config)
             broker.logs.producer_expiration_ms = broker.config.int("producer.id.expiration.ms")
+            broker.partitions.mover.bytes_per_second = broker.config.int(
+                "replica.alter.log.dirs.io.max.bytes.per.second"
+            )
             self.compaction.reconfigured()
             for image in delta.image.topics.values():
                 self._put(delta, image)

@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -164,3 +165,41 @@ def test_a_file_of_authorities_that_is_not_there_is_said(broker_address: str, tm
         pytest.raises(ConfigError, match=r"ssl.ca.location.*No such file"),
     ):
         admin.list_topics()
+
+
+class Session:
+    """Stands in for a TLS socket: it waits in ``recv``, and notes who comes in meanwhile."""
+
+    def __init__(self) -> None:
+        self.receiving = threading.Event()
+        self.go_on = threading.Event()
+        self.overlaps = 0
+        self._is_receiving = False
+
+    def recv(self, count: int, flags: int) -> bytes:
+        self._is_receiving = True
+        self.receiving.set()
+        assert self.go_on.wait(20)
+        self._is_receiving = False
+        return bytes(count)
+
+    def send(self, data: memoryview) -> int:
+        self.overlaps += self._is_receiving
+        return len(data)
+
+
+def test_one_session_is_never_read_and_written_at_the_same_time() -> None:
+    settings = ClientConfig("common", {"bootstrap.servers": "unused:1", "security.protocol": "ssl"})
+    connection = Connection("unused", 1, settings)
+    session = connection._socket = Session()
+    deadline = time.monotonic() + 60
+    reader = threading.Thread(target=connection._take, args=(4, deadline))
+    writer = threading.Thread(target=connection._write, args=(b"request", deadline))
+    reader.start()
+    assert session.receiving.wait(20)
+    writer.start()
+    writer.join(0.2)  # Time enough to come in where nothing holds it back.
+    session.go_on.set()
+    reader.join()
+    writer.join()
+    assert session.overlaps == 0

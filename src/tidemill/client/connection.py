@@ -108,6 +108,9 @@ class Connection:
         self._pending: deque[Request] = deque()
         self._correlation = 0
         self._tls = config["security.protocol"] == "ssl"
+        # OpenSSL forbids to read and write one session at the same time, and one thread sends while another
+        # one receives. No call holds the lock for longer than a tick.
+        self._session: Any = threading.Lock() if self._tls else contextlib.nullcontext()
 
     # -- opening ------------------------------------------------------------------------------------------
 
@@ -290,7 +293,8 @@ class Connection:
             raise OSError(errno.ENOTCONN, "not connected")
         while view:
             try:
-                view = view[opened.send(view) :]
+                with self._session:
+                    view = view[opened.send(view) :]
             except (BlockingIOError, TimeoutError):
                 if time.monotonic() > deadline:
                     raise OSError(errno.ETIMEDOUT, "the broker takes no more bytes") from None
@@ -364,8 +368,10 @@ class Connection:
     def _readable(self, timeout: float) -> bool:
         if self.closed:
             return False
-        if self._tls and self._socket.pending():
-            return True
+        if self._tls:
+            with self._session:
+                if self._socket is not None and self._socket.pending():
+                    return True
         return bool(self._poll.poll(max(0, int(timeout * 1000 + 0.999))))
 
     def _receive(self) -> None:
@@ -405,7 +411,8 @@ class Connection:
         flags = 0 if self._tls else socket.MSG_WAITALL
         while True:
             try:
-                piece = opened.recv(min(count, RECEIVE_SLICE), flags)
+                with self._session:
+                    piece = opened.recv(min(count, RECEIVE_SLICE), flags)
             except (BlockingIOError, TimeoutError):
                 piece = b""
             else:

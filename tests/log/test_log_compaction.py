@@ -112,6 +112,31 @@ def test_the_last_value_of_every_key_stays_at_its_offset(log: Log) -> None:
     assert log.end_offset == 200
 
 
+def test_the_example_on_the_page_is_true(log: Log) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "compaction.md").read_text("utf-8")
+    tables = page[page.index("before ") :].split("```")[0].split("\n\n")
+    (before, active), (after, still_active) = (
+        [list(zip(*[one.split()[-count:] for one, count in part], strict=True)) for part in halves(table)]
+        for table in tables
+    )
+    for _, key, value in before:
+        put(log, (key, None if value == "-" else value))
+    log.roll(NOW)
+    for _, key, value in active:
+        put(log, (key, None if value == "-" else value))
+    clean(log)
+    found = [(str(row[0]), (row[2] or b"").decode(), (row[3] or b"-").decode()) for row in rows(log)]
+    assert found == after + still_active
+    assert active == still_active
+
+
+def halves(table: str) -> list[list[tuple[str, int]]]:
+    """The lines of a table before and after its bar, each with the number of its cells."""
+    lines = [line.split("|") for line in table.strip().splitlines()[1:]]
+    counts = [len(lines[0][0].split()) - 1, len(lines[0][1].split())]
+    return [[(line[at], counts[at]) for line in lines] for at in range(2)]
+
+
 def test_neither_the_active_segment_nor_what_lies_above_the_high_watermark_is_touched(log: Log) -> None:
     for number in range(4):
         put(log, ("k", f"v{number}"))

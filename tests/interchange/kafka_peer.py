@@ -300,6 +300,30 @@ def fill(bootstrap: str, *, topics: bool = True) -> None:
         consumer.close()
 
 
+def commit_otherwise(bootstrap: str) -> None:
+    """Offsets of a group of the protocol of Kafka 4, and offsets that transactions commit and take back."""
+    from confluent_kafka import Consumer, Producer, TopicPartition
+
+    settings = {"bootstrap.servers": bootstrap, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    consumer = Consumer(settings | {"group.id": "modern", "group.protocol": "consumer"})
+    consumer.subscribe(["t-lz4"])
+    assert len(consumer.consume(30, timeout=60)) == 30
+    consumer.commit(asynchronous=False)
+    consumer.close()
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "moves"})
+    producer.init_transactions(60)
+    consumer = Consumer(settings | {"group.id": "exactly"})
+    consumer.subscribe(["t-zstd"])
+    assert len(consumer.consume(10, timeout=60)) == 10
+    for offset, ending in ((5, producer.commit_transaction), (6, producer.abort_transaction)):
+        producer.begin_transaction()
+        producer.produce("bought", b"moved", partition=0)
+        moved = [TopicPartition("t-zstd", 0, offset)]
+        producer.send_offsets_to_transaction(moved, consumer.consumer_group_metadata(), 60)
+        ending(60)
+    consumer.close()
+
+
 def keep(bootstrap: str, first: int) -> None:
     """Writes to the compacted topic: few keys, many values."""
     from confluent_kafka import Producer

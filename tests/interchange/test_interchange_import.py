@@ -16,6 +16,7 @@ from kafka_peer import see
 from kafka_record import as_json
 
 from tidemill.cli.main import command, run
+from tidemill.interchange import zookeeper_nodes
 from tidemill.interchange.decoders import TransactionLogKey, TransactionLogValue, TransactionPartitions
 from tidemill.records.builder import build_batch
 from tidemill.testing import Broker
@@ -172,6 +173,25 @@ def test_without_metadata_it_is_asked_for(tmp_path: Path, capsys: pytest.Capture
     said = failed(capsys, 2, data)
     assert "--zookeeper HOST:PORT/CHROOT" in said
     assert "--without-settings" in said
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [("127.0.0.1:1/kafka", "ZooKeeper at 127.0.0.1:1 does not answer"), ("zk:port", "zk:port is no address")],
+)
+def test_zookeeper_that_is_not_there(
+    address: str,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(zookeeper_nodes, "CONNECT_S", 0.5)
+    data = copied("zookeeper", tmp_path)
+    assert run(["log", "import", str(data), "--zookeeper", address]) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"tidemill: {text}")
+    assert not (data / STORE).exists()
 
 
 def test_two_sources_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ from kafka_peer import (
     buy,
     check_same,
     class_path,
+    commit_otherwise,
     fill,
     java,
     keep,
@@ -86,6 +87,8 @@ def written(
     try:
         kafka.start(form=not on_zookeeper)
         fill(kafka.bootstrap)
+        if not on_zookeeper:
+            commit_otherwise(kafka.bootstrap)
         seen = see(kafka.bootstrap)
         kafka.end(signal.SIGKILL)
         found = Written(directory / "killed", directory / "data", address, seen)

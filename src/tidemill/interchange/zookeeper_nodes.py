@@ -7,6 +7,7 @@ forms are those of :mod:`tidemill.coordination.nodes`.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -75,7 +76,14 @@ def connected(address: str) -> Iterator[tuple[Any, str]]:
     from kazoo.handlers.threading import KazooTimeoutError
 
     hosts, slash, chroot = address.strip().partition("/")
-    client = KazooClient(hosts=hosts, timeout=CONNECT_S)
+    quiet = logging.getLogger(f"{__name__}.kazoo")
+    quiet.setLevel(logging.CRITICAL)  # what goes wrong is raised
+    try:
+        client = KazooClient(hosts=hosts, timeout=CONNECT_S, logger=quiet)
+    except ValueError as problem:
+        raise ConfigError(
+            f"{address} is no address of ZooKeeper ({problem}): HOST:PORT,.../CHROOT is one"
+        ) from None
     try:
         client.start(timeout=CONNECT_S)
         yield client, (slash + chroot).rstrip("/")

@@ -34,13 +34,13 @@ from tidemill.records.batch import GZIP, LENGTH, LOG_OVERHEAD, MAGIC, NONE, RECO
 from tidemill.records.compression import unpacked_bytes_bound
 from tidemill.records.convert import down
 
-SOURCE_BYTES = 128 * 1024
+SOURCE_BYTES = 256 * 1024
 """Stored bytes that are read for one conversion; a larger batch is read whole."""
 LARGE_BATCH_FACTOR = 3
 """A larger one is converted in one go, where that makes it at most so many times as large."""
-PIECE_BYTES = 128 * 1024
+PIECE_BYTES = 256 * 1024
 """Converted bytes of a reply that are held at a time."""
-FIRST_BYTES = 256 * 1024
+FIRST_BYTES = 512 * 1024
 """Converted bytes of all partitions that a reply begins with, but for one batch of each."""
 FIRST_BYTES_MAX = 16 * 1024 * 1024
 """With so many in large batches, the partitions that are left wait for the next request."""

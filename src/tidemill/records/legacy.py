@@ -33,7 +33,6 @@ KIP-57 (lz4); ``LegacyRecord.java``, ``AbstractLegacyRecordBatch.java``, ``Lz4Bl
 
 from __future__ import annotations
 
-import zlib
 from typing import Final
 
 from librt.strings import BytesWriter, read_i32_be, read_i64_be
@@ -48,6 +47,7 @@ from tidemill.records.batch import (
     LZ4,
     NO_TIMESTAMP,
 )
+from tidemill.records.checksum import crc32
 from tidemill.records.compression import CODEC_NAMES, compress, decompress_range
 
 SIZE: Final = 8
@@ -181,9 +181,9 @@ def entry_crc(data: bytes, position: i64, size: i64) -> i64:
     first: i64 = position + MAGIC
     last: i64 = position + size
     if size <= COPIED_BYTES_MAX:
-        return i64(zlib.crc32(data[first:last]))
+        return i64(crc32(data[first:last]))
     with memoryview(data) as view:
-        return i64(zlib.crc32(view[first:last]))
+        return i64(crc32(view[first:last]))
 
 
 def unpack_entry(entry: Entry, bytes_max: i64) -> bytes:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Final
-from zlib import crc32
 
 from librt.strings import BytesWriter, read_i32_be, write_i32_be, write_i64_be
 from mypy_extensions import i32, i64
@@ -21,6 +20,7 @@ from tidemill.records.batch import (
     NONE,
 )
 from tidemill.records.builder import INT32_MAX
+from tidemill.records.checksum import crc32
 from tidemill.records.legacy import ATTRIBUTES, CRC, KEY_LENGTH_V1, MAGIC, pack
 
 OldRecord = tuple[int, bytes | None, bytes | None]
@@ -102,6 +102,8 @@ class MessageSetWriter:
         self.largest_entry: i64 = 0
         """In bytes."""
         self._writer = BytesWriter()
+        self._body = BytesWriter()
+        """Of one message at a time."""
 
     @property
     def size_bytes(self) -> i64:
@@ -126,7 +128,8 @@ class MessageSetWriter:
             size += value_length
         if size > self.bytes_max - i64(len(self._writer)):
             raise self._too_large(size)
-        body = BytesWriter()
+        body = self._body
+        body.truncate(0)
         body.append(int(self.magic))
         body.append(int(APPEND_TIME_FLAG if self.append_time else 0))
         if self.magic > 0:

@@ -31,6 +31,7 @@ from tidemill.client.errors import (
     ClientError,
     DeliveryTimeout,
     RequestTimeout,
+    error_for,
 )
 from tidemill.client.outcomes import Outcomes
 from tidemill.model.errors import ErrorCode
@@ -361,3 +362,22 @@ def test_a_forked_child_is_told_to_make_its_own(broker_address: str, new_topic: 
         assert b"make one after the fork" in os.read(read_end, 1000)
         os.close(read_end)
         assert producer.send(topic, b"w").result(10).offset == 1
+
+
+def test_messages_that_expire_name_what_the_broker_answered_last() -> None:
+    found, topic = accumulator(), TopicQueues("t", 1)
+    found.topics["t"] = topic
+    outcomes = Outcomes(Cluster(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"})), found)
+    delivery = found.append(topic, 0, 1, None, b"x", None, None, time.monotonic())
+    queue = topic.queues[0]
+    batch = queue.waiting.popleft()
+    batch.attempts = 1
+    queue.in_flight.append(batch)
+    refused = error_for(ErrorCode.KAFKA_STORAGE_ERROR, "produce to t-0", broker="b:1")
+    outcomes.failed(batch, ErrorCode.KAFKA_STORAGE_ERROR, refused)
+    assert list(queue.waiting) == [batch]
+    assert outcomes.expire(time.monotonic() + 1000)
+    assert str(delivery.exception(0)) == (
+        "1 message for t-0 not acknowledged within delivery.timeout.ms, after 1 try; the last: cannot "
+        "produce to t-0: KAFKA_STORAGE_ERROR, broker b:1; look at the broker's disk and log"
+    )

@@ -311,3 +311,32 @@ def test_partitions_added_under_way_are_shared_out(
         until(lambda: numbers(consumer) == {0}, lambda: consumer.poll(0.05))
         admin.create_partitions(topic, 3)
         until(lambda: numbers(consumer) == {0, 1, 2}, lambda: consumer.poll(0.05))
+
+
+def test_a_name_that_no_topic_can_have_is_told_at_once(
+    broker_address: str, new_topic: Callable[..., str], group: str
+) -> None:
+    topic = new_topic(1)
+    fill(broker_address, topic, 3, 1)
+    with Consumer(broker_address, QUICK, group_id=group) as consumer:
+        consumer.subscribe([topic, "bad name"])
+        with pytest.raises(ClientError, match=r"cannot read 'bad name': INVALID_TOPIC_EXCEPTION") as caught:
+            consumer.poll(10)
+        assert caught.value.code == ErrorCode.INVALID_TOPIC_EXCEPTION
+        values: list[bytes | None] = []
+        told = 0
+
+        def poll() -> None:
+            nonlocal told
+            try:
+                values.extend(record.value for record in consumer.poll(0.2))
+            except ClientError:
+                told += 1
+
+        # As in Java it is told once for each reading of the metadata; the other topics can be read.
+        until(lambda: len(values) == 3, poll)
+        assert told < 5
+    with Consumer(broker_address) as consumer:
+        consumer.assign([TopicPartition("bad name", 0)])
+        with pytest.raises(ClientError, match=r"'bad name': INVALID_TOPIC_EXCEPTION"):
+            consumer.poll(10)

@@ -65,6 +65,7 @@ class PendingBatch:
         self.sequence: i64 = -1
         self.done = False
         self.error: Exception | None = None
+        self.last_refusal: Exception | None = None
         self.base_offset: i64 = -1
         self.append_time_ms: i64 = -1
         self.callbacks: list[tuple[int, int, Any]] | None = None

@@ -27,12 +27,13 @@ from tidemill.client.errors import (
     ClientError,
     NoOffset,
     RequestTimeout,
+    error_for,
 )
 from tidemill.client.fetcher import Place
 from tidemill.client.group import Membership
 from tidemill.client.group_offsets import COORDINATOR_MOVED, Committed
 from tidemill.client.positions import Positions
-from tidemill.model.errors import ConfigError
+from tidemill.model.errors import ConfigError, ErrorCode
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 ARROW_BYTES_MAX = 64 * 1024 * 1024
+
+HOPELESS = frozenset({ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.TOPIC_AUTHORIZATION_FAILED})
+"""What is said of a topic that will not be there however long a consumer waits."""
 
 
 class RebalanceListener(Protocol):
@@ -243,6 +247,7 @@ class Consumer(Positions):
         if self._cluster.version == self._seen_version or not self._cluster.version:
             return
         self._seen_version = self._cluster.version
+        self._refuse_topics()
         group = self._group
         if group is None or not self._subscribed:
             return
@@ -258,6 +263,14 @@ class Consumer(Positions):
                 self._names = names
                 group.request_rejoin("the topics that match the pattern changed")
         group.metadata_changed()
+
+    def _refuse_topics(self) -> None:
+        """Raises for topics that no waiting brings, once for each reading of the metadata, as Java does."""
+        names = self._names if self._subscribed else {item.topic for item in self._places}
+        errors = self._cluster.errors
+        hopeless = sorted(name for name in names if errors.get(name) in HOPELESS)
+        if hopeless:
+            raise error_for(errors[hopeless[0]], f"read {', '.join(map(repr, hopeless))}", topic=hopeless[0])
 
     # -- committing ---------------------------------------------------------------------------------------
 

@@ -102,17 +102,13 @@ class Outcomes:
                 return
             late = now >= batch.created + self._delivery_timeout
             if retriable and not late and batch.attempts <= self._retries:
+                batch.last_refusal = problem
                 self._requeue(batch, now)
                 return
             if self._idempotent and batch.sequence >= 0:
                 queue.bump_due = True
         if retriable and late:
-            problem = DeliveryTimeout(
-                f"{batch.builder.count} messages for {queue.topic}-{queue.partition} were not acknowledged "
-                f"within delivery.timeout.ms, after {batch.attempts} tries; the last: {problem}",
-                topic=queue.topic,
-                partition=queue.partition,
-            )
+            problem = _late(batch, problem)
         self.settle(batch, problem)
 
     def _requeue(self, batch: PendingBatch, now: float) -> None:
@@ -157,18 +153,20 @@ class Outcomes:
                         queue.bump_due = True
                     expired.append(batch)
         for batch in expired:
-            reason = self._cluster.errors.get(batch.queue.topic)
-            more = f" (the topic: {code_of(reason).name})" if reason else ""
-            self.settle(
-                batch,
-                DeliveryTimeout(
-                    f"{batch.builder.count} messages for {batch.queue.topic}-{batch.queue.partition} waited "
-                    f"longer than delivery.timeout.ms{more}; is its leader running, and reachable from here?",
-                    topic=batch.queue.topic,
-                    partition=batch.queue.partition,
-                ),
-            )
+            self.settle(batch, self._expired(batch))
         return bool(expired)
+
+    def _expired(self, batch: PendingBatch) -> DeliveryTimeout:
+        if batch.last_refusal is not None:
+            return _late(batch, batch.last_refusal)
+        reason = self._cluster.errors.get(batch.queue.topic)
+        more = f" (the topic: {code_of(reason).name})" if reason else ""
+        return DeliveryTimeout(
+            f"{_messages(batch)} waited longer than delivery.timeout.ms{more}; is its leader running, and "
+            "reachable from here?",
+            topic=batch.queue.topic,
+            partition=batch.queue.partition,
+        )
 
     def settle(self, batch: PendingBatch, error: Exception | None) -> None:
         """Ends a batch, well or with an error; its callbacks wait for :meth:`run_callbacks`."""
@@ -201,3 +199,19 @@ class Outcomes:
                 else:
                     continue
             self.settle(batch, error)
+
+
+def _late(batch: PendingBatch, last: Exception) -> DeliveryTimeout:
+    """What to say of a batch that was sent, and whose time is over: ``last`` tells what went wrong."""
+    tries = "1 try" if batch.attempts == 1 else f"{batch.attempts} tries"
+    return DeliveryTimeout(
+        f"{_messages(batch)} not acknowledged within delivery.timeout.ms, after {tries}; the last: {last}",
+        topic=batch.queue.topic,
+        partition=batch.queue.partition,
+    )
+
+
+def _messages(batch: PendingBatch) -> str:
+    count = batch.builder.count
+    noun = "1 message" if count == 1 else f"{count} messages"
+    return f"{noun} for {batch.queue.topic}-{batch.queue.partition}"

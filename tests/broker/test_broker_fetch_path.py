@@ -357,7 +357,7 @@ def test_the_deletion_of_a_topic_wakes_who_waits(bench: Bench, version: int) -> 
     reader = bench.client()
     reader.fetch(version, {("t", 0): 0, ("u", 0): 0}, max_wait_ms=LONG_MS)
     waits(bench)
-    bench.manager.remove_topic("t")
+    bench.manager.remove_topic("t", IDS["t"])
     found = parts_of(reader.fetched(version))
     gone = (
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -461,6 +461,6 @@ def test_a_topic_id_is_what_counts(bench: Bench) -> None:
     response = client.fetched(17)
     assert [topic.topic_id for topic in response.responses] == [IDS["t"]]
     assert [topic_name(topic) for topic in response.responses] == ["t"]
-    bench.manager.remove_topic("t")
+    bench.manager.remove_topic("t", IDS["t"])
     client.fetch(17, {("t", 0): 0})
     assert parts_of(client.fetched(17))["t", 0].error_code == ErrorCode.UNKNOWN_TOPIC_ID

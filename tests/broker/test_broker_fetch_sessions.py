@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paths_bench import Bench, Client, batch, bench_in, parts_of, values_of
+from paths_bench import IDS, Bench, Client, batch, bench_in, parts_of, values_of
 
 from tidemill.broker import fetch_sessions
 from tidemill.broker.fetch_sessions import EVICT_AFTER_MS
@@ -134,7 +134,7 @@ def test_a_topic_that_is_deleted_is_told_and_one_made_anew_is_found_by_its_name(
 ) -> None:
     client = bench.client()
     session = begin(client, version, {("t", 0): 0})
-    bench.manager.remove_topic("t")
+    bench.manager.remove_topic("t", IDS["t"])
     client.fetch(version, {}, session_id=session, session_epoch=1)
     code = parts_of(client.fetched(version))["t", 0].error_code
     assert code == (ErrorCode.UNKNOWN_TOPIC_ID if version >= 13 else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

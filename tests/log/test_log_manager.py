@@ -254,3 +254,45 @@ def test_what_cannot_be_synced_at_the_stop_costs_its_directory_the_clean_mark(
     again.lock()
     again.load(NOW, lambda topic: LogConfig())
     assert {key.partition for key, log in again.logs.items() if log.end_offset == 1} >= {0, 1, 3}
+
+
+def test_a_disk_that_is_not_mounted_costs_its_partitions_nothing(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    manager = opened(a, b)
+    for partition in range(2):
+        manager.create(TopicPartition("t", partition), TOPIC_ID, LogConfig(), NOW)
+    assert manager.close(NOW, {}) == []
+    b.rename(tmp_path / "unmounted")
+    for _ in range(2):
+        manager = opened(a, b)
+        with pytest.raises(
+            StorageError, match=r"t-1 is in no data directory, and \S+/b was new at the start"
+        ):
+            manager.create(TopicPartition("t", 1), TOPIC_ID, LogConfig(), NOW, is_new=False)
+        assert manager.missed == 1
+        # Nothing is put there meanwhile, so that the next start sees it, too.
+        for partition in range(2):
+            log = manager.create(TopicPartition("u", partition), TOPIC_ID, LogConfig(), NOW)
+            assert log.directory.startswith(str(a))
+        assert manager.close(NOW, {}) == []
+        assert not (b / "meta.properties").exists()
+    b.rename(tmp_path / "empty")
+    (tmp_path / "unmounted").rename(b)
+    manager = opened(a, b)
+    assert manager.create(TopicPartition("t", 1), TOPIC_ID, LogConfig(), NOW, is_new=False).directory == str(
+        b / "t-1"
+    )
+    assert manager.missed == 0
+
+
+def test_a_directory_that_is_added_is_signed_when_nothing_is_missed(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    manager = opened(a)
+    manager.create(TopicPartition("t", 0), TOPIC_ID, LogConfig(), NOW)
+    assert manager.close(NOW, {}) == []
+    manager = opened(a, b)
+    manager.create(TopicPartition("t", 0), TOPIC_ID, LogConfig(), NOW, is_new=False)
+    manager.accept()
+    assert (b / "meta.properties").exists()
+    log = manager.create(TopicPartition("t", 1), TOPIC_ID, LogConfig(), NOW)
+    assert log.directory == str(b / "t-1")

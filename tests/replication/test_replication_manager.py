@@ -149,7 +149,7 @@ def test_deleting_a_topic_while_it_is_flushed_fails_its_waiters_and_nothing_else
         assert third.log.directory.startswith("/disk/a")
         appended = asyncio.create_task(stage.append(first))
         await asyncio.sleep(0)
-        stage.replicas.remove_topic("first")
+        stage.replicas.remove_topic("first", bytes([1]) * 16)
         error = await appended
         assert error is not None
         assert "was deleted" in str(error)
@@ -165,7 +165,7 @@ def test_one_partition_that_cannot_be_renamed_keeps_no_other_from_its_deletion()
         partitions = stage.topic("first", count=3)
         stage.files.fail("rename", "/disk/a/first-0", errno.EIO)
         with pytest.raises(StorageError, match="first-0"):
-            stage.replicas.remove_topic("first")
+            stage.replicas.remove_topic("first", bytes([1]) * 16)
         assert all(partition.deleted for partition in partitions)
         assert not [key for key in stage.logs.logs if key.topic == "first"]
         assert not stage.files.exists("/disk/b/first-1")
@@ -182,7 +182,7 @@ def test_a_deletion_that_a_stop_interrupted_leaves_the_name_free() -> None:
 
     async def after(stage: Stage) -> None:
         assert len(stage.logs.logs) == 2
-        stage.replicas.remove_topic("first")  # nobody has put it into the table
+        stage.replicas.remove_topic("first", bytes([1]) * 16)  # nobody has put it into the table
         (again, _) = stage.topic("first", count=2, number=9)
         assert again.log.topic_id == bytes([9]) * 16
 
@@ -199,7 +199,7 @@ def test_what_checkpoints_say_of_a_deleted_topic_does_not_count_for_the_next_of_
             await stage.append(old)
         old.log.advance_start(9)
         await stage.replicas.checkpoint_log_starts()
-        stage.replicas.remove_topic("first")
+        stage.replicas.remove_topic("first", bytes([1]) * 16)
         await stage.replicas.checkpoint_removals()
         (new,) = stage.topic("first", config=LogConfig(), number=2)
         for _ in range(3):
@@ -278,7 +278,7 @@ def test_a_topic_made_anew_is_written_back_from_its_beginning() -> None:
         for _ in range(20):
             await stage.append(old)
         stage.replicas.write_back_wanted(old)
-        stage.replicas.remove_topic("first")
+        stage.replicas.remove_topic("first", bytes([1]) * 16)
         (new,) = stage.topic("first", config=LogConfig(), number=2)
         await stage.append(new)
         stage.replicas.write_back_wanted(new)
@@ -306,5 +306,22 @@ def test_a_batch_that_is_sent_again_does_not_wait_behind_later_ones() -> None:
         assert ended == ["first", "first again"]
         partition._advance(20, 0)
         assert ended == ["first", "first again", "second"]
+
+    staged(test)
+
+
+def test_a_topic_that_is_deleted_takes_no_directory_of_another_with_it() -> None:
+    async def test(stage: Stage) -> None:
+        key = TopicPartition("t", 0)
+        old = stage.logs.create(key, b"o" * 16, LogConfig(), 0)
+        old.append([made()], 0, 0)
+        state = PartitionState(0, NODE, 0, (NODE,), (NODE,))
+        with pytest.raises(StorageError, match="a topic of this name with another id"):
+            stage.replicas.put_topic("t", b"n" * 16, False, [state], LogConfig())
+        stage.replicas.remove_topic("t", b"n" * 16)
+        assert stage.logs.get(key) is old
+        assert stage.files.exists("/disk/a/t-0")
+        stage.replicas.remove_topic("t", b"o" * 16)
+        assert stage.logs.get(key) is None
 
     staged(test)

@@ -27,6 +27,7 @@ class DataDirectory:
         "arriving",
         "clean",
         "failure",
+        "is_strange",
         "lock",
         "logs",
         "meta",
@@ -41,6 +42,8 @@ class DataDirectory:
         self.clean = False
         self.lock: Any = None
         self.meta: DirectoryMeta | None = None
+        self.is_strange = False
+        """It is not signed although others are: new, or the place of a disk that is not mounted."""
         self.logs: dict[TopicPartition, Log] = {}
         self.arriving: dict[TopicPartition, Log] = {}
         """Logs that are being moved here from another directory (``-future``)."""
@@ -186,21 +189,38 @@ class DataDirectories:
     def claim(self, cluster_id: str, node_id: int) -> None:
         """Checks that the directories are this broker's, and signs the new ones.
 
+        One that is new beside others that are not is signed by :meth:`accept`, once no partition is missed.
+
         Raises ConfigError, and StorageError when no directory is left; the locks are given back then.
         """
         try:
             self.stored_cluster_id()
+            is_signed = [directory.meta is not None for directory in self.working]
+            for directory in self.working:
+                directory.is_strange = directory.meta is None and any(is_signed)
             self._try_each("write", lambda directory: self._claim(directory, cluster_id, node_id))
         except BaseException:
             self.unlock()
             raise
+
+    def accept(self) -> None:
+        """Signs what was new at the start, beside directories that were not: nothing was missed."""
+        for directory in self.working:
+            if directory.is_strange and directory.meta is not None:
+                path = directory.file(META_PROPERTIES)
+                try:
+                    write_meta(self.files, path, directory.meta)
+                except OSError as problem:
+                    raise storage_error("write", path, problem) from problem
+                directory.is_strange = False
 
     def _claim(self, directory: DataDirectory, cluster_id: str, node_id: int) -> None:
         meta = directory.meta
         path = directory.file(META_PROPERTIES)
         if meta is None:
             directory.meta = DirectoryMeta(cluster_id, node_id, new_id())
-            write_meta(self.files, path, directory.meta)
+            if not directory.is_strange:
+                write_meta(self.files, path, directory.meta)
             return
         if meta.cluster_id and meta.cluster_id != cluster_id:
             raise ConfigError(

@@ -71,6 +71,8 @@ class LogManager(DataDirectories):
         self.cordoned = {one.path for one in self.directories if "*" in names} | set(map(abspath, names))
         """Paths of data directories that get no new partitions."""
         self.unsynced_bytes_max = UNSYNCED_BYTES_MAX
+        self.missed = 0
+        """Partitions that are in no data directory, while one of these may be the place of another disk."""
         self._preferred: dict[TopicPartition, str] = {}
         self.high_watermarks: dict[TopicPartition, int] = {}
         self.removals = Removals()
@@ -126,7 +128,16 @@ class LogManager(DataDirectories):
             raise StorageError(f"{topic_partition} may lie in {failed}, which failed: it stays offline")
         if topic_partition in self.undecided and not is_new:
             raise StorageError(self.undecided[topic_partition])
-        directory = self._choose(topic_partition, [one for one in working if one.path not in self.cordoned])
+        strange = [directory.path for directory in working if directory.is_strange]
+        if strange and not is_new:
+            self.missed += 1
+            raise StorageError(
+                f"{topic_partition} is in no data directory, and {strange[0]} was new at the start: is its "
+                "disk mounted? Mount it and start again. If what it held is gone for good, delete the topic "
+                "and start again"
+            )
+        places = [one for one in working if one.path not in self.cordoned and not one.is_strange]
+        directory = self._choose(topic_partition, places)
         path = directory.file(partition_directory(topic_partition))
         log = self.make_log(path, topic_partition, topic_id, config, now_ms)
         directory.logs[topic_partition] = log

@@ -127,7 +127,7 @@ class ReplicaManager(PartitionEvents):
         """
         entry = self.topics.by_name.get(name.encode())
         if entry is not None and entry.topic_id != topic_id:
-            self.remove_topic(name)
+            self.remove_topic(name, entry.topic_id)
             entry = None
         if entry is None:
             entry = TopicEntry(name, topic_id, internal)
@@ -196,10 +196,11 @@ class ReplicaManager(PartitionEvents):
                 partition.min_insync_replicas = config.min_insync_replicas
                 partition.log.set_config(config)
 
-    def remove_topic(self, name: str) -> None:
+    def remove_topic(self, name: str, topic_id: bytes) -> None:
         """Forgets a topic; its files are removed later. Raises StorageError for those that cannot be.
 
         Also what a deletion left behind that a stop interrupted: logs of a topic that nobody knows any more.
+        Logs of another topic, which had this name before, stay.
         """
         entry = self.topics.by_name.get(name.encode())
         if entry is None:
@@ -212,6 +213,10 @@ class ReplicaManager(PartitionEvents):
                     self._delete(partition)
         failure: StorageError | None = None
         for key in keys:
+            found = self.logs.get(key)
+            if found is not None and ZERO_ID not in (topic_id, found.topic_id) and found.topic_id != topic_id:
+                log.warning("%s stays: it is of another topic of this name", found.directory)
+                continue
             try:
                 self.logs.delete(key, self.clock.wall_ms())
             except StorageError as problem:

@@ -132,6 +132,8 @@ class BrokerServer:
         registration = self._registration()
         self._membership = Membership(broker.store, broker.controller, lambda: broker.config)
         await self._membership.join(registration)
+        if not broker.logs.missed:
+            broker.logs.accept()
         self._start_upkeep()
         broker.partitions.mover.resume()
         await broker.groups.wait_loaded(GROUPS_LOAD_S)
@@ -267,7 +269,7 @@ class BrokerServer:
                 self._put(delta, image)
         for image in delta.deleted:
             try:
-                broker.partitions.remove_topic(image.name)
+                broker.partitions.remove_topic(image.name, image.topic_id)
             except KafkaError as problem:
                 log.error("%s: %s", image.name, problem)
                 delta.fail(image.name, problem)

@@ -160,8 +160,9 @@ def explain(path: str, error: Exception) -> StoreError:
     if code == sqlite3.SQLITE_IOERR:
         return StoreError(f"{path} could not be read or written: {error}. Check the disk.")
     return StoreError(
-        f"{path} is damaged ({error}). Restore it from a backup, or move it away: topics and their "
-        "configuration are then unknown until they are created again."
+        f"{path} is damaged ({error}). Restore it from a backup; or move it away, and make the topics known "
+        f"again with 'tidemill log import --without-settings {os.path.dirname(path)}' "
+        "(all of log.dirs): their settings, and those of brokers, are lost then."
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,13 +16,15 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from tidemill.client import Admin
+from tidemill.client import Admin, Producer
+from tidemill.client.errors import ClientError
 from tidemill.controller.topics import NewTopic
 from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 from tidemill.model.configs import BrokerConfig
 from tidemill.server.app import running
 from tidemill.testing import Broker
+from tidemill.testing.zookeeper import ZooKeeper
 
 WAIT_S = 30
 
@@ -119,6 +122,39 @@ def test_a_broker_registers_again_when_its_session_has_expired(
             assert kazoo.exists("/brokers/topics/still") is not None
 
     asyncio.run(story())
+
+
+def test_a_broker_that_stood_still_for_too_long_registers_again(address: str, kazoo: Any) -> None:
+    with Broker(settings(address, **{"zookeeper.session.timeout.ms": "1000"})) as broker:
+        _, before = kazoo.get("/brokers/ids/3")
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            asyncio.run(until(lambda: kazoo.exists("/brokers/ids/3") is None))
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        asyncio.run(until(lambda: "registered again" in broker.log))
+        _, after = kazoo.get("/brokers/ids/3")
+        assert after.czxid > before.czxid
+        with Admin(broker.bootstrap) as admin:
+            admin.create_topic("afterwards", 1)
+        assert kazoo.exists("/brokers/topics/afterwards") is not None
+
+
+def test_records_are_served_while_zookeeper_is_away() -> None:
+    with ZooKeeper() as server, Broker(settings(server.address)) as broker:
+        producer = Producer(broker.bootstrap)
+        with Admin(broker.bootstrap) as admin, producer:
+            admin.create_topic("t", 1)
+            producer.send("t", b"before").result(WAIT_S)
+            server.kill()
+            producer.send("t", b"during").result(WAIT_S)
+            with pytest.raises(ClientError, match="KAFKA_STORAGE_ERROR"):
+                admin.create_topic("no", 1)
+            server.start()
+            asyncio.run(until(lambda: "answers again" in broker.log))
+            admin.create_topic("yes", 1)
+            assert sorted(topic.name for topic in admin.list_topics()) == ["t", "yes"]
+            producer.send("t", b"after").result(WAIT_S)
 
 
 def test_a_second_broker_is_refused_with_the_next_step(address: str, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from tidemill.model.errors import TidemillError
+from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
 
 ANY_VERSION = -1
 """As the version of a change: whatever the node's version is."""
@@ -169,8 +169,10 @@ class NoAccess(OperationError):
     reason = "is not open to this login"
 
 
-class StoreUnavailable(StoreError):
+class StoreUnavailable(StoreError, KafkaError):
     """The store does not answer, or is closed. Whether a transaction in flight was done is not known."""
+
+    code = ErrorCode.KAFKA_STORAGE_ERROR
 
 
 class SessionExpired(StoreUnavailable):
@@ -199,6 +201,11 @@ class Store:
     def session_id(self) -> int:
         """What :attr:`Node.owner` is on nodes of this session; never 0."""
         raise NotImplementedError
+
+    @property
+    def session_timeout_s(self) -> float:
+        """How long the nodes of a session outlive a process that was killed; 0 when they end with it."""
+        return 0.0
 
     async def get(self, path: str) -> Node | None:
         """The node at ``path``, or None."""

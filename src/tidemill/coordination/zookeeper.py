@@ -47,6 +47,7 @@ from tidemill.coordination.zookeeper_calls import (
     SUSPENDED,
     Calls,
     Multi,
+    MultiRead,
     Notice,
 )
 from tidemill.coordination.zookeeper_errors import (
@@ -63,6 +64,10 @@ from tidemill.coordination.zookeeper_watches import Watches
 
 logger = logging.getLogger("tidemill.zookeeper")
 
+CONNECTION_LOST = "the connection was lost"
+READS_MAX = 100
+"""Nodes in one request: an answer stays far from what a connection may hold, even if each node is as large as
+nodes can be."""
 OPEN_PATHS = frozenset({"/consumers"})
 SENSITIVE_PATHS = ("/config/users", "/config/brokers", "/delegation_token/tokens")
 """Below these only their maker may read, where access lists are written; Kafka's rule (``ZkData.scala``)."""
@@ -124,6 +129,7 @@ class ZooKeeperStore(Store):
                     raise StoreUnavailable(self._refused) from None
                 continue
             self._is_open = self._usable = self._watches.telling = True
+            self._trouble = CONNECTION_LOST
             self._told = SessionState.CONNECTED
             return
 
@@ -156,6 +162,10 @@ class ZooKeeperStore(Store):
     def session_id(self) -> int:
         return self._session_id
 
+    @property
+    def session_timeout_s(self) -> float:
+        return self._link.session_timeout_ms / 1000
+
     async def get(self, path: str) -> Node | None:
         (node,) = await self.get_many([path])
         return node
@@ -164,9 +174,15 @@ class ZooKeeperStore(Store):
         self._check_usable()
         for path in paths:
             check_path(path)
-        futures = [self._calls.submit(frames.GetData(self._full(path), None)) for path in paths]
-        answers = await asyncio.gather(*futures, return_exceptions=True)
-        return [_node(path, answer) for path, answer in zip(paths, answers, strict=True)]
+        chunks = [paths[start : start + READS_MAX] for start in range(0, len(paths), READS_MAX)]
+        futures = [self._calls.submit(MultiRead([self._full(path) for path in chunk])) for chunk in chunks]
+        nodes: list[Node | None] = []
+        try:
+            for chunk, answers in zip(chunks, await asyncio.gather(*futures), strict=True):
+                nodes += [_node(path, answer) for path, answer in zip(chunk, answers, strict=True)]
+        except zk.ZookeeperError as error:
+            raise call_error(error) from None
+        return nodes
 
     async def children(self, path: str) -> list[str]:
         self._check_usable()
@@ -241,7 +257,9 @@ class ZooKeeperStore(Store):
         if self._closed:
             raise StoreUnavailable("this session with ZooKeeper is closed")
         if not self._usable:
-            raise StoreUnavailable(self._no_answer())
+            raise StoreUnavailable(
+                f"ZooKeeper at {self._settings.hosts} does not answer ({self._trouble}); it is tried again"
+            )
 
     # What comes back, on the event loop
 
@@ -275,7 +293,7 @@ class ZooKeeperStore(Store):
 
     def _serve_again(self, _: Any) -> None:
         self._usable = True
-        self._trouble = "the connection was lost"
+        self._trouble = CONNECTION_LOST
         self._tell(SessionState.CONNECTED)
         self._watches.tell_held()
 
@@ -349,8 +367,6 @@ def _node(path: str, answer: Any) -> Node | None:
     if isinstance(answer, zk.NoNodeError):
         return None
     if isinstance(answer, zk.ZookeeperError):
-        raise read_error(path, answer) from None
-    if isinstance(answer, BaseException):
-        raise answer
+        raise read_error(path, answer)
     data, stat = answer
     return Node(data or b"", stat.version, stat.czxid, stat.ephemeralOwner)

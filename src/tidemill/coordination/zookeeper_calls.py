@@ -8,7 +8,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kazoo.protocol.serialization import Transaction, write_string
+from kazoo.exceptions import EXCEPTIONS
+from kazoo.protocol.serialization import (
+    GetData,
+    MultiHeader,
+    Transaction,
+    int_struct,
+    stat_struct,
+    write_string,
+)
 
 from tidemill.coordination.port import StoreError, StoreUnavailable
 
@@ -79,6 +87,38 @@ class Multi:
         """One result (path, True, stat or exception) an operation."""
         results: list[Any] = Transaction.deserialize(data, offset)
         return results
+
+
+class MultiRead:
+    """The data of several nodes in one request (ZooKeeper 3.6); each is answered for itself."""
+
+    type = 22
+    watcher = None
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = paths
+
+    def serialize(self) -> bytes:
+        """The body of the request: one read after the other, each behind a header."""
+        header = MultiHeader(GetData.type, False, -1).serialize()
+        reads = b"".join(header + GetData(path, None).serialize() for path in self._paths)
+        return reads + bytes(MultiHeader(-1, True, -1).serialize())
+
+    def deserialize(self, data: bytes, offset: int) -> list[Any]:
+        """For each path its data and stat, or an exception."""
+        answers: list[Any] = []
+        while True:
+            header, offset = MultiHeader.deserialize(data, offset)
+            if header.done:
+                return answers
+            if header.type == GetData.type:
+                answer = GetData.deserialize(data, offset)
+                size = 4 + len(answer[0] or b"") + stat_struct.size
+            else:
+                (code,) = int_struct.unpack_from(data, offset)
+                answer, size = EXCEPTIONS[code](), 4
+            answers.append(answer)
+            offset += size
 
 
 class Call:

@@ -15,6 +15,7 @@ import logging
 import socket
 import ssl
 import struct
+import time
 from collections import deque
 from collections.abc import Callable
 from threading import Timer
@@ -31,7 +32,7 @@ from kazoo.exceptions import (
     WriterNotClosedException,
 )
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
-from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.connection import PURESASL_AVAILABLE, ConnectionHandler
 from kazoo.protocol.serialization import Watch as WatchFrame
 from kazoo.protocol.serialization import int_int_struct, int_struct, reply_header_struct
 from kazoo.protocol.states import KazooState, KeeperState
@@ -58,6 +59,9 @@ RECEIVE_BYTES = 256 * 1024
 SEND_BYTES = 256 * 1024
 """More is sent in several writes."""
 INT_MAX = 2**31 - 1
+NOTICES_MAX = 50_000
+ROOM_WAIT_S = 1.0
+"""A turn; then the session's life goes before memory, and pings are sent."""
 CONNECT_MAX_S = 5.0
 RECONNECT_FIRST_S = 0.05
 RECONNECT_MAX_S = 1.0
@@ -90,6 +94,14 @@ class Inbox:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._drain)
 
+    def wait_for_room(self) -> None:
+        """Holds the thread that puts while the loop is far behind: ZooKeeper then waits with what it has."""
+        if len(self._notices) > NOTICES_MAX:
+            self.wake()
+            deadline = time.monotonic() + ROOM_WAIT_S
+            while len(self._notices) > NOTICES_MAX and time.monotonic() < deadline:
+                time.sleep(0.01)
+
     def _drain(self) -> None:
         self._awake = False  # First, so that whoever adds from now on wakes the loop again.
         while self._notices:
@@ -105,10 +117,14 @@ class Connection(ConnectionHandler):
         self._put = inbox.put
         self._received = bytearray()
         self._xid = 0
+        self.session_timeout_ms = 0.0
+        """What the server agreed to, once it did."""
 
     def _read_watch_event(self, buffer: bytes, offset: int) -> None:
         frame, _ = WatchFrame.deserialize(buffer, offset)
         _, transaction_id, _ = reply_header_struct.unpack_from(buffer, 0)
+        # Another server is taken after a break only if it is not behind what was seen.
+        self.client.last_zxid = max(self.client.last_zxid, transaction_id)
         self._put((EVENT, frame.path, (frame.type, transaction_id)))
 
     def _read(self, length: int, timeout: float) -> bytes:
@@ -145,6 +161,7 @@ class Connection(ConnectionHandler):
             response = super()._read_socket(read_timeout)
             while self._received and response is None:
                 response = super()._read_socket(read_timeout)
+            self._inbox.wait_for_room()
             return response
         except (RuntimeError, IndexError, ValueError, struct.error) as problem:
             raise ConnectionDropped(f"the answer cannot be understood: {problem}") from None
@@ -187,7 +204,7 @@ class Connection(ConnectionHandler):
         if self.client._stopped.is_set():
             raise ConnectionDropped("closed")
         try:
-            return super()._connect(host, hostip, port)
+            read_timeout, connect_timeout = super()._connect(host, hostip, port)
         except SessionExpiredError:
             raise
         except (AuthFailedError, SASLException, SessionClosedRequireSaslError) as problem:
@@ -199,6 +216,8 @@ class Connection(ConnectionHandler):
         except (KazooException, OSError, RuntimeError, ValueError, struct.error) as problem:
             self._put((TROUBLE, f"{where}: {_reason(problem)}", None))
             raise ConnectionDropped(str(problem)) from None
+        self.session_timeout_ms = read_timeout * 1.5  # kazoo gives an answer two thirds of the session.
+        return read_timeout, connect_timeout
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         if self.client._stopped.is_set():
@@ -269,6 +288,11 @@ class Link:
         self._client._connection = self._connection
         self._client.add_listener(self._session_changed)
 
+    @property
+    def session_timeout_ms(self) -> float:
+        """How long the server believes a silent session; 0 before there is one."""
+        return self._connection.session_timeout_ms
+
     def start(self) -> None:
         """Begins to connect."""
         self._client.start_async()
@@ -306,6 +330,8 @@ def _sasl_options(settings: ZooKeeperSettings) -> dict[str, str] | None:
     sasl = settings.sasl
     if sasl is None:
         return None
+    if not PURESASL_AVAILABLE:
+        raise StoreError("a login by SASL needs pure-sasl: pip install 'tidemill[zookeeper]'")
     options = {"mechanism": sasl.mechanism, "service": sasl.service}
     if sasl.mechanism == DIGEST_MD5:
         options |= {"username": sasl.username, "password": sasl.password}

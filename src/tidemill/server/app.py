@@ -130,7 +130,7 @@ class BrokerServer:
         self._build_request_path()
         broker.metadata.on_change(self._apply)
         registration = self._registration()
-        self._membership = Membership(broker.store, broker.controller, lambda: broker.config)
+        self._membership = Membership(broker.store, broker.controller)
         await self._membership.join(registration)
         if not broker.logs.missed:
             broker.logs.accept()

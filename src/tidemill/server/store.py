@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
 
 from tidemill.controller.shell import Controller
 from tidemill.coordination.embedded import FILE_NAME, EmbeddedStore
@@ -19,6 +18,8 @@ from tidemill.model.ports import Files
 
 log = logging.getLogger("tidemill.server")
 
+SESSIONS_WAITED = 1.5
+"""How many lives of a session a former one's nodes are waited for: its end may be told a little late."""
 LOOK_AGAIN_S = 0.2
 RETRY_S = 1.0
 
@@ -64,10 +65,9 @@ def _refuse_strange_partitions(logs: LogManager, files: Files, store: str) -> No
 class Membership:
     """This broker's registration and its office of controller, for as long as it runs."""
 
-    def __init__(self, store: Store, controller: Controller, config: Callable[[], BrokerConfig]) -> None:
+    def __init__(self, store: Store, controller: Controller) -> None:
         self._store = store
         self._controller = controller
-        self._config = config
         self._registration: BrokerRegistration | None = None
         self._returning: asyncio.Task[None] | None = None
         self._has_expired = False
@@ -80,9 +80,7 @@ class Membership:
         """
         self._registration = registration
         loop = asyncio.get_running_loop()
-        patience_s = 0.0
-        if self._config().store() == "zookeeper":
-            patience_s = self._config().int("zookeeper.session.timeout.ms") / 1000 * 1.5
+        patience_s = self._store.session_timeout_s * SESSIONS_WAITED
         deadline = loop.time() + patience_s
         waits = False
         while True:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from librt.strings import BytesWriter
 from record_samples import NOW_MS, OPEN, PythonBatch, PythonBuilder, batches_of_records, parsed
 
+from tidemill.model.errors import CorruptMessage
 from tidemill.records.batch import GZIP, LZ4, NONE, SNAPPY, ZSTD, parse_batches
 from tidemill.records.builder import BatchBuilder, build_batch, recompress, stamp_append_time
 from tidemill.records.compression import (
@@ -219,3 +220,18 @@ def test_batches_in_a_row():
     batches = parse_batches(b"xx" + one + two, 2, 2 + len(one) + len(two))
     assert [(b.base_offset, b.position, b.next_offset) for b in batches] == [(0, 2, 1), (1, 2 + len(one), 2)]
     assert batches[1].to_bytes() == two
+
+
+@pytest.mark.parametrize("sizes", [(0, 30), (30, 0), (5000, 30), (30, 5000), (2 << 20, 30), (30, 2 << 20)])
+def test_gzip_members_whose_last_tells_less_than_all_are_read_whole(sizes: tuple[int, int]) -> None:
+    """The size at the end is that of the last member alone."""
+    parts = [bytes(at % 251 for at in range(size)) for size in sizes]
+    packed = b"".join(gzip.compress(part) for part in parts)
+    assert decompress(GZIP, packed, 8 << 20) == b"".join(parts)
+
+
+@pytest.mark.parametrize("said", [0, 1, 4999, 5001, 1 << 20, 0xFFFFFFFF])
+def test_gzip_that_lies_about_its_size_is_refused(said: int) -> None:
+    packed = gzip.compress(bytes(5000))
+    with pytest.raises(CorruptMessage):
+        decompress(GZIP, packed[:-4] + said.to_bytes(4, "little"), 8 << 20)

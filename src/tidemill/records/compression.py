@@ -50,8 +50,11 @@ SKIPPABLE_MAGIC: Final = 0x184D2A50
 GZIP_RATIO_MAX: Final = 1032
 """Deflate's largest: 258 bytes for 2 bits."""
 
-SMALL_BUFFER_BYTES: Final = 64 * 1024
-"""To this size a zeroed buffer is cheaper than a memory map."""
+GZIP_BYTES_MIN: Final = 10 + 2 + 8
+"""Of a member: header, an empty block, checksum and size."""
+
+SMALL_BUFFER_BYTES: Final = 1024 * 1024
+"""To this size a zeroed buffer is cheaper than a memory map, each page of which costs a fault."""
 
 
 def codec_of(name: str) -> i64:
@@ -104,8 +107,12 @@ def decompress_range(codec: i64, data: bytes, position: i64, end: i64, bytes_max
         return data[position:end]
     bound: i64 = unpacked_bytes_bound(codec, data, position, end)
     capacity: i64 = bound if bound < bytes_max else bytes_max
+    size: i64 = 0
+    if codec == GZIP and capacity > SMALL_BUFFER_BYTES:
+        unpacked = _decompress_small_gzip(data, position, end)
+        if unpacked is not None:
+            return unpacked
     buffer = _buffer(capacity)
-    size: i64
     if codec == SNAPPY:
         size = _decompress_snappy(data, position, end, buffer, capacity)
     else:
@@ -162,6 +169,24 @@ def _decompress_frames(
             f"{end - position} bytes do not unpack as {CODEC_NAMES[codec]}: {problem}; "
             "the producer's compression library wrote something else"
         ) from None
+
+
+def _decompress_small_gzip(data: bytes, position: i64, end: i64) -> bytes | None:
+    """What a member unpacks to that says at its end how little it is; None when it does not hold to that."""
+    if end - position < GZIP_BYTES_MIN:
+        return None
+    said: i64 = _little(GZIP, data, end - 4, end)
+    if said <= 0 or said > SMALL_BUFFER_BYTES:
+        return None
+    import cramjam
+
+    buffer = bytearray(said)
+    try:
+        with memoryview(data) as whole:
+            size = i64(cramjam.gzip.decompress_into(whole[position:end], buffer))
+    except cramjam.DecompressionError:
+        return None
+    return bytes(buffer) if size == said else None
 
 
 def _compress_snappy(snappy: Any, data: bytes) -> bytes:

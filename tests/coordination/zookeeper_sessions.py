@@ -104,6 +104,11 @@ class Session:
         assert self.states == list(states)
         self.states.clear()
 
+    async def next_state(self) -> None:
+        """Returns when something more was told."""
+        self._changed.clear()
+        await self._changed.wait()
+
     async def reach_again(self) -> None:
         """Returns when there is a connection, whatever was told before."""
         async with asyncio.timeout(WAIT_S):

@@ -17,6 +17,7 @@ from types import TracebackType
 
 JARS = ("zookeeper-*", "slf4j-api-*", "log4j-*", "metrics-core-*", "snappy-java-*", "netty-*", "commons-*")
 SERVER = "org.apache.zookeeper.server.ZooKeeperServerMain"
+MEMBER = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 LOG_LINES_SHOWN = 20
 PORTS_TRIED_MAX = 5
 
@@ -41,13 +42,16 @@ class ZooKeeper:
         *,
         options: Iterable[str] = (),
         timeout_s: float = 60.0,
+        member: int = 0,
     ) -> None:
+        """``member`` is the number of a server of an :class:`Ensemble`."""
         self.port = 0
         self.pid = 0
         self.directory = tempfile.mkdtemp(prefix="tidemill-zookeeper-")
         self._settings = dict(settings or {})
         self._options = list(options)
         self._timeout_s = timeout_s
+        self._member = member
         self._shell: subprocess.Popen[str] | None = None
 
     @property
@@ -66,13 +70,21 @@ class ZooKeeper:
         """Starts the server and waits until it serves. The port of an earlier start is kept."""
         for _ in range(1 if self.port else PORTS_TRIED_MAX):
             port = self.port or _free_port()
-            self._launch(port)
+            self.launch(port)
             if self._wait_ready(port):
                 self.port = port
                 return self
             self.kill()
+        raise self._failure()
+
+    def wait_ready(self) -> None:
+        """Returns when a server that was launched serves."""
+        if not self._wait_ready(self.port):
+            raise self._failure()
+
+    def _failure(self) -> ZooKeeperFailed:
         last = "\n".join(self.log.splitlines()[-LOG_LINES_SHOWN:])
-        raise ZooKeeperFailed(f"ZooKeeper did not start within {self._timeout_s:g} s:\n{last}")
+        return ZooKeeperFailed(f"ZooKeeper did not start within {self._timeout_s:g} s:\n{last}")
 
     def kill(self) -> None:
         """Ends the process at once, as a crash does."""
@@ -113,7 +125,8 @@ class ZooKeeper:
     ) -> None:
         self.close()
 
-    def _launch(self, port: int) -> None:
+    def launch(self, port: int) -> None:
+        """Starts the process, and does not wait for it."""
         settings = {
             "dataDir": f"{self.directory}/data",
             "clientPort": str(port),
@@ -128,7 +141,10 @@ class ZooKeeper:
         path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
         command = ["java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx128m"]
         command += ["-Dzookeeper.forceSync=no", "-Dzookeeper.preAllocSize=1024", *self._options]
-        command += ["-cp", class_path(), SERVER, str(path)]
+        command += ["-cp", class_path(), MEMBER if self._member else SERVER, str(path)]
+        if self._member:
+            Path(self.directory, "data").mkdir(exist_ok=True)
+            Path(self.directory, "data", "myid").write_text(str(self._member))
         self._shell = subprocess.Popen(
             ["sh", "-c", _SHELL, "sh", f"{self.directory}/log", *command],
             stdin=subprocess.PIPE,
@@ -150,6 +166,49 @@ class ZooKeeper:
                     return True
             time.sleep(0.02)
         return False
+
+
+class Ensemble:
+    """``with Ensemble(3) as ensemble:`` starts that many servers that keep one tree together."""
+
+    def __init__(self, count: int = 3) -> None:
+        ports = [_free_port() for _ in range(3 * count)]
+        settings = {"initLimit": "50", "syncLimit": "10", "standaloneEnabled": "false"}
+        for number in range(count):
+            peer, election = ports[3 * number : 3 * number + 2]
+            settings[f"server.{number + 1}"] = f"127.0.0.1:{peer}:{election}"
+        self.servers = [ZooKeeper(settings, member=number + 1) for number in range(count)]
+        for number, server in enumerate(self.servers):
+            server.port = ports[3 * number + 2]
+
+    @property
+    def address(self) -> str:
+        """``host:port,host:port,...``, for ``zookeeper.connect``."""
+        return ",".join(server.address for server in self.servers)
+
+    def __enter__(self) -> Ensemble:
+        try:
+            for server in self.servers:
+                server.launch(server.port)
+            for server in self.servers:
+                server.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def close(self) -> None:
+        """Ends all servers."""
+        for server in self.servers:
+            server.close()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 def class_path() -> str:

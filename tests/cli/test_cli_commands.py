@@ -6,48 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tidemill.cli import perf
-from tidemill.cli.main import run
 from tidemill.testing import Broker
 
 Run = Callable[..., str]
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with Broker() as running:
-        yield running
-
-
-@pytest.fixture
-def cli(broker: Broker, capfdbinary: Any, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs one command line; its output. ``code`` is the exit code it must have."""
-    monkeypatch.setenv("TIDEMILL_BOOTSTRAP", broker.bootstrap)
-
-    def call(*arguments: str, code: int = 0) -> str:
-        capfdbinary.readouterr()
-        outcome = run(arguments)
-        out, err = capfdbinary.readouterr()
-        assert outcome == code, (out, err)
-        if code == 1:
-            assert err.count(b"\n") == 1, err
-            assert err.startswith(b"tidemill: ")
-        return (out if code == 0 else out + err).decode("utf-8", "surrogateescape")
-
-    return call
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest, cli: Run) -> str:
-    name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:100]
-    cli("topic", "create", name, "-p", "3")
-    return name
 
 
 def send(cli: Run, topic: str, text: str | bytes, tmp_path: Path, *arguments: str, code: int = 0) -> str:
@@ -107,17 +75,18 @@ def test_bytes_that_are_no_text_come_out_as_they_went_in(cli: Run, topic: str, t
 
 
 def test_keys_headers_and_tombstones(cli: Run, topic: str, tmp_path: Path) -> None:
-    send(cli, topic, "k1::v1\nk1::\nplain\n", tmp_path, "-K", "::", "-H", "h=x", "-H", "empty", "-Z", "")
+    send(cli, topic, "k1::v1\nk1::\n", tmp_path, "-K", "::", "-H", "h=x", "-H", "empty=", "-Z", "")
+    send(cli, topic, "plain\n", tmp_path)
     found = as_objects(cli("consume", topic, "--from-beginning", "-e", "--json"))
     assert {(record.get("key"), record["value"]) for record in found} == {
         ("k1", "v1"),
         ("k1", None),
         (None, "plain"),
     }
-    assert found[0]["headers"] == [{"key": "h", "value": "x"}, {"key": "empty", "value": None}]
+    assert {"key": "empty", "value": ""} in next(r for r in found if r.get("key"))["headers"]
     shown = cli("consume", topic, "--from-beginning", "-e", "--show", "headers,key", "--separator", "|")
-    assert "h=x,empty=null|k1|v1\n" in shown
-    assert "h=x,empty=null|k1|null\n" in shown
+    assert "h=x,empty=|k1|v1\n" in shown
+    assert "h=x,empty=|k1|null\n" in shown
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
@@ -133,8 +102,16 @@ def test_what_json_prints_json_takes_again(cli: Run, topic: str, tmp_path: Path,
 
 
 def test_a_line_that_is_no_record_is_named(cli: Run, topic: str, tmp_path: Path) -> None:
-    assert "line 2: no JSON" in send(cli, topic, '{"value": 1}\nno\n', tmp_path, "--json", code=1)
-    assert "headers are a list" in send(cli, topic, '{"headers": [1]}\n', tmp_path, "--json", code=1)
+    said = send(cli, topic, '{"value": 1}\nno\n{"value": 2}\n', tmp_path, "--json", code=1)
+    assert "line 2: no JSON" in said
+    assert "(1 message before it sent, nothing after it)" in said
+    said = send(cli, topic, '{"value": 1, "headers": [1]}\n', tmp_path, "--json", code=1)
+    assert "headers are a list" in said
+    assert "line 2: there is no ':'" in send(cli, topic, "k:v\nplain\n", tmp_path, "-K", ":", code=1)
+    placed = '{"value": 1, "partition": 0}\n{"value": 1}\n'
+    assert "line 2: it names" in send(cli, topic, placed, tmp_path, "--json", "--keep-place", code=1)
+    found = as_objects(cli("consume", topic, "--from-beginning", "-e", "--json"))
+    assert sorted((r["key"] or "", r["value"]) for r in found) == [("", "1"), ("", "1"), ("k", "v")]
 
 
 def test_too_few_messages_end_with_exit_code_1(broker: Broker, topic: str) -> None:
@@ -153,7 +130,11 @@ def test_too_few_messages_end_with_exit_code_1(broker: Broker, topic: str) -> No
 
 
 def test_a_message_that_is_too_large_is_refused_with_a_way_out(cli: Run, topic: str, tmp_path: Path) -> None:
-    assert "max.request.size" in send(cli, topic, b"x" * 2_000_000, tmp_path, code=1)
+    said = send(cli, topic, b"a\n" + b"x" * 2_000_000, tmp_path, code=1)
+    assert "line 2: a message of about 2000024 bytes" in said
+    assert "max.request.size" in said
+    raised = ("-X", "max.request.size=3000000")
+    assert "MESSAGE_TOO_LARGE" in send(cli, topic, b"x" * 2_000_000, tmp_path, *raised, code=1)
 
 
 def test_since_begins_at_a_time(cli: Run, topic: str, tmp_path: Path) -> None:
@@ -253,8 +234,13 @@ def test_nobody_listening_is_said_at_once(cli: Run) -> None:
         ("consume", "t", "--show", "nonsense"),
         ("consume", "t", "--since", "nonsense"),
         ("consume", "t", "-g", "g", "-p", "0"),
-        ("consume", "--pattern", "("),
+        ("consume", "--pattern", "["),
+        ("consume", "--pattern", "a{99999999999999999999}"),
         ("produce", "t", "--json", "-k", "x"),
+        ("produce", "t", "-k", "k", "-K", ":"),
+        ("produce", "t", "-K", ""),
+        ("produce", "t", "--keep-place"),
+        ("produce", "t", "-H", "foo"),
         ("produce", "t", "-X", "nonsense"),
         ("group", "reset", "g"),
         ("group", "reset", "g", "--to", "latest", "--shift-by", "1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -229,15 +230,31 @@ def test_percentiles_are_times_that_occurred() -> None:
     assert percentiles([0.002])["p50"] == 2
 
 
-@pytest.mark.parametrize("text", [b"no", b"[]", b'{"headers": [{"key": 1}]}', b'{"key_base64": "%"}'])
-def test_input_that_is_no_record(text: bytes) -> None:
-    with pytest.raises(BadInput):
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"no", "no JSON"),
+        (b"[" * 100_000, "no JSON"),
+        (b"[]", "a JSON record is an object"),
+        (b"{}", "needs a value"),
+        (b'{"valu": "x"}', "'valu' is no field of a record; did you mean value?"),
+        (b'{"value": 1, "zzz": 1}', "the fields of a record are key, "),
+        (b'{"value": 1, "value_base64": "eA=="}', "both given"),
+        (b'{"value": 1, "headers": [{"key": 1}]}', "headers are a list"),
+        (b'{"value": 1, "headers": {}}', "headers are a list"),
+        (b'{"value": 1, "headers": [{"key": "h"}]}', "the header 'h' needs a value"),
+        (b'{"value": 1, "headers": [{"key": "h", "vale": 1}]}', "no field of a header"),
+        (b'{"value": 1, "key_base64": "%"}', "no base64"),
+    ],
+)
+def test_input_that_is_no_record(text: bytes, reason: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(reason)):
         from_json(text)
 
 
 def test_a_partition_that_is_no_number_is_refused() -> None:
     with pytest.raises(BadInput, match="partition is 'x'"):
-        from_json(b'{"partition": "x"}', keep_place=True)
+        from_json(b'{"value": 1, "partition": "x"}', keep_place=True)
 
 
 def test_json_values_are_sent_as_their_json() -> None:

@@ -181,7 +181,7 @@ def command(
     if pattern is not None:
         try:
             re.compile(pattern)
-        except re.error as problem:
+        except (re.error, OverflowError, RecursionError) as problem:
             raise click.UsageError(f"--pattern {pattern}: no regular expression: {problem}") from None
     if group is not None and partitions:
         raise click.UsageError("a group shares partitions out by itself: leave --partition or --group out")

@@ -76,14 +76,23 @@ def command(
 ) -> int:
     """Send each line of standard input, or of files, as a message to TOPIC.
 
-    Exit code 0 means that every message was acknowledged.
+    Exit code 0 means that every message was acknowledged. It stops at the first line that is no message:
+    those before it are sent.
     """
-    if as_json and (key_separator or key):
+    if as_json and (key_separator is not None or key is not None):
         raise click.UsageError("--json lines carry their keys: leave --key and --key-separator out")
+    if key is not None and key_separator is not None:
+        raise click.UsageError(
+            "--key is for every message, --key-separator finds a key in each: leave one out"
+        )
+    if keep_place and not as_json:
+        raise click.UsageError("--keep-place is for --json: other lines have neither partition nor timestamp")
+    separator = unescape(key_separator).encode() if key_separator is not None else None
+    if separator == b"":
+        raise click.UsageError("--key-separator is empty: no key can end there")
     from tidemill.client import Producer
 
     fixed = [_header(text) for text in headers]
-    separator = unescape(key_separator).encode() if key_separator is not None else None
     fixed_key = key.encode() if key is not None else None
     null_value = null_marker.encode() if null_marker is not None else None
 
@@ -94,9 +103,9 @@ def command(
         else:
             record = InputRecord(line, fixed_key, fixed)
             if separator is not None:
-                before, found, after = line.partition(separator)
-                if found:
-                    record.key, record.value = before, after
+                record.key, found, record.value = line.partition(separator)
+                if not found:
+                    raise BadInput(f"there is no {key_separator!r} after which its value would begin")
             if record.value == null_value:
                 record.value = None
         if partition is not None:
@@ -105,15 +114,8 @@ def command(
 
     choices = {"acks": acks, "compression_type": compression}
     config = target.config(max_block_ms=15_000, **{name: text for name, text in choices.items() if text})
-    sent = 0
     with Producer(target.bootstrap, config) as producer:
-        under_way: deque[BulkDelivery] = deque()
-        for number, lines in _chunks(files):
-            under_way.append(_send(producer, topic, lines, read, number))
-            while under_way and (len(under_way) > UNDER_WAY_MAX or under_way[0].done()):
-                sent += under_way.popleft().result()
-        while under_way:
-            sent += under_way.popleft().result()
+        sent = _send_all(producer, topic, files, read)
     if not quiet and (on_terminal() or sys.stderr.isatty()):
         click.secho(
             f"{count_text(sent)} {'message' if sent == 1 else 'messages'} sent to {topic}", dim=True, err=True
@@ -123,29 +125,75 @@ def command(
 
 def _header(text: str) -> tuple[str, bytes | None]:
     name, equals, value = text.partition("=")
-    if not name:
+    if not equals or not name:
         raise click.UsageError(f"--header {text}: it must be NAME=VALUE")
-    return name, value.encode() if equals else None
+    return name, value.encode()
 
 
-def _send(
-    producer: Producer,
-    topic: str,
-    lines: list[bytes],
-    read: Callable[[bytes], InputRecord],
-    first_line: int,
-) -> BulkDelivery:
-    records = []
-    for index, line in enumerate(lines):
+def _send_all(
+    producer: Producer, topic: str, files: tuple[str, ...], read: Callable[[bytes], InputRecord]
+) -> int:
+    """Sends all lines; how many were acknowledged. BadInput when it stopped before their end."""
+    from tidemill.client.accumulator import RECORD_OVERHEAD_BYTES
+
+    sent = 0
+    under_way: deque[BulkDelivery] = deque()
+    stopped: BadInput | None = None
+    size_max = min(producer.config.int("max.request.size"), producer.config.int("buffer.memory"))
+
+    def checked(line: bytes) -> InputRecord:
+        record = read(line)
+        # As the producer counts, which does not know of lines.
+        size = RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"")
+        for name, value in record.headers:
+            size += 10 + len(name) + len(value or b"")
+        if size > size_max:
+            raise BadInput(
+                f"a message of about {size} bytes is over max.request.size={size_max}; send smaller ones, or "
+                f"raise it with -X max.request.size={2 * size}, and max.message.bytes of the topic"
+            )
+        return record
+
+    try:
+        for source, number, lines in _chunks(files):
+            records, stopped = _records(lines, checked, source, number)
+            if records:
+                under_way.append(_send(producer, topic, records))
+            if stopped is not None:
+                break
+            while under_way and (len(under_way) > UNDER_WAY_MAX or under_way[0].done()):
+                sent += under_way.popleft().result()
+    except BadInput as problem:
+        stopped = problem
+    while under_way:
+        sent += under_way.popleft().result()
+    if stopped is not None:
+        noun = "message" if sent == 1 else "messages"
+        raise BadInput(f"{stopped} ({count_text(sent)} {noun} before it sent, nothing after it)")
+    return sent
+
+
+def _records(
+    lines: list[bytes], read: Callable[[bytes], InputRecord], source: str, first_line: int
+) -> tuple[list[InputRecord], BadInput | None]:
+    """The records of the lines up to the first that is none, and what is wrong with that one."""
+    records: list[InputRecord] = []
+    for line in lines:
         try:
-            records.append(read(line))
+            record = read(line)
+            if records and (record.partition is None) != (records[0].partition is None):
+                raise BadInput(
+                    "it names a partition and others do not, or the other way about: give --partition, or "
+                    "leave --keep-place out"
+                )
         except BadInput as problem:
-            raise BadInput(f"line {first_line + index}: {problem}") from None
-    placed = any(record.partition is not None for record in records)
-    if placed and not all(record.partition is not None for record in records):
-        raise BadInput(
-            "some lines name a partition and some do not: give --partition, or leave --keep-place out"
-        )
+            return records, BadInput(f"{source}line {first_line + len(records)}: {problem}")
+        records.append(record)
+    return records, None
+
+
+def _send(producer: Producer, topic: str, records: list[InputRecord]) -> BulkDelivery:
+    placed = records[0].partition is not None
     return producer.send_batch(
         topic,
         [record.value for record in records],
@@ -156,16 +204,21 @@ def _send(
     )
 
 
-def _chunks(files: tuple[str, ...]) -> Iterator[tuple[int, list[bytes]]]:
-    """Lines as they become available, with the number of the first one."""
+def _chunks(files: tuple[str, ...]) -> Iterator[tuple[str, int, list[bytes]]]:
+    """Lines as they become available, with the file (for messages) and the number of the first one."""
     if not files:
         if sys.stdin.isatty():
             click.secho("One message a line; ctrl-D ends.", dim=True, err=True)
-        yield from _lines_of(sys.stdin.buffer)
+        for number, lines in _lines_of(sys.stdin.buffer):
+            yield "", number, lines
         return
     for name in files:
         with open(name, "rb") as file:
-            yield from _lines_of(file)
+            try:
+                for number, lines in _lines_of(file):
+                    yield f"{name}, ", number, lines
+            except BadInput as problem:
+                raise BadInput(f"{name}, {problem}") from None
 
 
 def _lines_of(file: IO[bytes]) -> Iterator[tuple[int, list[bytes]]]:

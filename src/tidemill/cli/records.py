@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from tidemill.client.chunks import ConsumerRecord
 
 
+RECORD_FIELDS = (
+    *("key", "key_base64", "value", "value_base64", "headers"),
+    *("topic", "partition", "offset", "timestamp", "timestamp_type"),
+)
+HEADER_FIELDS = ("key", "value", "value_base64")
+HEADERS_TEXT = 'headers are a list of objects, as [{"key": "k", "value": "v"}]'
+
+
 class BadInput(TidemillError):
     """A line of input that is no record."""
 
@@ -72,18 +80,26 @@ class InputRecord:
 def from_json(line: bytes, *, keep_place: bool = False) -> InputRecord:
     """Reads what :func:`to_json` writes. Partition and time are taken over only with ``keep_place``.
 
-    A value that is a JSON object, list or number is sent as its compact JSON text.
+    A value that is a JSON object, list or number is sent as its compact JSON text. One that is null makes a
+    tombstone; one that is left out, or a field of another name, is a mistake.
     """
     try:
         found = json.loads(line)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise BadInput(f"no JSON: {problem}") from None
     if not isinstance(found, dict):
         raise BadInput('a JSON record is an object, as {"key": "k", "value": "v"}')
+    _refuse_others(found, RECORD_FIELDS, "a record")
+    _need_value(found, 'a record needs a value: {"value": "v"}, or {"value": null} for a tombstone')
+    listed = found.get("headers")
+    if listed is not None and not isinstance(listed, list):
+        raise BadInput(HEADERS_TEXT)
     headers = []
-    for header in found.get("headers") or []:
+    for header in listed or []:
         if not isinstance(header, dict) or not isinstance(header.get("key"), str):
-            raise BadInput('headers are a list of objects, as [{"key": "k", "value": "v"}]')
+            raise BadInput(HEADERS_TEXT)
+        _refuse_others(header, HEADER_FIELDS, "a header")
+        _need_value(header, f"the header {header['key']!r} needs a value, which may be null")
         headers.append((header["key"], _bytes_of(header, "value")))
     return InputRecord(
         _bytes_of(found, "value"),
@@ -94,9 +110,25 @@ def from_json(line: bytes, *, keep_place: bool = False) -> InputRecord:
     )
 
 
+def _refuse_others(found: dict[str, Any], known: tuple[str, ...], what: str) -> None:
+    from tidemill.model.configs.topic import near
+
+    for name in found:
+        if name not in known:
+            hint = near(name, known) or f"; the fields of {what} are {', '.join(known)}"
+            raise BadInput(f"{name!r} is no field of {what}{hint}")
+
+
+def _need_value(found: dict[str, Any], text: str) -> None:
+    if "value" not in found and found.get("value_base64") is None:
+        raise BadInput(text)
+
+
 def _bytes_of(found: dict[str, Any], name: str) -> bytes | None:
     encoded = found.get(f"{name}_base64")
     if encoded is not None:
+        if found.get(name) is not None:
+            raise BadInput(f"{name} and {name}_base64 are both given: one of them at most")
         try:
             return base64.b64decode(encoded, validate=True)
         except (ValueError, TypeError):

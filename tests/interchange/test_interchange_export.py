@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -162,6 +164,22 @@ def test_directories_that_miss_a_partition_are_refused(tmp_path: Path) -> None:
         "partition stamped-1 is in none of the directories: name every directory of log.dirs"
     ]
     assert not nodes.exists()
+
+
+def test_a_copy_that_finds_no_room_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    data, new = imported(tmp_path), tmp_path / "new"
+    monkeypatch.setattr(os, "sendfile", full)
+    said = failed(capsys, 1, data, "--to", new, "--script", tmp_path / "nodes.txt")
+    assert said == (
+        f"tidemill: the copy to {new} was not finished (No space left on device): remove it before the next try\n"
+    )
+    assert not (tmp_path / "nodes.txt").exists()
+    assert (data / STORE).exists()
 
 
 def test_what_is_missing_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tidemill.coordination.nodes import DeleteTopicNode, TopicNode
 from tidemill.interchange import metadata_records as records
 from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry
 from tidemill.interchange.kraft_reading import read_kraft, snapshot_offset
-from tidemill.interchange.metadata_records import encode_metadata
+from tidemill.interchange.metadata_records import decode_metadata, encode_metadata
 from tidemill.interchange.zookeeper_nodes import from_nodes, read_file, to_nodes, write_file
 from tidemill.log.files import SystemFiles
 from tidemill.model.errors import ConfigError, ProtocolError, StorageError
@@ -175,6 +176,21 @@ def topic(name: str, topic_id: bytes = ID) -> list[Struct]:
             partition_id=0, topic_id=topic_id, replicas=[1, 2], isr=[1], leader=1, leader_epoch=4
         ),
     ]
+
+
+def test_the_example_on_the_page_is_what_kafka_writes() -> None:
+    page = (Path(__file__).parents[2] / "docs/formats/kraft-metadata.md").read_text()
+    made, placed = (
+        b"".join(bytes.fromhex(re.split(r"\s{2,}", line)[0]) for line in block.strip().splitlines())
+        for block in page.split("## Example")[1].split("```")[1::2]
+    )
+    record, version = decode_metadata(made)
+    assert (record, version) == (records.TopicRecord(name="orders", topic_id=ID), 0)
+    partition, _ = decode_metadata(placed)
+    assert partition == records.PartitionRecord(
+        partition_id=0, topic_id=ID, replicas=[1], isr=[1], leader=1, leader_epoch=0, partition_epoch=0
+    )
+    assert (encode_metadata(record, 0), encode_metadata(partition, 0)) == (made, placed)
 
 
 def test_changes_of_partitions_are_followed(tmp_path: Path) -> None:

@@ -94,7 +94,13 @@ def _carry_out(
         zookeeper_nodes.check_empty(zookeeper)
     if target is not None:
         with progress(sum(one.size for one in found.partitions.values()), "copying") as advance:
-            exporting.copy_away(files, found, target, planned, advance)
+            try:
+                exporting.copy_away(files, found, target, planned, advance)
+            except OSError as problem:
+                raise click.ClickException(
+                    f"the copy to {target} was not finished ({problem.strerror}): remove it before the "
+                    "next try"
+                ) from None
     if script:
         with open(script, "w", encoding="utf-8") as file:
             file.write(exporting.shell_script(made))

@@ -1,11 +1,13 @@
 """How fast the same log is compacted by our broker and by Apache Kafka, and in how much memory.
 
-    python bench/compaction.py [--rows 4000000] [--partitions 4] [--only SHAPE] [--data DIR]
+    python bench/compaction.py [--rows 4000000] [--partitions 4] [--only SHAPE|latency] [--data DIR]
 
 Partitions with the same content are laid into the directory of each broker while it is stopped. It compacts
 them one after the other with one cleaner; the first warms it up, and the median of the others counts: rows a
 second, by the time that the broker's own log tells. Memory is the largest that was resident in the broker
 and what it started, together. The cleaner of both has its default memory for keys (128 MB).
+
+Then comes what a client feels: synchronous produces to another topic, alone and beside a compaction.
 """
 
 from __future__ import annotations
@@ -19,19 +21,23 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from peers import Kafka, Peer, Tidemill
+from peers import Figures, Kafka, Peer, Tidemill, load
 
 TOPIC = "compacted"
+ROWS = 4_000_000
+PARTITIONS = 4
+MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
 SEGMENT_BYTES = 64 << 20
 SETTINGS = ("log.cleaner.backoff.ms=200", "log.initial.task.delay.ms=600000")
 DEADLINE_S = 900
 NOW_MS = 1_700_000_000_000
+NEVER, AT_ONCE = "1.0", "0.01"
+"""Of ``min.cleanable.dirty.ratio``."""
 
 
 class Shape(NamedTuple):
@@ -118,32 +124,98 @@ def seconds_of_kafka(log: str) -> list[float]:
     return [float(found.replace(",", "")) for found in re.findall(text, log)]
 
 
-def measure(
-    peer: Peer, content: Path, partitions: int, rows: int, seconds_of: Callable[[str], list[float]]
-) -> tuple[float, float]:
-    """Rows a second, and megabytes of memory."""
+def begin(peer: Peer, content: Path, partitions: int, ratio: str) -> None:
+    """Makes the topic of a broker that runs, fills it while the broker is down, and starts that again."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     settings = {
         "cleanup.policy": "compact",
         "segment.bytes": str(SEGMENT_BYTES),
-        "min.cleanable.dirty.ratio": "0.01",
+        "min.cleanable.dirty.ratio": ratio,
     }
+    admin = AdminClient({"bootstrap.servers": peer.bootstrap, "log_level": 0})
+    admin.create_topics([NewTopic(TOPIC, partitions, 1, config=settings)])[TOPIC].result(30)
+    peer.stop()
+    lay(content, peer, partitions)
+    peer.start()
+
+
+def compacted(peer: Peer) -> list[float]:
+    """The seconds of each compaction that the broker has told of."""
+    log = peer.log_path.read_text(errors="replace")
+    return seconds_of_ours(log) if isinstance(peer, Tidemill) else seconds_of_kafka(log)
+
+
+def measure(peer: Peer, content: Path, partitions: int, rows: int) -> tuple[float, float]:
+    """Rows a second, and megabytes of memory."""
     with peer:
-        admin = AdminClient({"bootstrap.servers": peer.bootstrap})
-        admin.create_topics([NewTopic(TOPIC, partitions, 1, config=settings)])[TOPIC].result(30)
-        peer.stop()
-        lay(content, peer, partitions)
-        peer.start()
+        begin(peer, content, partitions, AT_ONCE)
         memory_of: dict[int, float] = {}
         deadline = time.monotonic() + DEADLINE_S
-        while len(found := seconds_of(peer.log_path.read_text(errors="replace"))) < partitions:
+        while len(found := compacted(peer)) < partitions:
             for pid in (peer.pid, *children(peer.pid)):
                 memory_of[pid] = max(memory_of.get(pid, 0.0), resident_peak_mb(pid))
             if time.monotonic() > deadline:
                 raise SystemExit(f"bench: {peer.name} compacted {len(found)} logs, see {peer.log_path}")
             time.sleep(0.05)
     return rows / statistics.median(found[1:] or found), sum(memory_of.values())
+
+
+def compact_now(peer: Peer) -> None:
+    """Lets the broker begin."""
+    from confluent_kafka.admin import (
+        AdminClient,
+        AlterConfigOpType,
+        ConfigEntry,
+        ConfigResource,
+        ResourceType,
+    )
+
+    entry = ConfigEntry("min.cleanable.dirty.ratio", AT_ONCE, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, TOPIC, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": peer.bootstrap, "log_level": 0})
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(30)
+
+
+def felt(peer: Peer, content: Path, partitions: int) -> tuple[Figures, Figures]:
+    """What a produce takes alone, and beside a compaction that goes on all the while."""
+    with peer:
+        begin(peer, content, partitions, NEVER)
+        load("latency", peer.bootstrap, 2000)
+        alone = load("latency", peer.bootstrap, 20_000)
+        compact_now(peer)
+        time.sleep(1)
+        beside = load("latency", peer.bootstrap, 20_000)
+        if len(compacted(peer)) >= partitions:
+            print(f"bench: {peer.name} was done before the clients: raise --rows", file=sys.stderr)
+    return alone, beside
+
+
+def latency_rows(rows: int, partitions: int, base: Path) -> list[str]:
+    """The lines of the table about clients."""
+    content = base / "content"
+    shutil.rmtree(content, ignore_errors=True)
+    write_content(content, SHAPES["batches of 500"], rows)
+    lines = []
+    for peer in peers(base):
+        alone, beside = felt(peer, content, partitions)
+        for key in ("p50", "p99"):
+            a, b = beside[key], alone[key]
+            lines.append(
+                f"| {peer.name}: produce {key} beside a compaction, µs | ≤ 1.1 | {a:.0f} | {b:.0f} without"
+                f" | {a / b:.2f} |"
+            )
+        print("\n".join(lines[-2:]), file=sys.stderr, flush=True)
+    shutil.rmtree(content)
+    return lines
+
+
+def peers(base: Path) -> tuple[Peer, Peer]:
+    """Both brokers, not started yet."""
+    kafka = Kafka(base / "kafka", SETTINGS)
+    kafka.told = ("org.apache.kafka.storage.internals.log",)
+    return Tidemill(base / "tidemill", SETTINGS), kafka
 
 
 def compare(rows: int, partitions: int, only: str, base: Path) -> list[str]:
@@ -156,12 +228,9 @@ def compare(rows: int, partitions: int, only: str, base: Path) -> list[str]:
         shutil.rmtree(content, ignore_errors=True)
         count = rows // 4 if shape.value_bytes >= 1000 or shape.batch == 1 else rows
         size = write_content(content, shape, count)
-        kafka = Kafka(base / "kafka", SETTINGS)
-        kafka.told = ("org.apache.kafka.storage.internals.log",)
-        ours, memory = measure(
-            Tidemill(base / "tidemill", SETTINGS), content, partitions, count, seconds_of_ours
+        (ours, memory), (theirs, their_memory) = (
+            measure(peer, content, partitions, count) for peer in peers(base)
         )
-        theirs, their_memory = measure(kafka, content, partitions, count, seconds_of_kafka)
         shutil.rmtree(content)
         what = f"compaction, {name}, {size / 1e6:.0f} MB"
         lines.append(f"| {what}: rows/s | ≥ 1.5 | {ours:,.0f} | {theirs:,.0f} | {ours / theirs:.2f} |")
@@ -173,17 +242,25 @@ def compare(rows: int, partitions: int, only: str, base: Path) -> list[str]:
     return lines
 
 
+def every_row(rows: int, partitions: int, only: str = "", data: str = MEMORY) -> list[str]:
+    """All lines of the table; ``data`` is a directory for the logs."""
+    base = Path(data) / "tidemill-compaction"
+    lines = compare(rows, partitions, only, base)
+    if only in "latency":
+        lines += latency_rows(rows, partitions, base)
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rows", type=int, default=4_000_000)
-    parser.add_argument("--partitions", type=int, default=4)
-    parser.add_argument("--only", default="", help="what has this in its name")
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
-    parser.add_argument("--data", default=memory, help="a directory for the logs")
+    parser.add_argument("--rows", type=int, default=ROWS)
+    parser.add_argument("--partitions", type=int, default=PARTITIONS)
+    parser.add_argument("--only", default="", help="what has this in its name; also: latency")
+    parser.add_argument("--data", default=MEMORY, help="a directory for the logs")
     options = parser.parse_args()
-    base = Path(options.data) / "tidemill-compaction"
-    head = "| axis | goal | Tidemill | Apache Kafka | ratio |\n|---|---|---|---|---|"
-    print("\n".join([head, *compare(options.rows, options.partitions, options.only, base)]))
+    head = "| axis | goal | Tidemill | against | ratio |\n|---|---|---|---|---|"
+    lines = every_row(options.rows, options.partitions, options.only, options.data)
+    print("\n".join([head, *lines]))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ async def insist(call: Callable[[], Awaitable[Answer]]) -> Answer:
 
 def test_a_session_goes_on_with_another_server() -> None:
     async def story(ensemble: Ensemble) -> None:
-        settings = ZooKeeperSettings(ensemble.address, "/c", 10_000, 30_000)
+        settings = ZooKeeperSettings(ensemble.address, "/c", 40_000, 60_000)
         async with opened(settings) as session, opened(settings) as other:
             store = session.store
             seen: list[Event] = []
@@ -72,7 +72,7 @@ def test_a_session_goes_on_with_another_server() -> None:
 
 def test_without_a_majority_nothing_is_served_and_nothing_lost() -> None:
     async def story(ensemble: Ensemble) -> None:
-        settings = ZooKeeperSettings(ensemble.address, "", 20_000, 30_000)
+        settings = ZooKeeperSettings(ensemble.address, "", 40_000, 60_000)
         async with opened(settings) as session:
             await session.store.transact([Create("/kept", b"1"), Create("/mine", ephemeral=True)])
             for server in ensemble.servers[1:]:

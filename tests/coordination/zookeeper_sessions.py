@@ -11,7 +11,7 @@ from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 
 Settings = Callable[..., ZooKeeperSettings]
-WAIT_S = 30
+WAIT_S = 50
 CONNECTED, SUSPENDED, EXPIRED = SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.EXPIRED
 CREATED, DELETED = EventKind.CREATED, EventKind.DELETED
 DATA, CHILDREN = EventKind.DATA_CHANGED, EventKind.CHILDREN_CHANGED

@@ -173,7 +173,7 @@ class Ensemble:
 
     def __init__(self, count: int = 3) -> None:
         ports = [_free_port() for _ in range(3 * count)]
-        settings = {"initLimit": "50", "syncLimit": "10", "standaloneEnabled": "false"}
+        settings = {"initLimit": "50", "syncLimit": "50", "standaloneEnabled": "false"}
         for number in range(count):
             peer, election = ports[3 * number : 3 * number + 2]
             settings[f"server.{number + 1}"] = f"127.0.0.1:{peer}:{election}"

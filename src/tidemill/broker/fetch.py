@@ -235,6 +235,8 @@ class FetchPath:
                 part.aborted = self.aborted(partition.log, part.offset, part.slice)
         except KafkaError as error:
             part.fail(error.code)
+            if error.code == ErrorCode.KAFKA_STORAGE_ERROR:
+                partition.events.storage_trouble(partition, error)
 
     def note_follower(self, request: FetchRequest, part: FetchPart) -> None:
         """Takes what a follower's fetch says of its log."""

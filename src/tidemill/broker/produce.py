@@ -316,6 +316,8 @@ class ProducePath:
                 result = partition.append_messages(messages, request.acks, now_ms)
         except KafkaError as error:
             part.fail(error)
+            if error.code == ErrorCode.KAFKA_STORAGE_ERROR:
+                partition.events.storage_trouble(partition, error)
             return
         part.base_offset = result.base_offset
         part.end_offset = result.last_offset + 1

@@ -19,6 +19,9 @@ _NEXT_STEPS = {
 }
 
 
+_BROKEN = frozenset({errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.ESTALE, errno.ENOTCONN})
+"""What a disk answers that is broken, gone or remounted, and a file server that is."""
+
 _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
@@ -40,6 +43,12 @@ def storage_error(doing: str, path: str, problem: OSError) -> StorageError:
     if number in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(text)
     return StorageError(text)
+
+
+def is_disk_broken(problem: KafkaError) -> bool:
+    """Whether the disk itself is at fault: nothing else in its directory can be relied on either."""
+    cause = problem.__cause__
+    return isinstance(cause, OSError) and cause.errno in _BROKEN
 
 
 def may_pass(problem: StorageError) -> bool:

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from tidemill.log.checkpoints import CheckpointJob, write_checkpoints
 from tidemill.log.config import LogConfig
-from tidemill.log.errors import may_pass
+from tidemill.log.errors import is_disk_broken, may_pass
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
 from tidemill.log.names import partition_directory
 from tidemill.log.recovery import offline_log
-from tidemill.model.errors import StorageError
+from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.ports import Clock
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.validate import Limits
@@ -281,6 +281,11 @@ class ReplicaManager(PartitionEvents):
             if partition is not None:
                 self._fail(partition, str(problem))
         self.report_warnings()
+
+    def storage_trouble(self, partition: Partition, error: KafkaError) -> None:
+        """Puts the data directory aside when its disk is broken; not from within the request that met it."""
+        if isinstance(error, StorageError) and is_disk_broken(error):
+            self.loop.call_soon(self._sync_failed, partition.log, error)
 
     def storage_failed(self, one: Log, problem: StorageError) -> None:
         """Puts the data directory of a log aside, whose files are in a state that only a start can tell."""

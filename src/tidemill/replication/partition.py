@@ -75,6 +75,9 @@ class PartitionEvents:
     def write_back_wanted(self, partition: Partition) -> None:
         """Much was appended: begin to write it to the disk elsewhere."""
 
+    def storage_trouble(self, partition: Partition, error: KafkaError) -> None:
+        """An append or a read was answered with KAFKA_STORAGE_ERROR."""
+
     def flush_wanted(self, partition: Partition) -> None:
         """Appends wait for a flush (``flush.messages``): sync the log elsewhere, then call ``flushed``."""
         raise NotImplementedError

@@ -119,7 +119,7 @@ def test_a_process_that_is_stuck_is_replaced(monkeypatch: pytest.MonkeyPatch) ->
         (pid,) = conversions.processes
         os.kill(pid, signal.SIGSTOP)
         until(lambda: state(pid) == "T")
-        conversions._idle[0].connection.settimeout(0.2)
+        conversions._idle[0].limit(0.2)
         assert ask(conversions, data) == expected(data)
         until(lambda: state(pid) in ("Z", ""))
     finally:

@@ -11,13 +11,14 @@ import contextlib
 import logging
 import os
 import socket
+import struct
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tidemill.broker.conversion_process import receive, result_of, send
+from tidemill.broker.conversion_process import answer_of, receive, result_of, send
 from tidemill.model.counters import TimeHistogram
 from tidemill.model.errors import ErrorCode, KafkaError
 
@@ -56,15 +57,20 @@ class Process:
         except BaseException:
             ours.close()
             raise
-        ours.settimeout(JOB_S_MAX)
         self.connection = ours
+        self.limit(JOB_S_MAX)
         self.idle_since = time.monotonic()
 
     def call(self, job: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """The process's answer. Raises OSError and EOFError when it died or is stuck."""
-        send(self.connection, (job, arguments))
-        answer: tuple[Any, ...] = receive(self.connection)
-        return answer
+        send(self.connection, (job, *arguments[1:]), arguments[0])
+        return answer_of(*receive(self.connection))
+
+    def limit(self, seconds: float) -> None:
+        """How long it may be silent. The system keeps count, so that whole answers are waited for in it."""
+        value = struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self.connection.setsockopt(socket.SOL_SOCKET, option, value)
 
     def close(self) -> None:
         """Ends the process."""

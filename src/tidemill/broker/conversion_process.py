@@ -3,12 +3,13 @@
 It takes jobs from its standard input, a socket, and answers on it, one after the other, until the socket
 ends: so it lives no longer than its broker. Both directions carry::
 
-    size u32 | marshal of (name, arguments)         job
-    size u32 | marshal of (True, result)            answer
-    size u32 | marshal of (False, code, text, record errors)
+    size u32 | size u32 | marshal of (name, further arguments) | data           job
+    size u32 | size u32 | marshal of (True, further results) | data             answer
+    size u32 | 0 u32    | marshal of (False, code, text, record errors)
 
-Only bytes, numbers, texts and tuples of them go over it, between processes of the same program; nothing of
-it is kept.
+``data`` is the first argument and the first result: bytes that are copied no more than they have to be. Only
+bytes, numbers, texts and tuples of them go over it, between processes of the same program; nothing of it is
+kept.
 """
 
 from __future__ import annotations
@@ -26,33 +27,34 @@ from tidemill.records.convert import down, for_storage
 from tidemill.records.message_set import MessageSet
 from tidemill.records.validate import Limits
 
-SIZE = struct.Struct("!I")
+SIZES = struct.Struct("!II")
 NICENESS = 5
 """The event loop goes before: its clients wait for less."""
 
 
-def send(connection: socket.socket, message: tuple[Any, ...]) -> None:
+def send(connection: socket.socket, head: tuple[Any, ...], data: bytes = b"") -> None:
     """Sends one message. Raises OSError."""
-    data = marshal.dumps(message)
-    connection.sendall(SIZE.pack(len(data)))
-    connection.sendall(data)
+    packed = marshal.dumps(head)
+    connection.sendall(SIZES.pack(len(packed), len(data)) + packed)
+    if data:
+        connection.sendall(data)
 
 
-def receive(connection: socket.socket) -> Any:
+def receive(connection: socket.socket) -> tuple[tuple[Any, ...], bytes]:
     """The next message. EOFError when the other side is gone, OSError."""
-    (size,) = SIZE.unpack(_receive(connection, SIZE.size))
-    return marshal.loads(_receive(connection, size))
+    head_size, data_size = SIZES.unpack(_receive(connection, SIZES.size))
+    head: tuple[Any, ...] = marshal.loads(_receive(connection, head_size))
+    return head, _receive(connection, data_size)
 
 
-def _receive(connection: socket.socket, size: int) -> bytearray:
-    data = bytearray(size)
-    with memoryview(data) as view:
-        at = 0
-        while at < size:
-            count = connection.recv_into(view[at:])
-            if count == 0:
-                raise EOFError("the other process is gone")
-            at += count
+def _receive(connection: socket.socket, size: int) -> bytes:
+    """So many bytes; mostly the system puts all of them where they stay."""
+    data = connection.recv(size, socket.MSG_WAITALL) if size else b""
+    while len(data) < size:
+        more = connection.recv(size - len(data), socket.MSG_WAITALL)
+        if not more:
+            raise EOFError("the other process is gone")
+        data += more
     return data
 
 
@@ -87,13 +89,13 @@ def store_job(
 
 
 def place_job(
-    magic: int, codec: int, record_count: int, unpacked: bytes, level: int | None, base_offset: int
-) -> bytes:
+    unpacked: bytes, codec: int, record_count: int, level: int | None, base_offset: int
+) -> tuple[bytes]:
     """A wrapper of format v0, compressed with the offsets that its messages get from ``base_offset`` on."""
-    return MessageSet(b"", magic, codec, record_count, -1, unpacked, level).stored(base_offset)
+    return (MessageSet(b"", 0, codec, record_count, -1, unpacked, level).stored(base_offset),)
 
 
-JOBS: dict[str, Callable[..., Any]] = {"down": down_job, "store": store_job, "place": place_job}
+JOBS: dict[str, Callable[..., tuple[Any, ...]]] = {"down": down_job, "store": store_job, "place": place_job}
 
 
 def perform(job: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -105,6 +107,11 @@ def perform(job: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         return (False, int(error.code), str(error), tuple(errors))
     except MemoryError:
         return (False, int(ErrorCode.UNKNOWN_SERVER_ERROR), "out of memory while converting records", ())
+
+
+def answer_of(head: tuple[Any, ...], data: bytes) -> tuple[Any, ...]:
+    """A received message as the answer that :func:`perform` gave."""
+    return (True, (data, *head[1:])) if head[0] else head
 
 
 def result_of(answer: tuple[Any, ...]) -> Any:
@@ -124,8 +131,13 @@ def main() -> None:
     with socket.socket(fileno=0) as connection:
         while True:
             try:
-                job, arguments = receive(connection)
-                send(connection, perform(job, arguments))
+                (job, *arguments), data = receive(connection)
+                answer = perform(job, (data, *arguments))
+                if answer[0]:
+                    made, *further = answer[1]
+                    send(connection, (True, *further), made)
+                else:
+                    send(connection, answer)
             except (EOFError, OSError):
                 return
 

@@ -103,7 +103,7 @@ class Storing:
                 base = int(partition.log.end_offset)
                 codec, count = int(messages.codec), int(messages.record_count)
                 size = len(messages.unpacked)
-                data = await self.run("place", size, 0, codec, count, messages.unpacked, messages.level, base)
+                (data,) = await self.run("place", size, messages.unpacked, codec, count, messages.level, base)
                 if partition.log.end_offset == base:
                     if request.is_wanted:
                         part.messages = PlacedSet(data, base, codec, count)

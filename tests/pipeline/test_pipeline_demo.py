@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from tidemill.client import Admin, ClientError
 from tidemill.client.partitioners import murmur2_partition
 from tidemill.model.errors import ConfigError
-from tidemill.pipeline.demo.checks import flights_without_weather, months_of_file
+from tidemill.pipeline.demo.broker import DemoBroker
+from tidemill.pipeline.demo.checks import Check, flights_without_weather, months_of_file
+from tidemill.pipeline.demo.directory import MARKER, UnderWay, claimed
 from tidemill.pipeline.demo.flights import FLIGHTS, ROWS, WEATHER, messages, value_of
-from tidemill.pipeline.demo.publish import publish_topic
-from tidemill.pipeline.demo.run import MARKER, clean_directory, files_of
+from tidemill.pipeline.demo.plots import delay_by_hour_and_carrier
+from tidemill.pipeline.demo.publish import Published, publish_topic
+from tidemill.pipeline.demo.report import write_report
+from tidemill.pipeline.demo.results import Loaded, Results, Step
+from tidemill.pipeline.demo.run import files_of
+from tidemill.pipeline.demo.show import Show
 from tidemill.testing import Broker
 
 
@@ -86,17 +99,148 @@ def test_a_folder_of_somebody_else_is_not_emptied(tmp_path: Path) -> None:
     mine.mkdir()
     (mine / "thesis.txt").write_text("words")
     with pytest.raises(ConfigError, match="will not remove"):
-        clean_directory(mine)
+        claimed(mine).__enter__()
     assert (mine / "thesis.txt").exists()
 
 
 def test_an_earlier_run_is_removed(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
-    clean_directory(folder)
-    assert (folder / MARKER).exists()
-    (folder / "old").write_text("x")
-    clean_directory(folder)
-    assert not (folder / "old").exists()
+    with claimed(folder):
+        assert (folder / MARKER).exists()
+        (folder / "old").write_text("x")
+        (folder / "tree").mkdir()
+    with claimed(folder):
+        assert [path.name for path in folder.iterdir()] == [MARKER]
+
+
+def test_a_second_run_leaves_the_first_alone(tmp_path: Path) -> None:
+    """Broker and folder of a run that is under way look as those of one that was killed."""
+    folder = tmp_path / "demo"
+    with claimed(folder):
+        broker = DemoBroker(folder)
+        broker.start()
+        try:
+            again = subprocess.run(
+                [sys.executable, "-m", "tidemill.pipeline.demo", "--directory", str(folder)],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert again.returncode == 1
+            said = f"tidemill: another make run (pid {os.getpid()}) is under way in {folder}: wait"
+            assert again.stderr.startswith(said)
+            assert again.stderr.count("\n") == 1
+            with pytest.raises(UnderWay):
+                claimed(folder).__enter__()
+        finally:
+            assert broker.stop() == 0
+    with claimed(folder):
+        assert not broker.log_path.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match=r"cannot use .*: Not a directory\): give another folder: make run"):
+        claimed(tmp_path / "file" / "demo").__enter__()
+
+
+def test_the_broker_of_a_demo_that_was_killed_is_stopped(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    with claimed(folder):
+        broker = DemoBroker(folder)
+        broker.start()
+    with claimed(folder):
+        assert broker.stop() == 0  # it had ended already: of itself, it would be killed by a number
+
+
+def start_demo(folder: Path) -> subprocess.Popen[str]:
+    """A demo's process with a broker and a command that never ends; it says their numbers."""
+    program = (
+        "import subprocess, sys, time\n"
+        "from pathlib import Path\n"
+        "from tidemill.pipeline.demo import __main__ as demo, broker, directory\n"
+        "def run(folder, bootstrap, limit):\n"
+        "    with directory.claimed(folder):\n"
+        "        server = broker.DemoBroker(folder)\n"
+        "        server.start()\n"
+        "        log = (folder / 'load.log').open('wb')\n"
+        "        child = [sys.executable, '-m', 'tidemill.pipeline.demo.child']\n"
+        "        load = subprocess.Popen([*child, 'serve', '--set', 'listeners=PLAINTEXT://127.0.0.1:0',\n"
+        "            '--set', f'log.dirs={folder}/load'],\n"
+        "            stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True)\n"
+        "        print(server._process.pid, load.pid, flush=True)\n"
+        "        try:\n"
+        "            time.sleep(600)\n"
+        "        finally:\n"
+        "            server.stop()\n"
+        "demo._run = run\n"
+        "demo.main()\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", program, "--directory", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_demo_that_is_ended_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    folder = tmp_path / "demo"
+    demo = start_demo(folder)
+    assert demo.stdout is not None
+    numbers = [int(text) for text in demo.stdout.readline().split()]
+    assert len(numbers) == 2, demo.communicate()[1]
+    demo.send_signal(number)
+    _, said = demo.communicate(timeout=60)
+    if number != signal.SIGKILL:
+        assert demo.returncode == 128 + number
+        assert said == f"tidemill: {number.name}: stopping\n"
+    deadline_s = time.monotonic() + 30
+    while left := [pid for pid in numbers if alive(pid)]:
+        assert time.monotonic() < deadline_s, left
+        time.sleep(0.02)
+    assert "stopped; what was acknowledged is on the disk" in (folder / "broker.log").read_text()
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that has ended, and that nobody waited for, does not."""
+    shown = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return bool(shown.stdout.strip()) and not shown.stdout.startswith("Z")
+
+
+def test_without_a_terminal_a_step_is_a_line() -> None:
+    out = io.StringIO()
+    show = Show(Console(file=out, width=120))
+    with show.step("publish"), show.progress("publish", 10) as tell:
+        tell(10)
+    show.done(Step("publish", 1.0))
+    with show.step("load"), show.waiting() as say:
+        say("waiting")
+    show.done(Step("load", 2.0))
+    assert [line.split() for line in out.getvalue().splitlines()] == [
+        ["✓", "publish", "1.0", "s"],
+        ["✓", "load", "2.0", "s"],
+    ]
+
+
+def test_page_and_terminal_tell_the_same(tmp_path: Path) -> None:
+    published = Published("t", 10, 1000)
+    results = Results(seconds=137.6, checks=[Check("one", "1", "1", True)])
+    results.topics = {topic: Loaded(published, {0: (0, 10)}) for topic in (FLIGHTS, WEATHER)}
+    results.steps = [Step("one", 99.0)]
+    page, out = tmp_path / "report.html", io.StringIO()
+    write_report(page, results, "")
+    Show(Console(file=out, width=120)).summary(results, page)
+    assert "<b>138 s</b>" in page.read_text()
+    assert "All 1 checks passed in 138 s" in out.getvalue()
+
+
+def test_a_delay_of_almost_nothing_has_no_sign() -> None:
+    row = {"carrier": "UA", "hour": 5, "departed": 30, "dep_delay_mean": -0.3}
+    svg = delay_by_hour_and_carrier([row])
+    assert ">0</text>" in svg
+    assert ">-0</text>" not in svg
 
 
 def test_files_that_the_sink_does_not_list_are_left_over(tmp_path: Path) -> None:

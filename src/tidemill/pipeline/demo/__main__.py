@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import click
 
 from tidemill.model.errors import TidemillError
+from tidemill.pipeline.demo.directory import DIRECTORY_VARIABLE
+
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @click.command()
@@ -17,7 +23,8 @@ from tidemill.model.errors import TidemillError
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("demo"),
     show_default=True,
-    help="Where data, tables and the report go; emptied at the start.",
+    envvar=DIRECTORY_VARIABLE,
+    help=f"Where data, tables and the report go; emptied at the start (also {DIRECTORY_VARIABLE}).",
 )
 @click.option(
     "--bootstrap-server",
@@ -27,11 +34,23 @@ from tidemill.model.errors import TidemillError
 @click.option("--limit", type=click.IntRange(1000), help="Rows of each file, at most.  [default: all]")
 def main(directory: Path, bootstrap_server: str | None, limit: int | None) -> None:
     """Publishes the flights of 2013, loads them with Spark, checks everything, and writes a report."""
+    for number in SIGNALS:
+        # A SIGHUP that the starter chose to ignore (nohup) stays ignored.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, stop)
     try:
         sys.exit(_run(directory, bootstrap_server, limit))
     except TidemillError as problem:
         click.echo(f"tidemill: {problem}", err=True)
         sys.exit(1)
+
+
+def stop(number: int, _: FrameType | None) -> NoReturn:
+    """Ends as ctrl-C does: what was started is stopped on the way out. A second signal ends it at once."""
+    for one in SIGNALS:
+        signal.signal(one, signal.SIG_DFL)
+    click.echo(f"tidemill: {signal.Signals(number).name}: stopping", err=True)
+    sys.exit(128 + number)
 
 
 def _run(directory: Path, bootstrap: str | None, limit: int | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -36,12 +37,13 @@ class DemoBroker:
         """Returns when the broker answers. Raises BrokerFailed."""
         port = free_port()
         self.bootstrap = f"127.0.0.1:{port}"
-        command = [sys.executable, "-m", "tidemill", "serve"]
+        command = [sys.executable, "-m", "tidemill", "serve", "--until-eof"]
         command += ["--set", f"listeners=PLAINTEXT://{self.bootstrap}", "--set", f"log.dirs={self._data}"]
         began_s = time.monotonic()
         with self.log_path.open("wb") as log:
+            # Its input ends with this process, however that ends, and then it stops in order.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
         self._pid_path.write_text(str(self._process.pid))
         while not self._answers():
@@ -67,6 +69,8 @@ class DemoBroker:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
         self._pid_path.unlink(missing_ok=True)
         return process.returncode
 
@@ -102,18 +106,28 @@ class DemoBroker:
 
 
 def stop_leftover(directory: Path) -> None:
-    """Stops the broker of an earlier demo that was killed: it holds the lock of the data directory."""
+    """Stops the broker of an earlier demo that was killed, or waits for its end.
+
+    Only for who has the folder to himself: the broker of a run that is under way looks the same.
+    """
     pid_path = directory / "broker.pid"
     try:
         pid = int(pid_path.read_text())
     except (OSError, ValueError):
         return
-    shown = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    if "tidemill serve" in shown.stdout and str(directory) in shown.stdout:
-        os.kill(pid, signal.SIGTERM)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if not _is_broker_of(pid, directory):
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
         deadline_s = time.monotonic() + STOP_SECONDS_MAX
-        while _alive(pid) and time.monotonic() < deadline_s:
+        while _is_broker_of(pid, directory) and time.monotonic() < deadline_s:
             time.sleep(0.05)
+
+
+def _is_broker_of(pid: int, directory: Path) -> bool:
+    shown = subprocess.run(["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return "tidemill serve" in shown.stdout and f"{directory}{os.sep}" in shown.stdout
 
 
 def free_port() -> int:
@@ -121,11 +135,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return True

@@ -46,8 +46,8 @@ def load_and_kill(
     began_s = time.monotonic()
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tidemill", "pipeline", "load", *command_options],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", "tidemill.pipeline.demo.child", "pipeline", "load", *command_options],
+            stdin=subprocess.PIPE,  # ends with this process, and the child kills itself then
             stdout=log,
             stderr=log,
             start_new_session=True,  # the JVM is in the same session, and dies with it
@@ -59,6 +59,8 @@ def load_and_kill(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
     committed = batches_in(checkpoint / "commits")
     planned = batches_in(checkpoint / "offsets")
     open_batches = [number for number in planned if number not in committed]

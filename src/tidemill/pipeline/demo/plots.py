@@ -156,7 +156,7 @@ def delay_by_hour_and_carrier(delays: Sequence[Any]) -> str:
                     below.text(
                         hour,
                         y + 0.5,
-                        f"{field[y, x]:.0f}",
+                        str(round(field[y, x])),
                         ha="center",
                         va="center",
                         fontsize=8,

@@ -34,20 +34,28 @@ tr:last-child td { border-bottom: 0; }
 .verdict { border-left: 6px solid #16a34a; }
 .verdict.failed { border-left-color: #dc2626; }
 .verdict h1 { margin-top: 2px; }
-.tiles { display: grid; grid-template-columns: repeat(3, 1fr); gap: 12px; margin-top: 18px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(250px, 42%), 1fr)); gap: 12px;
+  margin-top: 18px; }
 .tile { background: #f8fafc; border: 1px solid #e2e8f0; border-radius: 10px; padding: 12px 14px; }
 .tile b { display: block; font-size: 23px; letter-spacing: -0.02em; }
 .tile span { color: #64748b; font-size: 13.5px; }
 .bar { background: #dbeafe; height: 12px; border-radius: 3px; min-width: 2px; }
 .muted { color: #64748b; font-size: 14px; }
-code { background: #f1f5f9; padding: 1px 5px; border-radius: 4px; font-size: 13.5px; }
+.wide { overflow-x: auto; }
+.wide > svg { min-width: 620px; }
+@media (max-width: 640px) {
+  main { padding: 12px 10px 40px; }
+  section { padding: 16px 14px; }
+  table { font-size: 13px; }
+  td:first-child { min-width: 11em; }
+  .short td:first-child { min-width: 0; }
+}
 """
 
 
-def write_report(path: Path, results: Results) -> None:
-    """Writes the page."""
+def sections(results: Results) -> str:
+    """All of the page below the verdict. Drawing the plots takes seconds."""
     parts = [
-        _verdict(results),
         _days(results),
         _partitions(results),
         _restart(results),
@@ -56,11 +64,16 @@ def write_report(path: Path, results: Results) -> None:
         _files(results),
         _timings(results),
     ]
+    return "".join(parts)
+
+
+def write_report(path: Path, results: Results, body: str) -> None:
+    """Writes the page: the verdict, then ``body``, which :func:`sections` made."""
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Tidemill: the flights of 2013</title><style>{CSS}</style></head>"
-        f"<body><main>{''.join(parts)}</main></body></html>"
+        f"<body><main>{_verdict(results)}{body}</main></body></html>"
     )
     path.write_text(page, encoding="utf-8")
 
@@ -70,14 +83,13 @@ def _verdict(results: Results) -> str:
     count = len(results.checks)
     head = f"All {count} checks passed" if results.passed else f"{len(failed)} of {count} checks failed"
     flights, weather = (results.topics[topic].published for topic in (FLIGHTS, WEATHER))
-    seconds = sum(step.seconds for step in results.steps)
     tiles = [
         (f"{flights.rows:,}", "flights, each once in Parquet"),
         (f"{weather.rows:,}", "weather reports, likewise"),
         (f"{(flights.value_bytes + weather.value_bytes) / 1e6:,.0f} MB", "of JSON through the log"),
         ("1", "load killed (SIGKILL) and started again"),
         (f"{results.aggregate_rows:,}", "rows of delays, in Parquet and in a topic"),
-        (f"{seconds:,.0f} s", "from start to this page"),
+        (f"{results.seconds:,.0f} s", "from start to this page"),
     ]
     text = "".join(f'<div class="tile"><b>{number}</b><span>{label}</span></div>' for number, label in tiles)
     failures = "".join(
@@ -88,7 +100,11 @@ def _verdict(results: Results) -> str:
         f'<section class="verdict{"" if results.passed else " failed"}">'
         f"<h1>{head}</h1><p>The flights that left New York in 2013, and the weather there, were published "
         "to a tidemill broker, loaded by Spark into Parquet while the load was killed once, joined, and "
-        f"the result published again. This page shows what was found.</p>{failures}<div "
+        "the result published again. Each check compares two numbers. What is <b>expected</b> is counted "
+        "from the CSV files themselves, with Python's csv module, or is what the broker's offsets say; what "
+        "is <b>found</b> comes from the Parquet files, or from the topics read again. Of the aggregate, "
+        'topic and Parquet are compared with one another. <a href="#checks">All of them, with their '
+        f"numbers</a>.</p>{failures}<div "
         f'class="tiles">{text}</div></section>'
     )
 
@@ -138,6 +154,11 @@ def _partitions(results: Results) -> str:
 
 
 def _restart(results: Results) -> str:
+    again = (
+        " The second run found the offsets of the unfinished batch in the checkpoint and did it again, from "
+        "the same first message to the same last. Files of its first try are not in the sink's list, so "
+        "nobody reads them."
+    )
     largest = max((batch.rows for batch in results.batches), default=1)
     lines = []
     for batch in results.batches:
@@ -152,16 +173,13 @@ def _restart(results: Results) -> str:
             f'{"" if done else "background:#fecaca"}"></div></td><td>{state}</td></tr>'
         )
     table = (
-        '<table><tr><th>run</th><th class="n">batch</th><th '
+        '<table class="short"><tr><th>run</th><th class="n">batch</th><th '
         'class="n">messages</th><th></th><th>took</th></tr>'
         f"{''.join(lines)}</table>"
     )
     return _section(
         "The load that was killed",
-        html.escape(results.killed)
-        + " The second run found the offsets of the unfinished batch in the checkpoint "
-        "and did it again, from the same first message to the same last. Files of its first try are not "
-        "in the sink's list, so nobody reads them.",
+        html.escape(results.killed) + (again if any(one.seconds is None for one in results.batches) else ""),
         table,
     )
 
@@ -201,6 +219,7 @@ def _checks(results: Results) -> str:
         "What is expected comes from the files themselves, read with Python's csv module, or from the "
         "broker's offsets; what is found from Parquet, or from the topic read again.",
         table,
+        "checks",
     )
 
 
@@ -254,5 +273,8 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f"<table><tr>{names}</tr>{body}</table>"
 
 
-def _section(title: str, text: str, body: str) -> str:
-    return f"<section><h2>{title}</h2>{f'<p>{text}</p>' if text else ''}{body}</section>"
+def _section(title: str, text: str, body: str, name: str = "") -> str:
+    """On a narrow screen plots and tables scroll in their own frame, not the page with them."""
+    mark = f' id="{name}"' if name else ""
+    words = f"<p>{text}</p>" if text else ""
+    return f'<section{mark}><h2>{title}</h2>{words}<div class="wide">{body}</div></section>'

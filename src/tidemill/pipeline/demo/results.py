@@ -52,7 +52,10 @@ class Loaded:
 
 @dataclass
 class Results:
-    """Everything that the table in the terminal and the report show."""
+    """Everything that the table in the terminal and the report show.
+
+    ``seconds`` go from the start to the writing of the report.
+    """
 
     topics: dict[str, Loaded] = field(default_factory=dict)
     batches: list[MicroBatch] = field(default_factory=list)
@@ -61,6 +64,7 @@ class Results:
     delays: list[Any] = field(default_factory=list)
     weather: list[Any] = field(default_factory=list)
     aggregate_rows: int = 0
+    seconds: float = 0.0
     killed: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 import sys
 import time
 import uuid
@@ -14,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidemill.model.errors import ConfigError
 from tidemill.pipeline.demo import analysis, checks
-from tidemill.pipeline.demo.broker import DemoBroker, stop_leftover
+from tidemill.pipeline.demo.broker import DemoBroker
+from tidemill.pipeline.demo.directory import claimed
 from tidemill.pipeline.demo.flights import FLIGHTS, ROWS, SCHEMAS, WEATHER
 from tidemill.pipeline.demo.killed_load import KilledLoad, load_and_kill
 from tidemill.pipeline.demo.publish import publish_topic
@@ -31,7 +30,6 @@ PARTITIONS = 6
 TIME_ZONE = "America/New_York"
 OFFSETS_A_BATCH = 100_000
 KILLED_BATCH = 1
-MARKER = ".tidemill-demo"
 DELAYS = "flight-delays"
 
 
@@ -53,25 +51,35 @@ class Demo:
 
     def run(self) -> Results:
         """All steps; the broker is stopped at the end, whatever happens."""
-        from tidemill.pipeline.demo.report import write_report
+        from tidemill.pipeline.demo.report import sections, write_report
 
-        clean_directory(self.directory)
-        try:
-            self._start_broker()
-            self._publish()
-            killed = self._first_load()
-            spark = self._start_spark()
+        began_s = time.monotonic()
+        with claimed(self.directory):
             try:
-                self._second_load(spark, killed)
-                self._aggregate(spark)
-                self._check(spark)
-            finally:
-                spark.stop()
-        finally:
-            self._finish()
-        with self._step("report"):
-            write_report(self.directory / "report.html", self.results)
+                self._work()
+            except BaseException:
+                self._finish()
+                raise
+            with self._step("stop the broker" if self._broker else "remove the topics") as notes:
+                self._finish()
+                notes.append(agreement(self.results))
+            with self._step("report"):
+                body = sections(self.results)
+                self.results.seconds = time.monotonic() - began_s
+                write_report(self.directory / "report.html", self.results, body)
         return self.results
+
+    def _work(self) -> None:
+        self._start_broker()
+        self._publish()
+        killed = self._first_load()
+        spark = self._start_spark()
+        try:
+            self._second_load(spark, killed)
+            self._aggregate(spark)
+            self._check(spark)
+        finally:
+            spark.stop()
 
     def _finish(self) -> None:
         """Stops the broker, or leaves somebody else's cluster as it was."""
@@ -242,8 +250,9 @@ class Demo:
             self.results.checks += checks.check_aggregate(
                 spark, self.bootstrap, self.names[DELAYS], str(self.directory / DELAYS)
             )
-            passed = sum(check.passed for check in self.results.checks)
-            notes.append(f"{passed} of {len(self.results.checks)} agree")
+            notes.append(agreement(self.results))
+            if self._broker is not None:
+                notes.append("one to come: how the broker ends")
             if self._broker is not None and (resident := self._broker.resident_bytes()) is not None:
                 self.results.facts["broker, resident memory at the end"] = f"{resident / 1e6:.0f} MB"
 
@@ -307,19 +316,6 @@ def errors_into(path: Path) -> Iterator[None]:
         os.close(kept)
 
 
-def clean_directory(directory: Path) -> None:
-    """Makes the directory, or empties one of an earlier demo. Raises ConfigError for one of somebody else."""
-    if directory.exists() and any(directory.iterdir()) and not (directory / MARKER).exists():
-        raise ConfigError(
-            f"{directory} has files and is no folder of an earlier demo: the demo starts clean and will "
-            "not remove them. Give another folder with --directory, or move them away"
-        )
-    stop_leftover(directory)
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    (directory / MARKER).write_text("Made by `make run`, which removes everything in here when it starts.\n")
-
-
 def killed_rows(checkpoint: Path, killed: KilledLoad) -> dict[int, int]:
     """Messages of the first run's micro-batches, from the offsets in the checkpoint."""
     before: dict[tuple[str, str], int] = {}
@@ -342,6 +338,11 @@ def seconds_of(checkpoint: Path, batch: int) -> float:
     """How long a committed micro-batch took: from its entry in the offset log to that in the commit log."""
     planned, committed = (checkpoint / log / str(batch) for log in ("offsets", "commits"))
     return max(0.0, committed.stat().st_mtime - planned.stat().st_mtime)
+
+
+def agreement(results: Results) -> str:
+    """How many checks agree so far."""
+    return f"{sum(check.passed for check in results.checks)} of {len(results.checks)} checks agree"
 
 
 def counted(count: int, one: str, many: str) -> str:

@@ -40,7 +40,10 @@ class Show:
 
     @contextmanager
     def progress(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar over ``total`` messages; the function adds to it."""
+        """A bar over ``total`` messages; the function adds to it. Nothing is shown but on a terminal."""
+        if not self.console.is_terminal:
+            yield lambda count: None
+            return
         columns = (
             TextColumn("  {task.description}"),
             BarColumn(),
@@ -53,7 +56,10 @@ class Show:
 
     @contextmanager
     def waiting(self) -> Iterator[Callable[[str], None]]:
-        """A spinner; the function changes the text beside it."""
+        """A spinner; the function changes the text beside it. Nothing is shown but on a terminal."""
+        if not self.console.is_terminal:
+            yield lambda text: None
+            return
         with self.console.status(f"  {self._step}") as status:
             yield lambda text: status.update(f"  {self._step}: {text}")
 
@@ -68,11 +74,12 @@ class Show:
             mark = "[green]✓[/]" if check.passed else "[bold red]✗ differs[/]"
             table.add_row(check.question, check.expected, check.found, mark)
         self.console.print(table)
-        seconds = sum(step.seconds for step in results.steps)
         failed = sum(not check.passed for check in results.checks)
         verdict = (
             f"[bold green]All {len(results.checks)} checks passed[/]"
             if results.passed
             else f"[bold red]{failed} of {len(results.checks)} checks failed[/]"
         )
-        self.console.print(f"{verdict} in {seconds:.0f} s. The report: [bold]{report}[/]", soft_wrap=True)
+        self.console.print(
+            f"{verdict} in {results.seconds:.0f} s. The report: [bold]{report}[/]", soft_wrap=True
+        )

@@ -216,6 +216,22 @@ def test_a_log_that_cannot_be_cleaned_is_set_aside_and_the_others_go_on(
     assert stage.compaction.set_aside == {}
 
 
+def test_a_log_that_needs_more_memory_is_tried_again_when_it_gets_more(stage: Stage) -> None:
+    log = stage.logs.create(TopicPartition("t", 0), bytes(16), SETTINGS, NOW)
+    data = build_batch([(NOW, b"%d" % number, b"v", None) for number in range(2000)])
+    log.append([parse_batch(data, 0, len(data))], 0, NOW)
+    log.roll(NOW)
+    stage.compaction.config = lambda: BrokerConfig.of(log_cleaner_dedupe_buffer_size="0")
+    stage.compaction.reconfigured()
+    assert not stage.clean()
+    assert "raise log.cleaner.dedupe.buffer.size" in stage.compaction.set_aside[TopicPartition("t", 0)]
+    stage.compaction.reconfigured()
+    assert stage.compaction.set_aside
+    stage.compaction.config = lambda: BrokerConfig.of()
+    stage.compaction.reconfigured()
+    assert stage.clean()
+
+
 def test_a_log_that_kills_the_worker_again_and_again_is_set_aside(stage: Stage) -> None:
     stage.log()
     stage.worker.answers = [Failure("died", "by signal 9")] * DEATHS_MAX

@@ -2,8 +2,8 @@
 
 The loop plans and exchanges; reading, comparing and writing happen in the worker, renames in a thread. A log
 that is cut, deleted or put aside meanwhile is noticed before each exchange: the cleaning ends then, and its
-files are removed. A log that cannot be cleaned is set aside until the next start, with its reason in the log
-and in the metrics, and the others go on.
+files are removed. A log that cannot be cleaned is set aside until the next start, or until the cleaner's
+settings change, with its reason in the log and in the metrics, and the others go on.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ class Compaction:
         self._deaths: dict[TopicPartition, int] = {}
         self._again_ms: dict[TopicPartition, int] = {}
         self._written: dict[str, dict[TopicPartition, int]] = {}
+        self._settings = settings_of(config())
         self._writing = asyncio.Lock()
         self._look = asyncio.Event()
 
@@ -147,8 +148,15 @@ class Compaction:
     # -- the work
 
     def reconfigured(self) -> None:
-        """The broker's settings changed: a job that runs keeps to the pace of now, and a rest ends."""
-        self.worker.set_pace(settings_of(self.config()).bytes_per_second)
+        """The broker's settings changed: a job that runs keeps to the pace of now, and a rest ends.
+
+        With more memory a log may be possible that was not: those set aside are tried again.
+        """
+        settings = settings_of(self.config())
+        self.worker.set_pace(settings.bytes_per_second)
+        if settings != self._settings:
+            self._settings = settings
+            self.set_aside.clear()
         self._look.set()
 
     async def run(self) -> None:
@@ -264,7 +272,7 @@ class Compaction:
             )
 
     def _failed(self, key: TopicPartition, failure: Failure, now_ms: int) -> None:
-        """Sets a log aside, for a while or until the next start."""
+        """Sets a log aside, for a while or for longer."""
         if failure.kind == STORAGE:
             log.error("%s; it is tried again in %d s", failure.text, AGAIN_MS // 1000)
             self._again_ms[key] = now_ms + AGAIN_MS
@@ -274,7 +282,11 @@ class Compaction:
             if self._deaths[key] < DEATHS_MAX:
                 log.warning("%s is not compacted yet: %s; it is tried again", key, failure.text)
                 return
-        log.error("%s is not compacted any more, until the broker starts again: %s", key, failure.text)
+        log.error(
+            "%s is not compacted any more, until the broker starts again or log.cleaner settings change: %s",
+            key,
+            failure.text,
+        )
         self.set_aside[key] = failure.text
 
     def _report(self, chosen: Candidate, counts: CleanCounts, seconds: float) -> None:

@@ -314,6 +314,16 @@ def test_a_topic_with_partitions_elsewhere_is_refused_or_left_out(tmp_path: Path
     assert told["left_alone"] == [f"{data}/kept-0"]
 
 
+def test_groups_are_told_to_be_lost_with_the_offsets_topic(tmp_path: Path) -> None:
+    path = "/brokers/topics/__consumer_offsets"
+    nodes = edited_nodes(tmp_path, path, partitions={"0": [1], "1": [2]})
+    told = called(copied("zookeeper", tmp_path), "--nodes", nodes, "--only-whole")
+    assert told["notes"] == [
+        "topic __consumer_offsets is left out: partition 1 is on other brokers",
+        "with it go the committed offsets of all groups: they begin anew",
+    ]
+
+
 def write_state(data: Path, status: int, version: int = 1) -> None:
     """Adds a record of the transaction coordinator to its recorded log."""
     value = TransactionLogValue(

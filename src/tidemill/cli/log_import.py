@@ -184,7 +184,10 @@ def _tell(planned: Import, found: Found, dry_run: bool) -> None:
     for text in planned.notes:
         click.echo(f"note    {show(text)}")
     for path in planned.left_alone:
-        click.echo(f"note    {show(path)} is left alone: it belongs to no topic that is taken over")
+        click.echo(
+            f"note    {show(path)} belongs to no topic that is taken over: it is left alone; move it away "
+            "before a topic of that name is made"
+        )
     if planned.problems:
         raise click.ClickException("nothing was imported")
     partitions = sum(len(topic.partitions) for topic in metadata.topics.values())

@@ -18,6 +18,7 @@ from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.port import Create
 from tidemill.interchange.cluster import NO_LEADER, ClusterMetadata, PartitionEntry, TopicEntry
 from tidemill.interchange.directories import Found, FoundPartition
+from tidemill.interchange.transactions import TOPIC as TRANSACTIONS_TOPIC
 from tidemill.interchange.transactions import OpenTransaction
 from tidemill.interchange.zookeeper_nodes import to_nodes
 from tidemill.log.checkpoints import encode_id
@@ -31,9 +32,10 @@ LISTED: Final = 5
 """Of many of a kind, so many are named."""
 KEPT_FOR_EVER: Final = {"retention.ms": "-1", "retention.bytes": "-1"}
 """The settings of a topic whose own are not known: nothing of it goes before somebody sets them."""
+OFFSETS_TOPIC: Final = "__consumer_offsets"
 INTERNAL: Final = {
-    "__consumer_offsets": {"cleanup.policy": "compact", "compression.type": "producer"},
-    "__transaction_state": {"cleanup.policy": "compact", "compression.type": "uncompressed"},
+    OFFSETS_TOPIC: {"cleanup.policy": "compact", "compression.type": "producer"},
+    TRANSACTIONS_TOPIC: {"cleanup.policy": "compact", "compression.type": "uncompressed"},
 }
 
 
@@ -149,6 +151,8 @@ def _take_topic(topic: TopicEntry, found: Found, choices: Choices, result: Impor
         entry.partitions[number] = PartitionEntry((result.node_id,), NO_LEADER, epoch, (result.node_id,))
     if elsewhere and choices.only_whole:
         result.notes.append(f"topic {topic.name} is left out: {_partitions(elsewhere)} on other brokers")
+        if topic.name == OFFSETS_TOPIC:
+            result.notes.append("with it go the committed offsets of all groups: they begin anew")
         return
     if elsewhere:
         result.problems.append(

@@ -305,7 +305,7 @@ def partition(leader: int, isr: list[int], state_version: int = 3) -> PartitionI
         ((1, 3), partition(2, [2, 3]), 3, [3]),
         ((1,), partition(2, [2, 3]), -1, [2, 3]),
         ((1,), partition(-1, [2, 3]), None, None),
-        ((1, 2), partition(-1, [3, 2, 1]), 1, [1, 2]),
+        ((1, 2), partition(-1, [3, 2, 1]), 1, [2, 1]),
         ((2, 3), partition(-1, [], -1), 2, [2, 3]),
     ],
 )
@@ -321,12 +321,46 @@ def test_the_first_living_replica_in_sync_leads(
     assert elected.leader_epoch == (0 if before.partition_epoch < 0 else 8)
 
 
+def test_a_dead_follower_leaves_the_set_and_its_leader_keeps_the_epoch() -> None:
+    elected = elect(cluster(1, 2), partition(2, [1, 2, 3]))
+    assert elected is not None
+    assert (elected.leader, elected.isr, elected.leader_epoch, elected.partition_epoch) == (2, [1, 2], 7, 4)
+
+
+@pytest.mark.parametrize(
+    ("lost", "leader", "isr", "epoch"),
+    [
+        ({3}, 2, [2], 7),  # a follower is taken out before anybody counts on it
+        ({2}, 3, [3], 8),  # the leader gives way to one that lost nothing
+        ({2, 3}, 2, [2, 3], 8),  # all have lost something: they are all there is
+    ],
+)
+def test_who_may_have_lost_records_is_taken_out_as_long_as_others_are_in_sync(
+    lost: set[int], leader: int, isr: list[int], epoch: int
+) -> None:
+    elected = elect(cluster(1, 2, 3), partition(2, [2, 3]), lost=frozenset(lost))
+    assert elected is not None
+    assert (elected.leader, elected.isr, elected.leader_epoch) == (leader, isr, epoch)
+
+
+def test_an_unclean_election_takes_whoever_lives() -> None:
+    assert elect(cluster(1), partition(-1, [2, 3])) is None
+    elected = elect(cluster(1), partition(-1, [2, 3]), unclean=True)
+    assert elected is not None
+    assert (elected.leader, elected.isr, elected.leader_epoch) == (1, [1], 8)
+    # As long as one in sync lives, it is not unclean.
+    elected = elect(cluster(1, 3), partition(2, [2, 3]), unclean=True)
+    assert elected is not None
+    assert (elected.leader, elected.isr) == (3, [3])
+    assert elect(cluster(0), partition(-1, [2, 3]), unclean=True) is None
+
+
 def test_a_takeover_leaves_healthy_topics_alone() -> None:
     assert plan_takeover(cluster(0, topics=(topic_image("t", [0]),))) == []
 
 
 def test_a_takeover_renews_epochs_of_a_broker_that_may_have_lost_records() -> None:
-    (plan,) = plan_takeover(cluster(0, 1, topics=(topic_image("t", [0], [1]),)), unclean_brokers=[0])
+    (plan,) = plan_takeover(cluster(0, 1, topics=(topic_image("t", [0], [1]),)), lost=[0])
     assert [p.leader_epoch for p in plan.topic.partitions] == [1, 0]
     assert [p.leader for p in plan.topic.partitions] == [0, 1]
     (write,) = plan.operations

@@ -5,7 +5,7 @@ No input or output here; see :mod:`tidemill.controller.topics`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tidemill.controller.topics import Plan
 from tidemill.coordination.encoding import new_id
@@ -15,53 +15,76 @@ from tidemill.coordination.port import Create, Operation, SetData
 from tidemill.model.types import ZERO_ID
 
 
-def elect(image: ClusterImage, partition: PartitionImage) -> PartitionImage | None:
-    """The partition led by the first of its living replicas in sync; None to leave it as it is."""
-    if partition.leader in image.brokers:
-        return None
+def elect(
+    image: ClusterImage,
+    partition: PartitionImage,
+    *,
+    unclean: bool = False,
+    lost: frozenset[int] = frozenset(),
+) -> PartitionImage | None:
+    """The state that a partition gets now that some brokers live and others do not; None to leave it.
+
+    The dead leave the in-sync set, and so do those in ``lost``: they live, but may have lost what they had
+    not synced. Where nobody else is in sync, they are all there is, and stay. The leader stays, or the first
+    of the replicas in sync takes over. With nobody in sync alive the partition waits for the last members, or
+    with ``unclean`` the first replica that lives leads alone, and what it does not have is gone.
+
+    The leader epoch grows when the leader changes, or may have lost something.
+    """
     living = [broker for broker in partition.replicas if broker in image.brokers]
-    if (
-        partition.partition_epoch < 0
-    ):  # It never had a state: the replicas that live are in sync, being empty.
+    if partition.partition_epoch < 0:
+        # It never had a state: the replicas that live are in sync, being empty.
         leader = living[0] if living else NO_BROKER
         return PartitionImage(partition.partition, leader, 0, partition.replicas, living, 0)
-    candidates = [broker for broker in living if broker in partition.isr]
-    leader = candidates[0] if candidates else NO_BROKER
-    if leader == partition.leader:
+    there = [broker for broker in partition.isr if broker in image.brokers]
+    isr = [broker for broker in there if broker not in lost] or there
+    if not isr and unclean and living:
+        isr = living[:1]
+    if not isr:
+        if partition.leader == NO_BROKER:
+            return None
+        return _changed(partition, NO_BROKER, partition.isr, is_new_epoch=True)
+    leader = partition.leader
+    if leader not in isr:
+        leader = next((broker for broker in living if broker in isr), isr[0])
+    is_new_epoch = leader != partition.leader or leader in lost
+    if not is_new_epoch and isr == partition.isr:
         return None
-    isr = candidates if candidates else partition.isr
-    return _next_epoch(partition, leader, isr)
+    return _changed(partition, leader, isr, is_new_epoch=is_new_epoch)
 
 
-def _next_epoch(partition: PartitionImage, leader: int, isr: list[int]) -> PartitionImage:
+def _changed(partition: PartitionImage, leader: int, isr: list[int], *, is_new_epoch: bool) -> PartitionImage:
     return PartitionImage(
         partition.partition,
         leader,
-        partition.leader_epoch + 1,
+        partition.leader_epoch + is_new_epoch,
         partition.replicas,
         isr,
         partition.partition_epoch + 1,
     )
 
 
-def plan_takeover(image: ClusterImage, unclean_brokers: Iterable[int] = ()) -> list[Plan]:
-    """What a new controller has to put right in each topic.
+def plan_takeover(
+    image: ClusterImage,
+    lost: Iterable[int] = (),
+    is_unclean: Callable[[TopicImage], bool] = lambda topic: False,
+) -> list[Plan]:
+    """What has to be put right in each topic: by a new controller, and when brokers came or went.
 
-    Topics without an id get one, partitions without a living leader get one where they can, and partitions
-    led by a broker that may have lost what it had not synced get a new epoch, so that readers notice.
+    Topics without an id get one, and partitions the state that :func:`elect` gives them. ``is_unclean`` says
+    whether a topic rather loses records than waits (``unclean.leader.election.enable``).
     """
-    unclean = frozenset(unclean_brokers)
+    gone = frozenset(lost)
     plans = []
     for topic in image.topics.values():
         changed = list(topic.partitions)
         operations: list[Operation] = []
+        unclean = is_unclean(topic)
         for place, partition in enumerate(topic.partitions):
-            elected = elect(image, partition)
-            if elected is None and partition.leader in unclean:
-                elected = _next_epoch(partition, partition.leader, partition.isr)
+            elected = elect(image, partition, unclean=unclean, lost=gone)
             if elected is not None:
                 changed[place] = elected
-                operations += _write_state(topic.name, partition, elected, image.controller_epoch)
+                operations += write_state(topic.name, partition, elected, image.controller_epoch)
         topic_id, node_version = topic.topic_id, topic.node_version
         if topic_id == ZERO_ID:
             topic_id, node_version = new_id(), node_version + 1
@@ -76,9 +99,10 @@ def plan_takeover(image: ClusterImage, unclean_brokers: Iterable[int] = ()) -> l
     return plans
 
 
-def _write_state(
+def write_state(
     topic: str, old: PartitionImage, new: PartitionImage, controller_epoch: int
 ) -> list[Operation]:
+    """Writes the state ``new`` over ``old``, unless somebody else has changed it."""
     data = PartitionStateNode.encode(partition_state(new, controller_epoch))
     path = PartitionStateNode.path(topic, new.partition)
     if old.partition_epoch < 0:

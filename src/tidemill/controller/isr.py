@@ -1,0 +1,88 @@
+"""Decisions about in-sync sets: whether the one that a leader asks for may be.
+
+No input or output here; see :mod:`tidemill.controller.topics`. Source: KIP-497, KIP-841 (AlterPartition).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tidemill.coordination.image import ClusterImage, PartitionImage
+from tidemill.model.errors import ErrorCode, KafkaError
+
+ANY_EPOCH = -1
+"""A leader that does not know the registration of a member."""
+
+
+class IsrChange(NamedTuple):
+    """What a leader asks for: the members of the set with the epochs of their registrations."""
+
+    broker: int
+    leader_epoch: int
+    partition_epoch: int
+    isr: Sequence[tuple[int, int]]
+
+
+def plan_isr_change(image: ClusterImage, partition: PartitionImage, change: IsrChange) -> PartitionImage:
+    """The partition with that set; the same object when nothing changes.
+
+    Raises KafkaError: FENCED_LEADER_EPOCH and INVALID_UPDATE_VERSION for a leader that does not know the
+    present state, NOT_CONTROLLER where it knows a later one than this controller, INVALID_REQUEST for a set
+    that cannot be, INELIGIBLE_REPLICA for a member that does not live, or was started again meanwhile.
+    """
+    number = partition.partition
+    _check_epoch(f"partition {number}: leader epoch", change.leader_epoch, partition.leader_epoch, _FENCED)
+    if change.broker != partition.leader:
+        raise KafkaError(
+            f"partition {number} is led by broker {partition.leader}, not by {change.broker}",
+            ErrorCode.INVALID_REQUEST,
+        )
+    isr = [broker for broker, _ in change.isr]
+    if isr == partition.isr and change.partition_epoch <= partition.partition_epoch:
+        return partition  # The answer to the first request was lost.
+    _check_epoch(
+        f"partition {number}: partition epoch", change.partition_epoch, partition.partition_epoch, _OUTDATED
+    )
+    _check_members(number, partition, isr)
+    for broker, epoch in change.isr:
+        registered = image.brokers.get(broker)
+        if registered is None or epoch not in (ANY_EPOCH, registered.epoch):
+            known = "is not there" if registered is None else f"has epoch {registered.epoch}, not {epoch}"
+            raise KafkaError(
+                f"partition {number}: broker {broker} {known}, and cannot be in sync",
+                ErrorCode.INELIGIBLE_REPLICA,
+            )
+    return PartitionImage(
+        number,
+        partition.leader,
+        partition.leader_epoch,
+        partition.replicas,
+        isr,
+        partition.partition_epoch + 1,
+    )
+
+
+_FENCED = ErrorCode.FENCED_LEADER_EPOCH
+_OUTDATED = ErrorCode.INVALID_UPDATE_VERSION
+
+
+def _check_epoch(what: str, asked: int, known: int, outdated: ErrorCode) -> None:
+    if asked < known:
+        raise KafkaError(f"{what} {asked} is over, {known} is now", outdated)
+    if asked > known:
+        raise KafkaError(
+            f"{what} {asked} is later than {known}, which is known here", ErrorCode.NOT_CONTROLLER
+        )
+
+
+def _check_members(number: int, partition: PartitionImage, isr: list[int]) -> None:
+    wrong = ""
+    if len(set(isr)) != len(isr):
+        wrong = "names a broker twice"
+    elif partition.leader not in isr:
+        wrong = f"is without the leader, broker {partition.leader}"
+    elif not set(isr) <= set(partition.replicas):
+        wrong = f"is not within the replicas {partition.replicas}"
+    if wrong:
+        raise KafkaError(f"partition {number}: the in-sync set {isr} {wrong}", ErrorCode.INVALID_REQUEST)

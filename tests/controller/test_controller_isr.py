@@ -1,0 +1,66 @@
+"""Decisions about the in-sync sets that leaders ask for."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemill.controller.isr import ANY_EPOCH, IsrChange, plan_isr_change
+from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage
+from tidemill.coordination.nodes import BrokerRegistration
+from tidemill.model.errors import ErrorCode, KafkaError
+
+PARTITION = PartitionImage(0, 1, 7, [1, 2, 3], [1, 2], 4)
+
+
+def cluster(*broker_ids: int) -> ClusterImage:
+    """Brokers with registration epoch 100 + id."""
+    brokers = {one: BrokerImage(BrokerRegistration(one, ()), 100 + one) for one in broker_ids}
+    return ClusterImage("cluster", 1, 5, brokers)
+
+
+def change(*isr: int, broker: int = 1, leader_epoch: int = 7, partition_epoch: int = 4) -> IsrChange:
+    return IsrChange(broker, leader_epoch, partition_epoch, [(one, 100 + one) for one in isr])
+
+
+@pytest.mark.parametrize("isr", [(1,), (1, 2, 3), (1, 3)])
+def test_a_set_that_may_be_is_written_and_the_leader_epoch_stays(isr: tuple[int, ...]) -> None:
+    changed = plan_isr_change(cluster(1, 2, 3), PARTITION, change(*isr))
+    assert (changed.leader, changed.leader_epoch, changed.isr) == (1, 7, list(isr))
+    assert changed.partition_epoch == 5
+    assert changed.replicas == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        (change(1, leader_epoch=6), ErrorCode.FENCED_LEADER_EPOCH),
+        (change(1, leader_epoch=8), ErrorCode.NOT_CONTROLLER),
+        (change(1, partition_epoch=3), ErrorCode.INVALID_UPDATE_VERSION),
+        (change(1, partition_epoch=5), ErrorCode.NOT_CONTROLLER),
+        (change(1, 2, 3, broker=2), ErrorCode.INVALID_REQUEST),
+        (change(2, 3), ErrorCode.INVALID_REQUEST),
+        (change(), ErrorCode.INVALID_REQUEST),
+        (change(1, 1), ErrorCode.INVALID_REQUEST),
+        (change(1, 4), ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_what_may_not_be_is_refused(asked: IsrChange, code: ErrorCode) -> None:
+    with pytest.raises(KafkaError) as refused:
+        plan_isr_change(cluster(1, 2, 3, 4), PARTITION, asked)
+    assert refused.value.code == code
+
+
+def test_a_member_must_live_and_be_the_one_that_is_meant() -> None:
+    with pytest.raises(KafkaError, match="broker 3 is not there") as refused:
+        plan_isr_change(cluster(1, 2), PARTITION, change(1, 2, 3))
+    assert refused.value.code == ErrorCode.INELIGIBLE_REPLICA
+    started_again = IsrChange(1, 7, 4, [(1, 101), (3, 99)])
+    with pytest.raises(KafkaError, match="broker 3 has epoch 103, not 99") as refused:
+        plan_isr_change(cluster(1, 2, 3), PARTITION, started_again)
+    assert refused.value.code == ErrorCode.INELIGIBLE_REPLICA
+    unknown = IsrChange(1, 7, 4, [(1, ANY_EPOCH), (3, ANY_EPOCH)])
+    assert plan_isr_change(cluster(1, 3), PARTITION, unknown).isr == [1, 3]
+
+
+def test_a_request_that_comes_again_changes_nothing() -> None:
+    assert plan_isr_change(cluster(1, 2), PARTITION, change(1, 2, partition_epoch=3)) is PARTITION

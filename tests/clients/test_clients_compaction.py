@@ -300,3 +300,23 @@ def test_committed_offsets_are_compacted_and_stay_known(broker: Broker) -> None:
         broker.start()
         assert consumer.committed([TopicPartition("read", 0)], PATIENCE_S)[0].offset == 1499
     consumer.close()
+
+
+def test_a_damaged_log_is_set_aside_with_its_reason_and_the_others_go_on() -> None:
+    with Broker(CONFIG) as broker:
+        for topic in ("bad", "good"):
+            make(broker, topic, **{"min.cleanable.dirty.ratio": "1.0"})
+            Writer(broker, topic).write(1000)
+        broker.stop()
+        path = min(Path(broker.data_dir, "bad-0").glob("*.log"))
+        data = bytearray(path.read_bytes())
+        data[-2] ^= 1
+        path.write_bytes(data)
+        broker.start()
+        for topic in ("bad", "good"):
+            alter(broker, topic, min_cleanable_dirty_ratio="0.01")
+        wait_compacted(broker, "good")
+        wait_until(lambda: "bad-0 is not compacted any more" in broker.log, "bad set aside")
+        assert "has checksum" in broker.log
+        assert path.read_bytes() == data
+        assert clean_end(broker, "bad") < 0

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tidemill.log.config import LogConfig
 from tidemill.log.errors import OffsetOutOfRange
+from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
+from tidemill.log.recovery import open_log
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, parse_batches
 
 NOW = 1_700_000_000_000
@@ -110,6 +115,30 @@ def test_a_segment_rolls_by_size_time_and_full_index(log_of: MakeLog, batch: Mak
     for _ in range(5):
         log.append([batch(1, timestamp=NOW + 1001)], 0, NOW)
     assert [s.base_offset for s in log.segments] == [0, 2, 7]
+
+
+def test_jitter_spreads_the_rolls_of_partitions_and_never_delays_one(
+    tmp_path: Path, batch: MakeBatch
+) -> None:
+    config = LogConfig(segment_ms=10_000, segment_jitter_ms=4_000)
+    rolled: dict[int, int] = {}
+    for partition in range(40):
+        directory = tmp_path / f"t-{partition}"
+        directory.mkdir()
+        key = TopicPartition("t", partition)
+        log = open_log(SystemFiles(), str(directory), key, config, now_ms=NOW)
+        for after in range(0, 12_000, 100):
+            if after == 5_000:
+                # A restart changes nothing of it.
+                log.close(NOW)
+                log = open_log(SystemFiles(), str(directory), key, config, now_ms=NOW + after, clean=True)
+            log.append([batch(1, timestamp=NOW + after)], 0, NOW + after)
+            if len(log.segments) == 2:
+                rolled[partition] = after
+                break
+    assert len(rolled) == 40
+    assert all(6_000 < after <= 10_100 for after in rolled.values())
+    assert len(set(rolled.values())) > 15
 
 
 def test_a_batch_larger_than_a_segment_is_refused(log_of: MakeLog, batch: MakeBatch) -> None:

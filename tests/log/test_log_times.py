@@ -10,6 +10,7 @@ import pytest
 
 from tidemill.log.log import Log
 from tidemill.records.batch import Batch
+from tidemill.records.message_set import build_message_set
 
 NOW = 1_700_000_000_000
 MakeBatch = Callable[..., Batch]
@@ -41,6 +42,49 @@ def test_the_first_record_at_or_after_a_time_is_found(
         start = int(log.start_offset)
         log.close(NOW)
         log = log_of(settings, clean=True, start_offset=start)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_times_are_found_among_messages_of_all_formats_those_of_v0_have_none(
+    log_of: MakeLog, batch: MakeBatch, seed: int
+) -> None:
+    random = Random(seed)
+    settings = {"segment_bytes": 2000, "index_interval_bytes": 200}
+    log = log_of(settings)
+    times: list[int] = []
+    for _ in range(80):
+        base, count, magic = NOW + random.randrange(2000), random.randrange(1, 5), random.randrange(3)
+        made = [base + at * random.randrange(-50, 50) for at in range(count)]
+        codec = random.choice([0, 1, 2])
+        if magic == 2:
+            step = random.randrange(-50, 50)
+            made = [base + step * at for at in range(count)]
+            log.append([batch(count, timestamp=base, step_ms=step, codec=codec)], 0, NOW)
+        else:
+            records = [(time, b"k", b"v" * 20) for time in made]
+            log.append_as_follower(build_message_set(magic, records, codec, None, len(times)), NOW)
+        times += made if magic else [-1] * count
+    start = 0
+    for stop in ("clean", "unclean", "clean"):
+        for probe in [*random.sample([time for time in times if time >= 0], 20), NOW - 500, NOW + 5000]:
+            expected = next(((t, at) for at, t in enumerate(times) if at >= start and t >= probe), None)
+            assert log.offset_for_timestamp(probe) == expected
+        newest = max(times[start:])
+        assert log.max_timestamp_offset() == ((newest, times.index(newest, start)) if newest >= 0 else None)
+        start = random.randrange(len(times) - 5)
+        log.advance_start(start)
+        start = int(log.start_offset)
+        if stop == "clean":
+            log.close(NOW)
+        else:
+            log.release()
+        log = log_of(settings, clean=stop == "clean", start_offset=start)
+
+
+def test_a_log_of_format_v0_alone_has_no_times(log_of: MakeLog) -> None:
+    log = log_of()
+    log.append_as_follower(build_message_set(0, [(0, b"k", b"v")] * 9), NOW)
+    assert (log.offset_for_timestamp(0), log.max_timestamp_offset()) == (None, None)
 
 
 def test_append_time_counts_for_every_record_of_a_batch(log_of: MakeLog, batch: MakeBatch) -> None:

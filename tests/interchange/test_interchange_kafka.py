@@ -27,6 +27,7 @@ from kafka_peer import (
     fill,
     java,
     keep,
+    read_all,
     see,
     wait_led,
 )
@@ -243,6 +244,52 @@ def test_a_transaction_that_nobody_ended_is_told(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "the transaction of 'till' is ongoing in bought-0, and nobody here ends it" in done.stderr
     assert not (data / "coordination.db").exists()
+
+
+def test_one_broker_of_two_brings_what_it_has_all_of(zookeeper: ZooKeeper, tmp_path: Path) -> None:
+    address = f"{zookeeper.address}/two"
+    brokers = []
+    try:
+        for node in (1, 2):
+            (tmp_path / f"{node}").mkdir()
+            broker = Kafka(
+                class_path("3.9.2"),
+                tmp_path / f"{node}",
+                tmp_path / f"data{node}",
+                zookeeper=address,
+                node=node,
+            )
+            broker.start()
+            brokers.append(broker)
+        bootstrap = brokers[0].bootstrap
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        wanted = [NewTopic("both", 2, 2), NewTopic("spread", 2, 1)]
+        for future in admin.create_topics(wanted).values():
+            future.result(30)
+        wait_led(bootstrap, [("both", 0), ("both", 1), ("spread", 0), ("spread", 1)])
+        produce(bootstrap, "both", "gzip", partitions=2)
+        brokers[1].end()
+        wait_led(bootstrap, [("both", 0), ("both", 1)])
+        produce(bootstrap, "both", "lz4", partitions=2)
+        found, _ = read_all(bootstrap, [("both", 0), ("both", 1)], "read_committed")
+        brokers[0].end()
+    finally:
+        for broker in brokers:
+            broker.end(signal.SIGKILL)
+    every = [sys.executable, "-m", "tidemill", "log", "import", "--zookeeper", address]
+    behind = subprocess.run([*every, str(tmp_path / "data2")], capture_output=True, text=True)
+    assert behind.returncode == 1
+    assert "partition both-0 was not in sync on broker 2: import the directories of broker 1" in behind.stderr
+    whole = subprocess.run([*every, str(tmp_path / "data1")], capture_output=True, text=True)
+    assert whole.returncode == 1
+    assert "topic spread: partition" in whole.stderr
+    assert "on other brokers than 1" in whole.stderr
+    assert "both" not in whole.stderr
+    log("import", tmp_path / "data1", "--zookeeper", address, "--only-whole")
+    with Broker(data_dir=tmp_path / "data1") as ours:
+        again, _ = read_all(ours.bootstrap, list(found), "read_committed")
+    assert again == found
+    assert [len(records) for records in found.values()] == [8, 8]
 
 
 def test_the_script_for_zookeepers_shell_makes_the_same_nodes(zookeeper: ZooKeeper, tmp_path: Path) -> None:

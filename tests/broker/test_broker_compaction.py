@@ -324,6 +324,18 @@ def test_a_process_that_is_killed_at_work_is_started_again(tmp_path: Path) -> No
     asyncio.run(asyncio.wait_for(test(), 60))
 
 
+def test_a_process_that_cannot_be_started_is_no_fault_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage = Stage(tmp_path, worker=CleanerProcess())
+    stage.log()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    assert not stage.clean()
+    assert "the cleaner process could not be started" in caplog.text
+    assert not stage.compaction.set_aside
+    stage.close()
+
+
 class Watched(CleanerProcess):
     """Tells when a job was sent."""
 

@@ -14,6 +14,7 @@ from tidemill.log.clean_job import (
     ABORT,
     GO_ON,
     HEADER,
+    STORAGE,
     CleanCounts,
     CleanedGroup,
     CleanJob,
@@ -63,6 +64,10 @@ class CleanerProcess:
         done = False
         try:
             process = await self._running()
+        except OSError as problem:
+            # No fault of the log: the machine has no process or memory left.
+            return Failure(STORAGE, f"the cleaner process could not be started: {problem}")
+        try:
             self._at_work = True
             await self._send(process, job)
             while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -386,6 +387,29 @@ def test_a_damaged_batch_stops_the_cleaning_and_leaves_the_log(log: Log) -> None
         clean(log)
     assert path.read_bytes() == data
     assert not [one for one in Path(log.directory).iterdir() if one.suffix == ".cleaned"]
+
+
+def test_a_full_disk_ends_the_cleaning_and_leaves_the_log() -> None:
+    ended = 0
+    for room in range(12):
+        files = FaultyFiles()
+        files.make_directory("/d/t-0")
+        log = opened(files, "/d/t-0", settings={"segment_bytes": 12_000})
+        for number in range(40):
+            put(log, (f"k{number % 30}", f"v{number} " * 100))
+            if number % 10 == 9:
+                log.roll(NOW)
+        before = values(log)
+        files.space_bytes = 1 << 30
+        files.space_bytes += room * 4096 - files.free_bytes("/")
+        try:
+            clean(log)
+        except OSError as problem:
+            assert problem.errno == errno.ENOSPC
+            ended += 1
+        assert values(log) == before
+        assert not [name for name in files.list("/d/t-0") if name.endswith(".cleaned")]
+    assert 0 < ended < 12
 
 
 def test_a_reader_at_work_goes_on_in_the_old_files(log: Log) -> None:

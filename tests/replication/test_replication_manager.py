@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tidemill.log.config import LogConfig
+from tidemill.log.errors import DiskFull
 from tidemill.log.manager import LogManager
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
@@ -323,5 +324,35 @@ def test_a_topic_that_is_deleted_takes_no_directory_of_another_with_it() -> None
         assert stage.files.exists("/disk/a/t-0")
         stage.replicas.remove_topic("t", b"o" * 16)
         assert stage.logs.get(key) is None
+
+    staged(test)
+
+
+def test_a_directory_that_somebody_removes_goes_offline_and_is_not_made_anew() -> None:
+    async def test(stage: Stage) -> None:
+        (first,) = stage.topic("first")
+        (second,) = stage.topic("second", number=2)
+        await stage.replicas.look_after_directories()
+        assert not first.failed
+        stage.files.remove("/disk/a/meta.properties")
+        await stage.replicas.look_after_directories()
+        assert "/disk/a or its meta.properties is gone" in first.failed
+        assert not second.failed
+        (third,) = stage.topic("third", number=3)
+        assert third.log.directory.startswith("/disk/b")
+
+    staged(test)
+
+
+def test_a_full_disk_is_told_of_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(stage: Stage) -> None:
+        (partition,) = stage.topic("first", config=LogConfig())
+        stage.files.space_bytes = 0
+        for _ in range(3):
+            with pytest.raises(DiskFull) as full:
+                partition.append([made()], 1, 0)
+            stage.replicas.storage_trouble(partition, full.value)
+        assert caplog.text.count("produces to /disk/a are refused") == 1
+        assert list(stage.replicas.full) == ["/disk/a"]
 
     staged(test)

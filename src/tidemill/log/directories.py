@@ -203,6 +203,14 @@ class DataDirectories:
             self.unlock()
             raise
 
+    def vanished(self) -> list[str]:
+        """Working directories that are there no longer; may run in a thread."""
+        return [
+            directory.path
+            for directory in self.working
+            if not directory.is_strange and not self.files.exists(directory.file(META_PROPERTIES))
+        ]
+
     def accept(self) -> None:
         """Signs what was new at the start, beside directories that were not: nothing was missed."""
         for directory in self.working:

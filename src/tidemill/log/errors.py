@@ -7,15 +7,17 @@ import errno
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 
 _NEXT_STEPS = {
-    errno.ENOSPC: "free or add space: reading goes on, and writing resumes by itself when there is room",
-    errno.EDQUOT: "raise the quota or delete data: writing resumes by itself when there is room",
+    errno.ENOSPC: "free or add space; a running broker goes on reading, and writes again once there is room",
+    errno.EDQUOT: "raise the quota or delete data; a running broker writes again once there is room",
     errno.EMFILE: "raise the limit of open files of this process (ulimit -n)",
     errno.ENFILE: "raise the system's limit of open files (fs.file-max)",
     errno.EACCES: "give the broker's user read and write rights to it",
     errno.EPERM: "give the broker's user read and write rights to it",
     errno.EROFS: "mount the file system read-write",
+    errno.ENOTDIR: "there is a file where a directory should be: name another directory, or move the file",
+    errno.EEXIST: "there is a file where a directory should be: name another directory, or move the file",
     errno.EIO: "look for disk faults in the kernel's log; move the directory's partitions to a good disk",
-    errno.ENOENT: "something other than the broker removed it: restart the broker, so that it takes stock",
+    errno.ENOENT: "it is not there: make it or bring it back, and restart the broker, which then takes stock",
 }
 
 

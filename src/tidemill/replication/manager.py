@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tidemill.log.checkpoints import CheckpointJob, write_checkpoints
 from tidemill.log.config import LogConfig
-from tidemill.log.errors import is_disk_broken, may_pass
+from tidemill.log.errors import DiskFull, is_disk_broken, may_pass
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
 from tidemill.log.names import partition_directory
@@ -36,6 +36,8 @@ UNWRITTEN_HIGH_BYTES = 512 * 1024 * 1024
 UNWRITTEN_LOW_BYTES = 256 * 1024 * 1024
 WRITTEN_TO_MAX = 10_000
 """Segments whose written part is remembered; forgetting one costs writing its pages' checks again."""
+FULL_TOLD_S = 10.0
+"""A disk that stays full is told of so often."""
 FLUSH_AGAIN_S = 1.0
 """After a sync that could not begin for want of descriptors or memory."""
 UNPACKED_FACTOR = 32
@@ -91,6 +93,8 @@ class ReplicaManager(PartitionEvents):
         self.change_isr: Callable[[Partition, tuple[int, ...], int], None] | None = None
         """Asks the controller for another in-sync set over the state of that partition epoch. Without it none
         changes."""
+        self.full: dict[str, float] = {}
+        """Data directories that had no room for an append lately, and when that was logged."""
         self._flushes: set[asyncio.Future[None]] = set()
         self._checkpoints: set[asyncio.Future[list[str]]] = set()
         self._checkpointing = asyncio.Lock()
@@ -275,17 +279,42 @@ class ReplicaManager(PartitionEvents):
         if may_pass(problem):
             log.error("%s could not be flushed; it is tried again: %s", one.topic_partition, problem)
             return
-        path = self.logs.directory_of(one).path
-        for key in self.logs.fail_directory(path, str(problem)):
+        self._put_aside(self.logs.directory_of(one).path, str(problem))
+
+    def _put_aside(self, path: str, reason: str) -> None:
+        for key in self.logs.fail_directory(path, reason):
             partition = self.find(key.topic, key.partition)
             if partition is not None:
-                self._fail(partition, str(problem))
+                self._fail(partition, reason)
         self.report_warnings()
 
     def storage_trouble(self, partition: Partition, error: KafkaError) -> None:
         """Puts the data directory aside when its disk is broken; not from within the request that met it."""
-        if isinstance(error, StorageError) and is_disk_broken(error):
+        if isinstance(error, DiskFull):
+            self._tell_full(self.logs.directory_of(partition.log).path, error)
+        elif isinstance(error, StorageError) and is_disk_broken(error):
             self.loop.call_soon(self._sync_failed, partition.log, error)
+
+    def _tell_full(self, path: str, error: DiskFull) -> None:
+        """Logs that a disk is full, every ten seconds as long as appends find it so."""
+        now = self.clock.monotonic()
+        if now - self.full.get(path, -FULL_TOLD_S) >= FULL_TOLD_S:
+            self.full[path] = now
+            log.error("produces to %s are refused: %s", path, error)
+
+    async def look_after_directories(self) -> None:
+        """Forgets disks that were full, and puts data directories aside that somebody removed."""
+        now = self.clock.monotonic()
+        for path, told in list(self.full.items()):
+            if now - told >= 2 * FULL_TOLD_S:
+                del self.full[path]
+                log.info("nothing was refused for want of room in %s lately", path)
+        for path in await self.loop.run_in_executor(self.syncers, self.logs.vanished):
+            self._put_aside(
+                path,
+                f"{path} or its meta.properties is gone: something other than the broker removed or "
+                "unmounted it. Bring it back, and restart the broker",
+            )
 
     def storage_failed(self, one: Log, problem: StorageError) -> None:
         """Puts the data directory of a log aside, whose files are in a state that only a start can tell."""

@@ -340,6 +340,7 @@ class BrokerServer:
         first_s = config.int("log.initial.task.delay.ms") / 1000
         self._every(min(first_s, retention_s), retention_s, partitions.retain)
         self._every(FLUSH_CHECK_S, FLUSH_CHECK_S, partitions.flush_due)
+        self._every(FLUSH_CHECK_S, FLUSH_CHECK_S, partitions.look_after_directories)
         self._every(REMOVAL_CHECK_S, REMOVAL_CHECK_S, partitions.remove_due)
         watermark_s = config.int("replica.high.watermark.checkpoint.interval.ms") / 1000
         self._every(watermark_s, watermark_s, partitions.checkpoint_high_watermarks)
@@ -427,6 +428,7 @@ class BrokerServer:
             "cluster_id": self.broker.cluster_id,
             "broker_id": self.broker.node_id,
             "failed_directories": failed,
+            "full_directories": list(self.broker.partitions.full),
         }
         return not failed, details
 

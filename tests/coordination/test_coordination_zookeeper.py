@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -38,6 +39,7 @@ from tidemill.coordination.port import (
 )
 from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_errors import call_error
+from tidemill.coordination.zookeeper_link import Connection
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 from tidemill.testing.zookeeper import ZooKeeper
 
@@ -206,6 +208,31 @@ def test_closing_does_not_wait_for_a_server_that_stands_still(own_server: ZooKee
             own_server.resume()
 
     asyncio.run(story())
+
+
+def test_a_fault_in_the_thread_ends_the_connection_only(
+    zookeeper: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with opened(zookeeper()) as session:
+            store = session.store
+            await store.transact([Create("/n")])
+            seen: list[Event] = []
+            await store.watch("/n", seen.append)
+
+            def broken(*arguments: object) -> None:
+                monkeypatch.undo()
+                raise AttributeError("broken on purpose")
+
+            monkeypatch.setattr(Connection, "_read_watch_event", broken)
+            with contextlib.suppress(StoreUnavailable):
+                await store.transact([SetData("/n", b"1")])
+            await session.reach_again()
+            assert await store.exists("/n")
+            assert kinds(seen) == [DATA]
+
+    asyncio.run(story())
+    assert "broken on purpose" in caplog.text
 
 
 def test_a_call_under_a_session_that_ended_says_so() -> None:

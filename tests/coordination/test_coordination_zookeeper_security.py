@@ -137,6 +137,19 @@ def test_a_login_that_is_refused_is_said_at_once(secure: tuple[ZooKeeper, int, P
     asyncio.run(story())
 
 
+def test_a_server_that_serves_only_who_logs_in_says_so() -> None:
+    async def story(address: str) -> None:
+        settings = ZooKeeperSettings(address, connection_timeout_ms=CONNECT_MS)
+        with pytest.raises(StoreError, match="serves only who logs in"):
+            await ZooKeeperStore.open(settings)
+        async with opened(settings._replace(digest="broker:secret")) as session:
+            await session.store.transact([Create("/a")])
+
+    enforced = ["-Dzookeeper.enforce.auth.enabled=true", "-Dzookeeper.enforce.auth.schemes=digest"]
+    with ZooKeeper(options=enforced) as server:
+        asyncio.run(story(server.address))
+
+
 def tls_settings(secure: tuple[ZooKeeper, int, Path], tls: Tls) -> ZooKeeperSettings:
     return ZooKeeperSettings(
         f"127.0.0.1:{secure[1]}", "/tls", connection_timeout_ms=CONNECT_MS, tls=tls, in_flight_max=50

@@ -65,6 +65,7 @@ from tidemill.coordination.zookeeper_watches import Watches
 logger = logging.getLogger("tidemill.zookeeper")
 
 CONNECTION_LOST = "the connection was lost"
+TRY_AGAIN_S = 0.05
 READS_MAX = 100
 """Nodes in one request: an answer stays far from what a connection may hold, even if each node is as large as
 nodes can be."""
@@ -127,7 +128,10 @@ class ZooKeeperStore(Store):
                 # The connection came and went: most often since the login was refused on it.
                 if self._refused:
                     raise StoreUnavailable(self._refused) from None
+                await asyncio.sleep(TRY_AGAIN_S)
                 continue
+            except zk.ZookeeperError as error:
+                raise StoreError(f"ZooKeeper at {self._settings.hosts}: {explain(error)}") from None
             self._is_open = self._usable = self._watches.telling = True
             self._trouble = CONNECTION_LOST
             self._told = SessionState.CONNECTED

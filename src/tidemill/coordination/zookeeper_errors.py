@@ -103,5 +103,9 @@ def explain(error: BaseException) -> str:
         return "it takes no access list from a session that did not log in (zookeeper.set.acl)"
     if isinstance(error, zk.NoAuthError):
         return "this login may not do that"
+    if isinstance(error, zk.SessionClosedRequireSaslError):
+        return (
+            "it serves only who logs in: set tidemill.zookeeper.sasl.mechanism or tidemill.zookeeper.digest"
+        )
     name = type(error).__name__.removesuffix("Error")
     return f"{name} ({error})" if str(error) else name

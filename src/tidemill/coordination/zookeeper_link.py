@@ -197,6 +197,15 @@ class Connection(ConnectionHandler):
             self._put((TROUBLE, f"no address is known for {names}", None))
         return places
 
+    def _connect_attempt(self, host: str, hostip: str, port: int, retry: Any) -> Any:
+        """As kazoo's; but a fault that nobody thought of ends the connection, and not the thread."""
+        try:
+            return super()._connect_attempt(host, hostip, port, retry)
+        except Exception as problem:  # noqa: BLE001 - kazoo has logged it, with where it came from
+            self._put((TROUBLE, f"{host}:{port}: {_reason(problem)}", None))
+            self.client._session_callback(KeeperState.CONNECTING)
+            return None
+
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         """As kazoo's; but what goes wrong is told, and never ends the thread."""
         where = f"{host}:{port}"
@@ -305,11 +314,13 @@ class Link:
         """Ends the session and the thread; blocks for CLOSE_S and a little at most."""
         cutter = Timer(CLOSE_S, self._connection.cut)
         cutter.start()
-        # A thread that is connecting just now ends by itself when that is over.
-        with contextlib.suppress(WriterNotClosedException):
-            self._client.stop()
-            self._client.close()
-        cutter.cancel()
+        try:
+            # A thread that is connecting just now ends by itself when that is over.
+            with contextlib.suppress(WriterNotClosedException):
+                self._client.stop()
+                self._client.close()
+        finally:
+            cutter.cancel()
 
     def _session_changed(self, state: str) -> None:
         if state == KazooState.CONNECTED:

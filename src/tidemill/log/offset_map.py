@@ -12,7 +12,7 @@ entry 1..  the key's bytes, little-endian, the last word filled up with zeros
 
 The length code is the key's length up to 32; a longer key is kept as its SHA-256, code 33. So two keys are
 never taken for one, whatever their hashes: a map of hashes alone would lose one of them for ever.
-A key of 16 bytes takes 24 bytes and its slot 8 to 16: the table is doubled when two thirds are taken, and
+A key of 16 bytes takes 24 bytes and its slot 12 to 24: the table is doubled when two thirds are taken, and
 filled up to the load factor where there is no memory for that.
 
 The hash is Python's, which is salted anew in every process: nobody can prepare keys that share one.

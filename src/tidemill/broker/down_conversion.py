@@ -16,8 +16,10 @@ Source: KIP-283; Apache Kafka, ``LazyDownConversionRecords.java``, ``LazyDownCon
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import struct
+import threading
 import time
 from typing import Any
 
@@ -60,7 +62,8 @@ def magic_for(version: int) -> int:
 class DownRange(File):
     """A range of a log as old consumers read it: a file that comes into being while it is sent.
 
-    Whoever sends it reads it ahead in :attr:`executor`'s threads (:meth:`read_at`), piece by piece.
+    Whoever sends it reads it ahead in :attr:`executor`'s threads (:meth:`read_at`), piece by piece. While one
+    is sent, the next is converted: so much is ready at most.
     """
 
     def __init__(
@@ -80,6 +83,9 @@ class DownRange(File):
         self.seconds = 0.0
         self._held = b""
         self._held_at = 0
+        self._ready = b""
+        """What follows it."""
+        self._lock = threading.Lock()
         self._is_done = False
 
     def needs_conversion(self) -> bool:
@@ -103,10 +109,11 @@ class DownRange(File):
 
         Raises UNSUPPORTED_COMPRESSION_TYPE where the first batch is of zstd.
         """
-        stored = self.stored
-        self._convert(bytes_max)
-        converted = len(self._held)
-        self.count = converted if self._is_done else max(stored, converted)
+        with self._lock:
+            self._held = self._convert(bytes_max)
+            converted = len(self._held)
+            self.count = converted if self._is_done else max(self.stored, converted)
+        self._go_ahead()
 
     def is_cached(self, position: int, count: int) -> bool:
         """Whether that part was converted."""
@@ -114,17 +121,38 @@ class DownRange(File):
 
     def read_at(self, position: int, count: int) -> bytes:
         """Converts on until the part is there, and forgets what lies before it. Runs in a thread."""
-        if position > self._held_at:
-            self._held = self._held[position - self._held_at :]
-            self._held_at = position
-        while not self._is_done and len(self._held) < count:
-            self._convert(PIECE_BYTES)
-        missing = count - len(self._held)
-        if missing > 0:
-            left = self.count - self._held_at - len(self._held)
-            cut = CUT_MESSAGE.pack(-1, max(left + 1, RECORDS))
-            self._held += cut[:missing].ljust(missing, b"\0")
-        return self._held[:count]
+        with self._lock:
+            if position > self._held_at:
+                self._held = self._held[position - self._held_at :]
+                self._held_at = position
+            self._held += self._ready
+            self._ready = b""
+            while not self._is_done and len(self._held) < count:
+                self._held += self._convert(PIECE_BYTES)
+            missing = count - len(self._held)
+            if missing > 0:
+                left = self.count - self._held_at - len(self._held)
+                cut = CUT_MESSAGE.pack(-1, max(left + 1, RECORDS))
+                self._held += cut[:missing].ljust(missing, b"\0")
+            data = self._held[:count]
+        self._go_ahead()
+        return data
+
+    def _go_ahead(self) -> None:
+        """Lets the next piece be converted, unless the broker stops."""
+        if not self._is_done:
+            with contextlib.suppress(RuntimeError):
+                self.executor.submit(self._prepare)
+
+    def _prepare(self) -> None:
+        """Converts the next piece. What goes wrong goes wrong again when it is read."""
+        with self._lock, contextlib.suppress(KafkaError, OSError):
+            if not self._is_done and not self._ready and self._has_left():
+                self._ready = self._convert(PIECE_BYTES)
+
+    def _has_left(self) -> bool:
+        """Whether the reply has room for more than is held."""
+        return self._held_at + len(self._held) < self.count
 
     def send_to(self, descriptor: int, position: int, count: int) -> int:
         """Sends what was converted of that part. BlockingIOError when the socket takes none."""
@@ -132,8 +160,8 @@ class DownRange(File):
         with memoryview(self._held) as view:
             return os.write(descriptor, view[begin : begin + count])
 
-    def _convert(self, bytes_max: int) -> None:
-        """Converts the next records, one at least. Nothing more to convert, or zstd, is the end."""
+    def _convert(self, bytes_max: int) -> bytes:
+        """The next records converted, one at least. Nothing more to convert, or zstd, is the end."""
         began = time.perf_counter()
         try:
             data = self.file.read_at(self.next, min(SOURCE_BYTES, self.end - self.next))
@@ -148,15 +176,17 @@ class DownRange(File):
             if next_offset >= 0:
                 self.first_offset = next_offset
             self._is_done = next_offset < 0 or self.next >= self.end
-            self._held += made
             if self.partition is not None:
                 self.partition.fetch_conversions += count
         except KafkaError as error:
-            if error.code != ErrorCode.UNSUPPORTED_COMPRESSION_TYPE or (not self._held and not self._held_at):
+            is_first = not self._held and not self._held_at
+            if error.code != ErrorCode.UNSUPPORTED_COMPRESSION_TYPE or is_first:
                 raise
             self._is_done = True
+            return b""
         finally:
             self.seconds += time.perf_counter() - began
+        return made
 
     def _down(self, data: bytes, bytes_max: int) -> tuple[bytes, int, int, int]:
         if unpacked_bound(data) <= INLINE_BYTES:

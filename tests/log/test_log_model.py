@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tidemill.log import recovery
 from tidemill.log.config import LogConfig
 from tidemill.log.log import Log
 from tidemill.log.recovery import Opening
@@ -172,9 +173,13 @@ class LogMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.slow
-def test_a_log_is_a_list_of_records_whatever_is_done_to_it() -> None:
+@pytest.mark.parametrize("spared_bytes_min", [1, recovery.SPARED_BYTES_MIN])
+def test_a_log_is_a_list_of_records_whatever_is_done_to_it(
+    monkeypatch: pytest.MonkeyPatch, spared_bytes_min: int
+) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
+    monkeypatch.setattr(recovery, "SPARED_BYTES_MIN", spared_bytes_min)
     run_state_machine_as_test(
         LogMachine,
         settings=settings(

@@ -1,0 +1,190 @@
+"""Connections from broker to broker, to a real broker and to peers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tidemill.net.link import FRAME_BYTES_MAX, Link, LinkError, LinkRefused, LinkTimeout
+from tidemill.testing import Broker
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.header import encode_response, parse_request_header
+from tidemill.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
+from tidemill.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+
+PATIENCE_S = 10.0
+Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
+
+
+def versions(correlation_id: int) -> bytes:
+    keys = [ApiVersion(api_key=ApiKey.METADATA, min_version=0, max_version=12)]
+    return encode_response(ApiKey.API_VERSIONS, 3, correlation_id, ApiVersionsResponse(api_keys=keys))
+
+
+async def peer(answer: Answer) -> asyncio.Server:
+    """A server that tells its versions, and treats every other request as ``answer`` does."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                (size,) = struct.unpack(">i", await reader.readexactly(4))
+                frame = await reader.readexactly(size)
+                header = parse_request_header(frame)
+                if header.api_key == ApiKey.API_VERSIONS:
+                    writer.write(versions(header.correlation_id))
+                else:
+                    await answer(frame, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    return await asyncio.start_server(serve, "127.0.0.1", 0)
+
+
+async def linked(server: asyncio.Server) -> Link:
+    port = server.sockets[0].getsockname()[1]
+    return await Link.open(2, "127.0.0.1", port, "test", PATIENCE_S)
+
+
+def with_peer(answer: Answer, test: Callable[[Link], Awaitable[None]]) -> None:
+    async def run() -> None:
+        server = await peer(answer)
+        link = await linked(server)
+        try:
+            await asyncio.wait_for(test(link), PATIENCE_S)
+        finally:
+            link.close("the test is over")
+            await asyncio.sleep(0)
+            server.close()
+
+    asyncio.run(run())
+
+
+def test_a_real_broker_answers_many_requests_at_once(tidemill_session_broker: Broker) -> None:
+    async def run() -> None:
+        host, port = tidemill_session_broker.bootstrap.rsplit(":", 1)
+        link = await Link.open(1, host, int(port), "test", PATIENCE_S)
+        version = link.version_of(ApiKey.METADATA, 9, 13)
+        asks = [link.ask(ApiKey.METADATA, version, MetadataRequest(topics=[]), PATIENCE_S) for _ in range(50)]
+        for answer in await asyncio.gather(*asks):
+            assert len(answer.brokers) == 1
+        with pytest.raises(LinkError, match="serves versions"):
+            link.version_of(ApiKey.METADATA, 99, 100)
+        link.close("done")
+        with pytest.raises(LinkError, match="done"):
+            await link.ask(ApiKey.METADATA, version, MetadataRequest(topics=[]), PATIENCE_S)
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_nobody_there_is_told_from_no_answer() -> None:
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+            # It takes connections, in the system's queue, and never answers.
+            with pytest.raises(LinkTimeout, match=r"broker 7 at 127\.0\.0\.1"):
+                await Link.open(7, "127.0.0.1", port, "test", 0.2)
+        with pytest.raises(LinkRefused, match="refuses connections"):
+            await Link.open(7, "127.0.0.1", port, "test", PATIENCE_S)
+        with pytest.raises(LinkError, match="cannot be reached"):
+            await Link.open(7, "no.such.host.invalid", 1, "test", PATIENCE_S)
+
+    asyncio.run(run())
+
+
+def test_a_peer_that_closes_fails_all_who_wait() -> None:
+    async def close(frame: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async def test(link: Link) -> None:
+        reasons: list[str] = []
+        link.on_close = reasons.append
+        asks = [link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=[]), PATIENCE_S) for _ in range(3)]
+        for result in await asyncio.gather(*asks, return_exceptions=True):
+            assert isinstance(result, LinkError)
+        assert len(reasons) == 1
+        assert link.closed == reasons[0]
+
+    with_peer(close, test)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (struct.pack(">i", 3) + b"abc", "an answer of 3 bytes"),
+        (struct.pack(">i", -1), "an answer of -1 bytes"),
+        (struct.pack(">i", FRAME_BYTES_MAX + 1), "an answer of"),
+        (struct.pack(">ii", 4, 99), "answer|Response|ends"),
+        (struct.pack(">i", 300) + b"\x00" * 300, "MetadataResponse v12"),
+    ],
+)
+def test_garbage_ends_the_link_with_its_reason(data: bytes, text: str) -> None:
+    async def garbage(frame: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(data)
+
+    async def test(link: Link) -> None:
+        with pytest.raises(LinkError, match=text):
+            await link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=[]), PATIENCE_S)
+        assert link.closed
+
+    with_peer(garbage, test)
+
+
+def test_an_answer_that_nobody_asked_for_ends_the_link() -> None:
+    async def twice(frame: bytes, writer: asyncio.StreamWriter) -> None:
+        correlation_id = parse_request_header(frame).correlation_id
+        writer.write(versions(correlation_id) * 2)
+
+    async def test(link: Link) -> None:
+        ended = asyncio.get_running_loop().create_future()
+        link.on_close = ended.set_result
+        with pytest.raises(LinkError):
+            await link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=[]), PATIENCE_S)
+        assert await ended
+
+    with_peer(twice, test)
+
+
+def test_a_large_promise_takes_no_memory() -> None:
+    async def promise(frame: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(struct.pack(">i", FRAME_BYTES_MAX) + b"\x00" * 10)
+        await asyncio.sleep(PATIENCE_S)
+
+    async def test(link: Link) -> None:
+        with pytest.raises(LinkTimeout):
+            await link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=[]), 0.2)
+        assert link.closed == "no answer within 0.2 s"
+
+    with_peer(promise, test)
+
+
+def test_requests_that_the_peer_does_not_read_are_kept_and_sent_later() -> None:
+    go_on = asyncio.Event()
+    seen: list[int] = []
+
+    async def slow(frame: bytes, writer: asyncio.StreamWriter) -> None:
+        await go_on.wait()
+        seen.append(len(frame))
+        if len(seen) == 40:
+            writer.close()
+
+    async def test(link: Link) -> None:
+        topics = [MetadataRequestTopic(name="t" * 240) for _ in range(2000)]
+        asks = [
+            asyncio.ensure_future(link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=topics), PATIENCE_S))
+            for _ in range(40)
+        ]
+        await asyncio.sleep(0.05)
+        go_on.set()
+        results = await asyncio.gather(*asks, return_exceptions=True)
+        assert all(isinstance(result, LinkError) for result in results)
+        assert len(seen) == 40
+        assert len(set(seen)) == 1
+
+    with_peer(slow, test)

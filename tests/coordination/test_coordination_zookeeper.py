@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionLoss, SessionExpiredError
+from kazoo.exceptions import ConnectionLoss, SessionExpiredError, UnimplementedError
 from zookeeper_sessions import (
     CHILDREN,
     CONNECTED,
@@ -239,6 +239,7 @@ def test_a_call_under_a_session_that_ended_says_so() -> None:
     assert isinstance(call_error(SessionExpiredError()), SessionExpired)
     assert not isinstance(call_error(ConnectionLoss()), SessionExpired)
     assert isinstance(call_error(ConnectionLoss()), StoreUnavailable)
+    assert "3.6 or later" in str(call_error(UnimplementedError()))
 
 
 # Amounts

@@ -93,6 +93,15 @@ def test_topics_live_in_zookeeper_where_kafka_has_them(address: str, kazoo: Any)
         assert kazoo.exists("/controller") is None
 
 
+def test_a_broker_without_a_number_gets_one_as_from_kafka(address: str, kazoo: Any, tmp_path: Path) -> None:
+    keys = settings(address)
+    del keys["broker.id"]
+    with Broker(keys, data_dir=tmp_path / "data") as broker:
+        assert kazoo.get_children("/brokers/ids") == ["1001"]
+        broker.restart()
+        assert kazoo.get_children("/brokers/ids") == ["1001"]
+
+
 def test_a_killed_broker_comes_back_when_its_session_has_ended(address: str) -> None:
     with Broker(settings(address)) as broker:
         with Admin(broker.bootstrap) as admin:

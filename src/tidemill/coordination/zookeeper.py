@@ -348,10 +348,6 @@ class ZooKeeperStore(Store):
         check_path(path)
         try:
             return await self._watches.add(path, watcher)
-        except zk.UnimplementedError:
-            raise StoreError(
-                f"ZooKeeper at {self._settings.hosts} has no watches that stay. Use 3.6 or later."
-            ) from None
         except zk.ZookeeperError as error:
             raise read_error(path, error) from None
 

@@ -107,5 +107,7 @@ def explain(error: BaseException) -> str:
         return (
             "it serves only who logs in: set tidemill.zookeeper.sasl.mechanism or tidemill.zookeeper.digest"
         )
+    if isinstance(error, zk.UnimplementedError):
+        return "the server lacks a request that is needed: use ZooKeeper 3.6 or later"
     name = type(error).__name__.removesuffix("Error")
     return f"{name} ({error})" if str(error) else name

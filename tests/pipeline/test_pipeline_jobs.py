@@ -44,6 +44,14 @@ def test_values_are_taken_apart_and_what_is_no_json_is_kept(spark: Any) -> None:
     assert [row.kafka_offset for row in rows] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("schema", ["carrier", "carrier strng", "a int,"])
+def test_a_schema_that_cannot_be_read_is_named_with_what_is_wanted(spark: Any, schema: str) -> None:
+    from tidemill.pipeline.jobs.transforms import parsed
+
+    with pytest.raises(ConfigError, match=f'schema {schema!r} cannot be read .*Syntax error.* as "carrier'):
+        parsed(messages(spark, ("{}", None)), schema)
+
+
 def test_the_event_date_is_the_local_date_of_the_sessions_zone(spark: Any) -> None:
     from tidemill.pipeline.jobs.session import time_zone
     from tidemill.pipeline.jobs.transforms import parsed, with_event_date

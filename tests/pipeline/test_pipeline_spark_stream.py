@@ -163,7 +163,7 @@ def test_the_group_shows_each_micro_batch(lab: Any) -> None:
 
 def test_output_without_its_checkpoint_is_refused(lab: Any) -> None:
     from tidemill.model.errors import ConfigError
-    from tidemill.pipeline.jobs.load import check_pair
+    from tidemill.pipeline.jobs.before import check_pair
 
     topic = lab.cluster.topic()
     lab.cluster.produce(topic, 1)

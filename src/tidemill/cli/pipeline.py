@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tidemill.cli.options import bootstrap_option, pairs
+from tidemill.cli.options import Target, Whole, bootstrap_option, pairs
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -63,9 +63,9 @@ def command() -> None:
     show_default=True,
     help='available-now loads what is there and ends; an interval ("10 seconds") goes on until ctrl-C.',
 )
-@click.option("--max-offsets", type=click.IntRange(1), help="Messages of one micro-batch, at most.")
+@click.option("--max-offsets", type=Whole(1), help="Messages of one micro-batch, at most.")
 @click.option("--group", help="Consumer group that shows the progress to lag tools.")
-@click.option("--tasks", type=click.IntRange(1), help="Tasks that write files.  [default: one a core]")
+@click.option("--tasks", type=Whole(1), help="Tasks that write files.  [default: one a core]")
 def load(**given: Any) -> None:
     """Loads topics into Parquet, each message exactly once, in folders by event date.
 
@@ -75,6 +75,7 @@ def load(**given: Any) -> None:
     tidemill pipeline load -t flights -o flights.parquet --time-zone America/New_York \\
         --schema "carrier string, dep_delay double"
     """
+    from tidemill.pipeline.jobs.before import check_load, check_topics_to_load
     from tidemill.pipeline.jobs.load import LoadJob
     from tidemill.pipeline.jobs.load import load as run
 
@@ -94,6 +95,9 @@ def load(**given: Any) -> None:
         trigger=given["trigger"],
         tasks=given["tasks"],
     )
+    options = check_load(job)
+    Target(options.bootstrap, {}).check_reachable()
+    check_topics_to_load(options, job.checkpoint)
     result = _with_spark(given, lambda spark: _shown(given["as_json"], lambda tell: run(spark, job, tell)))
     _print(
         given["as_json"],
@@ -126,6 +130,7 @@ def publish(**given: Any) -> None:
     \b
     tidemill pipeline publish flights.csv -t flights --key carrier --timestamp time_hour
     """
+    from tidemill.pipeline.jobs.before import check_publish, check_topic_to_write
     from tidemill.pipeline.jobs.publish import PublishJob, read_files
     from tidemill.pipeline.jobs.publish import publish as run
 
@@ -137,6 +142,9 @@ def publish(**given: Any) -> None:
         timestamp=given["timestamp"],
         fields=given["fields"],
     )
+    options = check_publish(job, given["paths"])
+    Target(options.bootstrap, {}).check_reachable()
+    check_topic_to_write(options)
     result = _with_spark(
         given, lambda spark: run(read_files(spark, list(given["paths"]), given["form"], reader), job)
     )

@@ -6,6 +6,9 @@ import re
 
 OURS = re.compile(r"^tidemill\.[\w.]+: (.+)$", re.MULTILINE)
 
+NAME = re.compile(r"^\[[A-Z_0-9.]+\]\s*")
+SQL_STATE = re.compile(r"\s*SQLSTATE: \w{5}\b")
+
 
 def explained(problem: BaseException) -> str:
     """The message of the tidemill error inside a failure of Spark, or Spark's own first line."""
@@ -14,4 +17,12 @@ def explained(problem: BaseException) -> str:
     if found:
         message: str = found[-1]
         return message.strip()
-    return text.strip().splitlines()[0] if text.strip() else type(problem).__name__
+    return one_line(problem)
+
+
+def one_line(problem: BaseException) -> str:
+    """The first line of Spark's text, without its name for the error and the state of SQL."""
+    lines = str(problem).strip().splitlines()
+    if not lines:
+        return type(problem).__name__
+    return SQL_STATE.sub("", NAME.sub("", lines[0])).strip().rstrip(".") or lines[0]

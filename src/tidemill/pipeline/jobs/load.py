@@ -14,11 +14,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tidemill.model.errors import ConfigError, TidemillError
+from tidemill.model.errors import TidemillError
 from tidemill.pipeline.connect import open_cluster
+from tidemill.pipeline.jobs.before import AVAILABLE_NOW, check_load, source_of
 from tidemill.pipeline.jobs.session import spark_version, time_zone
 from tidemill.pipeline.jobs.transforms import one_file_a_date, parsed, with_event_date
 from tidemill.pipeline.options import parse_source_options
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 log = logging.getLogger("tidemill.pipeline")
-
-AVAILABLE_NOW = "available-now"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,17 +77,11 @@ def load(
 ) -> LoadResult:
     """Runs the job to its end (``available-now``), or until it is interrupted.
 
-    Raises ConfigError for options that cannot be used, DataLoss inside Spark's StreamingQueryException when
+    Raises ConfigError for what cannot be used, DataLoss inside Spark's StreamingQueryException when
     messages were deleted before they were loaded.
     """
-    source = {"startingOffsets": "earliest", **job.source}
-    if any(
-        name.lower().startswith("startingtimestamp") or name.lower() == "startingoffsetsbytimestamp"
-        for name in source
-    ):
-        source.pop("startingOffsets")
-    options = parse_source_options(source, streaming=True)
-    check_pair(job.output, job.checkpoint)
+    options = check_load(job)
+    source = source_of(job)
     began_s = time.monotonic()
     done: list[tuple[int, int, float]] = []
     with time_zone(spark, job.time_zone):
@@ -100,28 +92,6 @@ def load(
     if options.commit_group is not None and end is not None:
         _commit(options.client, options.commit_group, end)
     return LoadResult(sum(rows for _, rows, _ in done), time.monotonic() - began_s, tuple(done))
-
-
-def check_pair(output: str, checkpoint: str) -> None:
-    """Refuses an output without its checkpoint, and the other way round (local paths only).
-
-    With a new checkpoint batch numbers begin at 0 again; the file sink has those, and drops their rows.
-    """
-    if "://" in output or "://" in checkpoint:
-        return
-    written = (Path(output) / "_spark_metadata").exists()
-    known = (Path(checkpoint) / "offsets").exists()
-    if written and not known:
-        raise ConfigError(
-            f"the output {output} was loaded with another checkpoint than {checkpoint}: Spark would drop "
-            "rows silently. Give the checkpoint that belongs to it, or remove the output as well to start "
-            "clean"
-        )
-    if known and not written and any((Path(checkpoint) / "commits").glob("[0-9]*")):
-        raise ConfigError(
-            f"the checkpoint {checkpoint} has loaded messages into another output than {output}: they "
-            "would be missing here. Give that output, or remove the checkpoint as well to start clean"
-        )
 
 
 def start(spark: SparkSession, job: LoadJob, source: Mapping[str, str]) -> StreamingQuery:

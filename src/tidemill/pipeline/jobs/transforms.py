@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.model.errors import ConfigError
+from tidemill.pipeline.failures import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,18 +22,25 @@ def parsed(messages: DataFrame, schema: str | None) -> DataFrame:
     """Messages with their JSON value taken apart, one column a field, and ``kafka_*`` columns beside.
 
     ``schema`` is a DDL text ("carrier string, delay double"). A value that is no JSON of that form is kept
-    whole in ``corrupt_record``; it is null for all others. Without a schema the value stays binary.
+    whole in ``corrupt_record``; it is null for all others. Without a schema the value stays binary. Raises
+    ConfigError for a schema that Spark cannot read.
     """
+    from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql import functions as f
 
     place = [f.col(name).alias(f"kafka_{name}") for name in PLACE]
     if schema is None:
         return messages.select("value", *place)
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
-    value = f.from_json(f.col("value").cast("string"), f"{schema}, {CORRUPT} string", options)
-    return messages.select(value.alias("fields"), *place).select(
-        "fields.*", *[f"kafka_{name}" for name in PLACE]
-    )
+    try:
+        value = f.from_json(f.col("value").cast("string"), f"{schema}, {CORRUPT} string", options)
+        taken = messages.select(value.alias("fields"), *place)
+    except (AnalysisException, ParseException) as problem:
+        raise ConfigError(
+            f"schema {schema!r} cannot be read ({one_line(problem)}): columns and their types are wanted, as "
+            '"carrier string, dep_delay double"'
+        ) from None
+    return taken.select("fields.*", *[f"kafka_{name}" for name in PLACE])
 
 
 def with_event_date(frame: DataFrame, column: str = "kafka_timestamp") -> DataFrame:

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CLUSTER_ID = "4L6g3nShT-eMCtK--X86sw"
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 120
 READ_TIMEOUT_S = 90
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 SETTINGS = """
@@ -71,6 +71,7 @@ def java(jars: str, *arguments: str, heap: str = "512m") -> list[str]:
         "-XX:TieredStopAtLevel=1",
         f"-Xmx{heap}",
         quiet,
+        f"-Dlog4j.configuration=file:{Path(__file__).with_name('log4j.properties')}",
         "-cp",
         jars,
         *arguments,
@@ -147,7 +148,11 @@ class Kafka:
         port, controller = free_ports(2)
         self.bootstrap = f"127.0.0.1:{port}"
         path = self.directory / "server.properties"
-        mode = f"broker.id={self.node}\nzookeeper.connect={self.zookeeper}\nzookeeper.session.timeout.ms=2000\nlisteners=PLAINTEXT://127.0.0.1:{port}\n"
+        mode = (
+            f"broker.id={self.node}\nlisteners=PLAINTEXT://127.0.0.1:{port}\n"
+            f"zookeeper.connect={self.zookeeper}\nzookeeper.session.timeout.ms=2000\n"
+            "zookeeper.connection.timeout.ms=60000\n"
+        )
         if not self.zookeeper:
             mode = (
                 f"process.roles=broker,controller\nnode.id={self.node}\n"

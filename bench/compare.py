@@ -4,7 +4,7 @@
 
 Each round measures A, then B; a figure is the median of the rounds, and only ratios are to be trusted: the
 client shares the processors with the broker. Logs lie on tmpfs, or the disk's write-back would be measured.
-Then comes what ``flat.py``, ``spark.py`` and ``compaction.py`` measure, in the same table.
+Then comes what ``flat.py``, ``spark.py``, ``compaction.py`` and ``conversion.py`` measure, in the same table.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import compaction
+import conversion
 import flat
 import spark
 from peers import Figures, Kafka, Peer, Tidemill, load
@@ -174,7 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="smaller loads, for a first look")
-    parser.add_argument("--only", default="", help="what has this in its name; also: flat, spark, compaction")
+    parser.add_argument("--only", default="", help="what has this in its name; also: flat, spark, ...")
     parser.add_argument("--json", action="store_true", help="both brokers' figures for machines")
     options = parser.parse_args()
     medians = run(options.rounds, options.quick, options.only)
@@ -188,6 +189,8 @@ def main() -> None:
         lines += spark_rows(options.quick)
     if options.only in "compaction":
         lines += compaction.every_row(1_000_000 if options.quick else compaction.ROWS, compaction.PARTITIONS)
+    if options.only in "conversion":
+        lines += conversion.rows(options.quick)
     print("\n".join([HEAD, *lines]))
 
 

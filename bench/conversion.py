@@ -159,6 +159,45 @@ def measure(peer: Peer, codec: str, count: int, seconds: float) -> dict[str, flo
     }
 
 
+def compare(
+    codecs: list[str], megabytes: int, rounds: int, seconds: float, data: Path
+) -> dict[tuple[str, str], dict[str, float]]:
+    """By codec and broker: the medians of rounds after one that warms up."""
+    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    with Tidemill(data / "tidemill-conversion") as ours, OldKafka(data / "kafka-conversion") as kafka:
+        peers = (ours, kafka)
+        for codec in codecs:
+            for peer in peers:
+                fill(peer, codec, megabytes)
+        for turn in range(rounds + 1):
+            for codec in codecs:
+                for peer in peers:
+                    told = measure(peer, codec, megabytes * ROWS_A_MEGABYTE, seconds)
+                    if turn:
+                        found.setdefault((codec, peer.name), []).append(told)
+    return {
+        key: {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
+        for key, turns in found.items()
+    }
+
+
+def rows(quick: bool) -> list[str]:
+    """Lines of the one table of all benchmarks."""
+    codecs = list(CODECS)
+    found = compare(codecs, 40 if quick else 200, 1 if quick else 3, 3 if quick else 8, Path("/dev/shm"))
+    lines = []
+    for codec in codecs:
+        ours, theirs = found[codec, "tidemill"], found[codec, "kafka"]
+        for what, goal, name, form in (
+            (f"v2 to v1 for Fetch 2, {codec}: records/s", "≥ 1", "rate", "{:,.0f}"),
+            (f"the same: CPU, s a million, {codec}", "≤ 1", "cpu", "{:.2f}"),
+            (f"p99 of a produce beside it, µs, {codec}", "≤ 1", "p99 busy", "{:.0f}"),
+        ):
+            told, other = form.format(ours[name]), form.format(theirs[name])
+            lines.append(f"| {what} | {goal} | {told} | {other} of 3.9.2 | {ours[name] / theirs[name]:.2f} |")
+    return lines
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--reader"]:
         bootstrap, name, end, seconds = sys.argv[2:]
@@ -171,23 +210,10 @@ def main() -> None:
     parser.add_argument("--codecs", nargs="*", default=list(CODECS))
     parser.add_argument("--data", default="/dev/shm")
     options = parser.parse_args()
-    data = Path(options.data)
-    found: dict[tuple[str, str], list[dict[str, float]]] = {}
-    with Tidemill(data / "tidemill-conversion") as ours, OldKafka(data / "kafka-conversion") as kafka:
-        peers = (ours, kafka)
-        for codec in options.codecs:
-            for peer in peers:
-                fill(peer, codec, options.megabytes)
-        for turn in range(options.rounds + 1):
-            for codec in options.codecs:
-                for peer in peers:
-                    told = measure(peer, codec, options.megabytes * ROWS_A_MEGABYTE, options.seconds)
-                    if turn:  # The first warms up.
-                        found.setdefault((codec, peer.name), []).append(told)
+    found = compare(options.codecs, options.megabytes, options.rounds, options.seconds, Path(options.data))
     print("| stored | broker | records/s | CPU, s a million | p99 alone, µs | p50 beside | p99 beside |")
     print("|---|---|---|---|---|---|---|")
-    for (codec, name), turns in sorted(found.items()):
-        middle = {key: statistics.median(turn[key] for turn in turns) for key in turns[0]}
+    for (codec, name), middle in sorted(found.items()):
         print(
             f"| {codec} | {name} | {middle['rate']:,.0f} | {middle['cpu']:.2f} | {middle['p99 idle']:.0f} "
             f"| {middle['p50 busy']:.0f} | {middle['p99 busy']:.0f} |"

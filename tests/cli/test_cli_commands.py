@@ -220,7 +220,7 @@ def test_log_dump_shows_a_partitions_files(cli: Run, broker: Broker, topic: str,
 
 def test_nobody_listening_is_said_at_once(cli: Run) -> None:
     assert "tidemill serve" in cli("topic", "list", "-b", "127.0.0.1:1", code=1)
-    assert "no host:port" in cli("topic", "list", "-b", "nonsense", code=1)
+    assert "no host:port" in cli("topic", "list", "-b", "nonsense", code=2)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,8 @@ def test_wrong_usage_ends_with_exit_code_2(cli: Run, arguments: tuple[str, ...])
 
 
 def test_an_unknown_client_key_is_an_error_with_its_neighbour(cli: Run, topic: str) -> None:
-    assert "linger.ms" in cli("produce", topic, "-f", os.devnull, "-X", "linger.m=1", code=1)
+    assert "linger.ms" in cli("produce", topic, "-f", os.devnull, "-X", "linger.m=1", code=2)
+    assert "linger.ms='x' is no integer" in cli("topic", "list", "-X", "linger.ms=x", code=2)
 
 
 def test_a_reader_that_goes_away_is_no_crash(broker: Broker, cli: Run, topic: str, tmp_path: Path) -> None:

@@ -136,6 +136,81 @@ def test_a_configuration_is_checked_without_a_start(tmp_path: Path) -> None:
     assert "geheim" not in invoke("config", "check", "-c", str(file)).output
 
 
+def test_a_configuration_is_checked_as_serve_does(tmp_path: Path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text("num.partitions=3\n=novalue\n")
+    outcome = invoke("config", "check", "--json", TIDEMILL_CONFIG=str(file))
+    assert json.loads(outcome.stdout)["set"]["num.partitions"]["by"] == f"{file}:1"
+    assert json.loads(outcome.stdout)["warnings"] == [
+        f"{file}:2: there is no key before the value; a line is KEY=VALUE"
+    ]
+    for setting in ("zookeeper.connect=host:port", "tidemill.store=zookeeper", "tidemill.log.level=loud"):
+        checked = subprocess.run(
+            [sys.executable, "-m", "tidemill", "config", "check", "--set", setting],
+            capture_output=True,
+            text=True,
+        )
+        refused = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "tidemill",
+                "serve",
+                "--until-eof",
+                "--set",
+                setting,
+                "-d",
+                tmp_path / "d",
+            ],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+        assert (checked.returncode, checked.stderr) == (1, refused.stderr)
+        assert refused.returncode == 1
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("serve", "--set", "foo"), "--set foo: it must be KEY=VALUE"),
+        (("config", "check", "--set", "foo"), "--set foo: it must be KEY=VALUE"),
+        (("serve", "--port", "abc"), "'abc' is not a valid integer"),
+        (("serve", "--ready-fd", "99"), "descriptor 99 is not open; a shell opens it with 99>FILE"),
+        (("serve", "--ready-fd", "99999999999"), "is not open"),
+        (("serve", "--ready-file", "/nonexist/x"), "/nonexist is no directory: make it first"),
+        (("serve", "--ready-file", "/"), "/ is a directory"),
+    ],
+)
+def test_serve_refuses_wrong_usage_before_it_starts(arguments: tuple[str, ...], said: str) -> None:
+    outcome = invoke(*arguments)
+    assert outcome.exit_code == 2
+    assert said in " ".join(outcome.output.split())
+
+
+def test_a_descriptor_for_reading_is_no_place_to_write(tmp_path: Path) -> None:
+    with open(os.devnull) as file:
+        outcome = invoke("serve", "--ready-fd", str(file.fileno()))
+    assert outcome.exit_code == 2
+    assert "open for reading only" in outcome.output
+
+
+def test_the_ready_file_of_an_earlier_start_goes_even_when_the_start_fails(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    ready.write_text("{}")
+    outcome = subprocess.run(
+        [
+            *(sys.executable, "-m", "tidemill", "serve", "--ready-file", ready, "-d", tmp_path / "d"),
+            *("--set", "num.partitions=many"),
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert outcome.returncode == 1
+    assert not ready.exists()
+
+
 def test_tables_and_colours_are_for_terminals_only() -> None:
     arguments = [sys.executable, "-m", "tidemill", "config", "keys", "num.partitions"]
     piped = subprocess.run(arguments, capture_output=True, text=True).stdout

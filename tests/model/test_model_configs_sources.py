@@ -119,8 +119,9 @@ def test_unknown_keys_are_named_with_their_nearest_neighbour() -> None:
         sets=["log.retention.hour=3", "zzz=1", "retention.ms=5"], environment={"TIDEMILL_LOG_DIR_S": "x"}
     )
     warnings = "\n".join(config.warnings)
-    assert "log.retention.hour is no key of the broker; did you mean log.retention.hours?" in warnings
-    assert "zzz is no key of the broker (--set zzz)" in warnings
+    assert "log.retention.hour is no key of the broker, and without effect" in warnings
+    assert "did you mean log.retention.hours?" in warnings
+    assert "zzz is no key of the broker, and without effect (--set zzz)" in warnings
     assert (
         "retention.ms is a key of a topic, not of a broker; for all topics it is log.retention.ms" in warnings
     )

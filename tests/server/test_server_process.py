@@ -177,9 +177,15 @@ def test_ready_is_told_in_a_file_and_to_systemd(tmp_path: Path) -> None:
 
 
 def test_unknown_keys_are_warned_of_and_idle_ones_noted(tmp_path: Path) -> None:
-    with Broker({"num.partition": 3, "num.io.threads": 3}, data_dir=tmp_path / "data") as broker:
+    file = tmp_path / "server.properties"
+    file.write_text("num.partition=3\n")
+    environment = {"TIDEMILL_CONFIG": str(file)}
+    with Broker({"num.io.threads": 3}, data_dir=tmp_path / "data", environment=environment) as broker:
         log = broker.log
-    assert "WARNING server: num.partition is no key of the broker; did you mean num.partitions?" in log
+    assert (
+        f"WARNING server: num.partition is no key of the broker, and without effect ({file}:1); "
+        "did you mean num.partitions?"
+    ) in log
     assert "INFO    server: num.io.threads is accepted; no effect: one event loop" in log
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from tidemill.cli.options import config_file_option, pairs
 from tidemill.cli.output import json_option, on_terminal, print_json, print_table
 from tidemill.model.configs import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, BrokerConfig, Key
 from tidemill.model.configs.keys import READ_ONLY, TYPE_NAMES
@@ -109,12 +110,19 @@ def as_object(key: Key) -> dict[str, Any]:
 
 
 @command.command("check")
-@click.option("-c", "--config", "config_file", metavar="FILE", help="Properties file.")
+@config_file_option
 @click.option("-s", "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set one key; can be repeated.")
 @json_option
 def check(config_file: str | None, sets: tuple[str, ...], as_json: bool) -> None:
-    """Check what 'serve' would be told: FILE, environment and --set; show what is set and by what."""
+    """Check what 'serve' would be told: FILE, environment and --set; show what is set and by what.
+
+    What it refuses, 'serve' refuses in the same words. Ports, directories and ZooKeeper are left alone.
+    """
+    from tidemill.server.process import check_config
+
+    pairs("--set", sets)
     config = BrokerConfig.from_sources(config_file, sets, os.environ)
+    check_config(config)
     given = [name for name in BROKER_KEYS if config.is_set(name)]
     if as_json:
         print_json(

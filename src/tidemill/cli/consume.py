@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.options import Duration, Moment, Target, target_options, unescape
+from tidemill.cli.options import Duration, Moment, Target, Whole, target_options, unescape
 from tidemill.cli.output import on_terminal, time_text
 from tidemill.cli.records import as_text, for_terminal, hexadecimal, to_json
 
@@ -135,11 +135,9 @@ Without a start it begins with what comes next; a group goes on where it was."""
 @click.option(
     "--since", type=Moment(), metavar="TIME", help="Begin at a time: 2026-03-01T12:00, or 10m (ago)."
 )
-@click.option(
-    "-p", "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="Only this one."
-)
+@click.option("-p", "--partition", "partitions", type=Whole(min=0), multiple=True, help="Only this one.")
 @click.option("-g", "--group", metavar="NAME", help="Join this group, and commit its offsets.")
-@click.option("-n", "--max-messages", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
+@click.option("-n", "--max-messages", type=Whole(min=1), metavar="N", help="End after N messages.")
 @click.option("--timeout", type=Duration(), metavar="TIME", help="End when none comes for so long (5s, 1m).")
 @click.option("-e", "--exit-at-end", is_flag=True, help="End with what is there now.")
 @click.option(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.options import Moment, Target, target_options
+from tidemill.cli.options import Moment, Target, Whole, target_options
 from tidemill.cli.output import count_text, done, json_option, on_terminal, print_json, print_table
 from tidemill.model.types import TopicPartition
 
@@ -156,7 +156,7 @@ Without --topic it moves in all that the group has committed. The group must hav
 @click.argument("name")
 @click.option("-t", "--topic", "topics", multiple=True, metavar="TOPIC[:PARTITION]", help="Only there.")
 @click.option("--to", type=click.Choice(["earliest", "latest"]), help="To the start, or to the end.")
-@click.option("--to-offset", type=click.IntRange(min=0), metavar="N", help="To this offset.")
+@click.option("--to-offset", type=Whole(min=0), metavar="N", help="To this offset.")
 @click.option("--to-time", type=Moment(), metavar="TIME", help="To the first message at or after TIME.")
 @click.option("--shift-by", type=int, metavar="N", help="So many messages forward, or back when negative.")
 @click.option("--dry-run", is_flag=True, help="Only show what would change.")

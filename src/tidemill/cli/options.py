@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import time
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     WholeType = click.ParamType[int]
 else:
     FloatType = WholeType = click.ParamType
+
+CONFIG_FILE_VARIABLE = "TIDEMILL_CONFIG"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,7 +54,10 @@ class Target:
 
         failures = []
         for text in self.bootstrap.split(","):
-            host, port = parse_address(text.strip())
+            try:
+                host, port = parse_address(text.strip())
+            except ConfigError as problem:
+                raise click.UsageError(f"--bootstrap-server {self.bootstrap}: {problem}") from None
             try:
                 socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
             except TimeoutError:
@@ -78,6 +84,18 @@ bootstrap_option = click.option(
     help="Brokers to ask first, apart by commas.",
 )
 """The same for every command that asks a cluster."""
+
+
+config_file_option = click.option(
+    "-c",
+    "--config",
+    "config_file",
+    envvar=CONFIG_FILE_VARIABLE,
+    show_envvar=True,
+    metavar="FILE",
+    help="Properties file, as Kafka's.",
+)
+"""The same for what starts a broker and for what checks a start."""
 
 
 def target_options(function: F) -> F:
@@ -118,7 +136,16 @@ def client_settings(config_file: str | None, settings: tuple[str, ...]) -> dict[
         from tidemill.model.configs.properties import read_properties
 
         found.update({line.key: line.value for line in read_properties(config_file)})
-    found.update(pairs("-X", settings))
+    given = pairs("-X", settings)
+    if given:
+        from tidemill.client.config import check_setting
+
+        for name, value in given.items():
+            try:
+                check_setting(name, value)
+            except ConfigError as problem:
+                raise click.UsageError(f"-X: {problem}") from None
+    found.update(given)
     return found
 
 
@@ -131,6 +158,43 @@ def pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
             raise click.UsageError(f"{option} {text}: it must be KEY=VALUE")
         found[key.strip()] = value
     return found
+
+
+class Whole(click.IntRange):
+    """A whole number within bounds. (Click says "integer range" to who gives something else.)"""
+
+    name = "integer"
+
+
+class StateFile(click.Path):
+    """A regular file or none, in a directory that is there and can be written to."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        path = str(value)
+        folder = os.path.dirname(os.path.abspath(path))
+        if os.path.isdir(path):
+            self.fail(f"{path} is a directory: name a file in it", param, ctx)
+        if not os.path.isdir(folder):
+            self.fail(f"{folder} is no directory: make it first, or name another file", param, ctx)
+        if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+            self.fail(f"{path} cannot be written: name another file, or change the rights", param, ctx)
+        return path
+
+
+class Descriptor(Whole):
+    """A descriptor that is open for writing."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        import fcntl
+
+        try:
+            mode = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE
+        except (OSError, OverflowError):
+            self.fail(f"descriptor {number} is not open; a shell opens it with {number}>FILE", param, ctx)
+        if mode == os.O_RDONLY:
+            self.fail(f"descriptor {number} is open for reading only", param, ctx)
+        return number
 
 
 def parse_duration(text: str) -> float:

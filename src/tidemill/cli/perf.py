@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.options import Duration, Target, target_options
+from tidemill.cli.options import Duration, Target, Whole, target_options
 from tidemill.cli.output import bytes_text, count_text, json_option, print_json, print_table
 
 if TYPE_CHECKING:
@@ -140,14 +140,10 @@ Examples:
   tidemill perf produce bench -n 60000 --rate 1000 --json | jq .latency_ms.p99""",
 )
 @click.argument("topic")
-@click.option("-n", "--messages", "count", type=click.IntRange(min=1), default=1_000_000, show_default=True)
-@click.option("--size", type=click.IntRange(min=0), default=100, show_default=True, help="Bytes of a value.")
-@click.option(
-    "--rate", type=click.IntRange(min=1), help="Messages a second; as fast as possible when left out."
-)
-@click.option(
-    "-p", "--partitions", type=click.IntRange(min=1), default=1, show_default=True, help="When it is new."
-)
+@click.option("-n", "--messages", "count", type=Whole(min=1), default=1_000_000, show_default=True)
+@click.option("--size", type=Whole(min=0), default=100, show_default=True, help="Bytes of a value.")
+@click.option("--rate", type=Whole(min=1), help="Messages a second; as fast as possible when left out.")
+@click.option("-p", "--partitions", type=Whole(min=1), default=1, show_default=True, help="When it is new.")
 @click.option("-z", "--compression", default="none", show_default=True, help="none, gzip, snappy, lz4, zstd.")
 @click.option("-a", "--acks", type=click.Choice(["all", "1", "0"]), default="all", show_default=True)
 @json_option
@@ -232,7 +228,7 @@ Examples:
   tidemill perf consume bench --arrow --json""",
 )
 @click.argument("topics", nargs=-1, required=True)
-@click.option("-n", "--messages", "count", type=click.IntRange(min=1), help="So many.  [all that are there]")
+@click.option("-n", "--messages", "count", type=Whole(min=1), help="So many.  [all that are there]")
 @click.option("--arrow", is_flag=True, help="As Arrow tables, without an object a message.")
 @click.option(
     "--timeout", type=Duration(), default="10s", show_default=True, help="End when none comes so long."
@@ -311,8 +307,8 @@ Examples:
   tidemill perf latency bench -n 10000 --size 1024 --acks 1 --json""",
 )
 @click.argument("topic")
-@click.option("-n", "--messages", "count", type=click.IntRange(min=1), default=1_000, show_default=True)
-@click.option("--size", type=click.IntRange(min=0), default=100, show_default=True, help="Bytes of a value.")
+@click.option("-n", "--messages", "count", type=Whole(min=1), default=1_000, show_default=True)
+@click.option("--size", type=Whole(min=0), default=100, show_default=True, help="Bytes of a value.")
 @click.option("-a", "--acks", type=click.Choice(["all", "1"]), default="all", show_default=True)
 @json_option
 @target_options

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from tidemill.cli.options import Target, target_options, unescape
+from tidemill.cli.options import Target, Whole, target_options, unescape
 from tidemill.cli.output import count_text, on_terminal
 from tidemill.cli.records import BadInput, InputRecord, from_json
 
@@ -42,7 +42,7 @@ Examples:
 @click.option(
     "-H", "--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of every message."
 )
-@click.option("-p", "--partition", type=click.IntRange(min=0), help="Partition; by the key when left out.")
+@click.option("-p", "--partition", type=Whole(min=0), help="Partition; by the key when left out.")
 @click.option(
     "-z",
     "--compression",

@@ -6,6 +6,8 @@ import os
 
 import click
 
+from tidemill.cli.options import Descriptor, StateFile, Whole, config_file_option, pairs
+
 
 @click.command(
     "serve",
@@ -20,16 +22,19 @@ Every key can come from a file (Kafka's server.properties works), from the envir
 (TIDEMILL_LOG_DIRS is log.dirs) and from --set, which goes before both.
 'tidemill config keys' lists them.""",
 )
-@click.option("-c", "--config", "config_file", metavar="FILE", help="Properties file, as Kafka's.")
+@config_file_option
 @click.option("-s", "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set one key; can be repeated.")
-@click.option(
-    "-p", "--port", type=click.IntRange(0, 65535), help="Port; short for --set listeners=PLAINTEXT://:PORT."
-)
+@click.option("-p", "--port", type=Whole(0, 65535), help="Port; short for --set listeners=PLAINTEXT://:PORT.")
 @click.option("-d", "--data", metavar="DIR", help="Data directory; short for --set log.dirs=DIR.")
 @click.option("--log-level", metavar="LEVEL", help="trace, debug, info, warning or error; also net=debug,...")
 @click.option("-q", "--quiet", is_flag=True, help="Leave out the hints at the start.")
-@click.option("--ready-file", metavar="FILE", help="Write a line of JSON there once the broker serves.")
-@click.option("--ready-fd", type=int, metavar="N", help="Write it to this descriptor.")
+@click.option(
+    "--ready-file",
+    type=StateFile(),
+    metavar="FILE",
+    help="Write a line of JSON there once the broker serves; removed at the start.",
+)
+@click.option("--ready-fd", type=Descriptor(0), metavar="N", help="Write it to this descriptor.")
 @click.option("--until-eof", is_flag=True, help="Stop when standard input ends.")
 def command(
     config_file: str | None,
@@ -48,6 +53,10 @@ def command(
     """
     from tidemill.server.process import Start, serve
 
+    pairs("--set", sets)
+    if ready_file is not None and os.path.isfile(ready_file):
+        # It tells of another start: whoever waits for this one must not believe it.
+        os.remove(ready_file)
     shorts = []
     if port is not None:
         shorts.append(f"listeners=PLAINTEXT://:{port}")
@@ -55,7 +64,7 @@ def command(
         shorts.append(f"log.dirs={data}")
     return serve(
         Start(
-            config_file=config_file or os.environ.get("TIDEMILL_CONFIG"),
+            config_file=config_file,
             sets=[*shorts, *sets],
             environment=os.environ,
             log_level=log_level,

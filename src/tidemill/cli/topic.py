@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.options import Target, pairs, target_options
+from tidemill.cli.options import Target, Whole, pairs, target_options
 from tidemill.cli.output import (
     bytes_text,
     count_text,
@@ -40,12 +40,8 @@ Examples:
   tidemill topic create orders -p 6 --set retention.ms=-1 --set compression.type=zstd""",
 )
 @click.argument("names", nargs=-1, required=True)
-@click.option(
-    "-p", "--partitions", type=click.IntRange(min=1), help="Partitions.  [the broker's num.partitions]"
-)
-@click.option(
-    "-r", "--replication-factor", type=click.IntRange(min=1), help="Replicas.  [the broker's default]"
-)
+@click.option("-p", "--partitions", type=Whole(min=1), help="Partitions.  [the broker's num.partitions]")
+@click.option("-r", "--replication-factor", type=Whole(min=1), help="Replicas.  [the broker's default]")
 @click.option("-s", "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set one topic key.")
 @click.option("--if-not-exists", is_flag=True, help="A topic that is there already is fine.")
 @click.option("--dry-run", is_flag=True, help="Check, and create nothing.")
@@ -289,7 +285,7 @@ Examples:
   tidemill topic alter orders --partitions 12""",
 )
 @click.argument("name")
-@click.option("-p", "--partitions", type=click.IntRange(min=1), help="Grow to so many; they cannot shrink.")
+@click.option("-p", "--partitions", type=Whole(min=1), help="Grow to so many; they cannot shrink.")
 @click.option("-s", "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set one topic key.")
 @click.option("-u", "--unset", "removed", multiple=True, metavar="KEY", help="Back to the broker's value.")
 @click.option("--dry-run", is_flag=True, help="Check, and change nothing.")

@@ -297,16 +297,10 @@ class ClientConfig:
 
     def _resolve(self, name: str) -> Key | None:
         """The key that ``name`` means; None for one that only other clients know (they share files)."""
-        if name in GONE:
-            raise ConfigError(f"{name} has no meaning for this client: {GONE[name]}")
-        key = KEYS.get(ALIASES.get(name, name))
-        if key is None and name in IDLE_CLIENT_KEYS:
+        key = _find(name, self.role)
+        if key is None:
             LOG.info("%s is passed over; %s", name, IDLE_CLIENT_KEYS[name])
             return None
-        if key is None:
-            near = difflib.get_close_matches(name, [*KEYS, *ALIASES], 1, 0.5)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"{name} is no key of a {self.role}{hint}")
         return key if key.role in (COMMON, self.role) else None
 
     def _check(self) -> None:
@@ -381,6 +375,25 @@ class ClientConfig:
         if servers:
             plain["bootstrap.servers"] = [join_address(host, port) for host, port in servers]
         return plain
+
+
+def _find(name: str, whose: str) -> Key | None:
+    """The key that ``name`` means; None for one that is known and has no effect here."""
+    if name in GONE:
+        raise ConfigError(f"{name} has no meaning for this client: {GONE[name]}")
+    key = KEYS.get(ALIASES.get(name, name))
+    if key is None and name not in IDLE_CLIENT_KEYS:
+        near = difflib.get_close_matches(name, [*KEYS, *ALIASES], 1, 0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"{name} is no key of a {whose}{hint}")
+    return key
+
+
+def check_setting(name: str, value: Any) -> None:
+    """ConfigError for a key that no client has, or a value that it cannot have."""
+    key = _find(name, "client")
+    if key is not None:
+        key.read(key.name, value)
 
 
 def config_of(

@@ -99,7 +99,11 @@ def tell_ready(
         if descriptor is not None:
             with contextlib.suppress(OSError), os.fdopen(descriptor, "w") as pipe:
                 pipe.write(line + "\n")
-        if file is not None:
+        if file is not None and os.path.exists(file) and not os.path.isfile(file):
+            # A pipe or a device is written to; renaming a file over it would take it away.
+            with open(file, "w", encoding="utf-8") as out:
+                out.write(line + "\n")
+        elif file is not None:
             temporary = f"{file}.{os.getpid()}.tmp"
             with open(temporary, "w", encoding="utf-8") as out:
                 out.write(line + "\n")

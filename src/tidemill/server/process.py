@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -118,9 +119,20 @@ def serve(start: Start) -> int:
 def read_config(start: Start) -> BrokerConfig:
     """The checked configuration, with logging set up as it says."""
     config = BrokerConfig.from_sources(start.config_file, start.sets, start.environment)
+    check_config(config)
     levels = start.log_level.split(",") if start.log_level else config.list("tidemill.log.level")
     log_lines.set_up(levels)
     return config
+
+
+def check_config(config: BrokerConfig) -> None:
+    """What a start refuses before it touches port, disk or network: ConfigError, or ImportError for kazoo."""
+    log_lines.parse_levels(config.list("tidemill.log.level"))
+    if config.store() == "zookeeper":
+        from tidemill.coordination.zookeeper_settings import settings_of
+
+        settings_of(config)
+        importlib.import_module("kazoo")
 
 
 def describe(problem: BaseException) -> str:

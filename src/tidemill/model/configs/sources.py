@@ -55,7 +55,7 @@ class Gathered:
                 return
         hint = near(name, BROKER_KEYS)
         self.warnings.append(
-            f"environment {variable}: {name} is no key of the broker{hint}; it is passed over"
+            f"environment {variable}: {name} is no key of the broker, and without effect{hint}"
         )
 
     def notes(self) -> list[str]:
@@ -90,4 +90,6 @@ def unknown(name: str, provenance: str) -> str:
     if name in TOPIC_KEYS:
         hint = f"; for all topics it is {TOPIC_SYNONYMS[name]}" if name in TOPIC_SYNONYMS else ""
         return f"{name} is a key of a topic, not of a broker{hint} ({provenance})"
-    return f"{name} is no key of the broker{near(name, BROKER_KEYS)} ({provenance}); it is passed over"
+    if not name:
+        return f"{provenance}: there is no key before the value; a line is KEY=VALUE"
+    return f"{name} is no key of the broker, and without effect ({provenance}){near(name, BROKER_KEYS)}"

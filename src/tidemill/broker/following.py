@@ -1,0 +1,235 @@
+"""Following at work: one loop per leader, which fetches over one connection and takes what comes.
+
+What to ask, and what an answer means, is decided in :mod:`tidemill.replication.fetcher`. Here is what that
+needs of the world: connections, time, and the leader's first and last offset where a log lies outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+from tidemill.model.errors import StorageError
+from tidemill.model.ports import Clock
+from tidemill.net.link import Link, LinkError
+from tidemill.replication.fetcher import FetchLimits, LeaderFetcher, Trouble
+from tidemill.replication.partition import Partition
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+
+log = logging.getLogger("tidemill.replication")
+
+FETCH_VERSIONS = (15, 18)
+"""From 15 on a follower names itself in a tagged field, and topics go by id."""
+LIST_OFFSETS_VERSIONS = (4, 11)
+LATEST, EARLIEST = -1, -2
+PATIENCE_S = 30.0
+"""``replica.socket.timeout.ms``: a leader that is silent for longer is asked anew."""
+TOLD_AGAIN_MS = 60_000
+"""A partition's trouble is logged once in this time."""
+
+Connect = Callable[[int], Awaitable[Link]]
+
+
+class LeaderLoop:
+    """Follows one leader until it is stopped."""
+
+    def __init__(
+        self,
+        leader: int,
+        fetcher: LeaderFetcher,
+        connect: Connect,
+        clock: Clock,
+        storage_failed: Callable[[Partition, StorageError], None],
+    ) -> None:
+        self.leader = leader
+        self.fetcher = fetcher
+        self._connect = connect
+        self._clock = clock
+        self._storage_failed = storage_failed
+        self._changed = asyncio.Event()
+        self._told: dict[str, int] = {}
+        self._link: Link | None = None
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def now_ms(self) -> int:
+        """Steady milliseconds: who rests until when."""
+        return int(self._clock.monotonic() * 1000)
+
+    def follow(self, partition: Partition) -> None:
+        """Follows one more partition, in the epoch that it is in. Raises StorageError."""
+        self.fetcher.follow(partition.log.topic_id, partition, self.now_ms())
+        self._changed.set()
+
+    def leave(self, partition: Partition) -> None:
+        """Follows a partition no longer."""
+        self.fetcher.leave(partition.log.topic_id, int(partition.index))
+
+    async def stop(self) -> None:
+        """Ends the loop, and its connection."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                link = await self._connect(self.leader)
+                try:
+                    await self._follow_over(link)
+                finally:
+                    link.close("the leader is not followed over it any more")
+            except LinkError as problem:
+                self._tell(f"leader {self.leader}", str(problem))
+            self.fetcher.lost()
+            await asyncio.sleep(self.fetcher.limits.backoff_ms / 1000)
+
+    async def _follow_over(self, link: Link) -> None:
+        version = link.version_of(ApiKey.FETCH, *FETCH_VERSIONS)
+        while True:
+            request = self.fetcher.request(self.now_ms())
+            if request is None:
+                await self._rest()
+                continue
+            answer = await link.ask(
+                ApiKey.FETCH, version, request, PATIENCE_S + self.fetcher.limits.wait_ms / 1000
+            )
+            if answer.error_code != 0:
+                log.debug("leader %d answers a fetch with error %d", self.leader, answer.error_code)
+            result = self.fetcher.answer(answer, self.now_ms())
+            for trouble in result.troubles:
+                self._meet(trouble)
+            if result.out_of_range:
+                await self._locate(link, result.out_of_range)
+
+    async def _rest(self) -> None:
+        """Until there is something to follow, or a partition has rested."""
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.fetcher.limits.backoff_ms / 1000):
+                await self._changed.wait()
+
+    def _meet(self, trouble: Trouble) -> None:
+        partition = trouble.partition
+        self._tell(f"{partition.topic}-{partition.index}", trouble.text)
+        if trouble.storage is not None:
+            self._storage_failed(partition, trouble.storage)
+
+    def _tell(self, what: str, text: str) -> None:
+        now = self.now_ms()
+        if now - self._told.get(what, -TOLD_AGAIN_MS) >= TOLD_AGAIN_MS:
+            if len(self._told) > 10_000:
+                self._told.clear()
+            self._told[what] = now
+            log.warning("following %s: %s; it is tried again", what, text)
+
+    async def _locate(self, link: Link, partitions: list[Partition]) -> None:
+        """Asks where the leader's logs begin and end, and puts ours there."""
+        firsts = await self._offsets(link, partitions, EARLIEST)
+        ends = await self._offsets(link, partitions, LATEST)
+        for partition in partitions:
+            key = (partition.topic, int(partition.index))
+            if key not in firsts or key not in ends:
+                continue
+            before = int(partition.log.end_offset)
+            try:
+                self.fetcher.found(partition, partition.log.topic_id, firsts[key], ends[key], self.now_ms())
+            except StorageError as problem:
+                self._meet(Trouble(partition, str(problem), problem))
+            log.warning(
+                "%s-%d ended at %d, the leader's log holds %d to %d: it goes on at %d",
+                partition.topic,
+                partition.index,
+                before,
+                firsts[key],
+                ends[key],
+                partition.log.end_offset,
+            )
+
+    async def _offsets(
+        self, link: Link, partitions: list[Partition], timestamp: int
+    ) -> dict[tuple[str, int], int]:
+        topics: dict[str, ListOffsetsTopic] = {}
+        for partition in partitions:
+            topic = topics.setdefault(partition.topic, ListOffsetsTopic(name=partition.topic, partitions=[]))
+            topic.partitions.append(
+                ListOffsetsPartition(
+                    partition_index=int(partition.index),
+                    current_leader_epoch=int(partition.leader_epoch),
+                    timestamp=timestamp,
+                )
+            )
+        request = ListOffsetsRequest(replica_id=self.fetcher.node_id, topics=list(topics.values()))
+        version = link.version_of(ApiKey.LIST_OFFSETS, *LIST_OFFSETS_VERSIONS)
+        answer = await link.ask(ApiKey.LIST_OFFSETS, version, request, PATIENCE_S)
+        return {
+            (topic.name, one.partition_index): one.offset
+            for topic in answer.topics
+            for one in topic.partitions
+            if one.error_code == 0
+        }
+
+
+class Following:
+    """All that this broker follows, by leader."""
+
+    def __init__(
+        self,
+        node_id: int,
+        node_epoch: int,
+        limits: FetchLimits,
+        connect: Connect,
+        clock: Clock,
+        storage_failed: Callable[[Partition, StorageError], None],
+    ) -> None:
+        self._node_id = node_id
+        self._node_epoch = node_epoch
+        self._limits = limits
+        self._connect = connect
+        self._clock = clock
+        self._storage_failed = storage_failed
+        self._loops: dict[int, LeaderLoop] = {}
+        self._leaders: dict[Partition, int] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def follow(self, partition: Partition) -> None:
+        """Follows ``partition`` in the epoch that it is in now, and no other leader of it."""
+        leader = int(partition.leader)
+        if self._leaders.get(partition, leader) != leader:
+            self.leave(partition)
+        loop = self._loops.get(leader)
+        if loop is None:
+            fetcher = LeaderFetcher(self._node_id, self._node_epoch, self._limits)
+            loop = self._loops[leader] = LeaderLoop(
+                leader, fetcher, self._connect, self._clock, self._storage_failed
+            )
+        self._leaders[partition] = leader
+        try:
+            loop.follow(partition)
+        except StorageError as problem:
+            self._storage_failed(partition, problem)
+
+    def leave(self, partition: Partition) -> None:
+        """Follows ``partition`` no longer, if it did. A leader without partitions is left alone."""
+        leader = self._leaders.pop(partition, None)
+        if leader is None:
+            return
+        loop = self._loops[leader]
+        loop.leave(partition)
+        if not len(loop.fetcher):
+            del self._loops[leader]
+            task = asyncio.get_running_loop().create_task(loop.stop())
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    async def stop(self) -> None:
+        """Follows nobody any more."""
+        loops, self._loops = list(self._loops.values()), {}
+        self._leaders.clear()
+        await asyncio.gather(*(loop.stop() for loop in loops), *self._ending)

@@ -1,0 +1,142 @@
+"""Loops that follow a leader over connections, which break now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths_bench import NODE, Bench, batch, bench_in
+from replica_stage import Broker as Logs
+from test_followers import values_in
+
+from tidemill.broker.context import Listener, Peer
+from tidemill.broker.following import Following
+from tidemill.model.clock import SystemClock
+from tidemill.model.errors import StorageError
+from tidemill.net.connection import Connection
+from tidemill.net.link import Link, LinkRefused
+from tidemill.replication.fetcher import FetchLimits
+from tidemill.replication.partition import Partition
+from tidemill.wire.apis import ApiKey
+
+FOLLOWER = 2
+REPLICAS = (NODE, FOLLOWER)
+
+
+class Stage:
+    """The leader on a bench, and broker 2 with a loop that follows it."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.links: list[Link] = []
+        self.refused = 0
+        self.refuse = False
+        self.failures: list[StorageError] = []
+        self.logs = Logs(FOLLOWER, 3)
+        self.partitions = self.logs.partitions
+        limits = FetchLimits(wait_ms=50, backoff_ms=20)
+        self.following = Following(FOLLOWER, 1, limits, self.connect, SystemClock(), self.storage_failed)
+        for index, partition in enumerate(self.partitions):
+            bench.partition("t", index).become(NODE, 0, REPLICAS, REPLICAS, 0, 0)
+            partition.become(NODE, 0, REPLICAS, REPLICAS)
+            partition.log.topic_id = bench.partition("t", index).log.topic_id
+
+    async def connect(self, leader: int) -> Link:
+        assert leader == NODE
+        if self.refuse:
+            self.refused += 1
+            raise LinkRefused("nobody is there")
+        ours, theirs = socket.socketpair()
+        for sock in (ours, theirs):
+            sock.setblocking(False)
+        peer = Peer(Listener("PLAINTEXT", "localhost", 9092), "default", "User:ANONYMOUS", "127.0.0.1", 1)
+        Connection(self.bench.loop, theirs, self.bench.requests, 100 << 20, peer).start()
+        link = Link("the leader", ours, "follower")
+        link.versions = {ApiKey.FETCH: (4, 18)}
+        self.links.append(link)
+        return link
+
+    def storage_failed(self, partition: Partition, problem: StorageError) -> None:
+        self.failures.append(problem)
+
+    def run(self, what: Callable[[], Any]) -> None:
+        async def call() -> None:
+            result = what()
+            if asyncio.iscoroutine(result):
+                await result
+
+        self.bench.loop.run_until_complete(call())
+
+    def same(self) -> bool:
+        return all(
+            values_in(mine) == values_in(self.bench.partition("t", index))
+            for index, mine in enumerate(self.partitions)
+        )
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    with bench_in(tmp_path) as bench:
+        one = Stage(bench)
+        yield one
+        one.run(one.following.stop)
+
+
+def follow_all(stage: Stage) -> None:
+    for partition in stage.partitions:
+        stage.following.follow(partition)
+
+
+def test_what_is_appended_is_followed_and_committed(stage: Stage) -> None:
+    stage.run(lambda: follow_all(stage))
+    client = stage.bench.client()
+    for number in range(12):
+        client.append(b"%d" % number, index=number % 3)
+    assert stage.same()
+    stage.bench.until(lambda: all(one.high_watermark == 4 for one in stage.partitions))
+    assert len(stage.links) == 1
+
+
+def test_a_connection_that_breaks_is_opened_again(stage: Stage) -> None:
+    stage.run(lambda: follow_all(stage))
+    client = stage.bench.client()
+    client.append(b"a")
+    stage.refuse = True
+    stage.run(lambda: stage.links[0].close("cut"))
+    client.produce(9, {("t", 0): batch(b"b")})
+    stage.bench.until(lambda: stage.refused >= 2)
+    stage.refuse = False
+    assert client.produced(9)[0].base_offset == 1
+    assert stage.same()
+    assert len(stage.links) == 2
+
+
+def test_who_is_left_is_not_followed_and_a_leader_without_partitions_is_let_go(stage: Stage) -> None:
+    stage.run(lambda: follow_all(stage))
+    client = stage.bench.client()
+    client.append(b"a", index=1)
+    stage.run(lambda: stage.following.leave(stage.partitions[0]))
+    client.produce(9, {("t", 0): batch(b"b")}, acks=1)
+    client.produced(9)
+    client.append(b"c", index=1)
+    assert stage.partitions[0].log.end_offset == 0
+    stage.run(lambda: [stage.following.leave(one) for one in stage.partitions])
+    stage.bench.until(lambda: bool(stage.links[0].closed))
+
+
+def test_a_write_that_fails_is_told_and_tried_again_and_the_others_go_on(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.logs.files.fail("append", "/d/t-0")
+    stage.run(lambda: follow_all(stage))
+    client = stage.bench.client()
+    client.produce(9, {("t", 0): batch(b"a")}, acks=1)
+    client.produced(9)
+    client.append(b"b", index=1)
+    stage.bench.until(stage.same)
+    assert len(stage.failures) == 1
+    assert caplog.text.count("following t-0") == 1

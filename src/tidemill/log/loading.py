@@ -64,6 +64,8 @@ class Place(NamedTuple):
     key: TopicPartition
     path: str
     is_future: bool
+    names: list[str] | None = None
+    """What is in it, where that is known."""
 
 
 class Shelf:
@@ -210,7 +212,7 @@ class Loading:
             return None
         if not children and key not in directory.recovery_points:
             self.all.warnings.append(f"{path} is empty, a partition is made of it")
-        return Place(key, path, False)
+        return Place(key, path, False, children)
 
     def _was_moved(self, directory: DataDirectory, key: TopicPartition, path: str) -> bool:
         """Whether the log at ``path`` does not count any more, as its copy elsewhere does."""
@@ -259,6 +261,7 @@ class Loading:
             recovery_point=directory.recovery_points.get(place.key, 0),
             start_offset=directory.start_offsets.get(place.key, 0),
             clean=directory.clean,
+            names=place.names,
         )
         shelf.openings.append(opening)
         opening.progress.stop = shelf.stopping

@@ -71,7 +71,9 @@ class Opening:
         recovery_point: int = 0,
         start_offset: int = 0,
         clean: bool = False,
+        names: list[str] | None = None,
     ) -> None:
+        """``names``: what is in the directory, when somebody has just looked."""
         self.files = files
         self.directory = directory
         self.topic_partition = topic_partition
@@ -87,6 +89,7 @@ class Opening:
         self.producers = ProducerState(str(topic_partition))
         self.leader_epochs = LeaderEpochs(files, f"{directory}/{LEADER_EPOCHS}")
         self._first_base = 0
+        self._names = names or []
 
     @property
     def recovered_bytes(self) -> int:
@@ -101,7 +104,8 @@ class Opening:
             raise storage_error("open", problem.filename or self.directory, problem) from problem
 
     def _open(self) -> Log:
-        names = self._tidy(self.files.list(self.directory))
+        names = self._tidy(self._names or self.files.list(self.directory))
+        self._names = sorted(names)
         segments = self._segments(names)
         if not segments:
             segments = [self._segment(max(self.start_offset, 0), 0)]
@@ -411,7 +415,7 @@ class Opening:
                     self.files.remove(f"{self.directory}/{name}")
 
     def _remove_snapshots_after(self, offset: int) -> None:
-        for name in self.files.list(self.directory):
+        for name in self._names:
             if offset_of(name, SNAPSHOT) > offset:
                 self.files.remove(f"{self.directory}/{name}")
 

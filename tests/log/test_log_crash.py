@@ -199,9 +199,7 @@ def test_a_full_disk_refuses_writes_serves_reads_and_recovers(batch: MakeBatch) 
     manager = started(files)
     log = manager.create(KEY, bytes(16), config(), NOW)
     written: list[bytes] = []
-    with pytest.raises(
-        DiskFull, match="No space left on device; free or add space: a running broker goes on reading"
-    ) as caught:
+    with pytest.raises(DiskFull, match="No space left on device; free or add space; a running") as caught:
         fill(log, batch, written)
     assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR
     assert values(log) == written

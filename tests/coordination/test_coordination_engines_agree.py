@@ -32,9 +32,9 @@ TRANSACTIONS = 150
 def transaction(random: Random) -> list[Operation]:
     """One to four operations, of which each may well fail."""
     operations: list[Operation] = []
-    for _ in range(random.choice((1, 1, 1, 2, 3, 4))):
+    for _ in range(random.choice((1, 1, 1, 1, 2, 3))):
         path = random.choice(PATHS)
-        version = random.choice((ANY_VERSION, ANY_VERSION, 0, 1, 2))
+        version = random.choice((ANY_VERSION, ANY_VERSION, ANY_VERSION, 0, 1))
         data = random.randbytes(random.randrange(4))
         kind = random.randrange(10)
         if kind < 5:
@@ -94,7 +94,7 @@ def test_engines_agree(seed: int, zookeeper: Callable[..., ZooKeeperSettings], t
             await embedded.close()
             await other.close()
         failed = sum(isinstance(entry, tuple) and len(entry) == 4 for entry in expected[:-2:2])
-        assert 20 < failed < TRANSACTIONS - 20
+        assert 20 < failed < TRANSACTIONS - 10
         for one, two in zip(expected[:-2], found[:-2], strict=True):
             assert one == two
         assert expected[-2] == found[-2]

@@ -43,7 +43,7 @@ clients: setup ## tries clients in Java, Go and JavaScript, and Kafka's own tool
 simulate: setup ## tries every case of the matrices of damage of which make test takes a sample; takes minutes
 	$(BIN)/python -m pytest -q -n 2 -m every tests
 
-spark: setup ## runs the tests of Spark with PySpark 4.0, 4.1 and 4.2, and against Apache Kafka; takes 25 minutes
+spark: setup ## runs the tests of Spark with PySpark 4.0, 4.1 and 4.2, and with 4.3 (which make test has) against Apache Kafka; takes 25 minutes
 	$(BIN)/python tests/spark_matrix.py
 
 check: setup ## lint, formatting, types and import rules

@@ -1,6 +1,14 @@
-"""Runs the tests of Spark with every line of PySpark that is supported, and against Apache Kafka.
+"""Runs the tests of Spark with what ``make test`` does not: older PySpark, and Apache Kafka.
 
     python tests/spark_matrix.py [4.0 4.1 4.2 kafka]
+
+==============  ===============================  =============
+name            PySpark                          against
+==============  ===============================  =============
+4.0, 4.1, 4.2   the newest of that line          our broker
+kafka           4.3, the one that is installed   Apache Kafka
+``make test``   4.3, the one that is installed   our broker
+==============  ===============================  =============
 
 PySpark comes from PyPI into ``build/``, Apache Kafka from Maven Central. Without arguments all are run.
 """
@@ -11,6 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,7 +28,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 from peers import BUILD, Kafka, Peer  # noqa: E402 - the path comes first
 
 VERSIONS = ("4.0", "4.1", "4.2")
-"""Older than the one that the project installs."""
+"""Supported lines that are older than the one that is installed."""
 KAFKA = "kafka"
 TESTS = [f"tests/pipeline/test_pipeline_spark_{part}.py" for part in ("batch", "stream", "write")]
 
@@ -45,8 +54,9 @@ def run(title: str, **variables: str) -> bool:
 
 def run_version(version: str) -> bool:
     """With a PySpark of this line, against our broker."""
-    path = f"{pyspark(version)}{os.pathsep}{ROOT / 'src'}"
-    return run(f"PySpark {version}", PYTHONPATH=path)
+    path = pyspark(version)
+    found = next((one.version for one in metadata.distributions(name="pyspark", path=[str(path)])), version)
+    return run(f"PySpark {found}, our broker", PYTHONPATH=f"{path}{os.pathsep}{ROOT / 'src'}")
 
 
 def run_kafka() -> bool:
@@ -54,7 +64,9 @@ def run_kafka() -> bool:
     with tempfile.TemporaryDirectory() as directory:
         peer: Peer = Kafka(Path(directory) / "data")
         with peer:
-            return run("Apache Kafka", TIDEMILL_TEST_BOOTSTRAP=peer.bootstrap)
+            return run(
+                f"PySpark {metadata.version('pyspark')}, Apache Kafka", TIDEMILL_TEST_BOOTSTRAP=peer.bootstrap
+            )
 
 
 def main(wanted: list[str]) -> int:

@@ -50,6 +50,7 @@ from tidemill.net.memory import Memory
 from tidemill.replication.manager import PartitionState, ReplicaManager
 from tidemill.replication.partition import Partition
 from tidemill.server.listeners import Acceptor, Limits, addresses_of, bind
+from tidemill.server.policies import policies_of
 from tidemill.server.store import Membership, open_store
 from tidemill.transactions.producer_ids import ProducerIds
 
@@ -111,6 +112,7 @@ class BrokerServer:
             broker.files,
             config.log_dirs(),
             producer_expiration_ms=config.int("producer.id.expiration.ms"),
+            policies=policies_of(config),
             recovery_threads=config.int("num.recovery.threads.per.data.dir"),
             cordoned=config.list("cordoned.log.dirs"),
         )

@@ -1,0 +1,69 @@
+"""Deletion policies that the configuration names: ``log.deletion.policy.class=module:function``."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Sequence
+
+from tidemill.log.config import LogConfig
+from tidemill.log.retention import POLICIES, Policy, SegmentFacts
+from tidemill.model.configs import BrokerConfig
+from tidemill.model.errors import ConfigError
+
+log = logging.getLogger("tidemill.log")
+
+KEY = "log.deletion.policy.class"
+
+
+def policies_of(config: BrokerConfig) -> tuple[Policy, ...]:
+    """The policies of this broker: the usual ones, and the one that is named. Raises ConfigError."""
+    name = config.str(KEY)
+    if not name:
+        return POLICIES
+    if ":" not in name:
+        log.warning("%s=%s has no effect: it names no Python function (module:function)", KEY, name)
+        return POLICIES
+    return (*POLICIES, _Guarded(name, _found(name)))
+
+
+def _found(name: str) -> Policy:
+    module_name, _, function_name = name.partition(":")
+    try:
+        found: Policy = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError, ValueError) as problem:
+        raise ConfigError(
+            f"{KEY}={name} cannot be used: {problem}. Name a function as module:function, and have its "
+            "module where Python finds it (PYTHONPATH)."
+        ) from None
+    if not callable(found):
+        raise ConfigError(f"{KEY}={name} cannot be used: it is no function, but {type(found).__name__}")
+    return found
+
+
+class _Guarded:
+    """Somebody else's policy: when it goes wrong, nothing is deleted by it, and that is told once."""
+
+    def __init__(self, name: str, policy: Policy) -> None:
+        self._name = name
+        self._policy = policy
+        self._told = False
+
+    def __call__(
+        self,
+        segments: Sequence[SegmentFacts],
+        log_bytes: int,
+        start_offset: int,
+        config: LogConfig,
+        now_ms: int,
+    ) -> Sequence[bool]:
+        try:
+            answers = [bool(one) for one in self._policy(segments, log_bytes, start_offset, config, now_ms)]
+            if len(answers) != len(segments):
+                raise ValueError(f"{len(answers)} answers came for {len(segments)} segments")
+        except Exception:
+            if not self._told:
+                self._told = True
+                log.exception("the deletion policy %s failed; it deletes nothing", self._name)
+            return [False] * len(segments)
+        return answers

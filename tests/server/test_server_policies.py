@@ -1,0 +1,95 @@
+"""Deletion policies that a configuration names."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tidemill.log.config import LogConfig
+from tidemill.log.manager import LogManager
+from tidemill.log.retention import POLICIES
+from tidemill.model.configs import BrokerConfig
+from tidemill.model.errors import ConfigError
+from tidemill.model.types import TopicPartition
+from tidemill.records.batch import parse_batch
+from tidemill.records.builder import build_batch
+from tidemill.server.policies import policies_of
+from tidemill.testing.files import FaultyFiles
+
+NOW = 1_700_000_000_000
+MODULE = """
+def early(segments, log_bytes, start_offset, config, now_ms):
+    return [one.end_offset <= 6 for one in segments]
+
+def broken(segments, log_bytes, start_offset, config, now_ms):
+    return [True]
+
+def raising(*arguments):
+    raise KeyError("x")
+
+number = 1
+"""
+
+
+@pytest.fixture
+def name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Names a function of a module that is found."""
+    (tmp_path / "deletion_policies_here.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "deletion_policies_here", raising=False)
+    return lambda function: f"deletion_policies_here:{function}"
+
+
+def configured(policy: str) -> BrokerConfig:
+    return BrokerConfig.of(log_deletion_policy_class=policy)
+
+
+def start_after_retention(config: BrokerConfig) -> int:
+    """Where a log of ten segments of one record begins after a look for old segments."""
+    logs = LogManager(FaultyFiles(), ["/d"], policies=policies_of(config))
+    logs.lock()
+    logs.load(NOW, lambda topic: LogConfig())
+    log = logs.create(TopicPartition("t", 0), b"T" * 16, LogConfig(retention_ms=-1), NOW)
+    for _ in range(10):
+        data = build_batch([(NOW, b"k", b"v", None)])
+        log.append([parse_batch(data, 0, len(data))], 0, NOW)
+        log.roll(NOW)
+    logs.retain(NOW, {})
+    return int(log.start_offset)
+
+
+def test_a_named_policy_lets_segments_go(name: Callable[[str], str]) -> None:
+    assert start_after_retention(configured(name("early"))) == 6
+    assert start_after_retention(BrokerConfig.of()) == 0
+
+
+@pytest.mark.parametrize("function", ["broken", "raising"])
+def test_a_policy_that_fails_deletes_nothing_and_is_told_once(
+    name: Callable[[str], str], function: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = configured(name(function))
+    assert start_after_retention(config) == 0
+    policies = policies_of(config)
+    caplog.clear()
+    for _ in range(2):
+        policies[-1]([], 0, 0, LogConfig(), NOW)
+    assert caplog.text.count("failed; it deletes nothing") == 1
+
+
+@pytest.mark.parametrize("policy", ["no_such_module_here:f", "deletion_policies_here:none", ":f", "m:"])
+def test_what_cannot_be_found_ends_the_start(name: Callable[[str], str], policy: str) -> None:
+    with pytest.raises(ConfigError, match="Name a function as module:function"):
+        policies_of(configured(policy))
+
+
+def test_what_is_no_function_ends_the_start(name: Callable[[str], str]) -> None:
+    with pytest.raises(ConfigError, match="no function, but int"):
+        policies_of(configured(name("number")))
+
+
+def test_a_java_class_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    assert policies_of(configured("org.example.Policy")) is POLICIES
+    assert "has no effect" in caplog.text

@@ -15,6 +15,7 @@ from tidemill.log.recovery import open_log
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, parse_batches
+from tidemill.testing.files import FaultyFiles
 
 NOW = 1_700_000_000_000
 
@@ -63,6 +64,25 @@ def test_a_read_stops_before_the_limit(log_of: MakeLog, batch: MakeBatch) -> Non
     for _ in range(2):
         assert [b.base_offset for b in stored(log, 0, limit=6)] == [0, 2, 4]
     assert stored(log, 6, limit=6) == []
+
+
+def test_a_limit_in_a_later_segment_costs_no_look_into_the_files(batch: MakeBatch) -> None:
+    files = FaultyFiles()
+    files.make_directory("/t-0")
+    config = LogConfig(segment_bytes=1000, index_interval_bytes=100, segment_index_bytes=400)
+    log = open_log(files, "/t-0", TopicPartition("t", 0), config, now_ms=NOW)
+    for _ in range(60):
+        log.append([batch(1)], 0, NOW)
+    assert len(log.segments) > 4
+    for limit in (60, 59, 55):
+        for offset in (0, 13, 2, 25):
+            log.read(offset, 1 << 20, limit, True)
+            files.operations.clear()
+            piece = log.read(offset, 1 << 20, limit, True)
+            assert piece is not None
+            assert len([name for name, _ in files.operations if name == "read_at"]) <= 1
+            assert piece.position + piece.size == log.segments[int(log.segment_at(offset))].size
+    assert stored(log, 50, limit=53)[-1].last_offset <= 52
 
 
 def test_the_first_batch_may_exceed_the_bytes_asked_for_only_when_said_so(

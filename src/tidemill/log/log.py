@@ -360,6 +360,8 @@ class Log(LogStore):
             return self._limit_position
         if limit_offset <= segment.base_offset:
             return 0
+        if segment is not self.active and self.segments[self.segment_at(limit_offset)] is not segment:
+            return segment.size  # the limit lies in a later one
         position: i64 = segment.recent_position(limit_offset)
         if position < 0:
             position = segment.position_of(limit_offset)

@@ -296,3 +296,31 @@ def test_a_directory_that_is_added_is_signed_when_nothing_is_missed(tmp_path: Pa
     assert (b / "meta.properties").exists()
     log = manager.create(TopicPartition("t", 1), TOPIC_ID, LogConfig(), NOW)
     assert log.directory == str(b / "t-1")
+
+
+def test_a_kill_loses_nothing_and_a_power_cut_may_have(batch: Callable[..., Batch]) -> None:
+    files = FaultyFiles()
+
+    def start() -> LogManager:
+        manager = LogManager(files, ["/data"])
+        manager.lock()
+        manager.claim("c" * 22, 1)
+        manager.load(NOW, lambda topic: LogConfig())
+        return manager
+
+    manager = start()
+    assert not manager.may_have_lost  # it held nothing
+    manager.create(TopicPartition("t", 0), TOPIC_ID, LogConfig(), NOW).append([batch()], 0, NOW)
+    files.kill()
+    manager = start()
+    assert not manager.may_have_lost
+    files.power_cut()
+    manager = start()
+    assert manager.may_have_lost
+    assert manager.close(NOW, {}) == []
+    files.power_cut()
+    assert not start().may_have_lost  # it was stopped in order
+    # Where the system does not tell, an unclean stop counts as a power cut.
+    files.kill()
+    files.boot_id = lambda: ""  # type: ignore[method-assign]
+    assert start().may_have_lost

@@ -30,6 +30,7 @@ class DataDirectory:
         "is_strange",
         "lock",
         "logs",
+        "may_have_lost",
         "meta",
         "path",
         "recovery_points",
@@ -40,6 +41,9 @@ class DataDirectory:
         self.path = path
         self.failure = ""
         self.clean = False
+        self.may_have_lost = False
+        """It held logs, the stop was not clean, and the system was started since: what was not synced may be
+        gone. A killed process alone loses nothing, as the system writes what it holds."""
         self.lock: Any = None
         self.meta: DirectoryMeta | None = None
         self.is_strange = False
@@ -202,6 +206,11 @@ class DataDirectories:
         except BaseException:
             self.unlock()
             raise
+
+    @property
+    def may_have_lost(self) -> bool:
+        """Whether acknowledged records that were not synced may be gone since the last stop."""
+        return any(directory.may_have_lost for directory in self.directories)
 
     def vanished(self) -> list[str]:
         """Working directories that are there no longer; may run in a thread."""

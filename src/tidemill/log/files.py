@@ -232,8 +232,17 @@ class _Lock:
             os.close(descriptor)
 
 
+BOOT_ID_PATH: Final = "/proc/sys/kernel/random/boot_id"
+
+
 class SystemFiles(Files):
     """The file system of the machine."""
+
+    def boot_id(self) -> str:
+        try:
+            return self.read(BOOT_ID_PATH).decode("ascii", "replace").strip()
+        except OSError:
+            return ""
 
     def open(self, path: str, create: bool = False, read_only: bool = False) -> SystemFile:
         return SystemFile(path, create, read_only)

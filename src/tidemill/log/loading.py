@@ -33,6 +33,7 @@ from tidemill.log.directories import DataDirectories, DataDirectory
 from tidemill.log.errors import storage_error
 from tidemill.log.log import Log
 from tidemill.log.names import (
+    BOOT,
     CLEAN_SHUTDOWN,
     HIGH_WATERMARKS,
     LOG_STARTS,
@@ -163,10 +164,22 @@ class Loading:
         directory.recovery_points = self._read_offsets(directory.file(RECOVERY_POINTS))
         directory.start_offsets = self._read_offsets(directory.file(LOG_STARTS))
         self.high_watermarks |= self._read_offsets(directory.file(HIGH_WATERMARKS))
+        places = [place for name in names if (place := self._place(directory, name)) is not None]
+        self._note_boot(directory, bool(places))
         # From here on a crash is an unclean stop, also one of this start.
         remove_clean_shutdown(self.files, directory.file(CLEAN_SHUTDOWN), directory.path)
-        places = [place for name in names if (place := self._place(directory, name)) is not None]
         return Shelf(directory, places)
+
+    def _note_boot(self, directory: DataDirectory, has_logs: bool) -> None:
+        """Finds out whether the system was started anew since the last stop, and notes this boot."""
+        path = directory.file(BOOT)
+        current = self.files.boot_id()
+        was_used = self.files.exists(path)
+        known = self.files.read(path).decode(errors="replace") if was_used else ""
+        is_same = bool(current) and known == current
+        directory.may_have_lost = (was_used or has_logs) and not directory.clean and not is_same
+        if not was_used or known != current:
+            self.files.replace(path, current.encode())
 
     def _open_clean(self, shelf: Shelf) -> None:
         for place in shelf.places:

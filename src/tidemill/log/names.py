@@ -55,6 +55,8 @@ LOG_STARTS: Final = "log-start-offset-checkpoint"
 CLEANER_OFFSETS: Final = "cleaner-offset-checkpoint"
 LOCK: Final = ".lock"
 CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
+BOOT: Final = ".tidemill-boot"
+"""Which boot of the system the broker last ran in; Kafka has none such."""
 MOVED_TO: Final = "moved-to"
 """In a partition's directory from when a move to another data directory was decided; Kafka has none such."""
 

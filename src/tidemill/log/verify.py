@@ -239,7 +239,9 @@ class DirectoryCheck:
                 continue
             if is_delete_directory(name):
                 top.note(path, "is a partition that was being removed: the next start does that")
-            elif name.endswith((FUTURE_DIRECTORY, STRAY_DIRECTORY)):
+            elif name.endswith(FUTURE_DIRECTORY):
+                top.note(path, "is a copy on its way to this data directory: the next start goes on with it")
+            elif name.endswith(STRAY_DIRECTORY):
                 top.note(path, "is left alone: nothing here uses it")
             else:
                 key = parse_partition_directory(name)

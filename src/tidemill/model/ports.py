@@ -89,6 +89,13 @@ class File:
 class Files:
     """The file system, as far as the log uses it. Paths are absolute strings."""
 
+    def boot_id(self) -> str:
+        """Names the time since the system was last started; empty where it does not tell.
+
+        As long as it is the same, what processes wrote is there, synced or not.
+        """
+        return ""
+
     def open(self, path: str, create: bool = False, read_only: bool = False) -> File:
         """Opens ``path`` for reading and appending."""
         raise NotImplementedError

@@ -133,7 +133,7 @@ class BrokerServer:
         broker.metadata.on_change(self._apply)
         registration = self._registration()
         self._membership = Membership(broker.store, broker.controller)
-        await self._membership.join(registration)
+        await self._membership.join(registration, lost_unsynced=broker.logs.may_have_lost)
         if not broker.logs.missed:
             broker.logs.accept()
         self._start_upkeep()

@@ -73,8 +73,10 @@ class Membership:
         self._has_expired = False
         store.on_session(self._session_changed)
 
-    async def join(self, registration: BrokerRegistration) -> None:
+    async def join(self, registration: BrokerRegistration, *, lost_unsynced: bool = False) -> None:
         """Registers. Where a broker that was just killed has left its nodes, it waits for their end.
+
+        ``lost_unsynced``: the machine went down since the last stop, and records may be gone.
 
         Raises KafkaError (DUPLICATE_BROKER_REGISTRATION) when they are there for longer than a session lives.
         """
@@ -85,7 +87,7 @@ class Membership:
         waits = False
         while True:
             try:
-                await self._controller.activate(registration)
+                await self._controller.activate(registration, lost_unsynced=lost_unsynced)
                 return
             except KafkaError as error:
                 if error.code != ErrorCode.DUPLICATE_BROKER_REGISTRATION or not patience_s:

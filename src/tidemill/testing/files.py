@@ -181,6 +181,7 @@ class FaultyFiles(Files):
         self.space_bytes = space_bytes
         self.now_ms = 0
         self.life = 0
+        self.boots = 0
         self.locks: set[str] = set()
         self.operations: list[tuple[str, str]] = []
         self._names: dict[str, _Node | None] = {"/": None}
@@ -224,6 +225,10 @@ class FaultyFiles(Files):
         node.pages |= needed
         return True
 
+    def boot_id(self) -> str:
+        """Another after each power cut."""
+        return f"boot-{self.boots}"
+
     def power_cut(self, random: Random | None = None) -> None:
         """The machine stops and comes back: only what was synced is sure to be there.
 
@@ -231,6 +236,7 @@ class FaultyFiles(Files):
         the file had grown. Open files are dead, locks are free.
         """
         self.life += 1
+        self.boots += 1
         self.locks.clear()
         names: dict[str, _Node | None] = {}
         for path, node in sorted(self._durable_names.items()):

@@ -9,12 +9,14 @@ import pytest
 from paths_bench import FETCH, IDS, NODE, Bench, Client, batch, bench_in
 from replica_stage import Broker
 
-from tidemill.model.errors import ErrorCode
+from tidemill.broker.handlers.list_offsets import look_up
+from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, parse_batch
 from tidemill.records.reader import iter_records
 from tidemill.replication.fetcher import FetchLimits, LeaderFetcher
 from tidemill.replication.partition import Partition
+from tidemill.wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest
 
 VERSIONS = range(15, 19)
 FOLLOWER = 2
@@ -181,3 +183,28 @@ def test_the_logs_of_all_partitions_are_the_same_in_the_end(bench: Bench) -> Non
         assert follower.values(index) == values_in(leader)
         assert leader.high_watermark == 10
         assert TopicPartition("t", index) == leader.log.topic_partition
+
+
+@pytest.mark.parametrize(
+    ("version", "code"), [(4, ErrorCode.LEADER_NOT_AVAILABLE), (5, ErrorCode.OFFSET_NOT_AVAILABLE)]
+)
+def test_a_new_leader_tells_no_end_before_it_knows_it(bench: Bench, version: int, code: ErrorCode) -> None:
+    partition = bench.partition()
+    partition.become(NODE, 3, (NODE, FOLLOWER), (NODE,), 0, 0)
+    partition.append([built(b"a")], 1, 0)
+    partition.append([built(b"b")], 1, 0)
+    partition.high_watermark = 1  # what it knew when it followed
+    partition.become(NODE, 4, (NODE, FOLLOWER), (NODE, FOLLOWER), 1, 0)
+
+    def end(replica_id: int = -1) -> int:
+        request = ListOffsetsRequest(replica_id=replica_id)
+        wanted = ListOffsetsPartition(timestamp=-1, current_leader_epoch=-1)
+        offset: int = look_up(partition, wanted, request, version, None).offset
+        return offset
+
+    with pytest.raises(KafkaError) as refused:
+        end()
+    assert refused.value.code == code
+    assert end(FOLLOWER) == 2
+    partition.fetched_by(FOLLOWER, 2, 0, 1)
+    assert end() == 2

@@ -36,6 +36,8 @@ FIRST_VERSION_OF = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLI
 """A request of an older version may not ask for these."""
 
 EPOCHS_FROM = 4
+NOT_AVAILABLE_FROM = 5
+"""Older clients know no OFFSET_NOT_AVAILABLE."""
 
 COLD_TRIES = 3
 """A log that changed so often while it was looked into is looked into here, from memory by now."""
@@ -150,6 +152,8 @@ def look_up(
         )
     limit = partition.limit_offset(request.replica_id, request.isolation_level)
     found = find(partition, wanted.timestamp, limit, done)
+    if request.replica_id < 0 and (found is None or wanted.timestamp == LATEST):
+        check_settled(partition, version)
     if found is None:
         return ListOffsetsPartitionResponse(timestamp=-1, offset=-1, leader_epoch=-1)
     timestamp, offset = found
@@ -157,6 +161,21 @@ def look_up(
     if wanted.timestamp in (EARLIEST, EARLIEST_LOCAL):
         epoch = partition.log.leader_epochs.epoch_of(offset)
     return ListOffsetsPartitionResponse(timestamp=timestamp, offset=offset, leader_epoch=epoch)
+
+
+def check_settled(partition: Partition, version: int) -> None:
+    """Raises while a new leader does not know how far it is committed.
+
+    What consumers were told by the leader before may be beyond its high watermark, which must not seem to go
+    back for them. Source: KIP-207.
+    """
+    if partition.replication is not None and partition.high_watermark < partition.epoch_start:
+        raise KafkaError(
+            f"{partition.topic}-{partition.index} is led anew, its followers have not told how far they are",
+            ErrorCode.OFFSET_NOT_AVAILABLE
+            if version >= NOT_AVAILABLE_FROM
+            else ErrorCode.LEADER_NOT_AVAILABLE,
+        )
 
 
 def look_up_segments(

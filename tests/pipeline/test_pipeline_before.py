@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import zoneinfo
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -14,6 +18,7 @@ from tidemill.client import Admin
 from tidemill.model.errors import ConfigError
 from tidemill.pipeline.failures import explained
 from tidemill.pipeline.jobs.before import check_time_zone, check_trigger, is_local
+from tidemill.pipeline.jobs.session import interruptible
 from tidemill.testing import Broker
 
 
@@ -113,6 +118,43 @@ def test_intervals_of_a_trigger() -> None:
     for text in ("availableNow", "10s", "10", "1 month", "-1 seconds", "10 ms", "", "seconds"):
         with pytest.raises(ConfigError, match="in words"):
             check_trigger(text)
+
+
+class Session:
+    """What an interrupt asks of a session."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.createDataFrame = lambda *_: None
+        self.sparkContext = SimpleNamespace(setLogLevel=lambda _: None, cancelAllJobs=lambda: None)
+        self.streams = SimpleNamespace(active=[SimpleNamespace(stop=self.ended.set)])
+
+
+def test_an_interrupt_ends_the_work_and_not_a_call_within_it() -> None:
+    session: Any = Session()
+    steps: list[str] = []
+    handler = signal.getsignal(signal.SIGINT)
+
+    def work() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert session.ended.wait(30)
+        steps.append("ended in order")
+
+    with pytest.raises(KeyboardInterrupt):
+        interruptible(session, work, lambda: steps.append("told"))
+    assert steps == ["told", "ended in order"]
+    assert signal.getsignal(signal.SIGINT) == handler
+
+
+def test_what_the_work_gives_and_raises_comes_back() -> None:
+    session: Any = Session()
+    assert interruptible(session, lambda: 5) == 5
+    with pytest.raises(ConfigError, match="wrong"):
+        interruptible(session, lambda: raised(ConfigError("wrong")))
+
+
+def raised(problem: Exception) -> NoReturn:
+    raise problem
 
 
 def test_paths_of_other_systems_are_left_to_spark() -> None:

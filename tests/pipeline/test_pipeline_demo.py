@@ -140,7 +140,7 @@ def test_a_second_run_leaves_the_first_alone(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ConfigError, match=r"cannot use .*: Not a directory\): give another folder: make run"):
+    with pytest.raises(ConfigError, match=r"cannot write to .*: Not a directory\): give another folder"):
         claimed(tmp_path / "file" / "demo").__enter__()
 
 

@@ -167,14 +167,14 @@ def _with_spark(given: dict[str, Any], work: Callable[[Any], Any]) -> Any:
 
     from tidemill.pipeline.failures import explained
     from tidemill.pipeline.java import require_java
-    from tidemill.pipeline.jobs.session import local_session
+    from tidemill.pipeline.jobs.session import interruptible, local_session
 
     require_java()
     spark = local_session(
         "tidemill pipeline", master=given["master"], settings=pairs("--conf", given["conf"])
     )
     try:
-        return work(spark)
+        return interruptible(spark, lambda: work(spark))
     except pyspark.errors.PySparkException as problem:
         raise click.ClickException(explained(problem)) from None
     finally:

@@ -89,4 +89,4 @@ def _empty(directory: Path) -> None:
 def _not_writable(directory: Path, problem: OSError) -> ConfigError:
     where = problem.filename or directory
     reason = problem.strerror or problem
-    return ConfigError(f"the demo cannot use {directory} ({where}: {reason}): {ANOTHER} that can be written")
+    return ConfigError(f"the demo cannot write to {directory} ({where}: {reason}): {ANOTHER}")

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -33,6 +34,10 @@ KILLED_BATCH = 1
 DELAYS = "flight-delays"
 
 
+class Interrupted(Exception):
+    """Ends the thread that works with Spark; the other one knows."""
+
+
 class Demo:
     """One run in one directory."""
 
@@ -41,6 +46,7 @@ class Demo:
     ) -> None:
         self.directory = directory
         self.results = Results()
+        self._interrupted = threading.Event()
         self._show = show
         self._limit = limit
         self._broker = DemoBroker(directory) if bootstrap is None else None
@@ -70,16 +76,21 @@ class Demo:
         return self.results
 
     def _work(self) -> None:
+        from tidemill.pipeline.jobs.session import interruptible
+
         self._start_broker()
         self._publish()
         killed = self._first_load()
         spark = self._start_spark()
         try:
-            self._second_load(spark, killed)
-            self._aggregate(spark)
-            self._check(spark)
+            interruptible(spark, lambda: self._work_with(spark, killed), self._interrupted.set)
         finally:
             spark.stop()
+
+    def _work_with(self, spark: SparkSession, killed: KilledLoad) -> None:
+        self._second_load(spark, killed)
+        self._aggregate(spark)
+        self._check(spark)
 
     def _finish(self) -> None:
         """Stops the broker, or leaves somebody else's cluster as it was."""
@@ -97,6 +108,8 @@ class Demo:
         notes: list[str] = []
         with self._show.step(name):
             yield notes
+        if self._interrupted.is_set():
+            raise Interrupted(f"{name}: interrupted")
         step = Step(name, time.monotonic() - began_s, ", ".join(notes))
         self.results.steps.append(step)
         self._show.done(step)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+Result = TypeVar("Result")
+
+STOP_SECONDS_MAX = 20.0
+"""How long an interrupted job may take to end, before the session is stopped under it."""
 
 LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
@@ -43,6 +50,66 @@ def local_session(
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def interruptible(
+    spark: SparkSession, work: Callable[[], Result], on_interrupt: Callable[[], object] | None = None
+) -> Result:
+    """What ``work`` gives, done so that ctrl-C, and signals that raise, end it cleanly: they are raised here.
+
+    In this thread, which PySpark's own handler of ctrl-C may not interrupt in the middle of a call: a call to
+    the JVM that is broken off leaves its connection with an answer that the next call takes for its own. So
+    the work has another thread, and this one waits. On an interrupt queries and jobs are ended, after
+    ``on_interrupt``: work that would go on then is told so by it.
+    """
+    outcome: list[Result] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            # Makes the session the active one of this thread, without which Spark finds no Python source
+            # to write with. PySpark has no other public way.
+            spark.createDataFrame([], "nothing int")
+            outcome.append(work())
+        except BaseException as problem:  # noqa: BLE001 - raised again below
+            failures.append(problem)
+        finally:
+            done.set()
+
+    done = threading.Event()
+    with _own_handler_of_interrupts():
+        try:
+            threading.Thread(target=run, name="tidemill-job", daemon=True).start()
+            done.wait()
+        except BaseException:
+            if on_interrupt is not None:
+                on_interrupt()
+            _end_work(spark)
+            done.wait(STOP_SECONDS_MAX)
+            raise
+    if failures:
+        raise failures[0]
+    return outcome[0]
+
+
+@contextmanager
+def _own_handler_of_interrupts() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _end_work(spark: SparkSession) -> None:
+    """Ends queries and jobs; Spark's complaints about that help nobody."""
+    spark.sparkContext.setLogLevel("OFF")
+    for query in spark.streams.active:
+        query.stop()
+    spark.sparkContext.cancelAllJobs()
 
 
 def spark_version(spark: SparkSession) -> tuple[int, int]:

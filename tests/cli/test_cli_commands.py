@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 
 from tidemill.cli import perf
+from tidemill.cli import topic as topics
+from tidemill.client import connection as connections
+from tidemill.model.errors import ErrorCode
 from tidemill.testing import Broker
+from tidemill.wire.apis import ApiKey
 
 Run = Callable[..., str]
 
@@ -43,8 +47,12 @@ def test_topics_come_grow_change_and_go(cli: Run) -> None:
     assert found["partitions"][0]["state"] == "ok"
     assert "shrink" in cli("topic", "alter", "a1", "-p", "3", code=1)
     assert "retention.mss" in cli("topic", "alter", "a1", "--set", "retention.mss=1", code=1)
+    assert "did you mean retention.ms?" in cli("topic", "alter", "a1", "--unset", "retention.mss", code=1)
+    assert "at most 2147483647" in cli(
+        "topic", "alter", "a1", "--set", "max.message.bytes=9999999999", code=1
+    )
     assert cli("topic", "delete", "a1", "a2") == "deleted a1\ndeleted a2\n"
-    assert "a1" in cli("topic", "delete", "a1", code=1)
+    assert "a list of the topics shows what is there" in cli("topic", "delete", "a1", code=1)
     assert cli("topic", "delete", "a1", "--if-exists") == "a1 is not there\n"
     assert "a1" in cli("topic", "describe", "a1", code=1)
 
@@ -114,19 +122,13 @@ def test_a_line_that_is_no_record_is_named(cli: Run, topic: str, tmp_path: Path)
     assert sorted((r["key"] or "", r["value"]) for r in found) == [("", "1"), ("", "1"), ("k", "v")]
 
 
-def test_too_few_messages_end_with_exit_code_1(broker: Broker, topic: str) -> None:
-    outcome = subprocess.run(
-        [
-            *(sys.executable, "-m", "tidemill", "consume", topic, "-b", broker.bootstrap),
-            "-n",
-            "1",
-            "--timeout",
-            "100ms",
-        ],
-        capture_output=True,
-        timeout=30,
-    )
-    assert (outcome.returncode, outcome.stdout, outcome.stderr) == (1, b"", b"")
+def test_too_few_messages_end_with_exit_code_1_and_say_so(cli: Run, topic: str, tmp_path: Path) -> None:
+    send(cli, topic, "one\n", tmp_path)
+    said = cli("consume", topic, "--from-beginning", "-n", "2", "--timeout", "100ms", code=1)
+    assert said == "one\ntidemill: 1 of 2 messages came, and then none within 0.1 s\n"
+    assert "that is all there is now" in cli("consume", topic, "-n", "2", "-e", code=1)
+    assert "1 of 5 messages came, there are 1" in cli("perf", "consume", topic, "-n", "5", code=1)
+    assert "there is 0 to 2" in cli("consume", topic, "-p", "9", code=1)
 
 
 def test_a_message_that_is_too_large_is_refused_with_a_way_out(cli: Run, topic: str, tmp_path: Path) -> None:
@@ -247,6 +249,8 @@ def test_nobody_listening_is_said_at_once(cli: Run) -> None:
         ("group", "reset", "g", "--to", "latest", "-t", "t:x"),
         ("topic", "alter", "t"),
         ("completion", "tcsh"),
+        ("group", "list", "--state", "Foo"),
+        ("perf", "produce", "t", "-z", "foo"),
     ],
     ids=" ".join,
 )
@@ -286,3 +290,67 @@ def test_standard_input_is_sent_as_it_comes(broker: Broker, cli: Run, topic: str
         "first",
         "last",
     ]
+
+
+def test_what_cannot_be_shown_does_not_hide_the_rest(cli: Run, topic: str) -> None:
+    shown = cli("topic", "describe", topic, "nope", "--json", code=1)
+    assert json.loads(shown[: shown.index("tidemill: ")])[0]["name"] == topic
+    assert "nope" in shown[shown.index("tidemill: ") :]
+    assert f"{topic}\t" in cli("topic", "describe", "nope", topic, code=1)
+
+
+def test_a_partition_that_cannot_be_read_does_not_spoil_the_counts(
+    cli: Run, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli("topic", "create", f"{topic}-bad", "-p", "2")
+    send(cli, topic, "a\nb\n", tmp_path)
+    send(cli, f"{topic}-bad", "a\n", tmp_path, "-p", "0")
+    plain = connections.decode_response
+
+    def decode(key: ApiKey, version: int, frame: bytes) -> Any:
+        answer = plain(key, version, frame)
+        if key == ApiKey.LIST_OFFSETS:
+            for found in answer[1].topics:
+                for entry in found.partitions:
+                    if (found.name, entry.partition_index) == (f"{topic}-bad", 1):
+                        entry.error_code = int(ErrorCode.KAFKA_STORAGE_ERROR)
+        return answer
+
+    monkeypatch.setattr(connections, "decode_response", decode)
+    monkeypatch.setattr(topics, "ENDS_TIMEOUT_S", 0.3)
+    listed = cli("topic", "list", "--counts", code=1)
+    assert f"{topic}\t3\t1\t2\n" in listed
+    assert f"{topic}-bad\t2\t1\t?\n" in listed
+    assert f"cannot look up an offset of {topic}-bad-1: KAFKA_STORAGE_ERROR" in listed
+    described = cli("topic", "describe", f"{topic}-bad", code=1)
+    assert "\tok\n" in described
+    assert "\tkafka storage error\n" in described
+
+
+def test_the_clusters_own_topics_are_not_deleted_by_the_way(cli: Run, topic: str) -> None:
+    said = cli("topic", "delete", "--yes", topic, "__consumer_offsets", code=1)
+    assert "committed offsets of every group" in said
+    assert "--force" in said
+    assert topic in cli("topic", "list")
+
+
+def test_a_full_device_is_said_in_one_line(broker: Broker, topic: str) -> None:
+    with open("/dev/full", "wb") as full:
+        outcome = subprocess.run(
+            [sys.executable, "-m", "tidemill", "topic", "list", "-b", broker.bootstrap],
+            stdout=full,
+            stderr=subprocess.PIPE,
+        )
+    said = b"tidemill: standard output cannot be written: No space left on device\n"
+    assert (outcome.returncode, outcome.stderr) == (1, said)
+
+
+def test_consume_ends_when_its_reader_does_and_no_message_comes(
+    broker: Broker, cli: Run, topic: str, tmp_path: Path
+) -> None:
+    send(cli, topic, "only\n", tmp_path)
+    consume = f"{sys.executable} -m tidemill consume {topic} -b {broker.bootstrap} --from-beginning"
+    outcome = subprocess.run(
+        ["bash", "-c", f"{consume} | head -1; exit ${{PIPESTATUS[0]}}"], capture_output=True, timeout=60
+    )
+    assert (outcome.returncode, outcome.stdout, outcome.stderr) == (141, b"only\n", b"")

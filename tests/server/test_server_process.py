@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -218,3 +219,25 @@ def test_a_client_from_elsewhere_that_is_sent_to_loopback_is_warned_of() -> None
     assert loopback_warning("PLAINTEXT", "localhost", 9092, "127.0.0.1", "127.0.0.1") is None
     assert loopback_warning("PLAINTEXT", "localhost", 9092, "10.0.0.1", "10.0.0.1") is None
     assert loopback_warning("PLAINTEXT", "example.org", 9092, "10.0.0.7", "10.0.0.1") is None
+
+
+@pytest.mark.parametrize("delay_s", [0.02, 0.1, 0.3, 0.5])
+def test_ctrl_c_ends_a_start_quietly_whenever_it_comes(tmp_path: Path, delay_s: float) -> None:
+    # The moment is by chance; whichever it is, the end is the same.
+    code = "import os, sys, tidemill.__main__; os.write(1, b'.'); tidemill.__main__.main()"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", code, "serve", "-q", "-d", tmp_path / "d"),
+            *("--set", "listeners=PLAINTEXT://127.0.0.1:0"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(1) == b"."
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(delay_s)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert b"Traceback" not in errors

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.client import Admin, Consumer, Producer, TopicPartition
+from tidemill.model.errors import ConfigError
 from tidemill.testing import Broker, BrokerFailed
 
 pytest_plugins = ["pytester"]
@@ -167,3 +168,10 @@ def test_the_plugin_costs_other_suites_next_to_nothing() -> None:
     )
     outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert outcome.stdout.split() == ["tidemill.testing", "tidemill.testing.plugin"]
+
+
+def test_a_misspelt_key_fails_the_test_that_has_it() -> None:
+    with pytest.raises(ConfigError, match=r"num\.partition is no key .* did you mean num\.partitions\?"):
+        Broker({"num.partition": 3})
+    with pytest.raises(ConfigError, match=r"retention\.ms is a key of a topic"):
+        Broker({"retention.ms": 3})

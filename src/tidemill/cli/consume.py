@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import select
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from tidemill.client import Consumer
     from tidemill.client.chunks import ConsumerRecord
     from tidemill.model.types import TopicPartition
-
-TOO_FEW = 1
 
 
 class Start:
@@ -169,7 +168,7 @@ def command(
     separator: str,
     read_committed: bool,
     target: Target,
-) -> int:
+) -> None:
     """Print the messages of TOPICS, one a line.
 
     Exit code 1 when --max-messages was given and fewer came before --timeout or the end.
@@ -205,7 +204,9 @@ def command(
         else:
             _assign(consumer, topics, pattern, partitions, start)
         count = _print_all(consumer, shown, max_messages, timeout, exit_at_end)
-    return TOO_FEW if max_messages is not None and count < max_messages else 0
+    if max_messages is not None and count < max_messages:
+        why = "that is all there is now" if exit_at_end else f"and then none within {timeout:g} s"
+        raise click.ClickException(f"{count} of {max_messages} messages came, {why}")
 
 
 FIELDS = ("topic", "partition", "offset", "timestamp", "headers", "key")
@@ -244,7 +245,11 @@ def _assign(
     ]
     missing = set(partitions) - {item.partition for item in chosen}
     if missing:
-        raise click.ClickException(f"{', '.join(names)}: there is no partition {min(missing)}")
+        last = max(item.partition for name in names for item in consumer.partitions_for(name))
+        there = f"0 to {last}" if last else "only 0"
+        raise click.ClickException(
+            f"{', '.join(names)}: there is no partition {min(missing)}; there is {there}"
+        )
     consumer.assign(chosen)
     for item, at in start.offsets(consumer, chosen).items():
         consumer.seek(item, at)
@@ -274,7 +279,11 @@ def _print_all(
     count = 0
     last = time.monotonic()
     ends: dict[TopicPartition, int] | None = None
+    reader = select.poll()
+    reader.register(sys.stdout.fileno(), 0)
     while True:
+        if any(events & select.POLLERR for _, events in reader.poll(0)):
+            raise BrokenPipeError("nobody reads any more, and no message comes whose writing would tell")
         if exit_at_end:
             assigned = consumer.assignment()
             if assigned and (ends is None or set(ends) != assigned):

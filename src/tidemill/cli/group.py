@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 
 FAILED = 1
 
+STATES = (
+    *("Empty", "Stable", "PreparingRebalance", "CompletingRebalance", "Dead"),
+    *("Assigning", "Reconciling", "NotReady", "Unknown"),
+)
+"""As brokers name the states of groups; the last ones are those of newer kinds of groups."""
+
 
 @click.group("group")
 def command() -> None:
@@ -26,7 +32,12 @@ def command() -> None:
     "list", epilog="\b\nExamples:\n  tidemill group list\n  tidemill group list --state Empty --json"
 )
 @click.option(
-    "--state", "states", multiple=True, metavar="STATE", help="Only groups in it: Stable, Empty ..."
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(STATES, case_sensitive=False),
+    metavar="STATE",
+    help="Only groups in it: Stable, Empty ...",
 )
 @json_option
 @target_options
@@ -51,7 +62,7 @@ def list_(states: tuple[str, ...], as_json: bool, target: Target) -> None:
 Examples:
   tidemill group describe readers
   tidemill group describe readers --members
-  tidemill group describe readers --json | jq .lag""",
+  tidemill group describe readers --json | jq '.[].lag'""",
 )
 @click.argument("names", nargs=-1, required=True)
 @click.option(
@@ -59,17 +70,26 @@ Examples:
 )
 @json_option
 @target_options
-def describe(names: tuple[str, ...], by_member: bool, as_json: bool, target: Target) -> None:
-    """Show state, members and lag of groups."""
-    from tidemill.client import Admin
+def describe(names: tuple[str, ...], by_member: bool, as_json: bool, target: Target) -> int:
+    """Show state, members and lag of groups. Exit code 1 when one could not be shown."""
+    from tidemill.client import Admin, ClientError
 
+    found = []
+    missing: list[ClientError] = []
     with Admin(target.bootstrap, target.config()) as admin:
-        found = [(admin.describe_group(name), admin.group_lag(name)) for name in names]
+        for name in names:
+            try:
+                found.append((admin.describe_group(name), admin.group_lag(name)))
+            except ClientError as problem:
+                missing.append(problem)
     if as_json:
         print_json([as_object(group, lags) for group, lags in found])
-        return
-    for group, lags in found:
-        _print_group(group, lags, by_member)
+    else:
+        for group, lags in found:
+            _print_group(group, lags, by_member)
+    for failure in missing:
+        click.echo(f"tidemill: {failure}", err=True)
+    return FAILED if missing else 0
 
 
 def as_object(group: GroupDescription, lags: list[PartitionLag]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ Examples:
   tidemill log dump tidemill-data/hello-0/00000000000000000000.log
   tidemill log dump tidemill-data/hello-0 --payload          every file of a partition
   tidemill log dump tidemill-data/__consumer_offsets-7 --offsets-decoder
-  tidemill log dump tidemill-data/hello-0 --json --records | jq .offset
+  tidemill log dump tidemill-data/hello-0 --json --records | jq 'select(.kind == "record").offset'
 
 Options and lines are those of kafka-dump-log. Exit code 1 when a file is damaged, or an index does not
 fit its log. The broker may be running: nothing is written.""",

@@ -6,6 +6,7 @@ output went away.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -145,7 +146,7 @@ def run(arguments: Sequence[str]) -> int:
         _say(problem.format_message())
         return FAILED
     except (click.Abort, KeyboardInterrupt):
-        return INTERRUPTED
+        return interrupted(arguments)
     except ReaderGone:
         # What is left in the buffer must not raise again at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -157,10 +158,18 @@ def run(arguments: Sequence[str]) -> int:
         _say(f"this needs {problem.name}, which is not installed: pip install 'tidemill[{extra}]'")
         return FAILED
     except Exception as problem:
+        if isinstance(problem, OSError) and (_output_is_lost() or _is_full(problem, arguments)):
+            _say(f"standard output cannot be written: {problem.strerror}")
+            return FAILED
         if os.environ.get("TIDEMILL_TRACEBACK") or not _is_expected(problem):
             raise
         _say(_one_line(problem))
         return FAILED
+
+
+def interrupted(arguments: Sequence[str]) -> int:
+    """The exit code after ctrl-C: of a broker that only began to start it is the same as later."""
+    return 0 if list(arguments[:1]) == ["serve"] else INTERRUPTED
 
 
 def _is_expected(problem: Exception) -> bool:
@@ -168,6 +177,22 @@ def _is_expected(problem: Exception) -> bool:
     from tidemill.model.errors import TidemillError
 
     return isinstance(problem, (TidemillError, OSError))
+
+
+def _is_full(problem: OSError, arguments: Sequence[str]) -> bool:
+    """Whether it says that there is no room where only standard output was written to."""
+    full = problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and problem.filename is None
+    return full and arguments[0] not in ("log", "pipeline")
+
+
+def _output_is_lost() -> bool:
+    """Whether what was printed could not be written; the rest is let go of then."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return True
+    return False
 
 
 def _one_line(problem: Exception) -> str:

@@ -144,7 +144,14 @@ Examples:
 @click.option("--size", type=Whole(min=0), default=100, show_default=True, help="Bytes of a value.")
 @click.option("--rate", type=Whole(min=1), help="Messages a second; as fast as possible when left out.")
 @click.option("-p", "--partitions", type=Whole(min=1), default=1, show_default=True, help="When it is new.")
-@click.option("-z", "--compression", default="none", show_default=True, help="none, gzip, snappy, lz4, zstd.")
+@click.option(
+    "-z",
+    "--compression",
+    type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
+    default="none",
+    show_default=True,
+    help="Compress batches.",
+)
 @click.option("-a", "--acks", type=click.Choice(["all", "1", "0"]), default="all", show_default=True)
 @json_option
 @target_options
@@ -237,7 +244,7 @@ Examples:
 @target_options
 def consume(
     topics: tuple[str, ...], count: int | None, arrow: bool, timeout: float, as_json: bool, target: Target
-) -> int:
+) -> None:
     """Read topics from their beginning as fast as it goes. Exit code 1 when messages were missing."""
     from tidemill.client import Consumer
 
@@ -275,7 +282,12 @@ def consume(
     rates.end()
     waited = round((first - began) * 1000, 3)
     _report(_result(read, size_bytes, seconds, first_poll_ms=waited), as_json)
-    return 0 if read >= (wanted if count is None else count) else 1
+    expected = wanted if count is None else count
+    if read < expected:
+        raise click.ClickException(
+            f"{read} of {expected} messages came, "
+            + (f"there are {total}" if read == total else f"and then none within {timeout:g} s")
+        )
 
 
 def _poll_records(consumer: Any, most: int) -> tuple[int, int]:

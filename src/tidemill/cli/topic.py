@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,10 +21,19 @@ from tidemill.cli.output import (
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
-    from tidemill.client import Admin
+    from tidemill.client import Admin, ClientError
     from tidemill.client.admin_types import PartitionDescription
 
 FAILED = 1
+
+ENDS_TIMEOUT_S = 3.0
+"""How long a partition may refuse to tell its offsets before it is shown without them."""
+
+HELD_BY_INTERNAL = {
+    "__consumer_offsets": "the committed offsets of every group: consumers would begin anew",
+    "__transaction_state": "the state of every transaction: open ones would stay open",
+}
+"""What is lost with a topic that the cluster made for itself."""
 
 
 @click.group("topic")
@@ -110,18 +119,24 @@ Examples:
 @click.option("--counts", is_flag=True, help="Also how many messages they hold.")
 @json_option
 @target_options
-def list_(include_internal: bool, counts: bool, as_json: bool, target: Target) -> None:
-    """List topics."""
+def list_(include_internal: bool, counts: bool, as_json: bool, target: Target) -> int:
+    """List topics. Exit code 1 when --counts could not count one of them."""
     from tidemill.client import Admin
 
     with Admin(target.bootstrap, target.config()) as admin:
         topics = admin.list_topics(include_internal=include_internal)
-        held: dict[str, int] = {}
+        held: dict[str, int | None] = {}
+        failures: dict[TopicPartition, ClientError] = {}
         if counts:
             items = [TopicPartition(topic.name, p) for topic in topics for p in range(topic.partitions)]
-            starts, ends = _ends(admin, items)
+            starts, ends, failures = _ends(admin, items)
+            held = {topic.name: 0 for topic in topics}
             for item in items:
-                held[item.topic] = held.get(item.topic, 0) + ends[item] - starts[item]
+                so_far = held[item.topic]
+                known = so_far is not None and item not in failures
+                held[item.topic] = (
+                    so_far + ends[item] - starts[item] if so_far is not None and known else None
+                )
     if as_json:
         print_json(
             [
@@ -136,19 +151,34 @@ def list_(include_internal: bool, counts: bool, as_json: bool, target: Target) -
                 for topic in topics
             ]
         )
-        return
+        return _tell(failures)
     columns = ["topic", "partitions", "replicas", *(["messages"] if counts else [])]
-    shown = count_text if on_terminal() else str
     rows = [
         [
             topic.name,
             topic.partitions,
             topic.replication_factor,
-            *([shown(held[topic.name])] if counts else []),
+            *([_counted(held[topic.name])] if counts else []),
         ]
         for topic in topics
     ]
     print_table(columns, rows, right=columns[1:], empty="no topics; 'tidemill topic create NAME' makes one")
+    return _tell(failures)
+
+
+def _counted(number: int | None) -> str:
+    if number is None:
+        return "?"
+    return count_text(number) if on_terminal() else str(number)
+
+
+def _tell(failures: Mapping[TopicPartition, ClientError]) -> int:
+    """Says which partitions could not be looked into; the exit code."""
+    if failures:
+        first = next(iter(failures.values()))
+        more = f" (and {len(failures) - 1} other partitions)" if len(failures) > 1 else ""
+        click.echo(f"tidemill: {first}{more}", err=True)
+    return FAILED if failures else 0
 
 
 @command.command(
@@ -159,26 +189,41 @@ def list_(include_internal: bool, counts: bool, as_json: bool, target: Target) -
 @click.option("--configs", "all_configs", is_flag=True, help="Every topic key, also those at their defaults.")
 @json_option
 @target_options
-def describe(names: tuple[str, ...], all_configs: bool, as_json: bool, target: Target) -> None:
-    """Show partitions, offsets, sizes and settings of topics."""
-    from tidemill.client import Admin
+def describe(names: tuple[str, ...], all_configs: bool, as_json: bool, target: Target) -> int:
+    """Show partitions, offsets, sizes and settings of topics. Exit code 1 when one could not be shown."""
+    from tidemill.client import Admin, ClientError
 
+    found = []
+    missing: list[ClientError] = []
+    failures: dict[TopicPartition, ClientError] = {}
     with Admin(target.bootstrap, target.config()) as admin:
         sizes = _sizes(admin, names)
-        found = [_described(admin, name, all_configs, sizes) for name in names]
+        for name in names:
+            try:
+                found.append(_described(admin, name, all_configs, sizes, failures))
+            except ClientError as problem:
+                missing.append(problem)
     if as_json:
         print_json(found)
-        return
-    for topic in found:
-        _print_topic(topic)
+    else:
+        for topic in found:
+            _print_topic(topic)
+    for failure in missing:
+        click.echo(f"tidemill: {failure}", err=True)
+    return _tell(failures) or (FAILED if missing else 0)
 
 
 def _described(
-    admin: Admin, name: str, all_configs: bool, sizes: dict[TopicPartition, int]
+    admin: Admin,
+    name: str,
+    all_configs: bool,
+    sizes: dict[TopicPartition, int],
+    failures: dict[TopicPartition, ClientError],
 ) -> dict[str, Any]:
     topic = admin.describe_topic(name)
     led = [TopicPartition(name, p.partition) for p in topic.partitions if p.leader >= 0]
-    starts, ends = _ends(admin, led)
+    starts, ends, failed = _ends(admin, led)
+    failures.update(failed)
     configs = admin.topic_configs(name)
     return {
         "name": name,
@@ -194,7 +239,7 @@ def _described(
                 "start_offset": starts.get(TopicPartition(name, p.partition)),
                 "end_offset": ends.get(TopicPartition(name, p.partition)),
                 "size_bytes": sizes.get(TopicPartition(name, p.partition)),
-                "state": _state(p),
+                "state": _state(p, failed.get(TopicPartition(name, p.partition))),
             }
             for p in topic.partitions
         ],
@@ -206,9 +251,11 @@ def _described(
     }
 
 
-def _state(partition: PartitionDescription) -> str:
+def _state(partition: PartitionDescription, problem: ClientError | None) -> str:
     if partition.leader < 0:
         return "offline"
+    if problem is not None:
+        return problem.code.name.lower().replace("_", " ")
     return "under-replicated" if partition.under_replicated else "ok"
 
 
@@ -232,10 +279,14 @@ def _sizes(admin: Admin, names: Collection[str]) -> dict[TopicPartition, int]:
 
 def _ends(
     admin: Admin, items: list[TopicPartition]
-) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    starts = admin.list_offsets(dict.fromkeys(items, "earliest"))
-    ends = admin.list_offsets(dict.fromkeys(items, "latest"))
-    return {i: at.offset for i, at in starts.items()}, {i: at.offset for i, at in ends.items()}
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int], dict[TopicPartition, ClientError]]:
+    """First offsets, ends, and what is wrong with partitions that have not told them."""
+    failures: dict[TopicPartition, ClientError] = {}
+    patience_s = min(ENDS_TIMEOUT_S, admin.config.seconds("default.api.timeout.ms"))
+    starts = admin.list_offsets(dict.fromkeys(items, "earliest"), timeout=patience_s, failures=failures)
+    known = [item for item in items if item in starts]
+    ends = admin.list_offsets(dict.fromkeys(known, "latest"), timeout=patience_s, failures=failures)
+    return {i: at.offset for i, at in starts.items()}, {i: at.offset for i, at in ends.items()}, failures
 
 
 def _print_topic(topic: dict[str, Any]) -> None:
@@ -300,6 +351,7 @@ def alter(
 ) -> None:
     """Change settings of a topic, or let it grow."""
     from tidemill.client import Admin, ConfigResource, ResourceType
+    from tidemill.model.configs.topic import near
 
     wanted = pairs("--set", settings)
     if not (partitions or wanted or removed):
@@ -307,6 +359,10 @@ def alter(
     said = []
     with Admin(target.bootstrap, target.config()) as admin:
         if wanted or removed:
+            known = admin.topic_configs(name) if removed else {}
+            for key in removed:
+                if key not in known:
+                    raise click.ClickException(f"--unset {key}: a topic has no such key{near(key, known)}")
             resource = ConfigResource(ResourceType.TOPIC, name)
             admin.alter_configs(resource, wanted, remove=removed, validate_only=dry_run)
             said += [f"{key}={value}" for key, value in wanted.items()]
@@ -323,12 +379,18 @@ def alter(
 @click.argument("names", nargs=-1, required=True)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--if-exists", is_flag=True, help="A topic that is not there is fine.")
+@click.option("--force", is_flag=True, help="Also topics that the cluster keeps its own state in.")
 @target_options
-def delete(names: tuple[str, ...], yes: bool, if_exists: bool, target: Target) -> int:
+def delete(names: tuple[str, ...], yes: bool, if_exists: bool, force: bool, target: Target) -> int:
     """Delete topics and all their messages. Asks first on a terminal."""
     from tidemill.client import Admin
     from tidemill.model.errors import ErrorCode
 
+    for name in names:
+        if name in HELD_BY_INTERNAL and not force:
+            raise click.ClickException(
+                f"{name} holds {HELD_BY_INTERNAL[name]}; nothing was deleted, --force would do it"
+            )
     if not yes and sys.stdin.isatty() and sys.stdout.isatty():
         click.confirm(f"Delete {', '.join(names)} and all messages?", abort=True)
     failures = 0

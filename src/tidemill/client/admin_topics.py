@@ -19,7 +19,14 @@ from tidemill.client.cluster import Topic
 from tidemill.client.connection import Connection
 from tidemill.client.errors import ClientError, check, error_for
 from tidemill.client.group_protocol import by_topic
-from tidemill.client.offsets import EARLIEST, LATEST, MAX_TIMESTAMP, OffsetAt, list_offsets
+from tidemill.client.offsets import (
+    EARLIEST,
+    LATEST,
+    MAX_TIMESTAMP,
+    OffsetAt,
+    list_offsets,
+    list_offsets_known,
+)
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
@@ -251,15 +258,22 @@ class TopicAdmin(AdminBase):
         *,
         committed_only: bool = False,
         timeout: float | None = None,
+        failures: dict[TopicPartition, ClientError] | None = None,
     ) -> dict[TopicPartition, OffsetAt]:
-        """Offsets at ``earliest``, ``latest``, ``max-timestamp`` or a time in ms, by partition."""
+        """Offsets at ``earliest``, ``latest``, ``max-timestamp`` or a time in ms, by partition.
+
+        With ``failures`` a partition that cannot tell is put there with its error, and none is raised.
+        """
         times: dict[TopicPartition, int] = {}
         for item, place in places.items():
             found = PLACES.get(place) if isinstance(place, str) else place
             if found is None:
                 raise ValueError(f"offsets at {place!r}: use {', '.join(PLACES)} or milliseconds since 1970")
             times[TopicPartition(*item)] = found
-        return list_offsets(self._cluster, times, self._deadline(timeout), committed_only=committed_only)
+        deadline = self._deadline(timeout)
+        if failures is not None:
+            return list_offsets_known(self._cluster, times, deadline, failures, committed_only=committed_only)
+        return list_offsets(self._cluster, times, deadline, committed_only=committed_only)
 
     def describe_producers(
         self, partitions: Iterable[TopicPartition], timeout: float | None = None
@@ -313,12 +327,14 @@ def _creatable(topic: NewTopic) -> create_topics.CreatableTopic:
 
 def _refused(item: Any, what: str, connection: Connection) -> ClientError:
     """The error of one topic in an answer; raised where it says that another broker is the controller."""
+    missing = item.error_code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
     problem = error_for(
         item.error_code,
         f"{what} topic {item.name!r}",
         detail=item.error_message,
         broker=connection.address,
         topic=item.name,
+        step="check its name; a list of the topics shows what is there" if missing else None,
     )
     if item.error_code == ErrorCode.NOT_CONTROLLER:
         raise problem

@@ -140,8 +140,12 @@ def error_for(
     broker: str | None = None,
     topic: str | None = None,
     partition: int | None = None,
+    step: str | None = None,
 ) -> ClientError:
-    """The exception for an error code in a reply; ``what`` says what was tried ("create topic x")."""
+    """The exception for an error code in a reply; ``what`` says what was tried ("create topic x").
+
+    ``step`` is what to do next, where it is not what the code's own entry in the table says.
+    """
     code = code_of(number)
     name = code.name if code == number else f"{code.name} (code {number})"
     parts = [f"cannot {what}: {name}"]
@@ -149,7 +153,7 @@ def error_for(
         parts.append(f" ({detail.rstrip('.')})")
     if broker:
         parts.append(f", broker {broker}")
-    step = NEXT_STEP.get(code)
+    step = step or NEXT_STEP.get(code)
     if step:
         parts.append(f"; {step}")
     return ClientError("".join(parts), code, broker=broker, topic=topic, partition=partition)

@@ -37,28 +37,58 @@ def list_offsets(
 
     Leaders are asked all at once, and again after a metadata refresh while they move and there is time.
     """
+    failures: dict[TopicPartition, ClientError] = {}
+    found = list_offsets_known(
+        cluster, times, deadline, failures, committed_only=committed_only, all_or_none=True
+    )
+    for failure in failures.values():
+        raise failure
+    return found
+
+
+def list_offsets_known(
+    cluster: Cluster,
+    times: Mapping[TopicPartition, int],
+    deadline: float,
+    failures: dict[TopicPartition, ClientError],
+    *,
+    committed_only: bool = False,
+    all_or_none: bool = False,
+) -> dict[TopicPartition, OffsetAt]:
+    """As :func:`list_offsets`, but partitions that fail are put into ``failures`` with their errors.
+
+    ``all_or_none``: it ends with the first that is not worth asking again.
+    """
     found: dict[TopicPartition, OffsetAt] = {}
     left = dict(times)
     while left:
-        failure: ClientError | None = None
-        requests: list[Request] = []
-        for node_id, items in by_leader(cluster, left, deadline, "look up an offset of").items():
+        again: dict[TopicPartition, ClientError] = {}
+        requests: list[tuple[Request, list[TopicPartition]]] = []
+        led = by_leader_known(cluster, left, deadline, "look up an offset of", failures)
+        for node_id, items in led.items():
             try:
-                requests.append(_ask(cluster, node_id, items, left, deadline, committed_only))
+                requests.append((_ask(cluster, node_id, items, left, deadline, committed_only), items))
             except (BrokerUnreachable, RequestTimeout) as problem:
-                failure = problem
-        for request in requests:
+                again.update(dict.fromkeys(items, problem))
+            except ClientError as problem:
+                failures.update(dict.fromkeys(items, problem))
+        for request, items in requests:
             request.connection.wait(request, max(0.0, deadline - time.monotonic()))
-            failure = _take(request, left, found) or failure
-        if not left:
+            _take(request, items, found, again, failures)
+        left = {item: at for item, at in left.items() if item not in found and item not in failures}
+        if not left or (all_or_none and failures):
             break
-        if failure is None:
-            failure = RequestTimeout(f"no offsets for {', '.join(map(str, left))} in time")
         pause = cluster.config.seconds("retry.backoff.ms")
         if time.monotonic() + pause >= deadline:
-            raise failure
+            late = RequestTimeout(f"no offsets for {', '.join(map(str, left))} in time")
+            failures.update({item: again.get(item, late) for item in left})
+            break
         time.sleep(pause)
-        cluster.refresh(deadline)
+        try:
+            cluster.refresh(deadline)
+        except ClientError as problem:
+            failures.update({item: again.get(item, problem) for item in left})
+            break
     return found
 
 
@@ -66,18 +96,38 @@ def by_leader(
     cluster: Cluster, items: Iterable[TopicPartition], deadline: float, what: str
 ) -> dict[int, list[TopicPartition]]:
     """The partitions of each leader; ``what`` is to be done with them, for the error if one is missing."""
+    failures: dict[TopicPartition, ClientError] = {}
+    found = by_leader_known(cluster, items, deadline, what, failures)
+    for failure in failures.values():
+        raise failure
+    return found
+
+
+def by_leader_known(
+    cluster: Cluster,
+    items: Iterable[TopicPartition],
+    deadline: float,
+    what: str,
+    failures: dict[TopicPartition, ClientError],
+) -> dict[int, list[TopicPartition]]:
+    """As :func:`by_leader`; partitions that are not there are put into ``failures``."""
     found: dict[int, list[TopicPartition]] = {}
     for item in items:
-        topic = cluster.topic(item.topic, deadline)
-        if not 0 <= item.partition < len(topic.partitions):
-            raise error_for(
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                f"{what} {item}",
-                detail=f"the topic has {len(topic.partitions)} partitions",
-                topic=item.topic,
-                partition=item.partition,
-            )
-        found.setdefault(topic.partitions[item.partition].leader, []).append(item)
+        try:
+            topic = cluster.topic(item.topic, deadline)
+        except ClientError as problem:
+            failures[item] = problem
+            continue
+        if 0 <= item.partition < len(topic.partitions):
+            found.setdefault(topic.partitions[item.partition].leader, []).append(item)
+            continue
+        failures[item] = error_for(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            f"{what} {item}",
+            detail=f"the topic has {len(topic.partitions)} partitions",
+            topic=item.topic,
+            partition=item.partition,
+        )
     return found
 
 
@@ -111,19 +161,23 @@ def _ask(
 
 
 def _take(
-    request: Request, left: dict[TopicPartition, int], found: dict[TopicPartition, OffsetAt]
-) -> ClientError | None:
-    """Moves what was answered from ``left`` to ``found``; the error after which it is worth asking again."""
-    failure: ClientError | None = None
+    request: Request,
+    items: Iterable[TopicPartition],
+    found: dict[TopicPartition, OffsetAt],
+    again: dict[TopicPartition, ClientError],
+    failures: dict[TopicPartition, ClientError],
+) -> None:
+    """Sorts what was answered: found, worth asking ``again``, failed for good."""
+    broker = request.connection.address
     if not request.done:
-        return RequestTimeout(
-            f"broker {request.connection.address} has not answered ListOffsets in time",
-            broker=request.connection.address,
-        )
+        late = RequestTimeout(f"broker {broker} has not answered ListOffsets in time", broker=broker)
+        again.update(dict.fromkeys(items, late))
+        return
     try:
         answer: Any = request.response()
     except (BrokerUnreachable, RequestTimeout) as problem:
-        return problem
+        again.update(dict.fromkeys(items, problem))
+        return
     for topic in answer.topics:
         for entry in topic.partitions:
             item = TopicPartition(topic.name, entry.partition_index)
@@ -131,18 +185,13 @@ def _take(
                 refused = error_for(
                     entry.error_code,
                     f"look up an offset of {item}",
-                    broker=request.connection.address,
+                    broker=broker,
                     topic=item.topic,
                     partition=item.partition,
                 )
-                if not refused.retriable:
-                    raise refused
-                failure = refused
-                continue
-            if request.version == 0:
+                (again if refused.retriable else failures)[item] = refused
+            elif request.version == 0:
                 offset = entry.old_style_offsets[0] if entry.old_style_offsets else -1
                 found[item] = OffsetAt(offset, -1, -1)
             else:
                 found[item] = OffsetAt(entry.offset, entry.timestamp, entry.leader_epoch)
-            left.pop(item, None)
-    return failure

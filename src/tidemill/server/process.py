@@ -37,8 +37,11 @@ FORCED = 130
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class StoppedWhileStarting(BaseException):
-    """A signal came before the broker served: checking the logs of a crash may take long."""
+class StoppedWhileStarting(KeyboardInterrupt):
+    """A signal came before the broker served: checking the logs of a crash may take long.
+
+    A KeyboardInterrupt is what event loops let through wherever it is raised; others end in some task.
+    """
 
 
 class Server(Protocol):
@@ -101,11 +104,14 @@ def serve(start: Start) -> int:
     """Runs a broker until it is told to stop; the exit code of the process."""
     # Nothing that start-up makes is garbage; looking for some would cost it a tenth of its time.
     gc.disable()
+    stopping = asyncio.Event()
+    signals = Signals(stopping)
     try:
+        signals.interrupt_start()
         config = read_config(start)
         files = raise_file_limit()
         _report(config, files)
-        return asyncio.run(_run(config, start))
+        return asyncio.run(_run(config, start, signals, stopping))
     except (TidemillError, OSError) as problem:
         print(f"tidemill: {describe(problem)}", file=sys.stderr)  # noqa: T201
         return 1
@@ -190,13 +196,10 @@ def keep_freed_memory() -> None:
             tune(option, value)
 
 
-async def _run(config: BrokerConfig, start: Start) -> int:
+async def _run(config: BrokerConfig, start: Start, signals: Signals, stopping: asyncio.Event) -> int:
     from tidemill.server.app import BrokerServer
 
     loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    signals = Signals(stopping)
-    signals.interrupt_start()
     if start.until_eof:
         signals.watch_input(loop)
     server: Server = BrokerServer(config)
@@ -270,6 +273,8 @@ class Signals:
     def _while_starting(self, number: int, _: FrameType | None) -> None:
         for one in self._numbers:
             signal.signal(one, signal.SIG_IGN)
+        # Should the exception get lost (raised in a finalizer, say), the start ends with a stop.
+        self._stopping.set()
         raise StoppedWhileStarting(signal.Signals(number).name)
 
     def watch_input(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+from tidemill.model.errors import ConfigError
+
 TEST_CONFIG: dict[str, str] = {
     # A test's group should not wait for members that never come, nor make 50 directories.
     "group.initial.rebalance.delay.ms": "0",
@@ -36,7 +38,7 @@ class Broker:
 
     ``config`` holds broker keys (``{"num.partitions": 3}``). Without ``data_dir`` the data goes to a
     directory of its own that is removed at the end; a given one stays. The broker ends when this process
-    does, however that happens.
+    does, however that happens. ConfigError for a key that no broker has: a misspelt one would test nothing.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Broker:
         environment: Mapping[str, str] | None = None,
         timeout_s: float = 30.0,
     ) -> None:
+        _refuse_unknown(config or {})
         self.config = {**TEST_CONFIG, **{key: _text(value) for key, value in (config or {}).items()}}
         self.port = port
         self.host = "127.0.0.1"
@@ -219,3 +222,11 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
+
+
+def _refuse_unknown(config: Mapping[str, Any]) -> None:
+    from tidemill.model.configs.sources import is_known, unknown
+
+    for name in config:
+        if not is_known(name):
+            raise ConfigError(unknown(name, "the test's broker"))

@@ -155,7 +155,8 @@ class Key:
         number = int(text)
         limit = 1 << _BITS[self.type]
         if not -limit <= number < limit:
-            raise self._bad(text)
+            bound = f"at most {limit - 1}" if number > 0 else f"at least {-limit}"
+            raise ConfigError(f"{self._bad(text)}, and {bound} ({_BITS[self.type] + 1} bits)")
         return number
 
     def _check_number(self, text: str, number: int | float) -> int | float:

@@ -31,7 +31,7 @@ class Gathered:
             return
         key = BROKER_KEYS.get(name)
         if key is None:
-            if not name.startswith(PLUGIN_PREFIXES):
+            if not is_known(name):
                 self.warnings.append(unknown(name, provenance))
             return
         if self._layers.get(name) == layer:
@@ -83,6 +83,11 @@ class Gathered:
             raise ConfigError(f"{name}: {problem} ({provenance})") from None
         full_name = f"{LISTENER_PREFIX}{listener.lower()}.{rest}"
         self.listener_values[full_name] = Setting(value, text.strip(), provenance)
+
+
+def is_known(name: str) -> bool:
+    """Whether a broker may be given a key of this name; what a listener's own key means is not looked at."""
+    return name in BROKER_KEYS or name.startswith((LISTENER_PREFIX, *PLUGIN_PREFIXES))
 
 
 def unknown(name: str, provenance: str) -> str:

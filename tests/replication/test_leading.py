@@ -192,6 +192,19 @@ def test_a_leader_counts_what_it_has_on_its_disk() -> None:
     assert partition.high_watermark == 1
 
 
+def test_what_was_on_its_disk_before_a_cut_does_not_count_after_it() -> None:
+    broker, partition = led((1, 2), LogConfig(flush_messages=1))
+    broker.write(0, b"a", b"b")
+    partition.log.flush(0)
+    partition.flushed(2)
+    partition.become(2, 6, ALL, (1, 2))
+    partition.truncate_to(0, 0)
+    partition.become(1, 7, ALL, (1, 2), 8, 0)
+    broker.write(0, b"c")
+    partition.fetched_by(2, 1, 0, 1)
+    assert partition.high_watermark == 0
+
+
 def test_acks_all_wants_enough_replicas_in_sync() -> None:
     _, partition = led((1,))
     partition.min_insync_replicas = 2

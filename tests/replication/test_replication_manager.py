@@ -143,6 +143,38 @@ def test_a_flush_without_descriptors_is_tried_again(monkeypatch: pytest.MonkeyPa
     staged(test)
 
 
+def test_a_flush_that_waits_for_descriptors_goes_on_with_a_log_that_moves_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tidemill.replication.manager.FLUSH_AGAIN_S", 0.2)
+
+    async def test(stage: Stage) -> None:
+        (first,) = stage.topic("first")
+        stage.files.fail("sync", "/disk/a/first-0", errno.EMFILE, times=1_000_000)
+        appended = asyncio.create_task(stage.append(first))
+        await asyncio.sleep(0)
+        stage.replicas.mover.begin(TopicPartition("first", 0), "/disk/b")
+        assert await appended is None
+        assert first.log.directory == "/disk/b/first-0"
+        assert await stage.append(first) is None
+
+    staged(test)
+
+
+def test_a_flush_of_what_is_cut_meanwhile_commits_nothing_of_it() -> None:
+    async def test(stage: Stage) -> None:
+        (first,) = stage.topic("first")
+        first.append([made(3)], 1, 0)
+        await asyncio.sleep(0)
+        first.truncate_to(0, 0)
+        first.append([made()], 1, 0)
+        while flushes := list(stage.replicas._flushes):
+            await asyncio.wait(flushes)
+        assert first.high_watermark == first.log.recovery_point == first.log.end_offset == 1
+
+    staged(test)
+
+
 def test_deleting_a_topic_while_it_is_flushed_fails_its_waiters_and_nothing_else() -> None:
     async def test(stage: Stage) -> None:
         (first,) = stage.topic("first")

@@ -244,13 +244,12 @@ class ReplicaManager(PartitionEvents):
         task.add_done_callback(self._flushes.discard)
 
     async def _flush(self, partition: Partition) -> None:
-        one = partition.log
-        while not one.closed and not partition.failed and not self._stopping:
+        # A log that was moved to another directory meanwhile is closed, and the partition has the copy.
+        while not (one := partition.log).closed and not partition.failed and not self._stopping:
             try:
                 end_offset = await self.sync(one)
             except StorageError as problem:
                 if partition.log is not one:
-                    one = partition.log  # it was moved to another directory meanwhile
                     continue
                 if not may_pass(problem):
                     self._sync_failed(one, problem)
@@ -266,7 +265,8 @@ class ReplicaManager(PartitionEvents):
         job = one.begin_flush()
         await self.loop.run_in_executor(self.syncers, job.run)
         one.finish_flush(job, self.clock.wall_ms())
-        return job.offset
+        # Of a log that was cut meanwhile only what was synced before counts.
+        return min(job.offset, int(one.recovery_point))
 
     def _sync_failed(self, one: Log, problem: StorageError) -> None:
         """Puts the data directory aside, unless the log was deleted meanwhile.

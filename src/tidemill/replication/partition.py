@@ -456,13 +456,13 @@ class Partition:
     def truncate_to(self, offset: i64, now_ms: i64) -> None:
         """Cuts what the leader does not have. Raises StorageError."""
         self.log.truncate_to(offset, now_ms)
-        if self.high_watermark > self.log.end_offset:
-            self.high_watermark = self.log.end_offset
+        self.high_watermark = min(self.high_watermark, self.log.end_offset)
+        self._flushed_end = min(self._flushed_end, self.log.end_offset)
 
     def begin_at(self, offset: i64, now_ms: i64) -> None:
         """Forgets everything: the leader's log begins behind the end of this one. Raises StorageError."""
         self.log.truncate_fully(offset, now_ms)
-        self.high_watermark = offset
+        self.high_watermark = self._flushed_end = offset
 
     # Reading.
 

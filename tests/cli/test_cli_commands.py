@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -354,3 +357,51 @@ def test_consume_ends_when_its_reader_does_and_no_message_comes(
         ["bash", "-c", f"{consume} | head -1; exit ${{PIPESTATUS[0]}}"], capture_output=True, timeout=60
     )
     assert (outcome.returncode, outcome.stdout, outcome.stderr) == (141, b"only\n", b"")
+
+
+def test_a_shell_is_offered_topics_and_groups(
+    cli: Run, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(cli, topic, "x\n", tmp_path)
+    cli("consume", topic, "-g", topic, "--from-beginning", "-n", "1")
+    monkeypatch.setenv("_TIDEMILL_COMPLETE", "bash_complete")
+
+    def offered(words: str) -> list[str]:
+        variables = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        outcome = subprocess.run(
+            [sys.executable, "-m", "tidemill"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **variables},
+        )
+        assert outcome.stderr == ""
+        return [line.partition(",")[2] for line in outcome.stdout.splitlines()]
+
+    assert offered(f"tidemill topic describe {topic[:-2]}") == [topic]
+    assert offered(f"tidemill consume {topic[:-2]}") == [topic]
+    assert offered(f"tidemill group describe {topic[:-2]}") == [topic]
+
+
+def test_a_port_that_is_no_brokers_is_named_as_such(cli: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    listener.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        said = cli("topic", "list", "-b", address, "-X", "default.api.timeout.ms=200", code=1)
+        listener.shutdown(socket.SHUT_RDWR)
+    assert "is it the port of a Kafka broker" in said
+
+
+def test_the_helps_examples_for_jq_hold(cli: Run, topic: str, broker: Broker, tmp_path: Path) -> None:
+    send(cli, topic, "x\n", tmp_path, "-p", "0")
+    cli("consume", topic, "-g", topic, "--from-beginning", "-n", "1")
+    assert "jq '.[].lag'" in cli("group", "describe", "--help")
+    assert [found["lag"] for found in json.loads(cli("group", "describe", topic, "--json"))] == [0]
+    assert """jq 'select(.kind == "record").offset'""" in cli("log", "dump", "--help")
+    entries = as_objects(cli("log", "dump", f"{broker.data_dir}/{topic}-0", "--json", "--records"))
+    assert [entry["offset"] for entry in entries if entry["kind"] == "record"] == [0]

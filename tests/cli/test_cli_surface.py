@@ -108,6 +108,10 @@ def test_completion_offers_commands_and_subcommands() -> None:
 
     assert offered("tidemill pr", 1) == ["produce"]
     assert offered("tidemill topic de", 2) == ["delete", "describe"]
+    assert offered("tidemill topic alter x --unset retention.m", 5) == ["retention.ms"]
+    assert offered("tidemill topic create x --set retention.m", 5) == ["retention.ms="]
+    assert offered("tidemill serve --set num.part", 3) == ["num.partitions="]
+    assert offered("tidemill consume -b 127.0.0.1:1 x", 4) == [""]
 
 
 def test_the_configuration_page_is_current() -> None:

@@ -63,7 +63,7 @@ def test_a_port_in_use_is_named(tmp_path: Path, broker: Broker) -> None:
     outcome = serve_once(
         "--set", f"listeners=PLAINTEXT://127.0.0.1:{broker.port}", "-d", str(tmp_path / "other")
     )
-    assert_one_clear_line(outcome, f"127.0.0.1:{broker.port}", "in use")
+    assert_one_clear_line(outcome, f"127.0.0.1:{broker.port}", "in use", "--port PORT")
 
 
 def test_a_metrics_port_in_use_is_named(tmp_path: Path, broker: Broker) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidemill.cli import suggest
 from tidemill.cli.options import Duration, Moment, Target, Whole, target_options, unescape
 from tidemill.cli.output import on_terminal, time_text
 from tidemill.cli.records import as_text, for_terminal, hexadecimal, to_json
@@ -125,7 +126,7 @@ Examples:
 
 Without a start it begins with what comes next; a group goes on where it was.""",
 )
-@click.argument("topics", nargs=-1)
+@click.argument("topics", nargs=-1, shell_complete=suggest.topics)
 @click.option("--pattern", metavar="REGEX", help="Topics whose whole name matches.")
 @click.option("--from-beginning", is_flag=True, help="Begin with the oldest message.")
 @click.option(
@@ -135,7 +136,13 @@ Without a start it begins with what comes next; a group goes on where it was."""
     "--since", type=Moment(), metavar="TIME", help="Begin at a time: 2026-03-01T12:00, or 10m (ago)."
 )
 @click.option("-p", "--partition", "partitions", type=Whole(min=0), multiple=True, help="Only this one.")
-@click.option("-g", "--group", metavar="NAME", help="Join this group, and commit its offsets.")
+@click.option(
+    "-g",
+    "--group",
+    metavar="NAME",
+    help="Join this group, and commit its offsets.",
+    shell_complete=suggest.groups,
+)
 @click.option("-n", "--max-messages", type=Whole(min=1), metavar="N", help="End after N messages.")
 @click.option("--timeout", type=Duration(), metavar="TIME", help="End when none comes for so long (5s, 1m).")
 @click.option("-e", "--exit-at-end", is_flag=True, help="End with what is there now.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidemill.cli import suggest
 from tidemill.cli.options import Moment, Target, Whole, target_options
 from tidemill.cli.output import count_text, done, json_option, on_terminal, print_json, print_table
 from tidemill.model.types import TopicPartition
@@ -64,7 +65,7 @@ Examples:
   tidemill group describe readers --members
   tidemill group describe readers --json | jq '.[].lag'""",
 )
-@click.argument("names", nargs=-1, required=True)
+@click.argument("names", nargs=-1, required=True, shell_complete=suggest.groups)
 @click.option(
     "--members", "by_member", is_flag=True, help="A line for each member instead of each partition."
 )
@@ -173,8 +174,16 @@ Examples:
 
 Without --topic it moves in all that the group has committed. The group must have no members.""",
 )
-@click.argument("name")
-@click.option("-t", "--topic", "topics", multiple=True, metavar="TOPIC[:PARTITION]", help="Only there.")
+@click.argument("name", shell_complete=suggest.groups)
+@click.option(
+    "-t",
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="TOPIC[:PARTITION]",
+    help="Only there.",
+    shell_complete=suggest.topics,
+)
 @click.option("--to", type=click.Choice(["earliest", "latest"]), help="To the start, or to the end.")
 @click.option("--to-offset", type=Whole(min=0), metavar="N", help="To this offset.")
 @click.option("--to-time", type=Moment(), metavar="TIME", help="To the first message at or after TIME.")
@@ -249,7 +258,7 @@ def _places(texts: tuple[str, ...]) -> tuple[list[str], list[TopicPartition]]:
 
 
 @command.command("delete")
-@click.argument("names", nargs=-1, required=True)
+@click.argument("names", nargs=-1, required=True, shell_complete=suggest.groups)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @target_options
 def delete(names: tuple[str, ...], yes: bool, target: Target) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidemill.cli import suggest
 from tidemill.cli.options import Duration, Target, Whole, target_options
 from tidemill.cli.output import bytes_text, count_text, json_option, print_json, print_table
 
@@ -139,7 +140,7 @@ Examples:
   tidemill perf produce bench -n 1000000 --size 1024 -z zstd -X linger.ms=20
   tidemill perf produce bench -n 60000 --rate 1000 --json | jq .latency_ms.p99""",
 )
-@click.argument("topic")
+@click.argument("topic", shell_complete=suggest.topics)
 @click.option("-n", "--messages", "count", type=Whole(min=1), default=1_000_000, show_default=True)
 @click.option("--size", type=Whole(min=0), default=100, show_default=True, help="Bytes of a value.")
 @click.option("--rate", type=Whole(min=1), help="Messages a second; as fast as possible when left out.")
@@ -234,7 +235,7 @@ Examples:
   tidemill perf consume bench
   tidemill perf consume bench --arrow --json""",
 )
-@click.argument("topics", nargs=-1, required=True)
+@click.argument("topics", nargs=-1, required=True, shell_complete=suggest.topics)
 @click.option("-n", "--messages", "count", type=Whole(min=1), help="So many.  [all that are there]")
 @click.option("--arrow", is_flag=True, help="As Arrow tables, without an object a message.")
 @click.option(
@@ -318,7 +319,7 @@ Examples:
   tidemill perf latency bench
   tidemill perf latency bench -n 10000 --size 1024 --acks 1 --json""",
 )
-@click.argument("topic")
+@click.argument("topic", shell_complete=suggest.topics)
 @click.option("-n", "--messages", "count", type=Whole(min=1), default=1_000, show_default=True)
 @click.option("--size", type=Whole(min=0), default=100, show_default=True, help="Bytes of a value.")
 @click.option("-a", "--acks", type=click.Choice(["all", "1"]), default="all", show_default=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidemill.cli import suggest
 from tidemill.cli.options import Target, Whole, pairs, target_options
 from tidemill.cli.output import (
     bytes_text,
@@ -51,7 +52,15 @@ Examples:
 @click.argument("names", nargs=-1, required=True)
 @click.option("-p", "--partitions", type=Whole(min=1), help="Partitions.  [the broker's num.partitions]")
 @click.option("-r", "--replication-factor", type=Whole(min=1), help="Replicas.  [the broker's default]")
-@click.option("-s", "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set one topic key.")
+@click.option(
+    "-s",
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set one topic key.",
+    shell_complete=suggest.topic_settings,
+)
 @click.option("--if-not-exists", is_flag=True, help="A topic that is there already is fine.")
 @click.option("--dry-run", is_flag=True, help="Check, and create nothing.")
 @json_option
@@ -185,7 +194,7 @@ def _tell(failures: Mapping[TopicPartition, ClientError]) -> int:
     "describe",
     epilog="\b\nExamples:\n  tidemill topic describe orders\n  tidemill topic describe orders --json",
 )
-@click.argument("names", nargs=-1, required=True)
+@click.argument("names", nargs=-1, required=True, shell_complete=suggest.topics)
 @click.option("--configs", "all_configs", is_flag=True, help="Every topic key, also those at their defaults.")
 @json_option
 @target_options
@@ -335,10 +344,26 @@ Examples:
   tidemill topic alter orders --set retention.ms=86400000 --unset compression.type
   tidemill topic alter orders --partitions 12""",
 )
-@click.argument("name")
+@click.argument("name", shell_complete=suggest.topics)
 @click.option("-p", "--partitions", type=Whole(min=1), help="Grow to so many; they cannot shrink.")
-@click.option("-s", "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set one topic key.")
-@click.option("-u", "--unset", "removed", multiple=True, metavar="KEY", help="Back to the broker's value.")
+@click.option(
+    "-s",
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set one topic key.",
+    shell_complete=suggest.topic_settings,
+)
+@click.option(
+    "-u",
+    "--unset",
+    "removed",
+    multiple=True,
+    metavar="KEY",
+    help="Back to the broker's value.",
+    shell_complete=suggest.topic_keys,
+)
 @click.option("--dry-run", is_flag=True, help="Check, and change nothing.")
 @target_options
 def alter(
@@ -376,7 +401,7 @@ def alter(
 @command.command(
     "delete", epilog="\b\nExamples:\n  tidemill topic delete hello\n  tidemill topic delete --yes a b c"
 )
-@click.argument("names", nargs=-1, required=True)
+@click.argument("names", nargs=-1, required=True, shell_complete=suggest.topics)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--if-exists", is_flag=True, help="A topic that is not there is fine.")
 @click.option("--force", is_flag=True, help="Also topics that the cluster keeps its own state in.")

@@ -85,6 +85,10 @@ class Request:
         return decode_response(self.api_key, self.version, self.frame)[1]
 
 
+class Broken(BrokerUnreachable):
+    """A connection that ended while somebody waited for an answer."""
+
+
 class Connection:
     """A connection with its negotiated versions. Opened by :meth:`open`; never again after a failure."""
 
@@ -124,6 +128,14 @@ class Connection:
             self.close()
             raise BrokerUnreachable(
                 f"{self.address} does not answer as a Kafka broker: {problem}; check host and port",
+                broker=self.address,
+            ) from problem
+        except Broken as problem:
+            self.close()
+            raise BrokerUnreachable(
+                f"{self.address} took the connection and has not answered the first question "
+                f"({str(problem).partition(';')[0]}); is it the port of a Kafka broker, and is "
+                "security.protocol what that listener speaks?",
                 broker=self.address,
             ) from problem
         except BaseException:
@@ -427,8 +439,8 @@ class Connection:
 
     # -- closing ------------------------------------------------------------------------------------------
 
-    def _broken(self, problem: OSError) -> BrokerUnreachable:
-        return BrokerUnreachable(
+    def _broken(self, problem: OSError) -> Broken:
+        return Broken(
             f"the connection to broker {self.address} broke: {problem}; it is opened again when needed",
             broker=self.address,
         )

@@ -122,7 +122,7 @@ def _bind_one(
         if problem.errno == errno.EADDRINUSE:
             raise PortInUse(
                 f"listener {name}: {where} is in use by another process; stop it, or choose another port with"
-                f" --set listeners={name}://HOST:PORT"
+                f" --port PORT (--set listeners={name}://HOST:PORT)"
             ) from None
         if problem.errno == errno.EADDRNOTAVAIL:
             if family == socket.AF_INET6:
@@ -130,7 +130,8 @@ def _bind_one(
             raise ConfigError(f"listener {name}: this machine has no address {address[0]}") from None
         if problem.errno == errno.EACCES:
             raise ConfigError(
-                f"listener {name}: no right to listen on {where}; ports below 1024 need it"
+                f"listener {name}: no right to listen on {where}; choose a port of 1024 or more, as --port "
+                "9092, or give the process CAP_NET_BIND_SERVICE"
             ) from None
         raise
     return made

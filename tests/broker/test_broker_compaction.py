@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -266,6 +267,26 @@ def test_renames_that_fail_put_the_directory_aside(tmp_path: Path, monkeypatch: 
     assert "cannot exchange compacted segments of" in stage.replicas.failures[0]
     stage.executor.shutdown()
     stage.logs.unlock()
+
+
+def test_an_exchange_that_finds_no_descriptor_for_its_last_sync_makes_room_for_one(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = stage.log()
+    failures = [OSError(errno.EMFILE, "Too many open files", log.directory)]
+    system_open = os.open
+
+    def fail_once(path: Any, flags: int, mode: int = 0o777) -> int:
+        if path == log.directory and failures:
+            raise failures.pop()
+        return system_open(path, flags, mode)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", fail_once)
+        assert stage.clean()
+    assert failures == []
+    assert stage.replicas.failures == []
+    assert offsets(log) == [37, 38, 39]
 
 
 def test_retention_leaves_a_log_alone_while_it_is_cleaned(stage: Stage) -> None:

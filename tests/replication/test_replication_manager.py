@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tidemill.log.config import LogConfig
-from tidemill.log.errors import DiskFull
+from tidemill.log.errors import DiskFull, storage_error
 from tidemill.log.manager import LogManager
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
@@ -189,6 +189,18 @@ def test_deleting_a_topic_while_it_is_flushed_fails_its_waiters_and_nothing_else
         await stage.replicas.stop()
         assert not third.failed
         assert [directory.failure for directory in stage.logs.directories] == ["", ""]
+
+    staged(test)
+
+
+def test_a_log_whose_files_are_half_exchanged_stops_whatever_the_reason() -> None:
+    async def test(stage: Stage) -> None:
+        (first,) = stage.topic("first")
+        problem = OSError(errno.EMFILE, "Too many open files", first.log.directory)
+        failure = storage_error("exchange", first.log.directory, problem)
+        failure.__cause__ = problem
+        stage.replicas.storage_failed(first.log, failure)
+        assert "Too many open files" in first.failed
 
     staged(test)
 

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 
 from tidemill.log.errors import storage_error
 from tidemill.log.names import CLEANED, DELETED, LOG, SEGMENT_SUFFIXES, SNAPSHOT, SWAP, offset_name
+from tidemill.log.open_files import OPEN_FILES
 from tidemill.log.segment import Segment
 from tidemill.model.errors import CorruptMessage
 from tidemill.model.ports import Files
@@ -82,9 +83,18 @@ class Swap:
                 for suffix in suffixes:
                     self._put_away(offset_name(offset, suffix))
             self._rename(base, SWAP, "")
-            self._files.sync_directory(self._directory)
+            self._sync()
             self.done = True
         return True
+
+    def _sync(self) -> None:
+        """All names are exchanged: the log need not stop for want of a descriptor to sync them with."""
+        try:
+            self._files.sync_directory(self._directory)
+        except OSError as problem:
+            if not OPEN_FILES.make_room(problem):
+                raise
+            self._files.sync_directory(self._directory)
 
     def settle(self) -> bool:
         """Waits for renames that have begun, and calls off those that have not; whether they are done."""

@@ -317,8 +317,12 @@ class ReplicaManager(PartitionEvents):
             )
 
     def storage_failed(self, one: Log, problem: StorageError) -> None:
-        """Puts the data directory of a log aside, whose files are in a state that only a start can tell."""
-        self._sync_failed(one, problem)
+        """Puts the data directory of a log aside, whose files are in a state that only a start can tell.
+
+        Whatever the reason: with some files renamed and some not, the log cannot go on.
+        """
+        if not one.closed:
+            self._put_aside(self.logs.directory_of(one).path, str(problem))
 
     def high_watermark_of(self, key: TopicPartition) -> int | None:
         """Up to where every replica in sync has the log; None for a partition that is not served here."""

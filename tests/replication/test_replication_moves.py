@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
@@ -12,14 +13,17 @@ import pytest
 from tidemill.log.config import LogConfig
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
+from tidemill.log.moves import Move
 from tidemill.log.names import MOVED_TO
+from tidemill.log.segment import Slice
 from tidemill.model.clock import SystemClock
-from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_batch
 from tidemill.records.reader import read_records
 from tidemill.replication.manager import PartitionState, ReplicaManager
+from tidemill.replication.moves import Mover
 from tidemill.replication.partition import Partition
 from tidemill.testing.files import FaultyFiles, Killed
 
@@ -242,6 +246,84 @@ def test_a_destination_that_fails_leaves_the_partition_where_it_is() -> None:
         await stage.stop()
 
     asyncio.run(run())
+
+
+def refuse(*arguments: object) -> None:
+    raise StorageError("Input/output error")
+
+
+def test_a_destination_that_fails_at_the_end_leaves_no_mark_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.append(80)
+        with monkeypatch.context() as patched:
+            patched.setattr(Move, "swap", refuse)
+            stage.mover.begin(KEY, B)
+            await stage.moved()
+        assert stage.log.directory == f"{A}/t-0"
+        assert MOVED_TO not in stage.files.list(f"{A}/t-0")
+        stage.append()
+        await stage.stop()
+        # Without the destination the partition is where it was.
+        stage.files.fail("list", B, errno.EIO)
+        again = Stage(stage.files)
+        assert again.logs.at_path(B).failure
+        assert values(again.log) == list(range(81))
+        again.files.heal()
+        await again.stop()
+
+    asyncio.run(run())
+
+
+def test_what_keeps_the_old_directory_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.append(80)
+        with monkeypatch.context() as patched:
+            patched.setattr(Move, "sync_target", refuse)
+            stage.mover.begin(KEY, B)
+            await stage.moved()
+        assert stage.log.directory == f"{B}/t-0"
+        assert MOVED_TO in stage.files.list(f"{A}/t-0")
+        assert f"{KEY} has moved, but {A}/t-0 stays until the next start" in caplog.text
+        await stage.stop()
+        again = Stage(stage.files)
+        check_whole(again, B, 80)
+        await again.stop()
+
+    asyncio.run(run())
+
+
+def test_a_log_that_is_cut_before_the_last_turn_is_not_copied_by_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prepare, store = Mover._prepare, Move.store
+    threads: list[int] = []
+
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.append(200)
+
+        async def cut_after(mover: Mover, move: Move) -> None:
+            await prepare(mover, move)
+            stage.log.truncate_to(150, 0)
+
+        def noted(move: Move, piece: Slice, now_ms: int) -> int:
+            threads.append(threading.get_ident())
+            return store(move, piece, now_ms)
+
+        monkeypatch.setattr(Mover, "_prepare", cut_after)
+        monkeypatch.setattr(Move, "store", noted)
+        stage.mover.begin(KEY, B)
+        await stage.moved()
+        check_whole(stage, B, 150)
+        await stage.stop()
+
+    asyncio.run(run())
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def killed_at(files: Mortal, last: int) -> tuple[int, int, bool]:

@@ -51,6 +51,21 @@ class Move:
         return self.future.closed or self.logs.logs.get(self.key) is not self.source
 
     @property
+    def is_done(self) -> bool:
+        """Whether the copy is the partition now."""
+        return self.logs.logs.get(self.key) is self.future
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether what the copy has may be no part of the partition: that was cut, or lost its beginning."""
+        source, future = self.source, self.future
+        return bool(
+            source.truncations != self._truncations
+            or source.start_offset > future.end_offset
+            or future.end_offset > source.end_offset
+        )
+
+    @property
     def lag(self) -> int:
         """Offsets that the copy lacks."""
         return max(0, int(self.source.end_offset - self.future.end_offset))
@@ -58,11 +73,7 @@ class Move:
     def next_piece(self, bytes_max: int, now_ms: int) -> Slice | None:
         """What is to be copied next; None when the copy has everything. Raises StorageError."""
         source, future = self.source, self.future
-        if (
-            source.truncations != self._truncations
-            or source.start_offset > future.end_offset
-            or future.end_offset > source.end_offset
-        ):
+        if self.begins_anew:
             self._begin_anew(now_ms)
         future.advance_start(min(int(source.start_offset), int(future.end_offset)))
         offset = max(int(future.end_offset), int(source.start_offset))
@@ -77,7 +88,7 @@ class Move:
         return piece
 
     def _begin_anew(self, now_ms: int) -> None:
-        """The partition was cut, or lost its beginning: what the copy has may not be a part of it."""
+        """Empties the copy, and puts its start to the partition's."""
         start = int(self.source.start_offset)
         segment = self.source.segments[int(self.source.segment_at(start))]
         # The batch that holds the start offset may begin before it.
@@ -146,6 +157,14 @@ class Move:
             self.logs.files.sync_directory(self.target.path)
         except OSError as problem:
             raise storage_error("sync", self.target.path, problem) from problem
+
+    def give_up(self) -> None:
+        """Takes the mark of :meth:`mark` away, where the partition stays where it is.
+
+        With it a start that misses the destination would not believe what is here.
+        """
+        if self.logs.logs.get(self.key) is self.source:
+            unmark(self.logs.files, self.source.directory)
 
     def retire(self, now_ms: int) -> None:
         """Lets the old directory go, after ``file.delete.delay.ms``. Raises StorageError."""

@@ -73,7 +73,10 @@ class Mover:
             async with self._places:
                 await self._copy(move)
         except KafkaError as problem:
-            if not move.is_off():
+            if move.is_done:
+                left = move.source.directory
+                log.error("%s has moved, but %s stays until the next start: %s", move.key, left, problem)
+            elif not move.is_off():
                 # The copy stays, and the next start or request goes on with it.
                 log.error("%s is not moved to %s: %s", move.key, move.target.path, problem)
         except Exception:
@@ -81,12 +84,13 @@ class Mover:
         finally:
             if self.moves.get(move.key) is move:
                 del self.moves[move.key]
+                move.give_up()
 
     async def _copy(self, move: Move) -> None:
         """Copies until the partition has moved, or nothing is to be moved any more."""
         marked = False
         while not move.is_off():
-            if move.lag > CATCH_UP_OFFSETS or not marked:
+            if move.lag > CATCH_UP_OFFSETS or move.begins_anew or not marked:
                 await self._copy_pieces(move)
                 if move.is_off():
                     return

@@ -175,3 +175,21 @@ def test_a_misspelt_key_fails_the_test_that_has_it() -> None:
         Broker({"num.partition": 3})
     with pytest.raises(ConfigError, match=r"retention\.ms is a key of a topic"):
         Broker({"retention.ms": 3})
+
+
+def test_a_misspelt_key_in_the_configuration_of_the_fixtures_fails_their_tests(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makeconftest(
+        """
+        import pytest
+
+        @pytest.fixture(scope="session")
+        def tidemill_config():
+            return {"num.partition": 3}
+        """
+    )
+    pytester.makepyfile("def test_it(tidemill_broker):\n    pass\n")
+    outcome = pytester.runpytest_subprocess("-p", "no:randomly", "-p", "no:cacheprovider")
+    outcome.assert_outcomes(errors=1)
+    outcome.stdout.fnmatch_lines(["*num.partition is no key of the broker*did you mean num.partitions?*"])

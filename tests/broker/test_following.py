@@ -16,12 +16,13 @@ from test_followers import values_in
 from tidemill.broker.context import Listener, Peer
 from tidemill.broker.following import Following
 from tidemill.model.clock import SystemClock
-from tidemill.model.errors import StorageError
+from tidemill.model.errors import ErrorCode, StorageError
 from tidemill.net.connection import Connection
 from tidemill.net.link import Link, LinkRefused
 from tidemill.replication.fetcher import FetchLimits
 from tidemill.replication.partition import Partition
 from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.fetch import FetchResponse
 
 FOLLOWER = 2
 REPLICAS = (NODE, FOLLOWER)
@@ -35,6 +36,8 @@ class Stage:
         self.links: list[Link] = []
         self.refused = 0
         self.refuse = False
+        self.fault: Exception | None = None
+        self.strange: list[Any] = []
         self.failures: list[StorageError] = []
         self.logs = Logs(FOLLOWER, 3)
         self.partitions = self.logs.partitions
@@ -50,6 +53,12 @@ class Stage:
         if self.refuse:
             self.refused += 1
             raise LinkRefused("nobody is there")
+        if self.fault is not None:
+            fault, self.fault = self.fault, None
+            raise fault
+        if self.strange:
+            strange: Link = self.strange.pop(0)
+            return strange
         ours, theirs = socket.socketpair()
         for sock in (ours, theirs):
             sock.setblocking(False)
@@ -140,3 +149,42 @@ def test_a_write_that_fails_is_told_and_tried_again_and_the_others_go_on(
     stage.bench.until(stage.same)
     assert len(stage.failures) == 1
     assert caplog.text.count("following t-0") == 1
+
+
+def test_a_fault_of_its_own_does_not_end_a_loop(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    stage.fault = KeyError("no such broker")
+    stage.run(lambda: follow_all(stage))
+    stage.bench.client().append(b"a")
+    assert stage.same()
+    assert "following leader 1 failed; it is tried again" in caplog.text
+
+
+class Refusing:
+    """A connection to a leader that answers every fetch with an error."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.closed = ""
+
+    def version_of(self, *versions: int) -> int:
+        return 18
+
+    async def ask(self, *arguments: Any) -> FetchResponse:
+        self.asked += 1
+        return FetchResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+
+    def close(self, reason: str) -> None:
+        self.closed = reason
+
+
+def test_a_leader_that_answers_with_errors_is_not_asked_without_a_rest(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusing = [Refusing() for _ in range(3)]
+    stage.strange = list(refusing)
+    stage.run(lambda: follow_all(stage))
+    stage.bench.client().append(b"a")
+    assert stage.same()
+    assert [one.asked for one in refusing] == [1, 1, 1]
+    assert all(one.closed for one in refusing)
+    assert caplog.text.count("it answers a fetch with error 31") == 1

@@ -87,6 +87,9 @@ class LeaderLoop:
                     link.close("the leader is not followed over it any more")
             except LinkError as problem:
                 self._tell(f"leader {self.leader}", str(problem))
+            except Exception:
+                # A fault of this program: without this loop nothing of that leader would be followed.
+                log.exception("following leader %d failed; it is tried again", self.leader)
             self.fetcher.lost()
             await asyncio.sleep(self.fetcher.limits.backoff_ms / 1000)
 
@@ -100,8 +103,9 @@ class LeaderLoop:
             answer = await link.ask(
                 ApiKey.FETCH, version, request, PATIENCE_S + self.fetcher.limits.wait_ms / 1000
             )
-            if answer.error_code != 0:
-                log.debug("leader %d answers a fetch with error %d", self.leader, answer.error_code)
+            if answer.error_code != 0 and request.session_id == 0:
+                # It is not that a session was forgotten: asked again at once, it would answer the same.
+                raise LinkError(f"it answers a fetch with error {answer.error_code}")
             result = self.fetcher.answer(answer, self.now_ms())
             for trouble in result.troubles:
                 self._meet(trouble)
@@ -142,15 +146,16 @@ class LeaderLoop:
                 self.fetcher.found(partition, partition.log.topic_id, firsts[key], ends[key], self.now_ms())
             except StorageError as problem:
                 self._meet(Trouble(partition, str(problem), problem))
-            log.warning(
-                "%s-%d ended at %d, the leader's log holds %d to %d: it goes on at %d",
-                partition.topic,
-                partition.index,
-                before,
-                firsts[key],
-                ends[key],
-                partition.log.end_offset,
-            )
+            if partition.log.end_offset != before:
+                log.warning(
+                    "%s-%d ended at %d, the leader's log holds %d to %d: it goes on at %d",
+                    partition.topic,
+                    partition.index,
+                    before,
+                    firsts[key],
+                    ends[key],
+                    partition.log.end_offset,
+                )
 
     async def _offsets(
         self, link: Link, partitions: list[Partition], timestamp: int

@@ -76,6 +76,20 @@ def test_a_copy_is_whole_and_leaves_the_old_as_it_is(tmp_path: Path) -> None:
     assert (new / "recovery-point-offset-checkpoint").read_text().startswith("0\n10\n")
 
 
+def test_what_a_directory_still_says_of_a_partition_that_left_it_does_not_count(tmp_path: Path) -> None:
+    data, second, new = imported(tmp_path), tmp_path / "second", tmp_path / "new"
+    second.mkdir()
+    shutil.copy(data / "meta.properties", second)
+    (data / "kept-0").rename(second / "kept-0")
+    name = "recovery-point-offset-checkpoint"
+    (second / name).write_text("0\n2\ncodecs 0 999\nkept 0 8\n")
+    before = [line for line in (data / name).read_text().split("\n") if line.startswith("codecs 0 ")]
+    assert export(data, second, "--to", new, "--nodes", tmp_path / "nodes.json")["exit"] == 0
+    after = (new / name).read_text().split("\n")
+    assert [line for line in after if line.startswith("codecs 0 ")] == before
+    assert "kept 0 8" in after
+
+
 def test_an_exported_directory_is_not_served_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

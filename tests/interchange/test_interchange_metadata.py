@@ -222,6 +222,12 @@ def test_only_transactions_that_ended_count(tmp_path: Path) -> None:
     assert metadata.notes == ["2 metadata records of an unfinished change do not count"]
 
 
+def test_records_that_contradict_others_are_no_damaged_end(tmp_path: Path) -> None:
+    change = records.PartitionChangeRecord(partition_id=0, topic_id=OTHER, leader=2)
+    with pytest.raises(StorageError, match=f"a topic with id {OTHER.hex()}, which it never made"):
+        replay(tmp_path, *topic("t"), change, *topic("u"))
+
+
 def test_what_has_no_place_here_is_counted(tmp_path: Path) -> None:
     user = records.QuotaEntity(entity_type="user", entity_name="ann")
     metadata = replay(

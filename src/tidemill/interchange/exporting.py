@@ -189,7 +189,9 @@ def copy_away(
 def _merge_checkpoints(files: Files, directories: list[FoundDirectory], name: str, target: str) -> None:
     offsets: dict[TopicPartition, int] = {}
     for directory in directories:
-        offsets |= read_offsets(files, f"{directory.path}/{name}")
+        # A crash may leave an entry of a partition that has moved to another directory.
+        told = read_offsets(files, f"{directory.path}/{name}")
+        offsets |= {key: offset for key, offset in told.items() if key in directory.partitions}
     write_offsets(files, f"{target}/{name}", offsets)
 
 

@@ -93,15 +93,20 @@ def _read_snapshot(files: Files, path: str, replay: _Replay) -> None:
 
 
 def _read_log(files: Files, path: str, take: Callable[[int, bytes | None, int], Any]) -> str:
-    """Hands every record to ``take``: offset, value, type of a control record (-1: none); what stopped it."""
+    """Hands every record to ``take``: offset, value, type of a control record (-1: none).
+
+    Returns which damage of the file stopped it; what ``take`` raises is no damage, and goes on.
+    """
     file = files.open(path, read_only=True)
     scan = BatchScan(file, 0, file.size(), WINDOW_BYTES)
     try:
         while scan.step():
-            for offset, value, control in _records(scan):
+            try:
+                whole = list(_records(scan))
+            except KafkaError as problem:
+                return str(problem)
+            for offset, value, control in whole:
                 take(offset, value, control)
-    except KafkaError as problem:
-        return str(problem)
     finally:
         file.close()
     return scan.fault

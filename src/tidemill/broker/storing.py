@@ -19,6 +19,9 @@ from tidemill.records.batch import Batch, parse_batch
 from tidemill.records.message_set import MessageSet
 from tidemill.replication.partition import Partition
 
+REQUESTS_MAX = 4
+"""Requests that are brought into another form at a time: until it is appended, what becomes of a batch may
+be 32 times as large as what came. Worker processes are no more than these."""
 PLACES_TRIED = 10
 """How often a wrapper is made again when the broker itself appended to the partition meanwhile."""
 
@@ -30,14 +33,28 @@ class Storing:
         self.loop = loop
         self.conversions = conversions
         self._waiting: dict[Partition, list[asyncio.Future[None]]] = {}
+        self._room = asyncio.Semaphore(REQUESTS_MAX)
 
     async def prepare(self, request: ProduceRequest, path: ProducePath) -> None:
         """Converts what is left to convert, and returns once no partition of the request is reserved.
 
         Wrappers of format v0 are appended by then. What is wrong becomes the answer of its partition.
         """
-        seconds = 0.0
         parts = [part for topic in request.topics for part in topic.parts]
+        if not any(one.converts or is_for_place(one) for one in parts if one.error == 0):
+            await self.all_free(parts)
+            return
+        async with self._room:
+            await self.convert_all(request, parts, path)
+            for part in parts:
+                messages = part.messages
+                if part.error == 0 and messages is not None and is_for_place(part):
+                    await self.place(request, part, messages, path)
+            await self.all_free(parts)
+
+    async def convert_all(self, request: ProduceRequest, parts: list[ProducePart], path: ProducePath) -> None:
+        """Converts what is left to convert, and counts the time that it took."""
+        seconds = 0.0
         for part in parts:
             if part.error == 0 and part.converts:
                 began = time.perf_counter()
@@ -45,17 +62,6 @@ class Storing:
                 seconds += time.perf_counter() - began
         if seconds:
             self.conversions.note("Produce", seconds)
-        for part in parts:
-            messages = part.messages
-            if (
-                part.error == 0
-                and messages is not None
-                and len(messages.unpacked or b"") > WRAPPED_HERE_BYTES
-            ):
-                await self.place(request, part, messages, path)
-        # Once none is reserved, nothing else runs until the request is appended.
-        while (taken := reserved_of(parts)) is not None:
-            await self.freed(taken)
 
     async def convert(self, request: ProduceRequest, part: ProducePart, path: ProducePath) -> None:
         """Brings the records of one partition into its topic's form."""
@@ -121,6 +127,11 @@ class Storing:
                 if not waiter.done():
                     waiter.set_result(None)
 
+    async def all_free(self, parts: list[ProducePart]) -> None:
+        """Waits until no partition is reserved: then nothing else runs until the request is appended."""
+        while (taken := reserved_of(parts)) is not None:
+            await self.freed(taken)
+
     async def freed(self, partition: Partition) -> None:
         """Waits until the end of ``partition`` may be free."""
         waiter: asyncio.Future[None] = self.loop.create_future()
@@ -131,6 +142,12 @@ class Storing:
         """A job's result from a worker process."""
         conversions = self.conversions
         return await self.loop.run_in_executor(conversions.executor, conversions.call, job, size, *arguments)
+
+
+def is_for_place(part: ProducePart) -> bool:
+    """Whether a wrapper of format v0 is to be made that takes too long for the loop."""
+    messages = part.messages
+    return messages is not None and len(messages.unpacked or b"") > WRAPPED_HERE_BYTES
 
 
 def reserved_of(parts: list[ProducePart]) -> Partition | None:

@@ -157,6 +157,7 @@ def check_after_restart(broker: Broker, written: list[bytes]) -> None:
 
 
 def test_a_broker_that_cannot_start_on_a_full_disk_says_so_in_one_line(small_disk: Path) -> None:
+    (small_disk / "reserve").write_bytes(bytes(256 * 1024))
     with Broker(data_dir=small_disk / "data") as broker:
         with contextlib.closing(Asker((broker.host, broker.port))) as asker:
             assert asker.make_topic("t") == 0
@@ -178,8 +179,8 @@ def test_a_broker_that_cannot_start_on_a_full_disk_says_so_in_one_line(small_dis
         assert "Traceback" not in done.stderr, done.stderr
         if done.returncode != 0:
             assert "No space left" in done.stderr or "full" in done.stderr, done.stderr
-        (small_disk / "filler").unlink(missing_ok=True)
-        (small_disk / "data.log").unlink(missing_ok=True)
+        for name in ("reserve", "filler", "data.log"):
+            (small_disk / name).unlink(missing_ok=True)
         broker.start()
         with contextlib.closing(Asker((broker.host, broker.port))) as asker:
             assert asker.read("t", 0) == written

@@ -248,6 +248,22 @@ def test_logs_that_diverged_are_cut_where_they_last_agreed() -> None:
     assert pair.two.partitions[0].log.leader_epochs.epochs == [0, 1, 3]
 
 
+def test_an_epoch_that_was_led_without_a_record_is_forgotten() -> None:
+    """As Kafka's ``UnifiedLog.truncateTo``: nothing has to be cut, but the leader does not know the epoch."""
+    pair = Pair()
+    for broker in (pair.one, pair.two):
+        broker.become(broker.node, 0, (broker.node,))
+        broker.write(0, b"0")
+    pair.two.become(FOLLOWER, 1, (FOLLOWER,))
+    pair.one.become(LEADER, 2, (LEADER,))
+    pair.one.write(0, b"2")
+    pair.start(2)
+    pair.round()
+    pair.round()
+    pair.same()
+    assert pair.two.partitions[0].log.leader_epochs.epochs == [0, 2]
+
+
 def test_whatever_two_logs_hold_the_follower_ends_with_the_leaders() -> None:
     for seed in range(60):
         choice = random.Random(seed)

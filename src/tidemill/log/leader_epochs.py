@@ -26,7 +26,7 @@ EpochRun: TypeAlias = tuple[int, int, int]
 
 
 class LeaderEpochs:
-    """The epochs of one partition that have records, with the offset at which each begins."""
+    """The epochs of one partition with the offset at which each begins; the last may have no records yet."""
 
     def __init__(self, files: Files, path: str) -> None:
         self.files = files
@@ -60,7 +60,7 @@ class LeaderEpochs:
 
     @property
     def latest(self) -> int:
-        """The last epoch that has records; -1 when none has."""
+        """The last epoch that has records, or that this broker began to lead; -1 without any."""
         return self.epochs[-1] if self.epochs else -1
 
     def assign(self, epoch: int, start: int, save: bool = True) -> None:

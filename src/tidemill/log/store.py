@@ -175,6 +175,7 @@ class LogStore:
     def truncate_to(self, offset: i64, now_ms: i64) -> bool:
         """Cuts everything from ``offset`` on; False when nothing is there. Raises StorageError."""
         if offset >= self.end_offset:
+            self._forget_empty_epochs()
             return False
         self._settle_swap()
         if offset < self.segments[0].base_offset:
@@ -218,6 +219,14 @@ class LogStore:
             self.end_offset,
             now_ms,
         )
+
+    def _forget_empty_epochs(self) -> None:
+        """An epoch that this broker led without writing is not in the log, and who leads now knows none."""
+        try:
+            self.leader_epochs.truncate_end(int(self.end_offset))
+        except OSError as problem:
+            raise storage_error("write", self.leader_epochs.path, problem) from problem
+        self._leader_epoch = self.leader_epochs.latest
 
     def truncate_fully(self, offset: i64, now_ms: i64) -> None:
         """Removes every record, and begins anew at ``offset``. Raises StorageError."""

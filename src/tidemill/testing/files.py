@@ -26,38 +26,65 @@ class Killed(BaseException):
     """The process would be gone now. Not an Exception: nothing may catch it and go on."""
 
 
+class _Content:
+    """Bytes of which the end may be a hole: indexes are large and nearly empty."""
+
+    __slots__ = ("data", "size")
+
+    def __init__(self, data: bytes | bytearray = b"", size: int = 0) -> None:
+        self.data = bytearray(data)
+        self.size = max(size, len(data))
+
+    def __len__(self) -> int:
+        return self.size
+
+    def read(self, begin: int, end: int) -> bytes:
+        """What lies there, as far as the file reaches."""
+        end = min(end, self.size)
+        found = bytes(self.data[begin:end])
+        return found + bytes(max(0, end - begin) - len(found))
+
+    def write(self, position: int, data: bytes) -> None:
+        if position > len(self.data):
+            self.data.extend(bytes(position - len(self.data)))
+        self.data[position : position + len(data)] = data
+        self.size = max(self.size, len(self.data))
+
+    def resize(self, size: int) -> None:
+        del self.data[size:]
+        self.size = size
+
+    def copy(self) -> _Content:
+        return _Content(self.data, self.size)
+
+
 class _Node:
     """The content of a file: what processes see, what is on the disk, and what was written in between."""
 
     def __init__(self) -> None:
-        self.current = bytearray()
-        self.durable = b""
+        self.current = _Content()
+        self.durable = _Content()
         self.pending: list[tuple[int, bytes]] = []
         self.pages: set[int] = set()
         self.modified_ms = 0
 
     def write(self, position: int, data: bytes) -> None:
-        if position > len(self.current):
-            self.current.extend(bytes(position - len(self.current)))
-        self.current[position : position + len(data)] = data
+        self.current.write(position, data)
         self.pending.append((position, data))
 
     def resize(self, size: int) -> None:
-        if size < len(self.current):
-            del self.current[size:]
-        else:
-            self.current.extend(bytes(size - len(self.current)))
+        self.current.resize(size)
         self.pages = {page for page in self.pages if page * PAGE_BYTES < size}
 
     def sync(self) -> None:
-        self.durable = bytes(self.current)
+        self.durable = self.current.copy()
         self.pending.clear()
 
-    def after_power_cut(self, random: Random | None) -> bytes:
+    def after_power_cut(self, random: Random | None) -> _Content:
         """What the disk has: what was synced, and of the rest what luck had written."""
+        content = self.durable.copy()
         if random is None:
-            return self.durable
-        content = bytearray(self.durable)
+            return content
         for position, data in self.pending:
             luck = random.random()
             if luck < 0.4 or position > len(self.current):
@@ -65,11 +92,9 @@ class _Node:
             kept = (
                 data if luck < 0.8 else data[: random.randrange(len(data) // SECTOR_BYTES + 1) * SECTOR_BYTES]
             )
-            end = position + len(data)
-            if end > len(content):
-                content.extend(bytes(end - len(content)))
-            content[position : position + len(kept)] = kept
-        return bytes(content)
+            content.size = max(content.size, position + len(data))
+            content.write(position, kept)
+        return content
 
 
 class _Map:
@@ -87,7 +112,7 @@ class _Map:
     def __getitem__(self, span: slice) -> bytes:
         if span.stop > len(self._node.current) > self._size:
             raise Killed("a mapped page beyond the end of its file was read: SIGBUS")
-        return bytes(self._node.current[span])
+        return self._node.current.read(span.start, span.stop)
 
     def __setitem__(self, span: slice, data: bytes) -> None:
         if not self._writable:
@@ -136,7 +161,7 @@ class FaultyFile(File):
 
     def read_at(self, position: int, count: int) -> bytes:
         self._check("read_at")
-        return bytes(self._node.current[position : position + count])
+        return self._node.current.read(position, position + count)
 
     def size(self) -> int:
         return len(self._node.current)
@@ -151,7 +176,7 @@ class FaultyFile(File):
 
     def map(self, writable: bool) -> _Map:
         self._check("map")
-        if not self._node.current:
+        if not len(self._node.current):
             raise ValueError("cannot mmap an empty file")
         return _Map(self._files, self._node, writable)
 
@@ -247,8 +272,8 @@ class FaultyFiles(Files):
                 continue
             fresh = _Node()
             content = node.after_power_cut(random)
-            fresh.current = bytearray(content)
-            fresh.durable = content
+            fresh.current = content
+            fresh.durable = content.copy()
             fresh.modified_ms = node.modified_ms
             fresh.pages = set(range((len(content) + PAGE_BYTES - 1) // PAGE_BYTES))
             names[path] = fresh
@@ -273,7 +298,8 @@ class FaultyFiles(Files):
 
     def read(self, path: str) -> bytes:
         self.check("read", path)
-        return bytes(self._file_node(path).current)
+        current = self._file_node(path).current
+        return current.read(0, len(current))
 
     def replace(self, path: str, data: bytes) -> None:
         self.check("replace", path)

@@ -198,7 +198,6 @@ def test_a_log_whose_files_are_half_exchanged_stops_whatever_the_reason() -> Non
         (first,) = stage.topic("first")
         problem = OSError(errno.EMFILE, "Too many open files", first.log.directory)
         failure = storage_error("exchange", first.log.directory, problem)
-        failure.__cause__ = problem
         stage.replicas.storage_failed(first.log, failure)
         assert "Too many open files" in first.failed
 

@@ -71,7 +71,7 @@ def _make_job(log: Log) -> FlushJob | None:
     try:
         return log.begin_close()
     except StorageError as problem:
-        if not isinstance(problem.__cause__, OSError) or not OPEN_FILES.make_room(problem.__cause__):
+        if not OPEN_FILES.make_room(OSError(problem.number, str(problem))):
             raise
     return log.begin_close()
 

@@ -44,16 +44,16 @@ def storage_error(doing: str, path: str, problem: OSError) -> StorageError:
     text = f"cannot {doing} {path}: {problem.strerror or problem}; {step}"
     if number in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(text)
-    return StorageError(text)
+    error = StorageError(text)
+    error.number = number
+    return error
 
 
 def is_disk_broken(problem: KafkaError) -> bool:
     """Whether the disk itself is at fault: nothing else in its directory can be relied on either."""
-    cause = problem.__cause__
-    return isinstance(cause, OSError) and cause.errno in _BROKEN
+    return isinstance(problem, StorageError) and problem.number in _BROKEN
 
 
 def may_pass(problem: StorageError) -> bool:
     """Whether the process was short of something (descriptors, memory) and the disk is not at fault."""
-    cause = problem.__cause__
-    return isinstance(cause, OSError) and cause.errno in _PASSING
+    return problem.number in _PASSING

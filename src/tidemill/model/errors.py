@@ -217,9 +217,13 @@ class ProtocolError(TidemillError):
 
 
 class StorageError(KafkaError):
-    """A file could not be read or written."""
+    """A file could not be read or written.
+
+    ``number`` is the system's error number, 0 where it was none. Compiled code sets no ``__cause__``.
+    """
 
     code = ErrorCode.KAFKA_STORAGE_ERROR
+    number = 0
 
 
 class CorruptMessage(KafkaError):

@@ -15,6 +15,7 @@ from tidemill.log.names import TRANSACTION_INDEX, offset_name
 from tidemill.log.recovery import open_log
 from tidemill.log.segment import Slice
 from tidemill.log.transaction_index import ABORTED_ENTRY
+from tidemill.model.errors import StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
 
@@ -97,3 +98,27 @@ def test_a_cut_index_tells_its_whole_entries(log: Log) -> None:
     path = Path(log.directory, offset_name(0, TRANSACTION_INDEX))
     path.write_bytes(path.read_bytes()[:-5])
     assert AbortedTransactions(FILES)(log, 0, read(log, 0)) == [(7, 10)]
+
+
+def test_an_index_that_cannot_be_read_is_an_error_and_not_an_empty_one(log: Log) -> None:
+    write(log, (7, 10, 30))
+    path = Path(log.directory, offset_name(0, TRANSACTION_INDEX))
+    data = path.read_bytes()
+    path.unlink()
+    path.mkdir()
+    aborted = AbortedTransactions(FILES)
+    with pytest.raises(StorageError, match=r"txnindex: Is a directory"):
+        aborted(log, 0, read(log, 0))
+    path.rmdir()
+    path.write_bytes(data)
+    assert aborted(log, 0, read(log, 0)) == [(7, 10)]
+
+
+def test_logs_that_are_gone_are_not_kept(log: Log, tmp_path: Path) -> None:
+    aborted = AbortedTransactions(FILES)
+    aborted(log, 0, read(log, 0))
+    log.closed = True
+    (tmp_path / "other").mkdir()
+    other = open_log(FILES, str(tmp_path / "other"), TopicPartition("u", 0), CONFIG, now_ms=NOW)
+    aborted(other, 0, read(log, 0))
+    assert list(aborted._known) == [other.directory]

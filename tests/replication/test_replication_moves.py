@@ -10,12 +10,14 @@ from random import Random
 
 import pytest
 
+from tidemill.log.aborted import AbortedTransactions
 from tidemill.log.config import LogConfig
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
 from tidemill.log.moves import Move
-from tidemill.log.names import MOVED_TO
+from tidemill.log.names import MOVED_TO, TRANSACTION_INDEX, offset_name
 from tidemill.log.segment import Slice
+from tidemill.log.transaction_index import Aborted, encode_all
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.types import TopicPartition
@@ -246,6 +248,40 @@ def test_a_destination_that_fails_leaves_the_partition_where_it_is() -> None:
         await stage.stop()
 
     asyncio.run(run())
+
+
+def test_what_kafka_noted_of_aborted_transactions_moves_along() -> None:
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.append(80)
+        assert len(stage.log.segments) > 2
+        for number, segment in enumerate(stage.log.segments[:2]):
+            first = int(segment.base_offset)
+            path = f"{A}/t-0/{offset_name(first, TRANSACTION_INDEX)}"
+            stage.files.replace(path, encode_all([Aborted(0, number, first, first + 1, first)]))
+
+        def told() -> list[tuple[int, int]]:
+            piece = stage.log.read(0, 100, stage.log.end_offset, True)
+            assert piece is not None
+            return AbortedTransactions(stage.files)(stage.log, 0, piece)
+
+        before = told()
+        assert len(before) == 2
+        stage.mover.begin(KEY, B)
+        await stage.moved()
+        check_whole(stage, B, 80)
+        assert told() == before
+        await stage.stop()
+        assert start_warnings(stage.files) == []
+
+    asyncio.run(run())
+
+
+def start_warnings(files: FaultyFiles) -> list[str]:
+    """What a start says."""
+    logs = LogManager(files, (A, B, C))
+    logs.load(0, lambda topic: CONFIG)
+    return logs.warnings
 
 
 def refuse(*arguments: object) -> None:

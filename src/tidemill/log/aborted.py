@@ -7,20 +7,18 @@ Nobody adds to an index while its segment is read.
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_right
 from typing import Final
 
+from tidemill.log.errors import storage_error
 from tidemill.log.log import Log
 from tidemill.log.names import TRANSACTION_INDEX, offset_name
 from tidemill.log.segment import Segment, Slice
-from tidemill.log.transaction_index import ABORTED_ENTRY_BYTES, Aborted, decode_aborted
+from tidemill.log.transaction_index import Aborted, decode_all
 from tidemill.model.ports import Files
 
 FEW: Final = 50
 """So many are told without a look at where they begin: 16 bytes each."""
-
-log = logging.getLogger("tidemill.log")
 
 
 class _Known:
@@ -44,12 +42,16 @@ class AbortedTransactions:
     def __call__(self, of: Log, offset: int, found: Slice) -> list[tuple[int, int]]:
         """Producer id and first offset of the aborted transactions that the records may be of, in order.
 
+        Raises StorageError where an index cannot be read: else aborted records were read as if they were not.
+
         Those that ended before ``offset`` are left out: their markers are not read any more. Those that begin
         behind the records only where they are many.
         """
         known = self._known.get(of.directory)
         if known is None or known.log is not of or known.segments != of.segments:
-            known = self._known[of.directory] = self._read(of)
+            known = self._read(of)
+            self._known = {path: one for path, one in self._known.items() if not one.log.closed}
+            self._known[of.directory] = known
         if not known.transactions:
             return []
         pairs = sorted(
@@ -81,8 +83,6 @@ class AbortedTransactions:
             except FileNotFoundError:
                 continue
             except OSError as problem:
-                log.error("%s: aborted records may be read as if they were not: %s", path, problem)
-                continue
-            for at in range(0, len(data) - ABORTED_ENTRY_BYTES + 1, ABORTED_ENTRY_BYTES):
-                found.append(decode_aborted(data[at : at + ABORTED_ENTRY_BYTES]))
+                raise storage_error("read", path, problem) from problem
+            found += decode_all(data)
         return _Known(of, list(of.segments), found)

@@ -10,7 +10,7 @@ from mypy_extensions import i64
 from tidemill.log.clean_job import CleanJob
 from tidemill.log.names import CLEANED, SEGMENT_SUFFIXES, TRANSACTION_INDEX, offset_name
 from tidemill.log.segment import Segment
-from tidemill.log.transaction_index import ABORTED_ENTRY, Aborted
+from tidemill.log.transaction_index import Aborted, encode_all
 from tidemill.model.errors import KafkaError
 from tidemill.model.ports import Files
 
@@ -76,7 +76,7 @@ class CleanedSegment:
             path = f"{self._directory}/{offset_name(self._base, TRANSACTION_INDEX)}{CLEANED}"
             file = self._files.open(path, create=True)
             try:
-                file.append([b"".join([ABORTED_ENTRY.pack(*one) for one in aborted])])
+                file.append([encode_all(aborted)])
                 file.sync()
             finally:
                 file.close()

@@ -20,9 +20,9 @@ from tidemill.log.clean_output import CleanedSegment
 from tidemill.log.clean_transactions import CleanedTransactions
 from tidemill.log.clean_walk import Walk
 from tidemill.log.index import RELATIVE_OFFSET_MAX
-from tidemill.log.names import INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, offset_name, offset_of
+from tidemill.log.names import INDEX, LOG, TIME_INDEX, offset_name
 from tidemill.log.scan import BatchScan
-from tidemill.log.transaction_index import ABORTED_ENTRY_BYTES, Aborted, decode_aborted
+from tidemill.log.transaction_index import Aborted, read_all
 from tidemill.model.errors import CorruptMessage, KafkaError
 from tidemill.model.ports import Files
 
@@ -128,14 +128,7 @@ class Cleaner:
 
     def _aborted(self) -> list[Aborted]:
         """The aborted transactions that the segments' indexes know."""
-        found = []
-        for name in self.files.list(self.job.directory):
-            if offset_of(name, TRANSACTION_INDEX) < 0:
-                continue
-            data = self.files.read(f"{self.job.directory}/{name}")
-            for at in range(0, len(data) - ABORTED_ENTRY_BYTES + 1, ABORTED_ENTRY_BYTES):
-                found.append(decode_aborted(data[at : at + ABORTED_ENTRY_BYTES]))
-        return found
+        return read_all(self.files, self.job.directory)
 
     def _measured(self, segment: ClosedSegment) -> SegmentFile:
         path = f"{self.job.directory}/{offset_name(segment.base_offset, LOG)}"

@@ -20,21 +20,29 @@ Source: KIP-113; Apache Kafka, ``ReplicaAlterLogDirsThread.java``, ``LogManager.
 from __future__ import annotations
 
 import contextlib
+from operator import attrgetter
 
 from tidemill.log.checkpoints import CheckpointJob
 from tidemill.log.directories import DataDirectory
 from tidemill.log.errors import storage_error
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
-from tidemill.log.names import MOVED_TO, future_directory, partition_directory
+from tidemill.log.names import (
+    MOVED_TO,
+    TRANSACTION_INDEX,
+    future_directory,
+    offset_name,
+    partition_directory,
+)
 from tidemill.log.segment import Slice
+from tidemill.log.transaction_index import Aborted, encode_all, read_all
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
 
 
 class Move:
-    """One move. Its methods run on the loop, but for :meth:`store`, :meth:`sync_target` and :meth:`mark`."""
+    """One move. Its methods run on the loop, but for those that say so."""
 
     def __init__(self, logs: LogManager, source: Log, future: Log, target: DataDirectory) -> None:
         self.logs = logs
@@ -108,6 +116,23 @@ class Move:
         if self.future.end_offset == before:
             raise StorageError(f"{self.source.directory}: no whole batch was found at offset {before}")
         return len(data)
+
+    def copy_aborted(self) -> None:
+        """Takes over which transactions were aborted, in any thread: what is copied does not say it.
+
+        Only Kafka wrote these indexes; nothing comes to them meanwhile. Raises StorageError.
+        """
+        files, future = self.logs.files, self.future
+        indexes: dict[int, list[Aborted]] = {}
+        try:
+            for one in sorted(read_all(files, self.source.directory), key=attrgetter("last_offset")):
+                segment = future.segments[int(future.segment_at(one.last_offset))]
+                indexes.setdefault(int(segment.base_offset), []).append(one)
+            for base, entries in indexes.items():
+                path = f"{future.directory}/{offset_name(base, TRANSACTION_INDEX)}"
+                files.replace(path, encode_all(entries))
+        except OSError as problem:
+            raise storage_error("copy the aborted transactions to", future.directory, problem) from problem
 
     def checkpoints(self) -> list[CheckpointJob]:
         """The offsets that the destination must know before the copy is the partition."""

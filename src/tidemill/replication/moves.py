@@ -90,15 +90,18 @@ class Mover:
         """Copies until the partition has moved, or nothing is to be moved any more."""
         marked = False
         while not move.is_off():
-            if move.lag > CATCH_UP_OFFSETS or move.begins_anew or not marked:
+            marked = marked and not move.begins_anew
+            if move.lag > CATCH_UP_OFFSETS or not marked:
                 await self._copy_pieces(move)
                 if move.is_off():
                     return
-            if not marked:
-                await self._prepare(move)
-                marked = True
-            elif move.source.cleaning:
+            if move.source.cleaning:
                 await asyncio.sleep(RETRY_S)
+            elif not marked:
+                segments = move.source.segments
+                await self._prepare(move)
+                # Compaction writes the indexes of aborted transactions anew.
+                marked = move.source.segments is segments and not move.source.cleaning
             elif move.lag <= CATCH_UP_OFFSETS:
                 await self._swap(move)
                 return
@@ -124,6 +127,7 @@ class Mover:
 
     async def _prepare(self, move: Move) -> None:
         """Brings the copy to the disk, and then the decision."""
+        await self._in_thread(move.copy_aborted)
         job = move.future.begin_flush()
         await self._in_thread(job.run)
         move.future.finish_flush(job, self.replicas.clock.wall_ms())

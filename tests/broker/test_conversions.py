@@ -175,6 +175,22 @@ def test_the_end_of_the_broker_ends_jobs_at_work() -> None:
     assert "with the broker" in str(outcome[0])
 
 
+def test_a_process_that_is_started_while_the_broker_ends_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    conversions = Conversions(1)
+    started: list[int] = []
+
+    class Late(Process):
+        def __init__(self) -> None:
+            super().__init__()
+            started.append(self.process.pid)
+            conversions.close()
+
+    monkeypatch.setattr(conversion, "Process", Late)
+    with pytest.raises(KafkaError, match="the broker is stopping"):
+        ask(conversions, batches())
+    assert [state(pid) for pid in started] == [""]
+
+
 def test_bytes_at_once_are_bounded_and_what_is_larger_goes_alone() -> None:
     budget = Budget(100)
     budget.take(500)

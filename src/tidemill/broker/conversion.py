@@ -200,8 +200,7 @@ class Conversions:
 
     def _take(self) -> Process:
         with self._lock:
-            if self.closed:
-                raise KafkaError("the broker is stopping", ErrorCode.UNKNOWN_SERVER_ERROR)
+            self._check_open()
             self.jobs += 1
             if self._idle:
                 return self._idle.pop()
@@ -213,9 +212,18 @@ class Conversions:
                 f"a process that converts records could not be started: {problem}",
                 ErrorCode.UNKNOWN_SERVER_ERROR,
             ) from problem
-        with self._lock:
-            self._all.add(process)
+        try:
+            with self._lock:
+                self._check_open()  # close() ends those that it knows of
+                self._all.add(process)
+        except KafkaError:
+            process.close()
+            raise
         return process
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise KafkaError("the broker is stopping", ErrorCode.UNKNOWN_SERVER_ERROR)
 
     def _put_back(self, process: Process) -> None:
         process.idle_since = time.monotonic()

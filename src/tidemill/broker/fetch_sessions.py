@@ -55,7 +55,6 @@ class FetchPart:
         """Producer id and first offset of the aborted transactions among the records, if asked for."""
         self.told_high_watermark: i64 = -1
         self.told_log_start: i64 = -1
-        self.told_error: i16 = 0
 
     def fail(self, code: ErrorCode) -> None:
         """Answers this partition with an error."""

@@ -137,6 +137,10 @@ class Membership:
             except TidemillError as error:
                 log.error("registering again failed, it is tried again in %g s: %s", RETRY_S, error)
                 await asyncio.sleep(RETRY_S)
+            except Exception:
+                # A fault of this program; without its registration a broker leads nothing.
+                log.exception("registering again failed, it is tried again in %g s", RETRY_S)
+                await asyncio.sleep(RETRY_S)
             else:
                 self._has_expired = False
                 log.info("registered again")

@@ -15,7 +15,8 @@ from tidemill.log.manager import LogManager
 from tidemill.log.recovery import open_log
 from tidemill.model.errors import StorageError
 from tidemill.model.types import TopicPartition
-from tidemill.records.batch import Batch
+from tidemill.records.batch import NONE, Batch
+from tidemill.records.message_set import MessageSet, build_message_set
 from tidemill.testing.files import FaultyFiles
 
 NOW = 1_700_000_000_000
@@ -48,6 +49,30 @@ def test_an_append_without_descriptors_is_a_storage_error_and_a_later_one_follow
     piece = again.read(3, 10_000, 7, True)
     assert piece is not None
     assert piece.read()[:8] == (3).to_bytes(8, "big")
+
+
+@pytest.mark.parametrize("magic", [0, 1, 2])
+def test_what_a_failed_append_left_behind_is_cut_before_the_next_one(
+    magic: int, batch: Callable[..., Batch]
+) -> None:
+    files = FaultyFiles()
+    log = opened(files)
+    data = build_message_set(1 if magic else 0, [(NOW, b"k", b"v")])
+
+    def append() -> None:
+        if magic == 2:
+            log.append([batch(1)], 0, NOW)
+        else:
+            log.append_messages(MessageSet(data, magic, NONE, 1, NOW if magic else -1), 0, NOW)
+
+    append()
+    log.active.let_go()
+    files.open(log.active.path).append([b"half a message"])
+    append()
+    piece = log.read(1, 10_000, 2, True)
+    assert piece is not None
+    assert piece.read()[:8] == (1).to_bytes(8, "big")
+    assert files.size(log.active.path) == log.size_bytes
 
 
 def test_a_flush_that_cannot_open_a_segment_is_a_storage_error(batch: Callable[..., Batch]) -> None:

@@ -146,7 +146,11 @@ class Segment:
         if self._max_timestamp == UNKNOWN:
             self.max_timestamp()
         begin: i64 = self.size
-        self.file().append([data])
+        file = self._file
+        if file is None:
+            file = self._open_to_append()
+        self.touched = True
+        file.append([data])
         self.size = begin + len(data)
         at: i64 = 0
         while at < len(data):

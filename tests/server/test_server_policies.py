@@ -85,6 +85,16 @@ def test_what_cannot_be_found_ends_the_start(name: Callable[[str], str], policy:
         policies_of(configured(policy))
 
 
+@pytest.mark.parametrize("text", ["1 / 0", "def f(:"])
+def test_a_module_that_cannot_be_imported_ends_the_start(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deletion_policies_wrong.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="importing deletion_policies_wrong failed"):
+        policies_of(configured("deletion_policies_wrong:f"))
+
+
 def test_what_is_no_function_ends_the_start(name: Callable[[str], str]) -> None:
     with pytest.raises(ConfigError, match="no function, but int"):
         policies_of(configured(name("number")))

@@ -36,6 +36,13 @@ def _found(name: str) -> Policy:
             f"{KEY}={name} cannot be used: {problem}. Name a function as module:function, and have its "
             "module where Python finds it (PYTHONPATH)."
         ) from None
+    except Exception as problem:
+        # Whatever a module of somebody else does when it is imported.
+        kind = type(problem).__name__
+        raise ConfigError(
+            f"{KEY}={name} cannot be used: importing {module_name} failed ({kind}: {problem}). Try it with "
+            f"python -c 'import {module_name}'."
+        ) from problem
     if not callable(found):
         raise ConfigError(f"{KEY}={name} cannot be used: it is no function, but {type(found).__name__}")
     return found

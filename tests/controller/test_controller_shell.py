@@ -132,6 +132,34 @@ def test_a_broker_whose_id_is_taken_is_refused(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_a_topic_that_is_made_while_the_cluster_is_read_again_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a session's end, when the broker takes its place again."""
+
+    async def story() -> None:
+        async with started(tmp_path) as setting:
+            was_read, go_on = asyncio.Event(), asyncio.Event()
+
+            async def load_slowly(store: Store) -> ClusterImage:
+                image = await load_image(store)
+                was_read.set()
+                await go_on.wait()
+                return image
+
+            monkeypatch.setattr("tidemill.controller.shell.load_image", load_slowly)
+            loading = asyncio.create_task(setting.controller.load())
+            await was_read.wait()
+            making = asyncio.create_task(setting.controller.create_topics([NewTopic("t")]))
+            await asyncio.wait([making], timeout=0.2)
+            go_on.set()
+            await asyncio.gather(loading, making)
+            assert "t" in setting.controller.image.topics
+            assert same(setting.controller.image, await load_image(setting.store))
+
+    asyncio.run(story())
+
+
 def test_a_topic_is_stored_published_and_found_again(tmp_path: Path) -> None:
     async def make() -> ClusterImage:
         async with started(tmp_path, num_partitions=3) as setting:

@@ -140,7 +140,9 @@ class Controller:
             # Where another broker of the new cluster is faster, its id holds.
             with contextlib.suppress(NodeExists):
                 await self._store.transact([Create(CLUSTER_ID, ClusterIdNode.encode(cluster_id))])
-        self._image = await load_image(self._store)
+        async with self._writing:
+            # What a command writes while the nodes are read would not be in what was read.
+            self._image = await load_image(self._store)
         return self._image
 
     async def activate(

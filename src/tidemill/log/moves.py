@@ -3,8 +3,9 @@
 1. ``<destination>/<topic>-<partition>.<32 hex>-future`` is made, and filled with what the partition holds,
    batch by batch, as a follower would. That takes as long as it takes; a stop or crash interrupts it, and the
    next start goes on with it.
-2. When little is missing the copy is synced, its offsets are in the destination's checkpoints, and the file
-   ``moved-to`` in the partition's directory names the destination, synced.
+2. When little is missing the indexes of aborted transactions are copied, the copy is synced, its offsets are
+   in the destination's checkpoints, and the file ``moved-to`` in the partition's directory names the
+   destination, synced. It is taken away when the move does not come about after all.
 3. The rest is copied, the ``-future`` directory gets the partition's own name, and the broker goes on with
    it: one turn of the loop, in which nothing is appended.
 4. The destination is synced; then the old directory is renamed (``-delete``) and removed later.

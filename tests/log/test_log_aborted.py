@@ -122,3 +122,14 @@ def test_logs_that_are_gone_are_not_kept(log: Log, tmp_path: Path) -> None:
     other = open_log(FILES, str(tmp_path / "other"), TopicPartition("u", 0), CONFIG, now_ms=NOW)
     aborted(other, 0, read(log, 0))
     assert list(aborted._known) == [other.directory]
+
+
+def test_an_index_that_compaction_puts_away_just_now_is_read_all_the_same(log: Log) -> None:
+    write(log, (7, 10, 30))
+    log.segments[0].pin()
+    path = Path(log.directory, offset_name(0, TRANSACTION_INDEX))
+    path.rename(f"{path}.deleted")
+    assert AbortedTransactions(FILES)(log, 0, read(log, 0)) == [(7, 10)]
+    log.segments[0].unpin()
+    # What a compaction before put away does not count.
+    assert AbortedTransactions(FILES)(log, 0, read(log, 0)) == []

@@ -7,12 +7,13 @@ Nobody adds to an index while its segment is read.
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
 from typing import Final
 
 from tidemill.log.errors import storage_error
 from tidemill.log.log import Log
-from tidemill.log.names import TRANSACTION_INDEX, offset_name
+from tidemill.log.names import DELETED, TRANSACTION_INDEX, offset_name
 from tidemill.log.segment import Segment, Slice
 from tidemill.log.transaction_index import Aborted, decode_all
 from tidemill.model.ports import Files
@@ -79,10 +80,17 @@ class AbortedTransactions:
         for segment in of.segments:
             path = f"{of.directory}/{offset_name(segment.base_offset, TRANSACTION_INDEX)}"
             try:
-                data = self._files.read(path)
-            except FileNotFoundError:
-                continue
+                found += decode_all(self._index(path, segment))
             except OSError as problem:
                 raise storage_error("read", path, problem) from problem
-            found += decode_all(data)
         return _Known(of, list(of.segments), found)
+
+    def _index(self, path: str, segment: Segment) -> bytes:
+        """What is in the index of ``segment``; nothing where there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            return self._files.read(path)
+        if segment.replaced:
+            # Compaction is just putting another segment in its place; what is read is still the old one.
+            with contextlib.suppress(FileNotFoundError):
+                return self._files.read(path + DELETED)
+        return b""

@@ -339,3 +339,13 @@ def test_a_partition_that_is_no_number_is_refused() -> None:
 def test_json_values_are_sent_as_their_json() -> None:
     assert from_json(b'{"value": {"a": [1, 2]}, "key": 5}').value == b'{"a":[1,2]}'
     assert from_json(b'{"value": null}').value is None
+
+
+@pytest.mark.parametrize("what", ["verify", "recover"])
+def test_a_directory_that_holds_no_logs_is_no_data_directory(tmp_path: Path, what: str) -> None:
+    (tmp_path / "some-7").mkdir()
+    (tmp_path / "some-7" / "notes.txt").write_text("x")
+    done = CliRunner().invoke(command, ["log", what, str(tmp_path)])
+    assert done.exit_code == 2
+    assert "data directory" in done.output
+    assert [path.name for path in tmp_path.iterdir()] == ["some-7"]

@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.log.config import LogConfig
 from tidemill.log.manager import LogManager
-from tidemill.log.retention import POLICIES
+from tidemill.log.retention import POLICIES, SegmentFacts
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ConfigError
 from tidemill.model.types import TopicPartition
@@ -30,6 +30,15 @@ def broken(segments, log_bytes, start_offset, config, now_ms):
 def raising(*arguments):
     raise KeyError("x")
 
+def everything(segments, *rest):
+    return [True] * len(segments)
+
+def emptying(segments, *rest):
+    segments.clear()
+
+def leaving(*arguments):
+    raise SystemExit(3)
+
 number = 1
 """
 
@@ -47,16 +56,18 @@ def configured(policy: str) -> BrokerConfig:
     return BrokerConfig.of(log_deletion_policy_class=policy)
 
 
-def start_after_retention(config: BrokerConfig) -> int:
-    """Where a log of ten segments of one record begins after a look for old segments."""
+def start_after_retention(config: BrokerConfig, cleanup: tuple[str, ...] = ("delete",)) -> int:
+    """Where a log of ten segments of one record, and one in the active one, begins after retention."""
     logs = LogManager(FaultyFiles(), ["/d"], policies=policies_of(config))
     logs.lock()
     logs.load(NOW, lambda topic: LogConfig())
-    log = logs.create(TopicPartition("t", 0), b"T" * 16, LogConfig(retention_ms=-1), NOW)
-    for _ in range(10):
+    settings = LogConfig(retention_ms=-1, cleanup_policy=cleanup)
+    log = logs.create(TopicPartition("t", 0), b"T" * 16, settings, NOW)
+    for number in range(11):
         data = build_batch([(NOW, b"k", b"v", None)])
         log.append([parse_batch(data, 0, len(data))], 0, NOW)
-        log.roll(NOW)
+        if number < 10:
+            log.roll(NOW)
     logs.retain(NOW, {})
     return int(log.start_offset)
 
@@ -66,7 +77,16 @@ def test_a_named_policy_lets_segments_go(name: Callable[[str], str]) -> None:
     assert start_after_retention(BrokerConfig.of()) == 0
 
 
-@pytest.mark.parametrize("function", ["broken", "raising"])
+def test_a_policy_takes_neither_the_active_segment_nor_what_is_only_compacted(
+    name: Callable[[str], str],
+) -> None:
+    config = configured(name("everything"))
+    assert start_after_retention(config) == 10
+    assert start_after_retention(config, ("compact", "delete")) == 10
+    assert start_after_retention(config, ("compact",)) == 0
+
+
+@pytest.mark.parametrize("function", ["broken", "raising", "emptying", "leaving"])
 def test_a_policy_that_fails_deletes_nothing_and_is_told_once(
     name: Callable[[str], str], function: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -75,7 +95,7 @@ def test_a_policy_that_fails_deletes_nothing_and_is_told_once(
     policies = policies_of(config)
     caplog.clear()
     for _ in range(2):
-        policies[-1]([], 0, 0, LogConfig(), NOW)
+        policies[-1]([SegmentFacts(at, at + 1, 100, NOW) for at in (0, 1)], 0, 0, LogConfig(), NOW)
     assert caplog.text.count("failed; it deletes nothing") == 1
 
 

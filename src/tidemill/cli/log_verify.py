@@ -69,6 +69,7 @@ def verify(path: str, as_json: bool) -> int:
     from tidemill.log.verify import (
         DirectoryCheck,
         check_partition,
+        is_data_directory,
         is_in_use,
         is_partition_directory,
         log_bytes,
@@ -81,11 +82,11 @@ def verify(path: str, as_json: bool) -> int:
             check = Check(files, path, running=running, on_bytes=advance)
             check_partition(check)
         return _report([check], None, as_json)
-    directory = DirectoryCheck(files, path)
-    if not directory.partitions and directory.meta is None and not directory.top.findings:
+    if not is_data_directory(files, path):
         raise click.UsageError(
             f"{path} is neither a data directory nor a partition's: name the log.dirs of a broker"
         )
+    directory = DirectoryCheck(files, path)
     with progress(log_bytes(files, directory.partitions.values()), "checking") as advance:
         directory.on_bytes = advance
         checks = list(directory.run())
@@ -189,13 +190,15 @@ def recover(path: str, dry_run: bool, as_json: bool) -> int:
     """
     from tidemill.log.dry_run import ScratchFiles
     from tidemill.log.files import SystemFiles
-    from tidemill.log.verify import is_in_use, is_partition_directory
+    from tidemill.log.verify import is_data_directory, is_in_use, is_partition_directory
 
     path = os.path.abspath(path)
     if is_partition_directory(SystemFiles(), path):
         raise click.UsageError(
             f"{path} is the directory of a partition: give the data directory, {os.path.dirname(path)}"
         )
+    if not is_data_directory(SystemFiles(), path):
+        raise click.UsageError(f"{path} is no data directory of a broker: name one of its log.dirs")
     if not dry_run:
         return _recover(SystemFiles(), path, as_json)
     if is_in_use(path):

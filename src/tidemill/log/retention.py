@@ -21,6 +21,8 @@ class SegmentFacts(NamedTuple):
     end_offset: int
     size_bytes: int
     last_ms: int
+    is_active: bool = False
+    """Whether records are still written to it."""
 
 
 class Policy(Protocol):
@@ -86,7 +88,7 @@ def expired_segments(
     log_bytes = sum(segment.size_bytes for segment in facts)
     goes = [False] * len(candidates)
     for policy in policies:
-        answers = policy(candidates, log_bytes, log.start_offset, log.config, now_ms)
+        answers = policy(tuple(candidates), log_bytes, log.start_offset, log.config, now_ms)
         goes = [either or answer for either, answer in zip(goes, answers, strict=True)]
     count = 0
     for segment, gone in zip(candidates, goes, strict=True):
@@ -104,5 +106,6 @@ def segment_facts(log: Log) -> list[SegmentFacts]:
         last_ms = segment.max_timestamp()
         if last_ms < 0:
             last_ms = log.files.modified_ms(segment.path)
-        facts.append(SegmentFacts(segment.base_offset, end, segment.size, last_ms))
+        is_active = at + 1 == len(log.segments)
+        facts.append(SegmentFacts(segment.base_offset, end, segment.size, last_ms, is_active))
     return facts

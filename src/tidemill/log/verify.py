@@ -63,6 +63,16 @@ LEFTOVERS: Final = {
 }
 
 
+def is_data_directory(files: Files, path: str) -> bool:
+    """Whether a broker has kept logs in the directory at ``path``, or was to."""
+    if files.exists(f"{path}/{META_PROPERTIES}") or files.exists(f"{path}/{RECOVERY_POINTS}"):
+        return True
+    return any(
+        parse_partition_directory(name) is not None and is_partition_directory(files, f"{path}/{name}")
+        for name in files.list(path)
+    )
+
+
 def is_partition_directory(files: Files, path: str) -> bool:
     """Whether segments lie in ``path``."""
     return any(offset_of(name, LOG) >= 0 or offset_of(name, INDEX) >= 0 for name in files.list(path))

@@ -38,6 +38,7 @@ WRITTEN_TO_MAX = 10_000
 """Segments whose written part is remembered; forgetting one costs writing its pages' checks again."""
 FULL_TOLD_S = 10.0
 """A disk that stays full is told of so often."""
+TOLD_PATHS_MAX = 10_000
 FLUSH_AGAIN_S = 1.0
 """After a sync that could not begin for want of descriptors or memory."""
 UNPACKED_FACTOR = 32
@@ -94,7 +95,8 @@ class ReplicaManager(PartitionEvents):
         """Asks the controller for another in-sync set over the state of that partition epoch. Without it none
         changes."""
         self.full: dict[str, float] = {}
-        """Data directories that had no room for an append lately, and when that was logged."""
+        """Data directories that had no room for an append lately, and when that was."""
+        self._told: dict[str, float] = {}
         self._flushes: set[asyncio.Future[None]] = set()
         self._checkpoints: set[asyncio.Future[list[str]]] = set()
         self._checkpointing = asyncio.Lock()
@@ -292,15 +294,24 @@ class ReplicaManager(PartitionEvents):
         """Puts the data directory aside when its disk is broken; not from within the request that met it."""
         if isinstance(error, DiskFull):
             self._tell_full(self.logs.directory_of(partition.log).path, error)
-        elif isinstance(error, StorageError) and is_disk_broken(error):
-            self.loop.call_soon(self._sync_failed, partition.log, error)
+        elif isinstance(error, StorageError):
+            if is_disk_broken(error):
+                self.loop.call_soon(self._sync_failed, partition.log, error)
+            else:
+                self._tell(partition.log.directory, f"{partition.topic}-{partition.index}: {error}")
 
     def _tell_full(self, path: str, error: DiskFull) -> None:
         """Logs that a disk is full, every ten seconds as long as appends find it so."""
+        self.full[path] = self.clock.monotonic()
+        self._tell(path, f"produces to {path} are refused: {error}")
+
+    def _tell(self, path: str, text: str) -> None:
         now = self.clock.monotonic()
-        if now - self.full.get(path, -FULL_TOLD_S) >= FULL_TOLD_S:
-            self.full[path] = now
-            log.error("produces to %s are refused: %s", path, error)
+        if now - self._told.get(path, -FULL_TOLD_S) >= FULL_TOLD_S:
+            if len(self._told) >= TOLD_PATHS_MAX:
+                self._told.clear()
+            self._told[path] = now
+            log.error("%s", text)
 
     async def look_after_directories(self) -> None:
         """Forgets disks that were full, and puts data directories aside that somebody removed."""

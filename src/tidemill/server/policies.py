@@ -14,6 +14,7 @@ from tidemill.model.errors import ConfigError
 log = logging.getLogger("tidemill.log")
 
 KEY = "log.deletion.policy.class"
+TOLD_MAX = 20
 
 
 def policies_of(config: BrokerConfig) -> tuple[Policy, ...]:
@@ -44,17 +45,22 @@ def _found(name: str) -> Policy:
             f"python -c 'import {module_name}'."
         ) from problem
     if not callable(found):
-        raise ConfigError(f"{KEY}={name} cannot be used: it is no function, but {type(found).__name__}")
+        raise ConfigError(
+            f"{KEY}={name} cannot be used: it is no function, but {type(found).__name__}. Name a function."
+        )
     return found
 
 
 class _Guarded:
-    """Somebody else's policy: when it goes wrong, nothing is deleted by it, and that is told once."""
+    """Somebody else's policy, held to closed segments of logs that delete.
+
+    When it goes wrong, nothing is deleted by it, and each way in which it does is told once.
+    """
 
     def __init__(self, name: str, policy: Policy) -> None:
         self._name = name
         self._policy = policy
-        self._told = False
+        self._told: set[str] = set()
 
     def __call__(
         self,
@@ -64,13 +70,21 @@ class _Guarded:
         config: LogConfig,
         now_ms: int,
     ) -> Sequence[bool]:
+        nothing = [False] * len(segments)
+        # A compacted log keeps the last value of every key, and what is written to is nobody's to take.
+        closed = tuple(segments)
+        if closed and closed[-1].is_active:
+            closed = closed[:-1]
+        if not closed or not config.delete:
+            return nothing
         try:
-            answers = [bool(one) for one in self._policy(segments, log_bytes, start_offset, config, now_ms)]
-            if len(answers) != len(segments):
-                raise ValueError(f"{len(answers)} answers came for {len(segments)} segments")
-        except Exception:
-            if not self._told:
-                self._told = True
+            answers = [bool(one) for one in self._policy(closed, log_bytes, start_offset, config, now_ms)]
+            if len(answers) != len(closed):
+                raise ValueError(f"{len(answers)} answers came for {len(closed)} segments")
+        except (Exception, SystemExit) as problem:
+            kind = f"{type(problem).__name__}: {problem}"
+            if kind not in self._told and len(self._told) < TOLD_MAX:
+                self._told.add(kind)
                 log.exception("the deletion policy %s failed; it deletes nothing", self._name)
-            return [False] * len(segments)
-        return answers
+            return nothing
+        return answers + nothing[len(answers) :]

@@ -180,6 +180,15 @@ def test_directories_that_miss_a_partition_are_refused(tmp_path: Path) -> None:
     assert not nodes.exists()
 
 
+def test_a_directory_of_another_topic_of_the_name_is_refused(tmp_path: Path) -> None:
+    data, nodes = imported(tmp_path), tmp_path / "nodes.json"
+    (data / "stamped-1" / "partition.metadata").write_text("version: 0\ntopic_id: AAECAwQFBgcICQoLDA0ODw\n")
+    told = export(data, "--in-place", "--nodes", nodes)
+    assert (told["exit"], told["exported"]) == (1, False)
+    (problem,) = told["problems"]
+    assert problem.startswith(f"{data}/stamped-1 is of a topic with id AAECAwQFBgcICQoLDA0ODw, stamped has ")
+
+
 def test_a_copy_that_finds_no_room_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,7 +42,7 @@ NEXT_STEP: dict[ErrorCode, str] = {
     ErrorCode.UNSTABLE_OFFSET_COMMIT: "a transaction over these offsets is open; try again later",
     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "use another compression.type, or a newer broker",
     ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT: "the topic keeps an older message format; "
-    "convert it, or leave the option out",
+    "write with enable.idempotence=false (-X of the command) and no headers; look up by time from v1 on",
     ErrorCode.INVALID_TIMESTAMP: "correct the timestamp, or change "
     "message.timestamp.{before,after}.max.ms of the topic",
     ErrorCode.INVALID_RECORD: "a compacted topic needs a key in every message",

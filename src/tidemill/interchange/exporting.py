@@ -19,7 +19,7 @@ from tidemill.coordination.port import subtree
 from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry, TopicEntry
 from tidemill.interchange.directories import Found, FoundDirectory
 from tidemill.interchange.zookeeper_nodes import READ_BELOW, Nodes, from_nodes
-from tidemill.log.checkpoints import read_offsets, write_clean_shutdown, write_offsets
+from tidemill.log.checkpoints import encode_id, read_offsets, write_clean_shutdown, write_offsets
 from tidemill.log.names import (
     CLEAN_SHUTDOWN,
     CLEANER_OFFSETS,
@@ -32,7 +32,7 @@ from tidemill.log.names import (
 from tidemill.model.configs.formats import magic_of
 from tidemill.model.errors import StorageError
 from tidemill.model.ports import Files
-from tidemill.model.types import TopicPartition
+from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.batch import CURRENT_MAGIC
 
 CHECKPOINTS: Final = (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_STARTS, CLEANER_OFFSETS)
@@ -89,10 +89,16 @@ def plan(nodes: Nodes, found: Found) -> Export:
         metadata.topics[name] = TopicEntry(name, topic.topic_id)
         metadata.topics[name].config = _kafkas(topic.config, f"topic {name}", result.notes)
         for number, entry in topic.partitions.items():
-            if (name, number) not in found.partitions:
+            one = found.partitions.get(TopicPartition(name, number))
+            if one is None:
                 result.problems.append(
                     f"partition {name}-{number} is in none of the directories: name every directory of "
                     "log.dirs"
+                )
+            elif ZERO_ID not in (one.topic_id, topic.topic_id) and one.topic_id != topic.topic_id:
+                result.problems.append(
+                    f"{one.path} is of a topic with id {encode_id(one.topic_id)}, {name} has "
+                    f"{encode_id(topic.topic_id)}: move it away"
                 )
             metadata.topics[name].partitions[number] = PartitionEntry(
                 (found.node_id,), found.node_id, entry.leader_epoch + 1, (found.node_id,)

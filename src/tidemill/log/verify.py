@@ -155,8 +155,13 @@ def _check_names(check: Check, names: set[str], bases: set[int]) -> None:
         if suffix in LEFTOVERS:
             check.note(path, LEFTOVERS[suffix])
         elif suffix in SEGMENT_SUFFIXES and offset_of(name, suffix) >= 0:
-            if offset_of(name, suffix) not in bases:
-                check.note(path, "has no log file beside it: the next start removes it")
+            offset = offset_of(name, suffix)
+            if offset not in bases:
+                text = "has no log file beside it: the next start removes it"
+                if bases and min(bases) < offset < max(bases):
+                    # Only a compaction that was interrupted leaves such files amid others.
+                    text += ". Unless the topic is compacted, the records of a segment are missing here"
+                check.note(path, text)
         elif suffix == SNAPSHOT and offset_of(name, suffix) >= 0:
             continue
         elif name == PARTITION_METADATA:

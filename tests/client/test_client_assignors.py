@@ -113,6 +113,7 @@ def test_cooperative_hands_a_partition_on_in_the_second_round() -> None:
 
 
 TOPICS = ("a", "b", "c")
+ROUNDS_MAX = 6
 
 
 @st.composite
@@ -159,7 +160,7 @@ def test_sticky_stays_where_it_is(case: tuple[dict[str, int], list[Member]]) -> 
 
 @given(groups())
 @settings(max_examples=60, deadline=None)
-def test_cooperative_ends_after_two_rounds_without_a_partition_at_two_members(
+def test_cooperative_ends_after_few_rounds_without_a_partition_at_two_members(
     case: tuple[dict[str, int], list[Member]],
 ) -> None:
     partitions, people = case
@@ -167,15 +168,19 @@ def test_cooperative_ends_after_two_rounds_without_a_partition_at_two_members(
     people = [Member(m.member_id, m.topics, tuple(start[m.member_id]), 1) for m in people]
     people.append(Member("new", TOPICS))
     assignor = CooperativeStickyAssignor()
-    first = assignor.assign(partitions, people)
-    owner = {item: m.member_id for m in people for item in m.owned}
-    assert all(owner.get(item, m) == m for m, items in first.items() for item in items)
-    kept = [Member(m.member_id, m.topics, tuple(first[m.member_id]), 2) for m in people]
-    second = assignor.assign(partitions, kept)
     subscribed = {topic for member in people for topic in member.topics}
     expected = {TopicPartition(t, p) for t in subscribed for p in range(partitions.get(t, 0))}
-    assert {item for items in second.values() for item in items} == expected
-    assert all(set(first[m]) <= set(second[m]) for m in first)
+    # One round gives up and one hands on; where subscriptions differ, that may upset the balance again.
+    for generation in range(2, 2 + ROUNDS_MAX):
+        given = assignor.assign(partitions, people)
+        owner = {item: m.member_id for m in people for item in m.owned}
+        assert all(owner.get(item, m) == m for m, items in given.items() for item in items)
+        kept = all(set(m.owned) <= set(given[m.member_id]) for m in people)
+        people = [Member(m.member_id, m.topics, tuple(given[m.member_id]), generation) for m in people]
+        if kept and {item for items in given.values() for item in items} == expected:
+            break
+    else:
+        pytest.fail(f"it goes on after {ROUNDS_MAX} rounds")
 
 
 def test_an_unknown_strategy_names_those_there_are() -> None:

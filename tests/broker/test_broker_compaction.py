@@ -222,7 +222,7 @@ def test_a_log_that_needs_more_memory_is_tried_again_when_it_gets_more(stage: St
     data = build_batch([(NOW, b"%d" % number, b"v", None) for number in range(2000)])
     log.append([parse_batch(data, 0, len(data))], 0, NOW)
     log.roll(NOW)
-    stage.compaction.config = lambda: BrokerConfig.of(log_cleaner_dedupe_buffer_size="0")
+    stage.compaction.config = lambda: BrokerConfig.of(log_cleaner_dedupe_buffer_size="1")
     stage.compaction.reconfigured()
     assert not stage.clean()
     assert "raise log.cleaner.dedupe.buffer.size" in stage.compaction.set_aside[TopicPartition("t", 0)]

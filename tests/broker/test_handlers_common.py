@@ -39,7 +39,7 @@ def test_what_outlives_its_request_goes_on_and_its_failure_is_told(caplog: pytes
     with caplog.at_level(logging.INFO, "tidemill.broker"):
         asyncio.run(story())
     assert ended == ["well", "no", "bug", "of a request that was broken off", "in time"]
-    assert [record.levelname for record in caplog.records if "outlived" in record.message] == [
+    assert [record.levelname for record in caplog.records if "outlived" in record.getMessage()] == [
         "INFO",
         "ERROR",
     ]

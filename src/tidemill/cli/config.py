@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from tidemill.cli import suggest
-from tidemill.cli.options import config_file_option, pairs
+from tidemill.cli.options import broker_settings_option, config_file_option, pairs
 from tidemill.cli.output import json_option, on_terminal, print_json, print_table
 from tidemill.model.configs import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS, BrokerConfig, Key
 from tidemill.model.configs.keys import READ_ONLY, TYPE_NAMES
@@ -112,15 +111,7 @@ def as_object(key: Key) -> dict[str, Any]:
 
 @command.command("check")
 @config_file_option
-@click.option(
-    "-s",
-    "--set",
-    "sets",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set one key; can be repeated.",
-    shell_complete=suggest.broker_settings,
-)
+@broker_settings_option
 @json_option
 def check(config_file: str | None, sets: tuple[str, ...], as_json: bool) -> None:
     """Check what 'serve' would be told: FILE, environment and --set; show what is set and by what.

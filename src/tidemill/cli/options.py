@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from tidemill.cli import suggest
 from tidemill.model.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -96,6 +97,26 @@ config_file_option = click.option(
     help="Properties file, as Kafka's.",
 )
 """The same for what starts a broker and for what checks a start."""
+
+broker_settings_option = click.option(
+    "-s",
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set one key; can be repeated.",
+    shell_complete=suggest.broker_settings,
+)
+
+topic_settings_option = click.option(
+    "-s",
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set one topic key.",
+    shell_complete=suggest.topic_settings,
+)
 
 
 def target_options(function: F) -> F:

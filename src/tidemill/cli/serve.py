@@ -6,8 +6,14 @@ import os
 
 import click
 
-from tidemill.cli import suggest
-from tidemill.cli.options import Descriptor, StateFile, Whole, config_file_option, pairs
+from tidemill.cli.options import (
+    Descriptor,
+    StateFile,
+    Whole,
+    broker_settings_option,
+    config_file_option,
+    pairs,
+)
 
 
 @click.command(
@@ -24,15 +30,7 @@ Every key can come from a file (Kafka's server.properties works), from the envir
 'tidemill config keys' lists them.""",
 )
 @config_file_option
-@click.option(
-    "-s",
-    "--set",
-    "sets",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set one key; can be repeated.",
-    shell_complete=suggest.broker_settings,
-)
+@broker_settings_option
 @click.option("-p", "--port", type=Whole(0, 65535), help="Port; short for --set listeners=PLAINTEXT://:PORT.")
 @click.option("-d", "--data", metavar="DIR", help="Data directory; short for --set log.dirs=DIR.")
 @click.option("--log-level", metavar="LEVEL", help="trace, debug, info, warning or error; also net=debug,...")

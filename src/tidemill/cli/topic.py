@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.cli import suggest
-from tidemill.cli.options import Target, Whole, pairs, target_options
+from tidemill.cli.options import Target, Whole, pairs, target_options, topic_settings_option
 from tidemill.cli.output import (
     bytes_text,
     count_text,
@@ -52,15 +52,7 @@ Examples:
 @click.argument("names", nargs=-1, required=True)
 @click.option("-p", "--partitions", type=Whole(min=1), help="Partitions.  [the broker's num.partitions]")
 @click.option("-r", "--replication-factor", type=Whole(min=1), help="Replicas.  [the broker's default]")
-@click.option(
-    "-s",
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set one topic key.",
-    shell_complete=suggest.topic_settings,
-)
+@topic_settings_option
 @click.option("--if-not-exists", is_flag=True, help="A topic that is there already is fine.")
 @click.option("--dry-run", is_flag=True, help="Check, and create nothing.")
 @json_option
@@ -346,15 +338,7 @@ Examples:
 )
 @click.argument("name", shell_complete=suggest.topics)
 @click.option("-p", "--partitions", type=Whole(min=1), help="Grow to so many; they cannot shrink.")
-@click.option(
-    "-s",
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set one topic key.",
-    shell_complete=suggest.topic_settings,
-)
+@topic_settings_option
 @click.option(
     "-u",
     "--unset",

@@ -249,6 +249,31 @@ class _Index:
         if entries < self.entries:
             self._cut(entries)
 
+    def keep_growing(self) -> bool:
+        """Forgets the entries from the first pair on that does not grow; whether there was one.
+
+        A power cut may lose entries, and keep later ones.
+        """
+        self.load()
+        slot: i64 = self._growing()
+        all_grow: bool = slot == self.entries
+        # Of two entries that do not grow either may be wrong. What lies behind a hole goes, too.
+        self._cut(slot if all_grow or slot == 0 else slot - 1)
+        return not all_grow
+
+    def _growing(self) -> i64:
+        """How many entries from the first on grow, each from the one before."""
+        raise NotImplementedError
+
+    def _misfit(self) -> str:
+        """Why the file is no index of this kind; empty when it may be one."""
+        if not self.files.exists(self.path):
+            return "the file is missing"
+        size: i64 = self.files.size(self.path)
+        if size % self.entry_bytes != 0:
+            return f"its size {size} is no multiple of {self.entry_bytes}"
+        return ""
+
     def _cut(self, entries: i64) -> None:
         position: i64 = entries * self.entry_bytes
         self._map = None
@@ -332,12 +357,8 @@ class OffsetIndex(_Index):
         self.load()
         self.keep(self._slots_up_to(position - 1, 4))
 
-    def keep_growing(self) -> bool:
-        """Forgets the entries from the first pair on that does not grow; whether there was one.
-
-        A power cut may lose entries, and keep later ones.
-        """
-        self.load()
+    def _growing(self) -> i64:
+        """As :meth:`_Index._growing`."""
         offset_before: i64 = -1
         position_before: i64 = 0
         slot: i64 = 0
@@ -350,34 +371,27 @@ class OffsetIndex(_Index):
             offset_before = offset
             position_before = position
             slot += 1
-        all_grow: bool = slot == self.entries
-        # Of two entries that do not grow either may be wrong. What lies behind a hole goes, too.
-        self._cut(slot if all_grow or slot == 0 else slot - 1)
-        return not all_grow
+        return slot
 
     def damage(self, log_bytes: i64) -> str:
         """What is wrong with the entries, for a log file of ``log_bytes``; empty when nothing is."""
-        if not self.files.exists(self.path):
-            return "the file is missing"
-        size: i64 = self.files.size(self.path)
-        if size % OFFSET_ENTRY_BYTES != 0:
-            return f"its size {size} is no multiple of {OFFSET_ENTRY_BYTES}"
+        misfit = self._misfit()
+        if misfit:
+            return misfit
         self.load()
+        slot: i64 = self._growing()
         offset_before: i64 = -1
         position_before: i64 = 0
-        slot: i64 = 0
-        while slot < self.entries:
+        if slot > 0:
+            data = self._entry(slot - 1)
+            offset_before = i64(read_i32_be(data, 0))
+            position_before = i64(read_i32_be(data, 4))
+        if slot < self.entries:
             data = self._entry(slot)
-            offset: i64 = i64(read_i32_be(data, 0))
-            position: i64 = i64(read_i32_be(data, 4))
-            if offset <= offset_before or position <= position_before:
-                return (
-                    f"entry {slot} ({offset}, {position}) does not grow from "
-                    f"({offset_before}, {position_before})"
-                )
-            offset_before = offset
-            position_before = position
-            slot += 1
+            return (
+                f"entry {slot} ({read_i32_be(data, 0)}, {read_i32_be(data, 4)}) does not grow from "
+                f"({offset_before}, {position_before})"
+            )
         if position_before > 0 and position_before >= log_bytes:
             return f"its last entry points to byte {position_before}, the log has {log_bytes}"
         return ""
@@ -455,8 +469,12 @@ class TimeIndex(_Index):
         self._last_timestamp = -2
 
     def keep_growing(self) -> bool:
-        """As :meth:`OffsetIndex.keep_growing`."""
-        self.load()
+        """As :meth:`_Index.keep_growing`."""
+        self._last_timestamp = -2
+        return super().keep_growing()
+
+    def _growing(self) -> i64:
+        """As :meth:`_Index._growing`; neighbours may have the same offset."""
         timestamp_before: i64 = -1
         offset_before: i64 = -1
         slot: i64 = 0
@@ -469,34 +487,27 @@ class TimeIndex(_Index):
             timestamp_before = timestamp
             offset_before = offset
             slot += 1
-        all_grow: bool = slot == self.entries
-        self._cut(slot if all_grow or slot == 0 else slot - 1)
-        self._last_timestamp = -2
-        return not all_grow
+        return slot
 
     def damage(self, offset_end: i64) -> str:
         """What is wrong with the entries, for a segment that ends before ``offset_end``; empty: nothing."""
-        if not self.files.exists(self.path):
-            return "the file is missing"
-        size: i64 = self.files.size(self.path)
-        if size % TIME_ENTRY_BYTES != 0:
-            return f"its size {size} is no multiple of {TIME_ENTRY_BYTES}"
+        misfit = self._misfit()
+        if misfit:
+            return misfit
         self.load()
+        slot: i64 = self._growing()
         timestamp_before: i64 = -1
         offset_before: i64 = -1
-        slot: i64 = 0
-        while slot < self.entries:
+        if slot > 0:
+            data = self._entry(slot - 1)
+            timestamp_before = read_i64_be(data, 0)
+            offset_before = i64(read_i32_be(data, 8))
+        if slot < self.entries:
             data = self._entry(slot)
-            timestamp: i64 = read_i64_be(data, 0)
-            offset: i64 = i64(read_i32_be(data, 8))
-            if timestamp <= timestamp_before or offset < offset_before or offset < 0:
-                return (
-                    f"entry {slot} ({timestamp}, {offset}) does not grow from "
-                    f"({timestamp_before}, {offset_before})"
-                )
-            timestamp_before = timestamp
-            offset_before = offset
-            slot += 1
+            return (
+                f"entry {slot} ({read_i64_be(data, 0)}, {read_i32_be(data, 8)}) does not grow from "
+                f"({timestamp_before}, {offset_before})"
+            )
         if self.entries > 0 and self.base_offset + offset_before >= offset_end:
             return (
                 f"its last entry has offset {self.base_offset + offset_before}, "

@@ -180,6 +180,19 @@ def test_directories_that_miss_a_partition_are_refused(tmp_path: Path) -> None:
     assert not nodes.exists()
 
 
+def test_links_to_nothing_are_named(tmp_path: Path) -> None:
+    data, nodes = imported(tmp_path), tmp_path / "nodes.json"
+    (data / "backup-1").symlink_to("/gone/backup")
+    told = export(data, "--in-place", "--nodes", nodes, "--dry-run")
+    assert told["exit"] == 0
+    assert f"{data}/backup-1 is a link to what is not there: it is left alone" in told["notes"]
+    shutil.rmtree(data / "stamped-1")
+    (data / "stamped-1").symlink_to("/gone/stamped-1")
+    told = export(data, "--in-place", "--nodes", nodes)
+    assert told["exit"] == 1
+    assert told["problems"][1].startswith(f"{data}/stamped-1 is a link to what is not there, and stamped-1")
+
+
 def test_a_directory_of_another_topic_of_the_name_is_refused(tmp_path: Path) -> None:
     data, nodes = imported(tmp_path), tmp_path / "nodes.json"
     (data / "stamped-1" / "partition.metadata").write_text("version: 0\ntopic_id: AAECAwQFBgcICQoLDA0ODw\n")

@@ -245,6 +245,52 @@ def test_a_damaged_snapshot_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     assert not (data / STORE).exists()
 
 
+def test_a_snapshot_that_was_left_alone_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = copied("kraft", tmp_path)
+    (snapshot,) = data.glob("__cluster_metadata-0/*.checkpoint")
+    (data / "__cluster_metadata-0" / "00000000000000000000.log").unlink()
+    said = failed(capsys, 1, data)
+    assert said.startswith(f"tidemill: {snapshot} is the metadata as it was at offset 41, and no log")
+    assert "--without-settings" in said
+    assert not (data / STORE).exists()
+    assert called(data, "--without-settings")["exit"] == 0
+
+
+def test_metadata_that_knows_no_offsets_where_offsets_are_is_refused(tmp_path: Path) -> None:
+    nodes = json.loads((RECORDED / "zookeeper" / "nodes.json").read_text())
+    kept = {path: data for path, data in nodes.items() if "__consumer_offsets" not in path}
+    older = tmp_path / "older.json"
+    older.write_text(json.dumps(kept))
+    data = copied("zookeeper", tmp_path)
+    (problem,) = called(data, "--nodes", older)["problems"]
+    assert problem.startswith(f"{data}/__consumer_offsets-0 holds committed offsets, and {older} knows no")
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_stray_link_to_nothing_is_told_and_left_alone(dry: list[str], tmp_path: Path) -> None:
+    data = copied("kraft", tmp_path)
+    (data / "backup-1").symlink_to("/gone/backup")
+    (data / "notes").symlink_to("/gone/notes")
+    told = called(data, *dry)
+    assert (told["exit"], told["problems"]) == (0, [])
+    assert told["notes"] == [f"{data}/backup-1 is a link to what is not there: it is left alone"]
+
+
+@pytest.mark.parametrize("way", [[], ["--without-settings"], ["--missing-as-empty"]])
+def test_a_partition_behind_a_link_to_nothing_is_named(way: list[str], tmp_path: Path) -> None:
+    data = copied("kraft", tmp_path)
+    (data / "stamped-1").rename(tmp_path / "elsewhere")
+    (data / "stamped-1").symlink_to(tmp_path / "gone")
+    told = called(data, *way)
+    assert (told["exit"], told["imported"]) == (1, False)
+    assert (
+        f"{data}/stamped-1 is a link to what is not there, and stamped-1 was in it: bring back what it leads "
+        "to, or remove the link when that is gone for good"
+    ) in told["problems"]
+
+
 def test_metadata_may_lie_elsewhere(tmp_path: Path) -> None:
     data = copied("kraft", tmp_path)
     elsewhere = tmp_path / "metadata"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ from tidemill.interchange.kraft_reading import read_kraft, snapshot_offset
 from tidemill.interchange.metadata_records import decode_metadata, encode_metadata
 from tidemill.interchange.zookeeper_nodes import from_nodes, read_file, to_nodes, write_file
 from tidemill.log.files import SystemFiles
+from tidemill.log.scan import BatchScan
 from tidemill.model.errors import ConfigError, ProtocolError, StorageError
 from tidemill.records.builder import build_batch
 from tidemill.wire.schema import Struct
@@ -86,12 +88,38 @@ def test_the_log_alone_says_what_snapshot_and_log_say(tmp_path: Path) -> None:
     assert plain(read(directory)) == plain(whole)
 
 
-def test_the_snapshot_alone_is_the_cluster_at_its_time(tmp_path: Path) -> None:
+def test_a_snapshot_whose_log_was_removed_is_refused(tmp_path: Path) -> None:
     directory = kraft(tmp_path)
     (directory / LOG).unlink()
-    metadata = read(directory)
-    assert "gone" in metadata.topics
-    assert metadata.topics["codecs"].config == {"retention.ms": "-1"}
+    with pytest.raises(StorageError, match="no log") as told:
+        read(directory)
+    assert str(told.value).startswith(f"{snapshot_of(directory)} is the metadata as it was at offset 41")
+    assert "(--metadata DIR)" in str(told.value)
+    assert "(--without-settings)" in str(told.value)
+
+
+def test_a_log_that_ends_before_the_snapshot_is_refused(tmp_path: Path) -> None:
+    directory = kraft(tmp_path)
+    os.truncate(directory / LOG, 300)
+    with pytest.raises(StorageError, match=r"at offset 41, and the log beside it ends at \d+ already"):
+        read(directory)
+
+
+def test_a_log_of_which_a_file_is_missing_is_refused(tmp_path: Path) -> None:
+    directory = kraft(tmp_path)
+    data = (directory / LOG).read_bytes()
+    scan = BatchScan(FILES.open(str(directory / LOG), read_only=True), 0, len(data))
+    before = 0
+    while scan.step() and scan.base_offset < 45:
+        before = scan.position
+    whole = plain(read(directory))
+    behind = directory / f"{scan.base_offset:020d}.log"
+    behind.write_bytes(data[scan.position :])
+    os.truncate(directory / LOG, scan.position)
+    assert plain(read(directory)) == whole
+    os.truncate(directory / LOG, before)
+    with pytest.raises(StorageError, match=f"begins at offset {scan.base_offset}, the file before it ends"):
+        read(directory)
 
 
 def plain(metadata: ClusterMetadata) -> Any:
@@ -103,6 +131,7 @@ def plain(metadata: ClusterMetadata) -> Any:
 
 def test_every_cut_of_the_log_is_read_to_its_last_whole_batch(tmp_path: Path) -> None:
     directory = kraft(tmp_path)
+    snapshot_of(directory).unlink()
     path = directory / LOG
     data = path.read_bytes()
     counts = set()

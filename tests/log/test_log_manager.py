@@ -285,6 +285,30 @@ def test_a_disk_that_is_not_mounted_costs_its_partitions_nothing(tmp_path: Path)
     assert manager.missed == 0
 
 
+def test_a_link_to_nothing_costs_only_the_partition_of_its_name(tmp_path: Path) -> None:
+    data, key = tmp_path / "data", TopicPartition("t", 1)
+    manager = opened(data)
+    for partition in range(3):
+        manager.create(TopicPartition("t", partition), TOPIC_ID, LogConfig(), NOW)
+    assert manager.close(NOW, {}) == []
+    (data / "t-1").rename(tmp_path / "moved")
+    (data / "t-1").symlink_to(tmp_path / "gone")
+    (data / "backup-1").symlink_to(tmp_path / "gone")
+    (data / "t-2.0123456789abcdef0123456789abcdef-future").symlink_to(tmp_path / "gone")
+    again = opened(data)
+    assert sorted(map(str, again.logs)) == ["t-0", "t-2"]
+    assert [directory.failure for directory in again.directories] == [""]
+    assert len(again.warnings) == 3
+    with pytest.raises(
+        StorageError, match=f"{data}/t-1 is a link to what is not there: a partition t-1 stays"
+    ):
+        again.create(key, TOPIC_ID, LogConfig(), NOW, is_new=False)
+    again.close(NOW, {})
+    (data / "t-1").unlink()
+    (tmp_path / "moved").rename(data / "t-1")
+    assert key in opened(data).logs
+
+
 def test_a_directory_that_is_added_is_signed_when_nothing_is_missed(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     manager = opened(a)

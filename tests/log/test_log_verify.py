@@ -220,6 +220,22 @@ def verified_partition(path: Path) -> dict[str, Any]:
     return document
 
 
+def test_links_to_nothing_are_told(data: Path) -> None:
+    (data / "backup-1").symlink_to("/gone/backup")
+    outcome = run("verify", data)
+    assert not outcome.return_value
+    assert f"note   {data}/backup-1: is a link to what is not there: it is left alone" in outcome.output
+    (data / "t-0").rename(data.parent / "moved")
+    (data / "t-0").symlink_to("/gone/t-0")
+    outcome = run("verify", data)
+    assert outcome.return_value == 1
+    told = f"damage {data}/t-0: is a link to what is not there: a start leaves t-0 offline until that is back"
+    assert told in outcome.output
+    outcome = run("recover", "--dry-run", data)
+    assert outcome.exception is None
+    assert f"{data}/t-0 is a link to what is not there: a partition t-0 stays offline" in outcome.output
+
+
 def test_a_directory_of_something_else_is_wrong_usage(tmp_path: Path) -> None:
     outcome = run("verify", tmp_path)
     assert "is neither a data directory nor a partition's" in str(outcome.exception)

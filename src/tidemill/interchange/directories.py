@@ -5,23 +5,26 @@ Layouts and names: :mod:`tidemill.log.names`, :mod:`tidemill.log.checkpoints`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Final, NamedTuple
 
 from tidemill.coordination.embedded import FILE_NAME as STORE_FILE
-from tidemill.log.checkpoints import CheckpointDamaged, read_partition_metadata
+from tidemill.log.checkpoints import CheckpointDamaged, read_offsets, read_partition_metadata
 from tidemill.log.leader_epochs import LeaderEpochs
 from tidemill.log.meta import DirectoryMeta, read_meta
 from tidemill.log.names import (
     CLEAN_SHUTDOWN,
+    DANGLING,
     DELETE_DIRECTORY,
     FUTURE_DIRECTORY,
+    HIGH_WATERMARKS,
     LEADER_EPOCHS,
     LOG,
     META_PROPERTIES,
     METADATA_DIRECTORY,
     MOVED_TO,
     PARTITION_METADATA,
+    RECOVERY_POINTS,
     STRAY_DIRECTORY,
     offset_of,
     parse_partition_directory,
@@ -42,6 +45,15 @@ class FoundPartition(NamedTuple):
     size: int
 
 
+class Dangling(NamedTuple):
+    """A link with the name of a partition that leads to nothing: a disk that is not mounted, or left over."""
+
+    key: TopicPartition
+    path: str
+    is_known: bool
+    """Whether a checkpoint names the partition: it was here."""
+
+
 class FoundDirectory(NamedTuple):
     """One data directory."""
 
@@ -59,6 +71,7 @@ class FoundDirectory(NamedTuple):
     has_store: bool
     """Whether the state of a Tidemill cluster is in it."""
     damage: list[str]
+    dangling: list[Dangling]
 
 
 class Found(NamedTuple):
@@ -91,7 +104,7 @@ def _partition_in(files: Files, path: str, name: str) -> TopicPartition | None:
         return None
     try:
         names = files.list(f"{path}/{name}")
-    except NotADirectoryError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return key if any(offset_of(one, LOG) >= 0 for one in names) or PARTITION_METADATA in names else None
 
@@ -138,14 +151,45 @@ def _find_one(files: Files, path: str) -> FoundDirectory:
         CLEAN_SHUTDOWN in names,
         STORE_FILE in names,
         [],
+        [],
     )
+    known = _checkpointed(files, path)
     for name in names:
         key = _partition_in(files, path, name)
         if key is not None:
             found.partitions[key] = _partition(files, f"{path}/{name}", found.damage)
             if files.exists(f"{path}/{name}/{MOVED_TO}"):
                 found.moving.append(name)
+        named = parse_partition_directory(name)
+        if key is None and named is not None and not files.exists(f"{path}/{name}"):
+            found.dangling.append(Dangling(named, f"{path}/{name}", named in known))
     return found
+
+
+def _checkpointed(files: Files, path: str) -> set[TopicPartition]:
+    """The partitions that the checkpoints of a data directory name."""
+    known: set[TopicPartition] = set()
+    for name in (RECOVERY_POINTS, HIGH_WATERMARKS):
+        try:
+            known |= read_offsets(files, f"{path}/{name}").keys()
+        except CheckpointDamaged:
+            continue  # a start says so
+    return known
+
+
+def missing_links(found: Found, told: Container[TopicPartition]) -> tuple[list[str], list[str]]:
+    """What links to nothing mean: problems where they are of partitions (``told``, or known), and notes."""
+    problems: list[str] = []
+    notes: list[str] = []
+    for one in (link for directory in found.directories for link in directory.dangling):
+        if one.is_known or one.key in told:
+            problems.append(
+                f"{one.path} is {DANGLING}, and {one.key} was in it: bring back what it leads to, or remove "
+                "the link when that is gone for good"
+            )
+        else:
+            notes.append(f"{one.path} is {DANGLING}: it is left alone")
+    return problems, notes
 
 
 def _partition(files: Files, path: str, damage: list[str]) -> FoundPartition:

@@ -17,7 +17,7 @@ from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.nodes import CLUSTER_ID, PRODUCER_ID_BLOCK
 from tidemill.coordination.port import subtree
 from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry, TopicEntry
-from tidemill.interchange.directories import Found, FoundDirectory
+from tidemill.interchange.directories import Found, FoundDirectory, missing_links
 from tidemill.interchange.zookeeper_nodes import READ_BELOW, Nodes, from_nodes
 from tidemill.log.checkpoints import encode_id, read_offsets, write_clean_shutdown, write_offsets
 from tidemill.log.names import (
@@ -107,6 +107,12 @@ def plan(nodes: Nodes, found: Found) -> Export:
         kept = _kafkas(config, f"broker {name}" if name else "all brokers", result.notes)
         if kept:
             metadata.broker_configs[name] = kept
+    told_partitions = {
+        TopicPartition(name, n) for name, topic in told.topics.items() for n in topic.partitions
+    }
+    problems, notes = missing_links(found, told_partitions)
+    result.problems.extend(problems)
+    result.notes.extend(notes)
     for directory in found.directories:
         result.problems.extend(
             f"{directory.path}/{name} was being moved to another directory: start the broker once more "

@@ -17,7 +17,7 @@ from tidemill.coordination.embedded import FILE_NAME as STORE_FILE
 from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.port import Create
 from tidemill.interchange.cluster import NO_LEADER, ClusterMetadata, PartitionEntry, TopicEntry
-from tidemill.interchange.directories import Found, FoundPartition
+from tidemill.interchange.directories import Found, FoundPartition, missing_links
 from tidemill.interchange.transactions import TOPIC as TRANSACTIONS_TOPIC
 from tidemill.interchange.transactions import OpenTransaction
 from tidemill.interchange.zookeeper_nodes import to_nodes
@@ -115,6 +115,16 @@ def plan(
     known = {
         TopicPartition(name, number) for name in taken.topics for number in taken.topics[name].partitions
     }
+    problems, notes = missing_links(found, known)
+    result.problems.extend(problems)
+    result.notes.extend(notes)
+    groups = [one.path for key, one in sorted(found.partitions.items()) if key.topic == OFFSETS_TOPIC]
+    if groups and OFFSETS_TOPIC not in metadata.topics:
+        result.problems.append(
+            f"{groups[0]} holds committed offsets, and {metadata.source} knows no topic {OFFSETS_TOPIC}: it "
+            "is older than the directories, or of another cluster; name what belongs together, take topics as "
+            "their directories tell (--without-settings), or move such directories away to go without them"
+        )
     result.left_alone.extend(one.path for key, one in sorted(found.partitions.items()) if key not in known)
     for kind, count in sorted(metadata.left_out.items()):
         result.notes.append(f"{count} {kind} are left out: there is no place for them here yet")

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from tidemill.interchange import metadata_records as records
 from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry, TopicEntry
-from tidemill.log.names import LOG, OFFSET_DIGITS, offset_of
+from tidemill.log.names import DANGLING, LOG, OFFSET_DIGITS, offset_of
 from tidemill.log.scan import BatchScan
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.ports import Files
@@ -36,6 +36,11 @@ WINDOW_BYTES: Final = 1024 * 1024
 UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
+OTHER_SOURCES: Final = (
+    "name the metadata directory of another controller (--metadata DIR), or take topics as their directories "
+    "tell (--without-settings)"
+)
+"""What to do where the metadata in a directory cannot be relied on."""
 RESOURCES: Final = {16: "settings of client metrics", 32: "settings of groups"}
 
 
@@ -50,30 +55,65 @@ def snapshot_offset(name: str) -> int:
 
 def read_kraft(files: Files, directory: str) -> ClusterMetadata:
     """The metadata in ``directory``. Raises StorageError when it cannot be told what holds."""
-    names = files.list(directory)
+    try:
+        names = files.list(directory)
+    except FileNotFoundError:
+        raise StorageError(f"{directory} is {DANGLING}; {OTHER_SOURCES}") from None
     replay = _Replay(ClusterMetadata(f"KRaft's metadata in {directory}"))
     snapshots = sorted(name for name in names if snapshot_offset(name) >= 0)
-    offset = 0
-    if snapshots:
-        offset = snapshot_offset(snapshots[-1])
-        _read_snapshot(files, f"{directory}/{snapshots[-1]}", replay)
     bases = sorted(base for base in (offset_of(name, LOG) for name in names) if base >= 0)
     if not bases and not snapshots:
-        raise StorageError(f"{directory} holds neither a log nor a snapshot of KRaft's metadata")
-    if bases and bases[0] > offset:
+        raise StorageError(
+            f"{directory} holds neither a log nor a snapshot of KRaft's metadata; {OTHER_SOURCES}"
+        )
+    snapshot = f"{directory}/{snapshots[-1]}" if snapshots else ""
+    offset = snapshot_offset(snapshots[-1]) if snapshots else 0
+    if not bases:
+        raise StorageError(_stale(snapshot, offset, f"and no log ({LOG}) is beside it"))
+    if bases[0] > offset:
         raise StorageError(
             f"{directory}: the log begins at offset {bases[0]}, the newest snapshot ends at {offset}: what "
-            "lies between is missing; name the metadata directory of another controller"
+            f"lies between is missing; {OTHER_SOURCES}"
         )
-    for base in bases:
-        path = f"{directory}/{base:0{OFFSET_DIGITS}d}{LOG}"
-        fault = _read_log(files, path, lambda at, value, _: replay.apply(value) if at >= offset else None)
-        if fault:
-            if base != bases[-1]:
-                raise StorageError(f"{path}: {fault}; name the metadata directory of another controller")
-            replay.metadata.notes.append(f"{path}: {fault}; what lies behind it was never decided")
+    if snapshot:
+        _read_snapshot(files, snapshot, replay)
+    end = _read_segments(files, directory, bases, offset, replay)
+    if end < offset:
+        raise StorageError(_stale(snapshot, offset, f"and the log beside it ends at {end} already"))
     replay.finish()
     return replay.metadata
+
+
+def _stale(snapshot: str, offset: int, why: str) -> str:
+    return (
+        f"{snapshot} is the metadata as it was at offset {offset}, {why}: topics, offsets and settings since "
+        f"then would be lost; bring the log back, or {OTHER_SOURCES}"
+    )
+
+
+def _read_segments(files: Files, directory: str, bases: list[int], offset: int, replay: _Replay) -> int:
+    """Replays the log from ``offset`` on; where its last good batch ends."""
+    end = bases[0]
+    for base in bases:
+        path = f"{directory}/{base:0{OFFSET_DIGITS}d}{LOG}"
+        if base != end:
+            raise StorageError(
+                f"{path} begins at offset {base}, the file before it ends at {end}: a file between them is "
+                f"missing, or an end; {OTHER_SOURCES}"
+            )
+
+        def take(at: int, value: bytes | None, _: int) -> None:
+            nonlocal end
+            end = at + 1
+            if at >= offset:
+                replay.apply(value)
+
+        fault = _read_log(files, path, take)
+        if fault:
+            if base != bases[-1]:
+                raise StorageError(f"{path}: {fault}; {OTHER_SOURCES}")
+            replay.metadata.notes.append(f"{path}: {fault}; what lies behind it was never decided")
+    return end
 
 
 def _read_snapshot(files: Files, path: str, replay: _Replay) -> None:
@@ -86,10 +126,7 @@ def _read_snapshot(files: Files, path: str, replay: _Replay) -> None:
 
     fault = _read_log(files, path, take)
     if fault or last_control != SNAPSHOT_FOOTER:
-        raise StorageError(
-            f"{path} is damaged ({fault or 'its end is missing'}): name the metadata directory of another "
-            "controller"
-        )
+        raise StorageError(f"{path} is damaged ({fault or 'its end is missing'}): {OTHER_SOURCES}")
 
 
 def _read_log(files: Files, path: str, take: Callable[[int, bytes | None, int], Any]) -> str:

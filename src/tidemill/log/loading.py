@@ -35,6 +35,7 @@ from tidemill.log.log import Log
 from tidemill.log.names import (
     BOOT,
     CLEAN_SHUTDOWN,
+    DANGLING,
     HIGH_WATERMARKS,
     LOG_STARTS,
     METADATA_DIRECTORY,
@@ -210,6 +211,9 @@ class Loading:
             self.removals.add(path, self.now_ms)
             return None
         future = parse_future_directory(name)
+        if future is not None and not self.files.exists(path):
+            self.all.warnings.append(f"{path} is {DANGLING}: it is left alone")
+            return None
         if future is not None:
             return Place(future, path, True)
         key = parse_partition_directory(name)
@@ -220,6 +224,14 @@ class Loading:
         try:
             children = self.files.list(path)
         except NotADirectoryError:
+            return None
+        except FileNotFoundError:
+            # It may be the partition's, and then another disk has what was acknowledged.
+            self.all.undecided[key] = (
+                f"{path} is {DANGLING}: a partition {key} stays offline until what it leads to is back and "
+                "the broker is started again; remove the link when that is gone for good"
+            )
+            self.all.warnings.append(self.all.undecided[key])
             return None
         if MOVED_TO in children and self._was_moved(directory, key, path):
             return None

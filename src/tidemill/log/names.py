@@ -60,6 +60,9 @@ BOOT: Final = ".tidemill-boot"
 MOVED_TO: Final = "moved-to"
 """In a partition's directory from when a move to another data directory was decided; Kafka has none such."""
 
+DANGLING: Final = "a link to what is not there"
+"""How a name is told that is listed and cannot be looked into."""
+
 
 def offset_name(offset: int, suffix: str) -> str:
     """The name of the file that begins (a snapshot: ends) at ``offset``."""

@@ -23,6 +23,7 @@ from tidemill.log.names import (
     CLEAN_SHUTDOWN,
     CLEANED,
     CLEANER_OFFSETS,
+    DANGLING,
     DELETED,
     FUTURE_DIRECTORY,
     HIGH_WATERMARKS,
@@ -75,7 +76,11 @@ def is_data_directory(files: Files, path: str) -> bool:
 
 def is_partition_directory(files: Files, path: str) -> bool:
     """Whether segments lie in ``path``."""
-    return any(offset_of(name, LOG) >= 0 or offset_of(name, INDEX) >= 0 for name in files.list(path))
+    try:
+        names = files.list(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False  # a link to what is not there; a file of such a name
+    return any(offset_of(name, LOG) >= 0 or offset_of(name, INDEX) >= 0 for name in names)
 
 
 def is_in_use(path: str) -> bool:
@@ -242,12 +247,17 @@ class DirectoryCheck:
         self.meta: DirectoryMeta | None = None
         self.clean_shutdown = False
         self.partitions: dict[TopicPartition, str] = {}
+        self.dangling: dict[str, TopicPartition | None] = {}
+        """Links to what is not there, and the partition that each is named after."""
         self._take_stock()
 
     def _take_stock(self) -> None:
         top = self.top
         for name in self.files.list(self.path):
             path = f"{self.path}/{name}"
+            if os.path.islink(path) and not os.path.exists(path):
+                self.dangling[path] = parse_partition_directory(name)
+                continue
             if not os.path.isdir(path):
                 if name.endswith(".tmp"):
                     top.note(path, "is a file that was being written when the broker ended: nothing uses it")
@@ -280,6 +290,11 @@ class DirectoryCheck:
     def run(self) -> Iterator[Check]:
         """Checks partition by partition, then the checkpoints against them."""
         offsets = {name: self._read_checkpoint(name) for name in CHECKPOINTS}
+        for path, named in self.dangling.items():
+            if any(named in told for told in offsets.values()):
+                self.top.damage(path, f"is {DANGLING}: a start leaves {named} offline until that is back")
+            else:
+                self.top.note(path, f"is {DANGLING}: it is left alone")
         ends: dict[TopicPartition, int] = {}
         for key, path in sorted(self.partitions.items()):
             check = Check(self.files, path, running=self.running, on_bytes=self.on_bytes)
@@ -304,6 +319,8 @@ class DirectoryCheck:
     ) -> None:
         path = f"{self.path}/{name}"
         for key, offset in sorted(told.items()):
+            if key in self.dangling.values():
+                continue
             if key not in ends:
                 self.top.note(path, f"names {key}, which has no directory here")
             elif offset > ends[key] >= 0:

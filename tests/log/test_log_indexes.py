@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.log.files import SystemFiles
-from tidemill.log.index import OffsetIndex, TimeIndex
+from tidemill.log.offset_index import OffsetIndex
+from tidemill.log.time_index import TimeIndex
 from tidemill.testing.files import FaultyFiles
 
 BASE = 1000

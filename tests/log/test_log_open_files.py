@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.log import index, segment
+from tidemill.log import segment, sparse_index
 from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
@@ -59,7 +59,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> OpenFiles:
     """A process whose logs may hold 16 descriptors."""
     some = OpenFiles(16)
     monkeypatch.setattr(segment, "OPEN_FILES", some)
-    monkeypatch.setattr(index, "OPEN_FILES", some)
+    monkeypatch.setattr(sparse_index, "OPEN_FILES", some)
     return some
 
 

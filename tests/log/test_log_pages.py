@@ -14,10 +14,11 @@ from tidemill.log.checkpoints import (
     write_offsets,
     write_partition_metadata,
 )
-from tidemill.log.index import OffsetIndex, TimeIndex
 from tidemill.log.leader_epochs import LeaderEpochs
 from tidemill.log.meta import read_meta, write_meta
+from tidemill.log.offset_index import OffsetIndex
 from tidemill.log.producer_state import ProducerState
+from tidemill.log.time_index import TimeIndex
 from tidemill.log.transaction_index import Aborted, decode_aborted
 from tidemill.model.types import TopicPartition
 from tidemill.records.builder import build_batch

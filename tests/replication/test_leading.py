@@ -9,7 +9,8 @@ from tidemill.log.config import LogConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_batch
-from tidemill.replication.partition import CommitCallback, FetchWaiter, Partition
+from tidemill.replication.partition import Partition
+from tidemill.replication.waiting import Awaited, CommitCallback, FetchWaiter
 
 ALL = (1, 2, 3)
 LAG_MS = 1000
@@ -30,7 +31,7 @@ class Reader(FetchWaiter):
     def __init__(self) -> None:
         self.told: list[int] = []
 
-    def on_readable(self, partition: Partition, added_bytes: int) -> None:
+    def on_readable(self, partition: Awaited, added_bytes: int) -> None:
         self.told.append(int(added_bytes))
 
 

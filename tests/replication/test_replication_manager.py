@@ -19,7 +19,8 @@ from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, parse_batch
 from tidemill.records.builder import build_batch
 from tidemill.replication.manager import PartitionState, ReplicaManager
-from tidemill.replication.partition import CommitCallback, Partition
+from tidemill.replication.partition import Partition
+from tidemill.replication.waiting import CommitCallback
 from tidemill.testing.files import FaultyFiles
 
 NODE = 1

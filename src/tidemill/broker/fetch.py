@@ -24,6 +24,7 @@ from tidemill.net.deadlines import Deadlines
 from tidemill.records.batch import ZSTD
 from tidemill.replication.partition import READ_COMMITTED, Partition
 from tidemill.replication.topics import TopicTable
+from tidemill.replication.waiting import Awaited
 
 RECORDS_BYTES_MAX: Final = 0x70000000
 """Of one reply, so that it stays below 2 GiB with all that goes around the records."""
@@ -48,7 +49,7 @@ class FetchRequest(FetchFields):
         self.at_once = False
         self.done = False
 
-    def on_readable(self, partition: Partition, added_bytes: i64) -> None:
+    def on_readable(self, partition: Awaited, added_bytes: i64) -> None:
         """One of the partitions has more, or has changed so that the reader must be told."""
         if self.done:
             return

@@ -29,7 +29,7 @@ from mypy_extensions import i16, i32, i64
 from tidemill.broker.fetch_sessions import FetchPart, FetchSession
 from tidemill.log.segment import Slice
 from tidemill.net.sending import FileRange
-from tidemill.replication.partition import FetchWaiter
+from tidemill.replication.waiting import FetchWaiter
 from tidemill.wire.fast import (
     ITEMS_MAX,
     check_end,

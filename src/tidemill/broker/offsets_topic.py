@@ -13,7 +13,7 @@ from tidemill.groups.ports import (
 from tidemill.model.errors import KafkaError
 from tidemill.records.batch import parse_batches
 from tidemill.records.reader import iter_stored
-from tidemill.replication.partition import CommitCallback
+from tidemill.replication.waiting import CommitCallback
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker

@@ -28,6 +28,7 @@ from tidemill.records.message_set import MessageSet
 from tidemill.records.validate import is_costly, validate
 from tidemill.replication.partition import Partition
 from tidemill.replication.topics import TopicTable
+from tidemill.replication.waiting import Awaited
 
 CURRENT_FORMAT: Final = 3
 """From this version on a request carries one batch for a partition, before it message sets."""
@@ -61,15 +62,15 @@ class ProduceRequest(ProduceFields):
         self.waiting_for: list[ProducePart] = []
         self.done = False
 
-    def on_committed(self, partition: Partition) -> None:
+    def on_committed(self, partition: Awaited) -> None:
         """One of the partitions has what was appended."""
         self._settle(partition, None)
 
-    def on_append_failed(self, partition: Partition, error: KafkaError) -> None:
+    def on_append_failed(self, partition: Awaited, error: KafkaError) -> None:
         """One of the partitions will not have it."""
         self._settle(partition, error)
 
-    def _settle(self, partition: Partition, error: KafkaError | None) -> None:
+    def _settle(self, partition: Awaited, error: KafkaError | None) -> None:
         if self.done:
             return
         rest: list[ProducePart] = []

@@ -26,7 +26,8 @@ from mypy_extensions import i16, i32, i64, mypyc_attr
 from tidemill.model.errors import InvalidRecord, KafkaError, ProtocolError
 from tidemill.records.batch import Batch
 from tidemill.records.message_set import MessageSet
-from tidemill.replication.partition import AppendWaiter, Partition
+from tidemill.replication.partition import Partition
+from tidemill.replication.waiting import AppendWaiter
 from tidemill.wire.fast import (
     ITEMS_MAX,
     check_end,

@@ -19,9 +19,9 @@ from tidemill.log.clean_job import CleanCounts, CleanedGroup, CleanJob, ClosedSe
 from tidemill.log.clean_output import CleanedSegment
 from tidemill.log.clean_transactions import CleanedTransactions
 from tidemill.log.clean_walk import Walk
-from tidemill.log.index import RELATIVE_OFFSET_MAX
 from tidemill.log.names import INDEX, LOG, TIME_INDEX, offset_name
 from tidemill.log.scan import BatchScan
+from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
 from tidemill.log.transaction_index import Aborted, read_all
 from tidemill.model.errors import CorruptMessage, KafkaError
 from tidemill.model.ports import Files

@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from tidemill.log.checkpoints import CheckpointDamaged, parse_checkpoint, read_partition_metadata
 from tidemill.log.dump_log import log_entries
-from tidemill.log.index import OffsetIndex, TimeIndex
 from tidemill.log.index_entries import aborted_entries
 from tidemill.log.java_text import java_text
 from tidemill.log.names import (
@@ -28,8 +27,10 @@ from tidemill.log.names import (
     offset_name,
     offset_of,
 )
+from tidemill.log.offset_index import OffsetIndex
 from tidemill.log.producer_state import decode_snapshot
 from tidemill.log.scan import BatchScan
+from tidemill.log.time_index import TimeIndex
 from tidemill.log.transaction_index import Aborted
 from tidemill.model.errors import ConfigError, StorageError
 from tidemill.model.ports import Files

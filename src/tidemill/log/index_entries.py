@@ -1,7 +1,8 @@
 """Reads the entries of an index file in order, in pieces, without mapping or touching it: for tools.
 
-The layouts are those of :mod:`tidemill.log.index` and :mod:`tidemill.log.transaction_index`. How many entries
-there are is taken when a reader is made: what a running broker adds later is not seen.
+The layouts are those of :mod:`tidemill.log.offset_index`, :mod:`tidemill.log.time_index` and
+:mod:`tidemill.log.transaction_index`. How many entries there are is taken when a reader is made: what a
+running broker adds later is not seen.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-from tidemill.log.index import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES
+from tidemill.log.offset_index import OFFSET_ENTRY_BYTES
+from tidemill.log.time_index import TIME_ENTRY_BYTES
 from tidemill.log.transaction_index import ABORTED_ENTRY, ABORTED_ENTRY_BYTES
 from tidemill.model.ports import Files
 

@@ -1,8 +1,9 @@
 """The log of one partition: segments in order, the last of them written to.
 
-This module is the data path: append and read. How segments begin, are synced, cut and removed is in
-:mod:`tidemill.log.store`, how a log is opened in :mod:`tidemill.log.recovery`, which segments go in
-:mod:`tidemill.log.retention`, how offsets are found by time in :mod:`tidemill.log.lookup`.
+This module is the data path: append and read. How segments begin and are synced is in
+:mod:`tidemill.log.store`, how they are cut and go in :mod:`tidemill.log.cutting`, which of them go when in
+:mod:`tidemill.log.retention`, how a log is opened in :mod:`tidemill.log.recovery`, how offsets are found by
+time in :mod:`tidemill.log.lookup`.
 
 Nothing here reads a clock or knows of replicas: times come in as ``now_ms``, and how far a reader may see
 as ``limit_offset``.
@@ -16,12 +17,12 @@ from typing import Any, Final
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
 from mypy_extensions import i32, i64, mypyc_attr
 
+from tidemill.log.cutting import CutStore
 from tidemill.log.errors import OffsetOutOfRange, storage_error
 from tidemill.log.lookup import first_at, largest, starts
 from tidemill.log.producer_loading import recall_batches
 from tidemill.log.producer_state import KeptBatch, ProducerEntry
 from tidemill.log.segment import Segment, Slice
-from tidemill.log.store import LogStore
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError
 from tidemill.records.batch import (
     CONTROL_FLAG,
@@ -59,7 +60,7 @@ class AppendResult:
         self.duplicate: bool = duplicate
 
 
-class Log(LogStore):
+class Log(CutStore):
     """The records of one partition from :attr:`start_offset` to before :attr:`end_offset`."""
 
     # -- writing

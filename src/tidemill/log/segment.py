@@ -12,10 +12,12 @@ from librt.strings import read_i32_be, read_i64_be
 from librt.vecs import vec
 from mypy_extensions import i64
 
-from tidemill.log.index import RELATIVE_OFFSET_MAX, OffsetIndex, TimeIndex
 from tidemill.log.names import INDEX, LOG, TIME_INDEX, offset_name
+from tidemill.log.offset_index import OffsetIndex
 from tidemill.log.open_files import OPEN_FILES
 from tidemill.log.scan import BatchScan
+from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
+from tidemill.log.time_index import TimeIndex
 from tidemill.model.errors import KafkaError
 from tidemill.model.ports import File, Files
 from tidemill.records.batch import CODEC_MASK, LENGTH, LOG_OVERHEAD, MAGIC

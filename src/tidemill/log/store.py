@@ -1,6 +1,7 @@
-"""The files of one partition's log: how segments begin, are synced, cut and removed.
+"""The files of one partition's log: how segments begin, are exchanged for cleaned ones, synced and closed.
 
-:class:`~tidemill.log.log.Log` adds what a data path needs: append and read.
+:class:`~tidemill.log.cutting.CutStore` adds how they are cut and go, :class:`~tidemill.log.log.Log` what a
+data path needs: append and read.
 """
 
 from __future__ import annotations
@@ -8,11 +9,10 @@ from __future__ import annotations
 from mypy_extensions import i64
 
 from tidemill.log.config import LogConfig
-from tidemill.log.errors import OffsetOutOfRange, storage_error
+from tidemill.log.errors import storage_error
 from tidemill.log.flush import FlushJob
 from tidemill.log.leader_epochs import LeaderEpochs
-from tidemill.log.names import DELETED, SEGMENT_SUFFIXES, SNAPSHOT, offset_name, offset_of
-from tidemill.log.producer_loading import load_producers
+from tidemill.log.names import SNAPSHOT, offset_name
 from tidemill.log.producer_state import ProducerState
 from tidemill.log.removals import Removals
 from tidemill.log.segment import Segment
@@ -170,130 +170,6 @@ class LogStore:
                 high = middle
         return low - 1 if low > 0 else 0
 
-    # -- cutting
-
-    def truncate_to(self, offset: i64, now_ms: i64) -> bool:
-        """Cuts everything from ``offset`` on; False when nothing is there. Raises StorageError."""
-        if offset >= self.end_offset:
-            self._forget_empty_epochs()
-            return False
-        self._settle_swap()
-        if offset < self.segments[0].base_offset:
-            self.truncate_fully(offset, now_ms)
-            return True
-        try:
-            self._truncate(offset, now_ms)
-        except OSError as problem:
-            raise storage_error("truncate", self.directory, problem) from problem
-        return True
-
-    def _truncate(self, offset: i64, now_ms: i64) -> None:
-        keep: i64 = self.segment_at(offset) + 1
-        gone = self.segments[keep:]
-        del self.segments[keep:]
-        segment = self.segments[len(self.segments) - 1]
-        self.active = segment
-        self.truncations += 1
-        position: i64 = segment.position_of(offset)
-        # A batch that straddles the offset goes as a whole: the log ends where it began.
-        cut_offset: i64 = segment.base_offset_at(position)
-        segment.truncate(position)
-        self._limit_offset = -1
-        self.end_offset = offset if cut_offset < 0 or cut_offset > offset else cut_offset
-        self.start_offset = min(self.start_offset, self.end_offset)
-        self.recovery_point = min(self.recovery_point, self.end_offset)
-        self.clean_end = min(self.clean_end, self.end_offset)
-        if segment.base_offset == self._synced_base:
-            self._synced_position = min(self._synced_position, position)
-        self.names_changed += 1
-        self.leader_epochs.truncate_end(int(self.end_offset))
-        self._leader_epoch = self.leader_epochs.latest
-        self._remove_files(gone, now_ms)
-        self._remove_snapshots_after(self.end_offset)
-        load_producers(
-            self.files,
-            self.directory,
-            self.segments,
-            self.producer_state,
-            self.start_offset,
-            self.end_offset,
-            now_ms,
-        )
-
-    def _forget_empty_epochs(self) -> None:
-        """An epoch that this broker led without writing is not in the log, and who leads now knows none."""
-        try:
-            self.leader_epochs.truncate_end(int(self.end_offset))
-        except OSError as problem:
-            raise storage_error("write", self.leader_epochs.path, problem) from problem
-        self._leader_epoch = self.leader_epochs.latest
-
-    def truncate_fully(self, offset: i64, now_ms: i64) -> None:
-        """Removes every record, and begins anew at ``offset``. Raises StorageError."""
-        self._settle_swap()
-        gone = self.segments
-        try:
-            self._remove_files(gone, now_ms)
-            self._remove_snapshots_after(-1)
-            segment = self._new_segment(offset)
-            segment.create(now_ms)
-            self.leader_epochs.clear()
-        except OSError as problem:
-            raise storage_error("empty", self.directory, problem) from problem
-        self.segments = [segment]
-        self.active = segment
-        self.truncations += 1
-        self.names_changed += 1
-        self.start_offset = offset
-        self.end_offset = offset
-        self.recovery_point = min(self.recovery_point, offset)
-        self.clean_end = min(self.clean_end, offset)
-        self._synced_position = 0
-        self._leader_epoch = -1
-        self._limit_offset = -1
-        self.producer_state.forget()
-        self.producer_state.end_offset = offset
-        self.producer_state.snapshot_offset = -1
-
-    def advance_start(self, offset: i64) -> bool:
-        """Moves the start offset up to ``offset``; False when it is there already.
-
-        The records before it cannot be read any more; their segments go with the next retention run.
-        """
-        if offset > self.end_offset:
-            raise OffsetOutOfRange(
-                f"{self.topic_partition} ends at {self.end_offset}: its start cannot move to {offset}"
-            )
-        if offset <= self.start_offset:
-            return False
-        self.start_offset = offset
-        self._forget_epochs_before(offset)
-        return True
-
-    def _forget_epochs_before(self, offset: i64) -> None:
-        try:
-            self.leader_epochs.truncate_start(int(offset))
-        except OSError as problem:
-            raise storage_error("write", self.leader_epochs.path, problem) from problem
-
-    def remove_segments(self, count: i64, now_ms: i64) -> None:
-        """Removes the ``count`` oldest segments; when that is all, a new one begins. Raises StorageError."""
-        if count <= 0:
-            return
-        self._settle_swap()
-        count = min(count, i64(len(self.segments)))
-        if count >= len(self.segments):
-            self.roll(now_ms)
-            count = min(count, i64(len(self.segments) - 1))
-        gone = self.segments[:count]
-        del self.segments[:count]
-        self.start_offset = max(self.start_offset, self.segments[0].base_offset)
-        self._forget_epochs_before(self.start_offset)
-        try:
-            self._remove_files(gone, now_ms)
-        except OSError as problem:
-            raise storage_error("remove segments of", self.directory, problem) from problem
-
     # -- compaction
 
     def begin_swap(self, old: list[int], size: i64) -> Swap | None:
@@ -356,25 +232,6 @@ class LogStore:
                 return -1
             place += 1
         return at
-
-    def _remove_files(self, segments: list[Segment], now_ms: i64) -> None:
-        """Renames files so that they do not count any more; they are removed after a while."""
-        due_ms: i64 = now_ms + self.config.file_delete_delay_ms
-        self.names_changed += 1
-        for segment in segments:
-            segment.release()
-            for suffix in (*SEGMENT_SUFFIXES, SNAPSHOT):
-                path = f"{self.directory}/{offset_name(segment.base_offset, suffix)}"
-                if self.files.exists(path):
-                    self.files.rename(path, path + DELETED)
-                    self.removals.add(path + DELETED, int(due_ms))
-
-    def _remove_snapshots_after(self, offset: i64) -> None:
-        for name in self.files.list(self.directory):
-            if offset_of(name, SNAPSHOT) > offset:
-                self.files.remove(f"{self.directory}/{name}")
-        if self.producer_state.snapshot_offset > offset:
-            self.producer_state.snapshot_offset = -1
 
     # -- durability
 

@@ -10,10 +10,10 @@ import zlib
 from typing import Final
 
 from tidemill.log.findings import Check
-from tidemill.log.index import RELATIVE_OFFSET_MAX
 from tidemill.log.leader_epochs import LeaderEpochs
 from tidemill.log.names import INDEX, LOG, TIME_INDEX, offset_name
 from tidemill.log.scan import BatchScan
+from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
 from tidemill.log.verify_indexes import AbortedEntries, OffsetEntries, TimeEntries
 from tidemill.model.errors import KafkaError
 from tidemill.records.batch import (

@@ -8,11 +8,11 @@ from typing import Final
 from librt.strings import read_i32_be
 from mypy_extensions import i64
 
-from tidemill.log.index import RELATIVE_OFFSET_MAX
 from tidemill.log.producer_loading import note_scanned
 from tidemill.log.producer_state import ProducerState
 from tidemill.log.scan import BatchScan
 from tidemill.log.segment import Segment
+from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
 from tidemill.model.errors import KafkaError
 from tidemill.records.batch import ATTRIBUTES, CODEC_MASK, CRC, LOG_OVERHEAD, MAGIC
 from tidemill.records.checksum import crc32c

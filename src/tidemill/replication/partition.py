@@ -5,13 +5,11 @@ how far the in-sync set has it: consumers read up to there. The *last stable off
 transaction is open: consumers with ``read_committed`` read up to there. It equals the high watermark as
 long as there are no transactions.
 
-What waits hangs on the partition that it waits for, so that a partition where nothing happens costs
-nothing, and an append looks only at those who wait for it.
+Who waits for one of them: :mod:`tidemill.replication.waiting`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from mypy_extensions import i32, i64, mypyc_attr
@@ -19,53 +17,14 @@ from mypy_extensions import i32, i64, mypyc_attr
 from tidemill.log.log import AppendResult, Log
 from tidemill.log.segment import Slice
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.net.deadlines import Waiting
 from tidemill.records.batch import Batch
 from tidemill.records.message_set import MessageSet
 from tidemill.records.validate import Limits
 from tidemill.replication.replicas import Replicas
 from tidemill.replication.storage import Storage
+from tidemill.replication.waiting import CONSUMER, Awaited
 
-CONSUMER: Final[i32] = -1
-"""The replica id with which consumers fetch."""
 READ_COMMITTED: Final[i32] = 1
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class AppendWaiter(Waiting):
-    """Waits until what it appended is committed."""
-
-    def on_committed(self, partition: Partition) -> None:
-        """The high watermark has reached the offset that was waited for."""
-        raise NotImplementedError
-
-    def on_append_failed(self, partition: Partition, error: KafkaError) -> None:
-        """It will not be reached here: the partition is gone, no longer led, or its disk failed."""
-        raise NotImplementedError
-
-
-class CommitCallback(AppendWaiter):
-    """Calls a function once the commit is there (with None) or has failed (with the error)."""
-
-    def __init__(self, call: Callable[[KafkaError | None], None]) -> None:
-        self.call = call
-
-    def on_committed(self, partition: Partition) -> None:
-        """The offset is committed."""
-        self.call(None)
-
-    def on_append_failed(self, partition: Partition, error: KafkaError) -> None:
-        """It will not be."""
-        self.call(error)
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class FetchWaiter(Waiting):
-    """Waits until a partition has more to read."""
-
-    def on_readable(self, partition: Partition, added_bytes: i64) -> None:
-        """``added_bytes`` more can be read; 0 when the partition changed otherwise (deleted, truncated)."""
-        raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -94,7 +53,7 @@ WRITE_BACK_BYTES: Final = 16 * 1024 * 1024
 """So much is appended to a partition before its writing to the disk is begun."""
 
 
-class Partition:
+class Partition(Awaited):
     """The state of a partition that this broker leads or follows."""
 
     def __init__(
@@ -107,6 +66,7 @@ class Partition:
         events: PartitionEvents,
         storage: Storage | None = None,
     ) -> None:
+        super().__init__(log.end_offset)
         self.topic = topic
         self.index: i32 = index
         self.log = log
@@ -119,7 +79,6 @@ class Partition:
         self.replicas: tuple[int, ...] = ()
         self.isr: tuple[int, ...] = ()
         self.min_insync_replicas: i32 = 1
-        self.high_watermark: i64 = log.end_offset
         self.deleted = False
         self.failed = ""
         """Why the log can neither be read nor written, when its directory failed."""
@@ -143,9 +102,6 @@ class Partition:
         self._flushed_end: i64 = log.end_offset
         self._unflushed_bytes: i64 = 0
         self._unwritten_bytes: i64 = 0
-        self._append_waiters: list[tuple[i64, AppendWaiter]] = []
-        self._fetch_waiters: dict[FetchWaiter, None] = {}
-        self._follower_waiters: dict[FetchWaiter, None] = {}
 
     @property
     def is_leader(self) -> bool:
@@ -161,16 +117,6 @@ class Partition:
     def flush_under_way(self) -> bool:
         """Whether a sync that appends wait for was asked for, and has not ended."""
         return self._flushing
-
-    @property
-    def waiting_fetches(self) -> int:
-        """How many fetches wait here."""
-        return len(self._fetch_waiters)
-
-    @property
-    def waiting_appends(self) -> int:
-        """How many produces wait here."""
-        return len(self._append_waiters)
 
     def become(
         self,
@@ -291,13 +237,7 @@ class Partition:
             self._advance(self.log.end_offset, size)
         else:
             self._unflushed_bytes += size
-        if self._follower_waiters:
-            for waiter in list(self._follower_waiters):
-                waiter.on_readable(self, size)
-
-    def is_committed(self, end_offset: i64) -> bool:
-        """Whether everything below ``end_offset`` is committed."""
-        return self.high_watermark >= end_offset
+        self._wake_followers(size)
 
     def holds_back(self, acks: i32, end_offset: i64) -> bool:
         """Whether the reply to a produce with ``acks`` has to wait for everything below ``end_offset``.
@@ -307,15 +247,6 @@ class Partition:
         if self.high_watermark >= end_offset:
             return False
         return acks == -1 or (acks == 1 and self._alone)
-
-    def wait_committed(self, end_offset: i64, waiter: AppendWaiter) -> None:
-        """Calls ``waiter`` once everything below ``end_offset`` is committed."""
-        waiters = self._append_waiters
-        index: i64 = len(waiters)
-        # A batch that is sent again waits for an offset that may be before those of others.
-        while index > 0 and waiters[index - 1][0] > end_offset:
-            index -= 1
-        waiters.insert(index, (end_offset, waiter))
 
     def _want_flush(self) -> None:
         if not self._flushing:
@@ -348,43 +279,6 @@ class Partition:
         self._fail_waiters(
             KafkaError(f"{self.topic}-{self.index} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         )
-
-    def _advance(self, offset: i64, added_bytes: i64) -> None:
-        """Moves the high watermark forward, and wakes who waited for it."""
-        if offset <= self.high_watermark:
-            return
-        self.high_watermark = offset
-        if self._append_waiters:
-            self._wake_appends()
-        if self._fetch_waiters:
-            self._wake_fetches(added_bytes)
-
-    def _wake_appends(self) -> None:
-        waiters = self._append_waiters
-        count: i64 = 0
-        for entry in waiters:
-            if entry[0] > self.high_watermark:
-                break
-            count += 1
-        if count > 0:
-            self._append_waiters = waiters[count:]
-            index: i64 = 0
-            while index < count:
-                waiters[index][1].on_committed(self)
-                index += 1
-
-    def _wake_fetches(self, added_bytes: i64) -> None:
-        for waiter in list(self._fetch_waiters):
-            waiter.on_readable(self, added_bytes)
-
-    def _fail_waiters(self, error: KafkaError) -> None:
-        waiters = self._append_waiters
-        self._append_waiters = []
-        for entry in waiters:
-            entry[1].on_append_failed(self, error)
-        self._wake_fetches(0)
-        for waiter in list(self._follower_waiters):
-            waiter.on_readable(self, 0)
 
     # Followers.
 
@@ -479,18 +373,6 @@ class Partition:
                 ErrorCode.OFFSET_OUT_OF_RANGE,
             )
         return self.log.read(offset, bytes_max, limit_offset, whole_first)
-
-    def wait_readable(self, waiter: FetchWaiter, replica_id: i32 = CONSUMER) -> None:
-        """Tells ``waiter`` of every advance, or a follower of every append, until :meth:`stop_waiting`."""
-        if replica_id < 0:
-            self._fetch_waiters[waiter] = None
-        else:
-            self._follower_waiters[waiter] = None
-
-    def stop_waiting(self, waiter: FetchWaiter) -> None:
-        """``waiter`` has had enough, or gave up."""
-        self._fetch_waiters.pop(waiter, None)
-        self._follower_waiters.pop(waiter, None)
 
     def limit_offset(self, replica_id: i32, isolation: i32) -> i64:
         """How far a reader may read."""

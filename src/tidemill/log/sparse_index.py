@@ -1,0 +1,287 @@
+"""What the two indexes of a segment share: a sparse file of entries of one size, mapped when it is needed.
+
+The layouts are those of :mod:`tidemill.log.offset_index` and :mod:`tidemill.log.time_index`. All integers are
+big-endian; both columns grow from entry to entry. The files are made at their full size, so that an entry is
+a store into the memory map; rolling cuts them to what is used. A tail of zeros is therefore what an unclean
+stop leaves behind, and no damage: position 0 is never indexed.
+
+There is an entry for a batch only when more than ``index.interval.bytes`` were appended since the last one.
+
+There is no checksum: what a crash leaves of an index is checked for sense, and rebuilt from the log.
+
+Source: Apache Kafka, ``AbstractIndex.java``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from librt.strings import read_i32_be
+from mypy_extensions import i64
+
+from tidemill.log.open_files import OPEN_FILES
+from tidemill.model.ports import Files
+
+RELATIVE_OFFSET_MAX: Final = 0x7FFFFFFF
+"""How far a record's offset may lie behind its segment's base offset."""
+
+PAGE_BYTES: Final = 4096
+"""What is given disk space at a time; a multiple of it is every system's page."""
+
+
+class SparseIndex:
+    """What both indexes share: a sparse file, mapped when it is first needed."""
+
+    def __init__(self, files: Files, path: str, base_offset: i64, bytes_max: i64, entry_bytes: i64) -> None:
+        self.files = files
+        self.path = path
+        self.base_offset: i64 = base_offset
+        self.entry_bytes: i64 = entry_bytes
+        self.entries_max: i64 = bytes_max // entry_bytes
+        self.entries: i64 = -1  # -1: not counted yet
+        self._map: Any = None
+        self._mapped_bytes: i64 = 0
+        self._writable: bool = False
+        self.pinned: bool = False
+        self._backed_bytes: i64 = 0
+        self._private: bool = False
+        self.touched: bool = False
+        """The map was used since :data:`OPEN_FILES` looked last."""
+
+    def create(self) -> None:
+        """Makes the file at its full size, empty of entries, over what was there."""
+        self._map = None
+        self._writable = False
+        file = self.files.open(self.path, True)
+        try:
+            if file.size() != 0:
+                file.truncate(0)
+            file.truncate(self.entries_max * self.entry_bytes)
+        finally:
+            file.close()
+        self.entries = 0
+
+    def load(self) -> None:
+        """Counts the entries, when that has not happened yet. A missing file has none."""
+        if self.entries >= 0:
+            return
+        if not self._private and not self.files.exists(self.path):
+            self.create()
+            return
+        self._map_file(False)
+        self.entries = self._count_entries()
+
+    def _map_file(self, writable: bool) -> Any:
+        """Maps the file; the map too, as another thread may make this one let it go (None: an empty file)."""
+        if self._private:
+            return self._read_file()
+        try:
+            mapped = self._try_map(writable)
+        except OSError as problem:
+            if not OPEN_FILES.make_room(problem):
+                raise
+            mapped = self._try_map(writable)
+        self._map = mapped
+        self.touched = True
+        OPEN_FILES.opened(self)
+        return mapped
+
+    def make_private(self, entries: i64) -> None:
+        """Makes this an index for look-ups in another thread; ``entries`` are known to be in it (or -1).
+
+        It reads where the other maps: the owner may cut the file meanwhile, and a mapped page beyond its end
+        would end the process. Entries that are gone raise IndexError then.
+        """
+        self._private = True
+        self.entries = entries
+
+    def _read_file(self) -> Any:
+        file = self.files.open(self.path, False, True)
+        try:
+            size: i64 = file.size() if self.entries < 0 else self.entries * self.entry_bytes
+            data = file.read_at(0, size)
+        finally:
+            file.close()
+        self._mapped_bytes = len(data)
+        self._map = data
+        return data
+
+    def is_cached(self) -> bool:
+        """Whether a look-up is likely to find its pages in memory. Raises OSError."""
+        if self.entries <= 0:
+            return self.entries == 0
+        file = self.files.open(self.path, False, True)
+        try:
+            return file.is_cached(0, self.entries * self.entry_bytes)
+        finally:
+            file.close()
+
+    def _try_map(self, writable: bool) -> Any:
+        self._map = None
+        mapped: Any = None
+        file = self.files.open(self.path, False, not writable)
+        try:
+            size: i64 = file.size()
+            if writable and size != self.entries_max * self.entry_bytes:
+                size = self.entries_max * self.entry_bytes
+                file.truncate(size)
+            if size > 0:
+                mapped = file.map(writable)
+            self._mapped_bytes = size
+        finally:
+            file.close()
+        self._writable = writable
+        return mapped
+
+    def _count_entries(self) -> i64:
+        """The entries before the tail of zeros."""
+        high: i64 = self._mapped_bytes // self.entry_bytes
+        if high == 0 or not self._is_zero(high - 1):
+            return high
+        low: i64 = 0
+        while low < high:
+            middle: i64 = (low + high) >> 1
+            if self._is_zero(middle):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _is_zero(self, slot: i64) -> bool:
+        entry = self._entry(slot)
+        return entry.count(0) == len(entry)
+
+    def _entry(self, slot: i64) -> bytes:
+        mapped = self._map
+        if mapped is None:
+            mapped = self._map_file(False)
+        self.touched = True
+        position: i64 = slot * self.entry_bytes
+        entry: bytes = mapped[position : position + self.entry_bytes]
+        return entry
+
+    def _store(self, entry: bytes) -> None:
+        mapped = self._map
+        if not self._writable or mapped is None:
+            self.load()
+            mapped = self._map_file(True)
+            self._backed_bytes = self.entries * self.entry_bytes
+        self.touched = True
+        position: i64 = self.entries * self.entry_bytes
+        if position + self.entry_bytes > self._backed_bytes:
+            self._back_page(position + self.entry_bytes)
+        mapped[position : position + self.entry_bytes] = entry
+        self.entries += 1
+
+    def _back_page(self, needed: i64) -> None:
+        """Gives the next page of the sparse file its space on the disk by an ordinary write.
+
+        A store into a mapped page that the disk has no room for kills the process (SIGBUS); a write that
+        finds no room raises OSError.
+        """
+        page_end: i64 = (needed + PAGE_BYTES - 1) // PAGE_BYTES * PAGE_BYTES
+        if page_end > self._mapped_bytes:
+            page_end = self._mapped_bytes
+        file = self.files.open(self.path)
+        try:
+            file.write_at(self._backed_bytes, bytes(page_end - self._backed_bytes))
+        finally:
+            file.close()
+        self._backed_bytes = page_end
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further entry fits; the segment rolls then."""
+        if self.entries < 0:
+            self.load()
+        return self.entries >= self.entries_max
+
+    def trim(self) -> None:
+        """Cuts the file to its entries: the segment is closed, or the broker stops."""
+        self.load()
+        used: i64 = self.entries * self.entry_bytes
+        if self._map is not None and self._mapped_bytes == used:
+            return
+        self._map = None  # a map beyond the end of its file must not be touched again
+        self._writable = False
+        file = self.files.open(self.path, True)
+        try:
+            if file.size() != used:
+                file.truncate(used)
+        finally:
+            file.close()
+
+    def _slots_up_to(self, value: i64, field: i64) -> i64:
+        """How many entries have at most ``value`` in the four bytes at ``field``, where they ascend."""
+        low: i64 = 0
+        high: i64 = self.entries
+        while low < high:
+            middle: i64 = (low + high) >> 1
+            if i64(read_i32_be(self._entry(middle), field)) <= value:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def keep(self, entries: i64) -> None:
+        """Forgets all entries but the first ``entries``, and zeroes their bytes."""
+        self.load()
+        if entries < self.entries:
+            self._cut(entries)
+
+    def keep_growing(self) -> bool:
+        """Forgets the entries from the first pair on that does not grow; whether there was one.
+
+        A power cut may lose entries, and keep later ones.
+        """
+        self.load()
+        slot: i64 = self._growing()
+        all_grow: bool = slot == self.entries
+        # Of two entries that do not grow either may be wrong. What lies behind a hole goes, too.
+        self._cut(slot if all_grow or slot == 0 else slot - 1)
+        return not all_grow
+
+    def _growing(self) -> i64:
+        """How many entries from the first on grow, each from the one before."""
+        raise NotImplementedError
+
+    def _misfit(self) -> str:
+        """Why the file is no index of this kind; empty when it may be one."""
+        if not self.files.exists(self.path):
+            return "the file is missing"
+        size: i64 = self.files.size(self.path)
+        if size % self.entry_bytes != 0:
+            return f"its size {size} is no multiple of {self.entry_bytes}"
+        return ""
+
+    def _cut(self, entries: i64) -> None:
+        position: i64 = entries * self.entry_bytes
+        self._map = None
+        self._writable = False
+        file = self.files.open(self.path)
+        try:
+            size: i64 = file.size()
+            file.truncate(position)
+            file.truncate(size)
+        finally:
+            file.close()
+        self.entries = entries
+
+    def let_go(self) -> None:
+        """Gives the memory map back until it is needed again."""
+        if not self.pinned:
+            self._map = None
+            self._writable = False
+
+    def pin(self) -> None:
+        """Maps the file, and keeps it mapped until :meth:`release`: it is about to lose its name."""
+        self.pinned = True
+        self.load()
+        if self.entries > 0 and self._map is None:
+            self._map_file(False)
+
+    def release(self) -> None:
+        """As :meth:`let_go`, by the log itself."""
+        self.pinned = False
+        self.let_go()
+        OPEN_FILES.closed(self)

@@ -1,0 +1,148 @@
+"""The time index of a segment.
+
+``<base offset>.timeindex``, 12 bytes an entry:
+
+====  =====  ===============  =============================================================
+byte  type   field            notes
+====  =====  ===============  =============================================================
+0     int64  timestamp        ms; the largest in the segment so far
+8     int32  relative offset  last offset of the batch that has it, less the base offset
+====  =====  ===============  =============================================================
+
+When a segment is closed, it gets a last entry with the segment's largest timestamp.
+
+What the file does not promise: :mod:`tidemill.log.sparse_index`.
+
+Source: Apache Kafka, ``TimeIndex.java``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from librt.strings import BytesWriter, read_i32_be, read_i64_be, write_i32_be, write_i64_be
+from mypy_extensions import i32, i64
+
+from tidemill.log.sparse_index import SparseIndex
+from tidemill.model.ports import Files
+
+TIME_ENTRY_BYTES: Final = 8 + 4
+
+
+class TimeIndex(SparseIndex):
+    """Finds the offset from which a scan for a timestamp begins."""
+
+    def __init__(self, files: Files, path: str, base_offset: i64, bytes_max: i64) -> None:
+        super().__init__(files, path, base_offset, bytes_max, TIME_ENTRY_BYTES)
+        self._last_timestamp: i64 = -2  # -2: not read yet
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further entry fits; one is kept free for the entry that closes the segment."""
+        if self.entries < 0:
+            self.load()
+        return self.entries >= self.entries_max - 1
+
+    def create(self) -> None:
+        super().create()
+        self._last_timestamp = -1
+
+    def append(self, timestamp: i64, offset: i64) -> None:
+        """Notes that ``timestamp`` is the largest up to ``offset``; nothing when it has not grown."""
+        self.load()
+        if timestamp <= self.last_timestamp() or self.entries >= self.entries_max:
+            return
+        writer = BytesWriter()
+        write_i64_be(writer, timestamp)
+        write_i32_be(writer, i32(offset - self.base_offset))
+        self._store(writer.getvalue())
+        self._last_timestamp = timestamp
+
+    def last_timestamp(self) -> i64:
+        """The largest indexed timestamp in ms; -1 without entries."""
+        if self._last_timestamp == -2:
+            self.load()
+            self._last_timestamp = -1
+            if self.entries > 0:
+                self._last_timestamp = read_i64_be(self._entry(self.entries - 1), 0)
+        return self._last_timestamp
+
+    def last_offset(self) -> i64:
+        """The offset that goes with :meth:`last_timestamp`; the base offset without entries."""
+        self.load()
+        if self.entries == 0:
+            return self.base_offset
+        return self.base_offset + i64(read_i32_be(self._entry(self.entries - 1), 8))
+
+    def lookup(self, timestamp: i64) -> i64:
+        """The offset of the last entry whose timestamp is at most ``timestamp``; the base offset without."""
+        self.load()
+        low: i64 = 0
+        high: i64 = self.entries
+        while low < high:
+            middle: i64 = (low + high) >> 1
+            if read_i64_be(self._entry(middle), 0) <= timestamp:
+                low = middle + 1
+            else:
+                high = middle
+        if low == 0:
+            return self.base_offset
+        return self.base_offset + i64(read_i32_be(self._entry(low - 1), 8))
+
+    def entry(self, slot: i64) -> tuple[i64, i64]:
+        """Entry ``slot`` as (timestamp, offset)."""
+        data = self._entry(slot)
+        return read_i64_be(data, 0), self.base_offset + i64(read_i32_be(data, 8))
+
+    def truncate_to(self, offset: i64) -> None:
+        """Forgets the entries whose offset is ``offset`` or higher."""
+        self.load()
+        self.keep(self._slots_up_to(offset - self.base_offset - 1, 8))
+        self._last_timestamp = -2
+
+    def keep_growing(self) -> bool:
+        """As :meth:`SparseIndex.keep_growing`."""
+        self._last_timestamp = -2
+        return super().keep_growing()
+
+    def _growing(self) -> i64:
+        """As :meth:`SparseIndex._growing`; neighbours may have the same offset."""
+        timestamp_before: i64 = -1
+        offset_before: i64 = -1
+        slot: i64 = 0
+        while slot < self.entries:
+            data = self._entry(slot)
+            timestamp: i64 = read_i64_be(data, 0)
+            offset: i64 = i64(read_i32_be(data, 8))
+            if timestamp <= timestamp_before or offset < offset_before or offset < 0:
+                break
+            timestamp_before = timestamp
+            offset_before = offset
+            slot += 1
+        return slot
+
+    def damage(self, offset_end: i64) -> str:
+        """What is wrong with the entries, for a segment that ends before ``offset_end``; empty: nothing."""
+        misfit = self._misfit()
+        if misfit:
+            return misfit
+        self.load()
+        slot: i64 = self._growing()
+        timestamp_before: i64 = -1
+        offset_before: i64 = -1
+        if slot > 0:
+            data = self._entry(slot - 1)
+            timestamp_before = read_i64_be(data, 0)
+            offset_before = i64(read_i32_be(data, 8))
+        if slot < self.entries:
+            data = self._entry(slot)
+            return (
+                f"entry {slot} ({read_i64_be(data, 0)}, {read_i32_be(data, 8)}) does not grow from "
+                f"({timestamp_before}, {offset_before})"
+            )
+        if self.entries > 0 and self.base_offset + offset_before >= offset_end:
+            return (
+                f"its last entry has offset {self.base_offset + offset_before}, "
+                f"the segment ends at {offset_end}"
+            )
+        return ""

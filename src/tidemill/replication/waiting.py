@@ -1,0 +1,141 @@
+"""Who waits for a partition: produces for its high watermark, fetches for more to read. Compiled.
+
+What waits hangs on the partition that it waits for, so that a partition where nothing happens costs
+nothing, and an append looks only at those who wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from mypy_extensions import i32, i64, mypyc_attr
+
+from tidemill.model.errors import KafkaError
+from tidemill.net.deadlines import Waiting
+
+CONSUMER: Final[i32] = -1
+"""The replica id with which consumers fetch."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class AppendWaiter(Waiting):
+    """Waits until what it appended is committed."""
+
+    def on_committed(self, partition: Awaited) -> None:
+        """The high watermark has reached the offset that was waited for."""
+        raise NotImplementedError
+
+    def on_append_failed(self, partition: Awaited, error: KafkaError) -> None:
+        """It will not be reached here: the partition is gone, no longer led, or its disk failed."""
+        raise NotImplementedError
+
+
+class CommitCallback(AppendWaiter):
+    """Calls a function once the commit is there (with None) or has failed (with the error)."""
+
+    def __init__(self, call: Callable[[KafkaError | None], None]) -> None:
+        self.call = call
+
+    def on_committed(self, partition: Awaited) -> None:
+        """The offset is committed."""
+        self.call(None)
+
+    def on_append_failed(self, partition: Awaited, error: KafkaError) -> None:
+        """It will not be."""
+        self.call(error)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class FetchWaiter(Waiting):
+    """Waits until a partition has more to read."""
+
+    def on_readable(self, partition: Awaited, added_bytes: i64) -> None:
+        """``added_bytes`` more can be read; 0 when the partition changed otherwise (deleted, truncated)."""
+        raise NotImplementedError
+
+
+class Awaited:
+    """A high watermark that moves forward, and who is told of it."""
+
+    def __init__(self, high_watermark: i64) -> None:
+        self.high_watermark: i64 = high_watermark
+        """Everything below is on all replicas in sync."""
+        self._append_waiters: list[tuple[i64, AppendWaiter]] = []
+        self._fetch_waiters: dict[FetchWaiter, None] = {}
+        self._follower_waiters: dict[FetchWaiter, None] = {}
+
+    @property
+    def waiting_fetches(self) -> int:
+        """How many fetches wait here."""
+        return len(self._fetch_waiters)
+
+    @property
+    def waiting_appends(self) -> int:
+        """How many produces wait here."""
+        return len(self._append_waiters)
+
+    def is_committed(self, end_offset: i64) -> bool:
+        """Whether everything below ``end_offset`` is committed."""
+        return self.high_watermark >= end_offset
+
+    def wait_committed(self, end_offset: i64, waiter: AppendWaiter) -> None:
+        """Calls ``waiter`` once everything below ``end_offset`` is committed."""
+        waiters = self._append_waiters
+        index: i64 = len(waiters)
+        # A batch that is sent again waits for an offset that may be before those of others.
+        while index > 0 and waiters[index - 1][0] > end_offset:
+            index -= 1
+        waiters.insert(index, (end_offset, waiter))
+
+    def wait_readable(self, waiter: FetchWaiter, replica_id: i32 = CONSUMER) -> None:
+        """Tells ``waiter`` of every advance, or a follower of every append, until :meth:`stop_waiting`."""
+        if replica_id < 0:
+            self._fetch_waiters[waiter] = None
+        else:
+            self._follower_waiters[waiter] = None
+
+    def stop_waiting(self, waiter: FetchWaiter) -> None:
+        """``waiter`` has had enough, or gave up."""
+        self._fetch_waiters.pop(waiter, None)
+        self._follower_waiters.pop(waiter, None)
+
+    def _advance(self, offset: i64, added_bytes: i64) -> None:
+        """Moves the high watermark forward, and wakes who waited for it."""
+        if offset <= self.high_watermark:
+            return
+        self.high_watermark = offset
+        if self._append_waiters:
+            self._wake_appends()
+        if self._fetch_waiters:
+            self._wake_fetches(added_bytes)
+
+    def _wake_appends(self) -> None:
+        waiters = self._append_waiters
+        count: i64 = 0
+        for entry in waiters:
+            if entry[0] > self.high_watermark:
+                break
+            count += 1
+        if count > 0:
+            self._append_waiters = waiters[count:]
+            index: i64 = 0
+            while index < count:
+                waiters[index][1].on_committed(self)
+                index += 1
+
+    def _wake_fetches(self, added_bytes: i64) -> None:
+        for waiter in list(self._fetch_waiters):
+            waiter.on_readable(self, added_bytes)
+
+    def _wake_followers(self, added_bytes: i64) -> None:
+        for waiter in list(self._follower_waiters):
+            waiter.on_readable(self, added_bytes)
+
+    def _fail_waiters(self, error: KafkaError) -> None:
+        waiters = self._append_waiters
+        self._append_waiters = []
+        for entry in waiters:
+            entry[1].on_append_failed(self, error)
+        self._wake_fetches(0)
+        self._wake_followers(0)

@@ -114,7 +114,7 @@ class Bench:
         topics = self.manager.topics
         self.produces = ProducePath(topics, self.clock, self.deadlines, self.slow_lane, self.memory)
         self.slow_lane.path = self.produces
-        self.manager.congestion_listeners.append(self.produces.set_congested)
+        self.manager.write_back.listeners.append(self.produces.set_congested)
         self.sessions = FetchSessions(self.clock, sessions_max)
         self.fetches = FetchPath(topics, self.loop, self.deadlines, self.sessions, FETCH_BYTES_MAX)
         self.others = NoOthers()

@@ -243,9 +243,9 @@ def test_what_checkpoints_say_of_a_deleted_topic_does_not_count_for_the_next_of_
         for _ in range(10):
             await stage.append(old)
         old.log.advance_start(9)
-        await stage.replicas.checkpoint_log_starts()
+        await stage.replicas.checkpoints.log_starts()
         stage.replicas.remove_topic("first", bytes([1]) * 16)
-        await stage.replicas.checkpoint_removals()
+        await stage.replicas.checkpoints.removals()
         (new,) = stage.topic("first", config=LogConfig(), number=2)
         for _ in range(3):
             await stage.append(new)
@@ -277,9 +277,9 @@ def test_checkpoints_are_written_in_a_thread_and_one_after_the_other() -> None:
         stage.topic("first")
         threads.clear()
         await asyncio.gather(
-            *(stage.replicas.checkpoint_log_starts() for _ in range(5)),
-            stage.replicas.checkpoint_recovery_points(),
-            stage.replicas.checkpoint_high_watermarks(),
+            *(stage.replicas.checkpoints.log_starts() for _ in range(5)),
+            stage.replicas.checkpoints.recovery_points(),
+            stage.replicas.checkpoints.high_watermarks(),
         )
         assert threads
         assert threading.get_ident() not in threads
@@ -327,8 +327,8 @@ def test_a_topic_made_anew_is_written_back_from_its_beginning() -> None:
         (new,) = stage.topic("first", config=LogConfig(), number=2)
         await stage.append(new)
         stage.replicas.write_back_wanted(new)
-        assert stage.replicas._unwritten_bytes >= 0
-        assert stage.replicas._written_to[new.log.active.path] == new.log.active.size
+        assert stage.replicas.write_back._unwritten_bytes >= 0
+        assert stage.replicas.write_back._written_to[new.log.active.path] == new.log.active.size
 
     staged(test)
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple
 
-from tidemill.log.checkpoints import CheckpointJob, write_checkpoints
 from tidemill.log.config import LogConfig
 from tidemill.log.errors import DiskFull, is_disk_broken, may_pass
 from tidemill.log.log import Log
@@ -24,18 +23,16 @@ from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.ports import Clock
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.validate import Limits
+from tidemill.replication.checkpoints import Checkpoints
+from tidemill.replication.fetcher import Follows
 from tidemill.replication.moves import Mover
 from tidemill.replication.partition import Partition, PartitionEvents
 from tidemill.replication.storage import storage_of
 from tidemill.replication.topics import TopicEntry, TopicTable
+from tidemill.replication.write_back import WriteBack
 
 log = logging.getLogger("tidemill.replication")
 
-UNWRITTEN_HIGH_BYTES = 512 * 1024 * 1024
-"""With more than this on its way to the disk, produces wait until it is below the low mark again."""
-UNWRITTEN_LOW_BYTES = 256 * 1024 * 1024
-WRITTEN_TO_MAX = 10_000
-"""Segments whose written part is remembered; forgetting one costs writing its pages' checks again."""
 FULL_TOLD_S = 10.0
 """A disk that stays full is told of so often."""
 TOLD_PATHS_MAX = 10_000
@@ -53,6 +50,8 @@ class PartitionState(NamedTuple):
     leader_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
+    partition_epoch: int = -1
+    """The version of this state; later ones have a larger one, or a larger leader epoch."""
 
 
 def limits_of(config: LogConfig) -> Limits:
@@ -84,26 +83,24 @@ class ReplicaManager(PartitionEvents):
         self.clock = clock
         self.loop = loop
         self.syncers = syncers
-        self.writers = writers
         self.topics = TopicTable()
         self.mover = Mover(self)
+        self.write_back = WriteBack(loop, writers)
+        self.checkpoints = Checkpoints(logs, loop, syncers, self.high_watermarks)
         self.leadership_listeners: list[Callable[[Partition, bool], None]] = []
         """Called with a partition and whether this broker leads it, when that changes."""
-        self.congestion_listeners: list[Callable[[bool], None]] = []
-        """Called with True when the disk falls behind, with False when it has caught up."""
         self.change_isr: Callable[[Partition, tuple[int, ...], int], None] | None = None
         """Asks the controller for another in-sync set over the state of that partition epoch. Without it none
         changes."""
+        self.following: Follows | None = None
+        """None where no broker follows another."""
+        self.lag_ms_max = 30_000
+        """``replica.lag.time.max.ms``: who has not caught up for so long is not in sync."""
         self.full: dict[str, float] = {}
         """Data directories that had no room for an append lately, and when that was."""
         self._told: dict[str, float] = {}
         self._flushes: set[asyncio.Future[None]] = set()
-        self._checkpoints: set[asyncio.Future[list[str]]] = set()
-        self._checkpointing = asyncio.Lock()
         self._stopping = False
-        self._written_to: dict[str, int] = {}
-        self._unwritten_bytes = 0
-        self._congested = False
 
     def find(self, topic: str, index: int) -> Partition | None:
         """The partition when this broker has it."""
@@ -180,13 +177,71 @@ class ReplicaManager(PartitionEvents):
         return partition
 
     def _become(self, partition: Partition, state: PartitionState) -> None:
-        led = partition.is_leader
-        if partition.leader_epoch == state.leader_epoch and partition.isr == state.isr:
+        known = (int(partition.leader_epoch), int(partition.partition_epoch))
+        if (state.leader_epoch, state.partition_epoch) < known:
+            log.info("%s-%d: %s is older than what is known", partition.topic, partition.index, state)
             return
-        partition.become(state.leader, state.leader_epoch, state.replicas, state.isr)
-        if led != partition.is_leader and not partition.failed:
+        if (
+            partition.leader_epoch == state.leader_epoch
+            and partition.leader == state.leader
+            and partition.isr == state.isr
+            and partition.replicas == state.replicas
+        ):
+            partition.partition_epoch = state.partition_epoch
+            if partition.replication is not None:
+                partition.replication.partition_epoch = state.partition_epoch
+            return
+        self._change(partition, state)
+
+    def _change(self, partition: Partition, state: PartitionState) -> None:
+        led, epoch, leader = partition.is_leader, partition.leader_epoch, partition.leader
+        partition.lag_ms_max = self.lag_ms_max
+        partition.become(
+            state.leader,
+            state.leader_epoch,
+            state.replicas,
+            state.isr,
+            state.partition_epoch,
+            self.clock.wall_ms(),
+        )
+        if partition.failed:
+            return
+        if self.following is not None and (epoch, leader) != (partition.leader_epoch, partition.leader):
+            if partition.is_leader or partition.leader < 0:
+                self.following.leave(partition)
+            else:
+                self.following.follow(partition)
+        if led != partition.is_leader:
             for listener in self.leadership_listeners:
                 listener(partition, partition.is_leader)
+
+    def step_down(self) -> None:
+        """Leads and follows nothing any more of what other brokers have, too, until it is told anew.
+
+        For a broker whose session has ended: another may lead what it led.
+        """
+        for partition in self.all():
+            if len(partition.replicas) > 1 and partition.leader >= 0:
+                state = PartitionState(
+                    int(partition.index),
+                    -1,
+                    int(partition.leader_epoch),
+                    partition.replicas,
+                    partition.isr,
+                    int(partition.partition_epoch),
+                )
+                self._change(partition, state)
+
+    def stop_replica(self, topic: str, index: int, *, delete: bool) -> None:
+        """Lets go of one partition, ``delete``: with its files. Raises StorageError."""
+        entry = self.topics.by_name.get(topic.encode())
+        partition = entry.partition(index) if entry is not None else None
+        if entry is not None and partition is not None:
+            entry.partitions[index] = None
+            self._delete(partition)
+        key = TopicPartition(topic, index)
+        if delete and self.logs.get(key) is not None:
+            self.logs.delete(key, self.clock.wall_ms())
 
     def reconfigure(self, name: str, config: LogConfig) -> None:
         """Puts a topic's settings into effect."""
@@ -233,6 +288,8 @@ class ReplicaManager(PartitionEvents):
     def _delete(self, partition: Partition) -> None:
         led = partition.is_leader
         partition.delete()
+        if self.following is not None:
+            self.following.leave(partition)
         if led:
             for listener in self.leadership_listeners:
                 listener(partition, False)
@@ -343,6 +400,8 @@ class ReplicaManager(PartitionEvents):
     def _fail(self, partition: Partition, reason: str) -> None:
         led = partition.is_leader and not partition.failed
         partition.fail(reason)
+        if self.following is not None:
+            self.following.leave(partition)
         if led:
             for listener in self.leadership_listeners:
                 listener(partition, False)
@@ -356,39 +415,25 @@ class ReplicaManager(PartitionEvents):
         else:
             self.change_isr(partition, isr, int(partition_epoch))
 
-    # Writing back.
+    def isr_changed(self, partition: Partition, state: PartitionState) -> None:
+        """The controller has written the set that was asked for."""
+        if not partition.deleted:
+            self._become(partition, state)
+
+    def isr_refused(self, partition: Partition) -> None:
+        """The controller has not written the set that was asked for."""
+        partition.isr_refused(self.clock.wall_ms())
+
+    async def drop_lagging(self) -> None:
+        """Asks for those to be taken out of in-sync sets that have not caught up for too long."""
+        now_ms = self.clock.wall_ms()
+        for partition in self.all():
+            if partition.is_leader and not partition.failed and len(partition.isr) > 1:
+                partition.drop_lagging(now_ms)
 
     def write_back_wanted(self, partition: Partition) -> None:
-        """Writes what ``partition`` appended since the last time, in a thread.
-
-        Left to itself the kernel collects gigabytes of unwritten pages and then holds up whoever writes
-        next, which would be the loop. When the disk cannot keep up, produces wait (:attr:`congestion`).
-        """
-        segment = partition.log.active
-        begin = self._written_to.get(segment.path, 0)
-        end = int(segment.size)
-        if begin > end:
-            begin = 0  # another file of the same name: the topic was made anew
-        if len(self._written_to) > WRITTEN_TO_MAX:
-            self._written_to.clear()
-        self._written_to[segment.path] = end
-        self._unwritten_bytes += end - begin
-        self._tell_congestion()
-        future = self.loop.run_in_executor(self.writers, segment.file().write_back, begin, end - begin)
-        future.add_done_callback(lambda done: self._written_back(done, end - begin))
-
-    def _written_back(self, done: asyncio.Future[None], count: int) -> None:
-        self._unwritten_bytes -= count
-        if not done.cancelled() and done.exception() is not None:
-            log.debug("writing back failed; the next sync will tell", exc_info=done.exception())
-        self._tell_congestion()
-
-    def _tell_congestion(self) -> None:
-        over = self._unwritten_bytes > (UNWRITTEN_LOW_BYTES if self._congested else UNWRITTEN_HIGH_BYTES)
-        if over != self._congested:
-            self._congested = over
-            for listener in self.congestion_listeners:
-                listener(over)
+        """Writes what ``partition`` appended since the last time, in a thread."""
+        self.write_back.begin(partition)
 
     # Upkeep.
 
@@ -410,14 +455,14 @@ class ReplicaManager(PartitionEvents):
                 one.finish_flush(job, self.clock.wall_ms())
                 moved = moved or job.is_safe_point
         if moved:
-            await self.checkpoint_recovery_points()
+            await self.checkpoints.recovery_points()
 
     async def retain(self) -> None:
         """Removes what retention lets go."""
         moved = self.logs.retain(self.clock.wall_ms(), self.high_watermarks())
         if moved:
             log.info("retention moved the start of %d logs", len(moved))
-            await self.checkpoint_log_starts()
+            await self.checkpoints.log_starts()
         self.logs.expire_producers(self.clock.wall_ms())
         self.report_warnings()
 
@@ -435,49 +480,6 @@ class ReplicaManager(PartitionEvents):
             for partition in self.all()
         }
 
-    async def checkpoint_high_watermarks(self) -> None:
-        """Writes every partition's high watermark down."""
-        await self._checkpoint(lambda: self.logs.high_watermark_checkpoints(self.high_watermarks()))
-
-    async def checkpoint_recovery_points(self) -> None:
-        """Writes down from where recovery would begin."""
-        await self._checkpoint(self.logs.recovery_point_checkpoints)
-
-    async def checkpoint_log_starts(self) -> None:
-        """Writes down where logs start."""
-        await self._checkpoint(self.logs.start_offset_checkpoints)
-
-    async def checkpoint_removals(self) -> None:
-        """Takes deleted partitions out of the checkpoints.
-
-        Until that is done none of the same name may be made: after a crash the offsets of the old one would
-        count for it, and records below them be lost.
-        """
-        await self._checkpoint(
-            lambda: [*self.logs.recovery_point_checkpoints(), *self.logs.start_offset_checkpoints()]
-        )
-
-    async def checkpoint(self, take: Callable[[], list[CheckpointJob]]) -> None:
-        """As the others, but StorageError is raised: what comes next counts on the files."""
-        problems = await self._checkpoint(take)
-        if problems:
-            raise StorageError("; ".join(problems))
-
-    async def _checkpoint(self, take: Callable[[], list[CheckpointJob]]) -> list[str]:
-        """Takes the offsets here, and writes them in a thread; one after the other, as they share files.
-
-        Texts about what could not be written, which are logged, too.
-        """
-        async with self._checkpointing:
-            writing = self.loop.run_in_executor(self.syncers, write_checkpoints, take())
-            self._checkpoints.add(writing)
-            writing.add_done_callback(self._checkpoints.discard)
-            # Whoever waits may be cancelled; the thread goes on, and stop() waits for it.
-            problems = await asyncio.shield(writing)
-            for problem in problems:
-                log.error("%s", problem)
-            return problems
-
     def report_warnings(self) -> None:
         """Logs what the log layer met since the last report."""
         for warning in self.logs.warnings:
@@ -488,4 +490,4 @@ class ReplicaManager(PartitionEvents):
         """Waits for the flushes and checkpoints that are under way, and interrupts moves."""
         self._stopping = True
         await self.mover.stop()
-        await asyncio.gather(*self._flushes, *self._checkpoints, return_exceptions=True)
+        await asyncio.gather(*self._flushes, *self.checkpoints.under_way, return_exceptions=True)

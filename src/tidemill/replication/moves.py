@@ -115,7 +115,7 @@ class Mover:
                 return
             if move.began_anew:
                 move.began_anew = False
-                await self.replicas.checkpoint(move.checkpoints)
+                await self.replicas.checkpoints.write(move.checkpoints)
             await self._pace(piece.size)
             await self._in_thread(move.store, piece, clock.wall_ms())
 
@@ -131,7 +131,7 @@ class Mover:
         job = move.future.begin_flush()
         await self._in_thread(job.run)
         move.future.finish_flush(job, self.replicas.clock.wall_ms())
-        await self.replicas.checkpoint(move.checkpoints)
+        await self.replicas.checkpoints.write(move.checkpoints)
         await self._in_thread(move.mark)
         if move.is_off():
             unmark(move.logs.files, move.source.directory)
@@ -150,9 +150,9 @@ class Mover:
             partition.log = move.future
         log.info("%s lies in %s now", move.key, move.future.directory)
         await self._in_thread(move.sync_target)
-        await replicas.checkpoint_recovery_points()
+        await replicas.checkpoints.recovery_points()
         move.retire(replicas.clock.wall_ms())
-        await replicas.checkpoint_removals()
+        await replicas.checkpoints.removals()
 
     async def _in_thread(self, do: Callable[..., Any], *arguments: Any) -> None:
         """Waits for a thread, also when the waiting is cancelled: a log has one user at a time."""

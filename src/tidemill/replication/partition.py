@@ -76,6 +76,8 @@ class Partition(Awaited):
         self.events = events
         self.leader: i32 = -1
         self.leader_epoch: i64 = -1
+        self.partition_epoch: i64 = -1
+        """The version of the state that the controller told last; it grows within a leader epoch, too."""
         self.replicas: tuple[int, ...] = ()
         self.isr: tuple[int, ...] = ()
         self.min_insync_replicas: i32 = 1
@@ -131,6 +133,7 @@ class Partition(Awaited):
         is_new = leader != self.leader or leader_epoch != self.leader_epoch
         self.leader = leader
         self.leader_epoch = leader_epoch
+        self.partition_epoch = partition_epoch
         self.replicas = replicas
         self.isr = isr
         self._alone = leader == self.node_id and len(isr) == 1

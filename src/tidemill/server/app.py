@@ -203,7 +203,7 @@ class BrokerServer:
         topics = broker.partitions.topics
         self.produces = ProducePath(topics, broker.clock, self.deadlines, self.slow_lane, self.memory)
         self.slow_lane.path = self.produces
-        broker.partitions.congestion_listeners.append(self.produces.set_congested)
+        broker.partitions.write_back.listeners.append(self.produces.set_congested)
         self.sessions = FetchSessions(broker.clock, config.int("max.incremental.fetch.session.cache.slots"))
         self.fetches = FetchPath(
             topics, self.loop, self.deadlines, self.sessions, config.int("fetch.max.bytes")
@@ -276,7 +276,7 @@ class BrokerServer:
                 log.error("%s: %s", image.name, problem)
                 delta.fail(image.name, problem)
         if delta.deleted:
-            await broker.partitions.checkpoint_removals()
+            await broker.partitions.checkpoints.removals()
             await self.compaction.checkpoint()
             broker.groups.topics_deleted([image.name for image in delta.deleted])
         made = 0
@@ -345,13 +345,13 @@ class BrokerServer:
         self._every(FLUSH_CHECK_S, FLUSH_CHECK_S, partitions.look_after_directories)
         self._every(REMOVAL_CHECK_S, REMOVAL_CHECK_S, partitions.remove_due)
         watermark_s = config.int("replica.high.watermark.checkpoint.interval.ms") / 1000
-        self._every(watermark_s, watermark_s, partitions.checkpoint_high_watermarks)
+        self._every(watermark_s, watermark_s, partitions.checkpoints.high_watermarks)
         recovery_s = config.int("log.flush.offset.checkpoint.interval.ms") / 1000
-        self._every(recovery_s, recovery_s, partitions.checkpoint_recovery_points)
+        self._every(recovery_s, recovery_s, partitions.checkpoints.recovery_points)
         if config.bool("log.cleaner.enable"):
             self._upkeep.append(self.loop.create_task(self.compaction.run()))
         starts_s = config.int("log.flush.start.offset.checkpoint.interval.ms") / 1000
-        self._every(starts_s, starts_s, partitions.checkpoint_log_starts)
+        self._every(starts_s, starts_s, partitions.checkpoints.log_starts)
         self._every(IDLE_S, IDLE_S, self._reap)
         idle_ms = config.int("connections.max.idle.ms")
         if idle_ms > 0:

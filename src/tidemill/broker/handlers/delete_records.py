@@ -37,7 +37,7 @@ async def handle(
                 result.error_code = error.code
             results.append(result)
         topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=results))
-    await broker.partitions.checkpoint_log_starts()
+    await broker.partitions.checkpoints.log_starts()
     return DeleteRecordsResponse(topics=topics)
 
 

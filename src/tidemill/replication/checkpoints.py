@@ -1,0 +1,73 @@
+"""Writing down what a start after a crash begins from: high watermarks, recovery points, starts of logs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+
+from tidemill.log.checkpoints import CheckpointJob, write_checkpoints
+from tidemill.log.manager import LogManager
+from tidemill.model.errors import StorageError
+from tidemill.model.types import TopicPartition
+
+log = logging.getLogger("tidemill.replication")
+
+
+class Checkpoints:
+    """The checkpoint files of all data directories. One writing at a time, in a thread: they share files."""
+
+    def __init__(
+        self,
+        logs: LogManager,
+        loop: asyncio.AbstractEventLoop,
+        threads: Executor,
+        high_watermarks: Callable[[], dict[TopicPartition, int]],
+    ) -> None:
+        self.under_way: set[asyncio.Future[list[str]]] = set()
+        self._logs = logs
+        self._loop = loop
+        self._threads = threads
+        self._high_watermarks = high_watermarks
+        self._writing = asyncio.Lock()
+
+    async def high_watermarks(self) -> None:
+        """Writes every partition's high watermark down."""
+        await self._write(lambda: self._logs.high_watermark_checkpoints(self._high_watermarks()))
+
+    async def recovery_points(self) -> None:
+        """Writes down from where recovery would begin."""
+        await self._write(self._logs.recovery_point_checkpoints)
+
+    async def log_starts(self) -> None:
+        """Writes down where logs start."""
+        await self._write(self._logs.start_offset_checkpoints)
+
+    async def removals(self) -> None:
+        """Takes deleted partitions out of the checkpoints.
+
+        Until that is done none of the same name may be made: after a crash the offsets of the old one would
+        count for it, and records below them be lost.
+        """
+        await self._write(
+            lambda: [*self._logs.recovery_point_checkpoints(), *self._logs.start_offset_checkpoints()]
+        )
+
+    async def write(self, take: Callable[[], list[CheckpointJob]]) -> None:
+        """As the others, but StorageError is raised: what comes next counts on the files."""
+        problems = await self._write(take)
+        if problems:
+            raise StorageError("; ".join(problems))
+
+    async def _write(self, take: Callable[[], list[CheckpointJob]]) -> list[str]:
+        """Takes the offsets here, and writes them in a thread; texts about what could not be written."""
+        async with self._writing:
+            writing = self._loop.run_in_executor(self._threads, write_checkpoints, take())
+            self.under_way.add(writing)
+            writing.add_done_callback(self.under_way.discard)
+            # Whoever waits may be cancelled; the thread goes on, and the stop waits for it.
+            problems = await asyncio.shield(writing)
+            for problem in problems:
+                log.error("%s", problem)
+            return problems

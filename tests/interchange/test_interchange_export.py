@@ -123,6 +123,8 @@ def test_the_lines_of_server_properties(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.splitlines() == [
         "broker 1 of cluster fQpr0RF6T5iTqPfvLWFMDA: 8 topics, 10 partitions, 7.6 kB",
         f"exported: {data}",
+        f"the state that Tidemill had is kept as {data}/coordination.db.exported; to go back before Kafka "
+        "was started, give it its old name, coordination.db",
         f"first make the nodes: zookeeper-shell.sh HOST:PORT < {script}",
         "then start Apache Kafka 3.9 with these lines in its server.properties:",
         "  broker.id=1",
@@ -222,6 +224,67 @@ def test_what_is_missing_on_the_command_line(tmp_path: Path, capsys: pytest.Capt
     assert "--to NEW for a copy, or --in-place" in failed(capsys, 2, data, "--nodes", nodes)
     assert "say where the nodes go" in failed(capsys, 2, data, "--in-place")
     assert "--to names a new directory" in failed(capsys, 2, data, "--to", tmp_path, "--nodes", nodes)
+
+
+def test_the_way_back_from_an_export_is_the_old_name(tmp_path: Path) -> None:
+    data = imported(tmp_path)
+    with Broker(CONFIG, data_dir=data) as broker:
+        before = see(broker.bootstrap)
+    told = export(data, "--in-place", "--nodes", tmp_path / "nodes.json")
+    assert told["store_kept_as"] == f"{data}/coordination.db.exported"
+    Path(told["store_kept_as"]).rename(data / STORE)
+    with Broker(CONFIG, data_dir=data) as broker:
+        assert as_json(see(broker.bootstrap)) == as_json(before)
+
+
+@pytest.mark.parametrize("option", ["--script", "--nodes"])
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_copied(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, new = imported(tmp_path), tmp_path / "new"
+    said = failed(capsys, 2, data, "--to", new, option, tmp_path / "missing" / "nodes")
+    assert f"{tmp_path}/missing is no directory: make it first, or name another file" in said
+    assert f"{tmp_path} is a directory: name a file in it" in failed(
+        capsys, 2, data, "--to", new, option, tmp_path
+    )
+    assert not new.exists()
+
+
+def test_one_file_is_not_asked_for_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, file = imported(tmp_path), tmp_path / "nodes"
+    said = failed(capsys, 2, data, "--in-place", "--script", file, "--nodes", file)
+    assert f"--script and --nodes both name {file}: name two files" in said
+
+
+def test_targets_that_cannot_be_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, nodes = imported(tmp_path), tmp_path / "nodes.json"
+    before = contents(data)
+    link = tmp_path / "link"
+    link.symlink_to(data)
+
+    def refused(target: Path) -> str:
+        return failed(capsys, 2, data, "--to", target, "--nodes", nodes)
+
+    assert f"--to {data}/sub/new is inside {data}, which is exported" in refused(data / "sub" / "new")
+    assert f"--to {link}/sub is inside {data}, which is exported" in refused(link / "sub")
+    assert f"--to {link} is the directory that is exported" in refused(link)
+    (tmp_path / "file").touch()
+    assert f"{tmp_path}/file is no directory; name another place" in refused(tmp_path / "file" / "new")
+    (tmp_path / "dangling").symlink_to("/gone/target")
+    assert "--to names a new directory" in refused(tmp_path / "dangling")
+    assert contents(data) == before
+    assert not nodes.exists()
+
+
+def test_a_directory_that_is_given_twice_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, link = imported(tmp_path), tmp_path / "link"
+    link.symlink_to(data)
+    said = failed(capsys, 2, data, data, "--to", tmp_path / "new", "--nodes", tmp_path / "nodes")
+    assert f"{data} is given twice: name each data directory once" in said
+    said = failed(capsys, 2, data, link, "--to", tmp_path / "new", "--nodes", tmp_path / "nodes")
+    assert f"{data} is given twice, as {data} and as {link}: name each data directory once" in said
+    assert run(["log", "import", str(link), str(data)]) == 2
+    assert f"{data} is given twice, as {link} and as {data}" in capsys.readouterr().err
 
 
 def test_what_cannot_be_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.log_import import DIRECTORY, FAILED, locked
+from tidemill.cli.log_import import DIRECTORY, FAILED, each_once, locked
 from tidemill.cli.log_verify import progress
+from tidemill.cli.options import StateFile
 from tidemill.cli.output import bytes_text, count_text, done, json_option, on_terminal, print_json
 from tidemill.cli.records import for_terminal
 
@@ -38,8 +39,8 @@ ZooKeeper; from there it can be migrated to KRaft. The way back is tidemill log 
 @click.option(
     "--zookeeper", metavar="HOST:PORT[/CHROOT]", help="Make the nodes there; the chroot is made, too."
 )
-@click.option("--script", metavar="FILE", type=click.Path(), help="Write them as zookeeper-shell's commands.")
-@click.option("--nodes", metavar="FILE", type=click.Path(), help="Write them as a JSON object.")
+@click.option("--script", metavar="FILE", type=StateFile(), help="Write them as zookeeper-shell's commands.")
+@click.option("--nodes", metavar="FILE", type=StateFile(), help="Write them as a JSON object.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @json_option
 def export(
@@ -60,10 +61,12 @@ def export(
         raise click.UsageError(
             "say where the nodes go: --zookeeper HOST:PORT/CHROOT, --script or --nodes FILE"
         )
-    if target is not None and os.path.exists(target):
-        raise click.UsageError(f"{target} is there already: --to names a new directory")
-    paths = tuple(os.path.abspath(path) for path in paths)
-    target = None if target is None else os.path.abspath(target)
+    paths = each_once(paths)
+    if to["script"] and to["nodes"] and os.path.realpath(to["script"]) == os.path.realpath(to["nodes"]):
+        raise click.UsageError(f"--script and --nodes both name {to['script']}: name two files")
+    if target is not None:
+        target = os.path.abspath(target)
+        _check_target(paths, target)
     with locked(paths, take=not dry_run):
         found = find(SystemFiles(), paths)
         planned = plan(asyncio.run(read_store(found)), found)
@@ -74,6 +77,32 @@ def export(
     else:
         _tell(planned, found, target, to, dry_run)
     return FAILED if planned.problems else 0
+
+
+def _check_target(paths: tuple[str, ...], target: str) -> None:
+    """A usage error when no copy can be made at ``target``."""
+    place = os.path.realpath(target)
+    for path in paths:
+        if place == os.path.realpath(path):
+            raise click.UsageError(
+                f"--to {target} is the directory that is exported: name a new one, or say --in-place to make "
+                "it Kafka's where it is"
+            )
+        if place.startswith(os.path.realpath(path) + os.sep):
+            raise click.UsageError(
+                f"--to {target} is inside {path}, which is exported: name a new directory outside of it"
+            )
+    if os.path.lexists(target):
+        raise click.UsageError(f"{target} is there already: --to names a new directory")
+    folder = os.path.dirname(place)
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    if not os.path.isdir(folder):
+        raise click.UsageError(f"--to {target}: {folder} is no directory; name another place")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise click.UsageError(
+            f"--to {target}: nothing can be made in {folder}; change its rights, or name another place"
+        )
 
 
 def _carry_out(
@@ -115,7 +144,7 @@ def _carry_out(
 def _document(
     planned: Export, found: Found, target: str | None, zookeeper: str | None, dry_run: bool
 ) -> dict[str, Any]:
-    from tidemill.interchange.exporting import server_properties
+    from tidemill.interchange.exporting import EXPORTED, server_properties
     from tidemill.log.checkpoints import encode_id
 
     directories = found.paths if target is None else [target]
@@ -125,6 +154,7 @@ def _document(
         "cluster_id": planned.metadata.cluster_id,
         "node_id": planned.node_id,
         "directories": directories,
+        "store_kept_as": f"{found.paths[0]}/{EXPORTED}" if target is None else None,
         "topics": {
             name: {
                 "topic_id": encode_id(topic.topic_id),
@@ -143,7 +173,8 @@ def _document(
 def _tell(
     planned: Export, found: Found, target: str | None, to: dict[str, str | None], dry_run: bool
 ) -> None:
-    from tidemill.interchange.exporting import server_properties
+    from tidemill.coordination.embedded import FILE_NAME as STORE_FILE
+    from tidemill.interchange.exporting import EXPORTED, server_properties
 
     show = for_terminal if on_terminal() else str
     for text in planned.problems:
@@ -162,6 +193,12 @@ def _tell(
         return
     directories = found.paths if target is None else [target]
     done(f"exported: {', '.join(directories)}")
+    if target is None:
+        store = f"{found.paths[0]}/{EXPORTED}"
+        click.echo(
+            f"the state that Tidemill had is kept as {show(store)}; to go back before Kafka was started, "
+            f"give it its old name, {STORE_FILE}"
+        )
     zookeeper = to["zookeeper"] or TO_BE_NAMED
     if to["script"] and not to["zookeeper"]:
         click.echo(f"first make the nodes: zookeeper-shell.sh {zookeeper} < {to['script']}")

@@ -47,6 +47,18 @@ def locked(paths: tuple[str, ...], *, take: bool) -> Iterator[None]:
             lock.close()
 
 
+def each_once(paths: tuple[str, ...]) -> tuple[str, ...]:
+    """The directories by their whole paths; a usage error for one that is given twice."""
+    seen: dict[str, str] = {}
+    for path in paths:
+        place = os.path.realpath(path)
+        if place in seen:
+            also = "" if seen[place] == path else f", as {seen[place]} and as {path}"
+            raise click.UsageError(f"{place} is given twice{also}: name each data directory once")
+        seen[place] = path
+    return tuple(os.path.abspath(path) for path in paths)
+
+
 @click.command(
     "import",
     epilog="""\b
@@ -90,7 +102,7 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any
     from tidemill.interchange.transactions import open_transactions
     from tidemill.log.files import SystemFiles
 
-    paths = tuple(os.path.abspath(path) for path in paths)
+    paths = each_once(paths)
     with locked(paths, take=not dry_run):
         found = find(SystemFiles(), paths)
         planned = plan(

@@ -122,8 +122,8 @@ def plan(
     if groups and OFFSETS_TOPIC not in metadata.topics:
         result.problems.append(
             f"{groups[0]} holds committed offsets, and {metadata.source} knows no topic {OFFSETS_TOPIC}: it "
-            "is older than the directories, or of another cluster; name what belongs together, take topics as "
-            "their directories tell (--without-settings), or move such directories away to go without them"
+            "is older than the directories, or of another cluster; name what belongs together, take topics "
+            "as their directories tell (--without-settings), or move such directories away to go without them"
         )
     result.left_alone.extend(one.path for key, one in sorted(found.partitions.items()) if key not in known)
     for kind, count in sorted(metadata.left_out.items()):

@@ -5,7 +5,7 @@ No input or output here; see :mod:`tidemill.controller.topics`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tidemill.controller.topics import Plan
 from tidemill.coordination.encoding import new_id
@@ -14,62 +14,62 @@ from tidemill.coordination.nodes import PartitionStateNode, TopicNode
 from tidemill.coordination.port import Create, Operation, SetData
 from tidemill.model.types import ZERO_ID
 
+NOBODY: frozenset[int] = frozenset()
+
 
 def elect(
     image: ClusterImage,
     partition: PartitionImage,
     *,
     unclean: bool = False,
-    lost: frozenset[int] = frozenset(),
+    lost: frozenset[int] = NOBODY,
+    stopping: frozenset[int] = NOBODY,
 ) -> PartitionImage | None:
     """The state that a partition gets now that some brokers live and others do not; None to leave it.
 
     The dead leave the in-sync set, and so do those in ``lost``: they live, but may have lost what they had
     not synced. Where nobody else is in sync, they are all there is, and stay. The leader stays, or the first
-    of the replicas in sync takes over. With nobody in sync alive the partition waits for the last members, or
-    with ``unclean`` the first replica that lives leads alone, and what it does not have is gone.
+    of the replicas in sync takes over, but none that is ``stopping``. With nobody to lead, the partition
+    waits for the last members, or with ``unclean`` the first replica that lives leads alone, and what it
+    does not have is gone.
 
     The leader epoch grows when the leader changes, or may have lost something.
     """
     living = [broker for broker in partition.replicas if broker in image.brokers]
+    able = [broker for broker in living if broker not in stopping] if stopping else living
     if partition.partition_epoch < 0:
         # It never had a state: the replicas that live are in sync, being empty.
-        leader = living[0] if living else NO_BROKER
-        return PartitionImage(partition.partition, leader, 0, partition.replicas, living, 0)
+        leader = next(iter(able or living), NO_BROKER)
+        number, adding, removing = partition.partition, partition.adding, partition.removing
+        return PartitionImage(number, leader, 0, partition.replicas, living, 0, adding, removing)
     there = [broker for broker in partition.isr if broker in image.brokers]
     isr = [broker for broker in there if broker not in lost] or there
-    if not isr and unclean and living:
-        isr = living[:1]
-    if not isr:
-        if partition.leader == NO_BROKER:
-            return None
-        return _changed(partition, NO_BROKER, partition.isr, is_new_epoch=True)
     leader = partition.leader
     if leader not in isr:
-        leader = next((broker for broker in living if broker in isr), isr[0])
+        leader = next((broker for broker in able if broker in isr), NO_BROKER)
+        if leader == NO_BROKER and unclean and able:
+            leader, isr = able[0], able[:1]
+    if leader == NO_BROKER:
+        if partition.leader == NO_BROKER:
+            return None
+        return partition.with_state(NO_BROKER, partition.isr, is_new_epoch=True)
     is_new_epoch = leader != partition.leader or leader in lost
     if not is_new_epoch and isr == partition.isr:
         return None
-    return _changed(partition, leader, isr, is_new_epoch=is_new_epoch)
+    return partition.with_state(leader, isr, is_new_epoch=is_new_epoch)
 
 
-def _changed(partition: PartitionImage, leader: int, isr: list[int], *, is_new_epoch: bool) -> PartitionImage:
-    return PartitionImage(
-        partition.partition,
-        leader,
-        partition.leader_epoch + is_new_epoch,
-        partition.replicas,
-        isr,
-        partition.partition_epoch + 1,
-    )
+def never(topic: TopicImage) -> bool:
+    """For ``is_unclean``: no topic may lose records."""
+    return False
 
 
 def plan_takeover(
     image: ClusterImage,
     lost: Iterable[int] = (),
-    is_unclean: Callable[[TopicImage], bool] = lambda topic: False,
+    is_unclean: Callable[[TopicImage], bool] = never,
 ) -> list[Plan]:
-    """What has to be put right in each topic: by a new controller, and when brokers came or went.
+    """What a new controller has to put right in each topic.
 
     Topics without an id get one, and partitions the state that :func:`elect` gives them. ``is_unclean`` says
     whether a topic rather loses records than waits (``unclean.leader.election.enable``).
@@ -77,26 +77,72 @@ def plan_takeover(
     gone = frozenset(lost)
     plans = []
     for topic in image.topics.values():
-        changed = list(topic.partitions)
-        operations: list[Operation] = []
-        unclean = is_unclean(topic)
-        for place, partition in enumerate(topic.partitions):
-            elected = elect(image, partition, unclean=unclean, lost=gone)
-            if elected is not None:
-                changed[place] = elected
-                operations += write_state(topic.name, partition, elected, image.controller_epoch)
-        topic_id, node_version = topic.topic_id, topic.node_version
-        if topic_id == ZERO_ID:
-            topic_id, node_version = new_id(), node_version + 1
-        if operations or topic_id != topic.topic_id:
-            renewed = TopicImage(
-                topic.name, topic_id, tuple(changed), topic.config, node_version, topic.has_config_node
-            )
-            if topic_id != topic.topic_id:
-                data = TopicNode.encode(renewed.assignment())
-                operations.append(SetData(TopicNode.path(topic.name), data, topic.node_version))
-            plans.append(Plan(renewed, operations))
+        plan = _plan_elections(image, topic, topic.partitions, is_unclean(topic), gone, NOBODY)
+        if topic.topic_id == ZERO_ID:
+            plan = _with_new_id(plan)
+        if plan.operations:
+            plans.append(plan)
     return plans
+
+
+def plan_broker_change(
+    image: ClusterImage,
+    gone: Iterable[int] = (),
+    came: Iterable[int] = (),
+    lost: Iterable[int] = (),
+    is_unclean: Callable[[TopicImage], bool] = never,
+    stopping: frozenset[int] = NOBODY,
+) -> list[Plan]:
+    """What becomes of the partitions with replicas on brokers that are gone, came, or may have lost records.
+
+    ``image`` is the cluster with the brokers that live now. Partitions without a replica on one of them are
+    not looked at. The rest as in :func:`plan_takeover`.
+    """
+    losers = frozenset(lost)
+    touched = losers.union(gone, came)
+    plans = []
+    for topic in image.topics.values():
+        partitions = [p for p in topic.partitions if not touched.isdisjoint(p.replicas)]
+        if partitions:
+            plan = _plan_elections(image, topic, partitions, is_unclean(topic), losers, stopping)
+            if plan.operations:
+                plans.append(plan)
+    return plans
+
+
+def _plan_elections(
+    image: ClusterImage,
+    topic: TopicImage,
+    partitions: Sequence[PartitionImage],
+    unclean: bool,
+    lost: frozenset[int],
+    stopping: frozenset[int],
+) -> Plan:
+    changed = {}
+    for partition in partitions:
+        elected = elect(image, partition, unclean=unclean, lost=lost, stopping=stopping)
+        if elected is not None:
+            changed[partition.partition] = elected
+    return plan_states(topic, changed, image.controller_epoch)
+
+
+def plan_states(topic: TopicImage, changed: Mapping[int, PartitionImage], controller_epoch: int) -> Plan:
+    """Gives the partitions of these numbers other states."""
+    operations: list[Operation] = []
+    for number, partition in changed.items():
+        operations += write_state(topic.name, topic.partitions[number], partition, controller_epoch)
+    if not changed:
+        return Plan(topic, operations)
+    return Plan(topic.with_partitions(changed.get(p.partition, p) for p in topic.partitions), operations)
+
+
+def _with_new_id(plan: Plan) -> Plan:
+    topic = plan.topic
+    renewed = TopicImage(
+        topic.name, new_id(), topic.partitions, topic.config, topic.node_version + 1, topic.has_config_node
+    )
+    data = TopicNode.encode(renewed.assignment())
+    return Plan(renewed, [*plan.operations, SetData(TopicNode.path(topic.name), data, topic.node_version)])
 
 
 def write_state(

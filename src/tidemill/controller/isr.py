@@ -53,14 +53,7 @@ def plan_isr_change(image: ClusterImage, partition: PartitionImage, change: IsrC
                 f"partition {number}: broker {broker} {known}, and cannot be in sync",
                 ErrorCode.INELIGIBLE_REPLICA,
             )
-    return PartitionImage(
-        number,
-        partition.leader,
-        partition.leader_epoch,
-        partition.replicas,
-        isr,
-        partition.partition_epoch + 1,
-    )
+    return partition.with_state(partition.leader, isr, is_new_epoch=False)
 
 
 _FENCED = ErrorCode.FENCED_LEADER_EPOCH

@@ -230,7 +230,7 @@ def plan_growth(image: ClusterImage, growth: Growth, random: Random, budget: Par
             ErrorCode.INVALID_PARTITIONS,
         )
     budget.take(growth.partition_count - existing)
-    factor = len(topic.partitions[0].replicas) if topic.partitions else 1
+    factor = len(topic.partitions[0].target) if topic.partitions else 1
     if growth.assignments is None:
         placed = _placed_after(image, topic, growth.partition_count - existing, factor, random)
     elif len(growth.assignments) != growth.partition_count - existing:
@@ -247,14 +247,7 @@ def plan_growth(image: ClusterImage, growth: Growth, random: Random, budget: Par
         PartitionImage(number, replicas[0], 0, replicas, _in_sync(image, replicas))
         for number, replicas in enumerate(placed, existing)
     )
-    grown = TopicImage(
-        topic.name,
-        topic.topic_id,
-        topic.partitions + added,
-        topic.config,
-        topic.node_version + 1,
-        topic.has_config_node,
-    )
+    grown = topic.with_partitions(topic.partitions + added, topic.node_version + 1)
     data = TopicNode.encode(grown.assignment())
     operations: list[Operation] = [SetData(TopicNode.path(topic.name), data, topic.node_version)]
     operations += state_creations(grown, existing, image.controller_epoch)

@@ -22,9 +22,12 @@ class NodeFormatError(StoreError):
         )
 
 
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
 def write_json(value: Mapping[str, Any]) -> bytes:
     """JSON without spaces, as Kafka writes it."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    return _encode(value).encode()
 
 
 def read_json(path: str, data: bytes) -> dict[str, Any]:

@@ -38,9 +38,23 @@ NO_BROKER = -1
 
 
 class PartitionImage:
-    """Where a partition's replicas are, and who leads it (-1: nobody can)."""
+    """Where a partition's replicas are, and who leads it (-1: nobody can).
 
-    __slots__ = ("isr", "leader", "leader_epoch", "partition", "partition_epoch", "replicas")
+    While the partition moves to other brokers, ``replicas`` are those that it shall have, in their order,
+    and after them those that it only had before: ``adding`` are new, ``removing`` go once the new ones are
+    in sync.
+    """
+
+    __slots__ = (
+        "adding",
+        "isr",
+        "leader",
+        "leader_epoch",
+        "partition",
+        "partition_epoch",
+        "removing",
+        "replicas",
+    )
 
     def __init__(
         self,
@@ -50,6 +64,8 @@ class PartitionImage:
         replicas: list[int],
         isr: list[int],
         partition_epoch: int = 0,
+        adding: list[int] | None = None,
+        removing: list[int] | None = None,
     ) -> None:
         self.partition = partition
         self.leader = leader
@@ -58,11 +74,42 @@ class PartitionImage:
         self.isr = isr
         self.partition_epoch = partition_epoch
         """The version of the partition's state in the store."""
+        self.adding = adding if adding is not None else []
+        self.removing = removing if removing is not None else []
 
     def __repr__(self) -> str:
+        moving = f", adding={self.adding}, removing={self.removing}" if self.is_moving else ""
         return (
             f"PartitionImage({self.partition}, leader={self.leader}, leader_epoch={self.leader_epoch}, "
-            f"replicas={self.replicas}, isr={self.isr})"
+            f"replicas={self.replicas}, isr={self.isr}{moving})"
+        )
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether the partition moves to other brokers."""
+        return bool(self.adding or self.removing)
+
+    @property
+    def target(self) -> list[int]:
+        """The replicas that the partition shall have; those that it has, unless it moves."""
+        return [broker for broker in self.replicas if broker not in self.removing]
+
+    @property
+    def origin(self) -> list[int]:
+        """The replicas that the partition had before it began to move, the order of some of them lost."""
+        return [broker for broker in self.replicas if broker not in self.adding]
+
+    def with_state(self, leader: int, isr: list[int], *, is_new_epoch: bool) -> PartitionImage:
+        """The same replicas with the next state: another leader or in-sync set."""
+        return PartitionImage(
+            self.partition,
+            leader,
+            self.leader_epoch + is_new_epoch,
+            self.replicas,
+            isr,
+            self.partition_epoch + 1,
+            self.adding,
+            self.removing,
         )
 
 
@@ -98,7 +145,25 @@ class TopicImage:
 
     def assignment(self) -> TopicAssignment:
         """What the topic's node holds."""
-        return TopicAssignment(self.topic_id, {p.partition: p.replicas for p in self.partitions})
+        return TopicAssignment(
+            self.topic_id,
+            {p.partition: p.replicas for p in self.partitions},
+            {p.partition: p.adding for p in self.partitions if p.adding},
+            {p.partition: p.removing for p in self.partitions if p.removing},
+        )
+
+    def with_partitions(
+        self, partitions: Iterable[PartitionImage], node_version: int | None = None
+    ) -> TopicImage:
+        """The same topic with other partitions, and with another version of its node if that was written."""
+        return TopicImage(
+            self.name,
+            self.topic_id,
+            tuple(partitions),
+            self.config,
+            self.node_version if node_version is None else node_version,
+            self.has_config_node,
+        )
 
 
 class BrokerImage:
@@ -331,10 +396,13 @@ def _partition(topic: str, number: int, assignment: TopicAssignment, node: Node 
             f"{TopicNode.path(topic)} has no partition {number} although it has {known[-1]}: partitions are "
             "numbered without gaps. Correct the node."
         )
+    adding, removing = assignment.adding.get(number), assignment.removing.get(number)
     if node is None:
-        return PartitionImage(number, NO_BROKER, 0, replicas, [], -1)
+        return PartitionImage(number, NO_BROKER, 0, replicas, [], -1, adding, removing)
     state = PartitionStateNode.decode(topic, number, node.data)
-    return PartitionImage(number, state.leader, state.leader_epoch, replicas, state.isr, node.version)
+    return PartitionImage(
+        number, state.leader, state.leader_epoch, replicas, state.isr, node.version, adding, removing
+    )
 
 
 def partition_state(partition: PartitionImage, controller_epoch: int) -> PartitionState:

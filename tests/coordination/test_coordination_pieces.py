@@ -1,0 +1,38 @@
+"""Large writes cut into transactions."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.coordination.pieces import BYTES_MAX, OPERATIONS_MAX, in_pieces
+from tidemill.coordination.port import NODE_BYTES_MAX, Check, Create, Delete, Operation, SetData
+
+PATHS = st.text("aé/", min_size=1, max_size=40).map(lambda text: f"/{text}")
+DATA = st.sampled_from([b"", b"x" * 100, b"x" * 200_000, b"x" * BYTES_MAX])
+OPERATIONS: st.SearchStrategy[Operation] = st.one_of(
+    st.builds(Create, PATHS, DATA),
+    st.builds(SetData, PATHS, DATA, st.integers(0, 9)),
+    st.builds(Delete, PATHS),
+    st.builds(Check, PATHS),
+)
+
+
+@given(st.lists(OPERATIONS, max_size=30))
+def test_pieces_are_the_same_operations_in_order(operations: list[Operation]) -> None:
+    pieces = list(in_pieces(operations))
+    assert [operation for piece in pieces for operation in piece] == operations
+    assert all(pieces)
+    for piece in pieces:
+        data = [one.data for one in piece if isinstance(one, Create | SetData)]
+        assert len(piece) == 1 or sum(map(len, data)) <= BYTES_MAX
+
+
+def test_pieces_are_as_large_as_they_may_be() -> None:
+    states: list[Operation] = [
+        Create(f"/brokers/topics/t/partitions/{n}/state", b"x" * 80) for n in range(3800)
+    ]
+    sizes = [len(piece) for piece in in_pieces(states)]
+    assert sizes == [OPERATIONS_MAX, OPERATIONS_MAX, OPERATIONS_MAX, 800]
+    assert list(in_pieces([])) == []
+    assert BYTES_MAX + OPERATIONS_MAX * 400 < NODE_BYTES_MAX, "room for a long root above every path"

@@ -1,0 +1,280 @@
+"""An event loop over simulated time, shared by simulated processes that may be killed or paused.
+
+What a loop does is decided by two things only: the order in which callbacks were asked for, and simulated
+time, which jumps to the next timer when nothing is left to do. So a run is the same each time. The coroutines
+of the broker run on it unchanged.
+
+Each callback runs for the process that asked for it (a context variable carries it along). A process that was
+killed runs nothing any more, not even its ``finally`` clauses; one that is paused runs all of it later, and
+does not know.
+
+A *step* is a timer that fires: bytes that arrive, a thread's job that ends, a deadline that passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import weakref
+from collections.abc import Callable, Coroutine
+from contextvars import Context, ContextVar, copy_context
+from random import Random
+from typing import Any
+
+from tidemill.model.ports import Clock
+
+WALL_MS = 1_700_000_000_000
+"""The wall clock when the simulation begins."""
+START_S = 1000.0
+"""The steady clock then."""
+JOB_S_MEAN = 0.0005
+"""How long a thread takes for a job."""
+SLOW_JOB_S_MEAN = 0.03
+SLOW_JOBS = 0.03
+"""The share of jobs that take long."""
+
+
+class Process:
+    """One process: its tasks, and whether they run."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive = True
+        self.paused = False
+        self.held: list[asyncio.Handle] = []
+        """What a paused process has to do once it goes on."""
+        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self.remains: list[asyncio.Task[Any]] = []
+        """The tasks of a killed process, which must not be destroyed: their ``finally`` would run."""
+        self.context = copy_context()
+        self.context.run(PROCESS.set, self)
+
+    def kill(self) -> None:
+        """Nothing of it runs from now on."""
+        self.alive = False
+        self.remains = list(self.tasks)
+        self.held.clear()
+
+
+PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
+"""For which process the present callback runs; None for the world itself."""
+
+
+class NothingLeft(RuntimeError):
+    """Nothing will ever happen again, and what is waited for has not happened."""
+
+
+class SimulatedLoop(asyncio.BaseEventLoop):
+    """The loop of a simulated world. Sockets are those of the simulated network."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__()
+        self.random = random
+        self.steps = 0
+        """Timers that have fired."""
+        self.on_step: Callable[[], None] | None = None
+        self._now = START_S
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._order = 0
+        self._soon: list[asyncio.Handle] = []
+        self.sockets: dict[int, Any] = {}
+        """The network's, by descriptor."""
+
+    def time(self) -> float:
+        """Simulated seconds."""
+        return self._now
+
+    # -- callbacks
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Runs it in this instant, after what was asked for before."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._soon.append(handle)
+        return handle
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """As :meth:`call_soon`: there are no threads."""
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Runs it in ``delay`` seconds."""
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Runs it at ``when``."""
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._order += 1
+        heapq.heappush(self._timers, (when, self._order, handle))
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """The heap drops it when its time comes."""
+
+    def _run_once(self) -> None:
+        """What a turn of the loop is: everything that is due now, or the next timer."""
+        if not self._soon:
+            self._wait()
+        due, self._soon = self._soon, []
+        for place, handle in enumerate(due):
+            if not handle.cancelled() and self._may_run(handle):
+                handle._run()
+            if self._stopping:  # type: ignore[attr-defined]
+                self._soon = [*due[place + 1 :], *self._soon]
+                return
+
+    def _wait(self) -> None:
+        """Lets time pass until a timer fires."""
+        while self._timers:
+            when, _, handle = heapq.heappop(self._timers)
+            if handle.cancelled():
+                continue
+            process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
+            if process is not None and not process.alive:
+                continue
+            self._now = max(self._now, when)
+            self.steps += 1
+            self._soon.append(handle)
+            if self.on_step is not None:
+                self.on_step()
+            return
+        raise NothingLeft("nothing will ever happen again")
+
+    def _may_run(self, handle: asyncio.Handle) -> bool:
+        process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
+        if process is None:
+            return True
+        if process.paused:
+            process.held.append(handle)
+            return False
+        alive: bool = process.alive
+        return alive
+
+    # -- processes
+
+    def create_task(  # type: ignore[override]
+        self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[Any]:
+        """A task of the process in whose context it is made."""
+        task = super().create_task(coro, name=name, context=context)
+        process = PROCESS.get() if context is None else context.get(PROCESS)
+        if process is not None:
+            process.tasks.add(task)
+        return task
+
+    def resume(self, process: Process) -> None:
+        """Lets a paused process go on with what it missed."""
+        process.paused = False
+        held, process.held = process.held, []
+        self._soon.extend(held)
+
+    # -- what blocks
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        """Runs ``func`` as a thread would: at the begin or the end of the time that the job takes."""
+        future = self.create_future()
+        outcome: list[tuple[Any, BaseException | None]] = []
+
+        def work() -> None:
+            try:
+                outcome.append((func(*args), None))
+            except Exception as problem:  # noqa: BLE001 - whoever waits is told
+                outcome.append((None, problem))
+
+        def tell() -> None:
+            if not outcome:
+                work()
+            result, problem = outcome[0]
+            if future.done():
+                return
+            if problem is None:
+                future.set_result(result)
+            else:
+                future.set_exception(problem)
+
+        if self.random.random() < 0.5:
+            self.call_soon(work)
+        is_slow = self.random.random() < SLOW_JOBS
+        delay = self.random.expovariate(1 / (SLOW_JOB_S_MEAN if is_slow else JOB_S_MEAN))
+        self.call_later(delay, tell)
+        return future
+
+    async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> Any:
+        """There are no names, and no sockets, outside of the simulated network."""
+        raise OSError(f"the simulated world has no {host}:{port}")
+
+    # -- sockets: see simulated_network.py
+
+    def _socket(self, descriptor: Any) -> Any:
+        return self.sockets[descriptor if isinstance(descriptor, int) else descriptor.fileno()]
+
+    def add_reader(  # type: ignore[override]
+        self, fd: Any, callback: Callable[..., Any], *args: Any
+    ) -> None:
+        """Calls back whenever a simulated socket can be read."""
+        self._socket(fd).set_reader(asyncio.Handle(callback, args, self))
+
+    def remove_reader(self, fd: Any) -> bool:
+        """Calls back no more."""
+        found: bool = self._socket(fd).set_reader(None)
+        return found
+
+    def add_writer(  # type: ignore[override]
+        self, fd: Any, callback: Callable[..., Any], *args: Any
+    ) -> None:
+        """Calls back whenever a simulated socket takes bytes."""
+        self._socket(fd).set_writer(asyncio.Handle(callback, args, self))
+
+    def remove_writer(self, fd: Any) -> bool:
+        """Calls back no more."""
+        found: bool = self._socket(fd).set_writer(None)
+        return found
+
+    async def sock_recv_into(self, sock: Any, buf: Any) -> int:
+        """Waits for bytes, and takes them."""
+        while True:
+            try:
+                count: int = sock.recv_into(buf)
+            except BlockingIOError:
+                await sock.until_readable()
+            else:
+                return count
+
+    def end(self, processes: list[Process]) -> None:
+        """Takes apart what is left of the processes, and closes the loop."""
+        self.set_exception_handler(lambda loop, context: None)
+        for process in processes:
+            process.alive = False
+        for process in processes:
+            for task in [*process.remains, *process.tasks]:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                coroutine = task.get_coro()
+                with contextlib.suppress(BaseException):
+                    coroutine.close()
+        self._soon.clear()
+        self._timers.clear()
+        self.close()
+
+
+class SimulatedClock(Clock):
+    """The clocks of a machine: the wall clock may be wrong."""
+
+    def __init__(self, loop: SimulatedLoop, skew_ms: int = 0) -> None:
+        self._loop = loop
+        self.skew_ms = skew_ms
+
+    def wall_ms(self) -> int:
+        return WALL_MS + self.skew_ms + int((self._loop._now - START_S) * 1000)
+
+    def monotonic(self) -> float:
+        return self._loop._now

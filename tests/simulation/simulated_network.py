@@ -1,0 +1,435 @@
+"""A network of simulated machines: streams of bytes that are late, stuck, cut off or half open.
+
+What a stream carries arrives in order, as TCP does it, and at any time: streams overtake each other. Between
+two machines the network may be cut, in both directions or in one; what was sent meanwhile arrives after it
+was mended. A process that is killed leaves its machine to answer with resets; a machine that lost its power
+answers nothing until it is back, and then with resets to whoever writes to it.
+
+The sockets have the methods that connections and links of the broker use, and no others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextvars import Context
+from random import Random
+from typing import Any, NamedTuple
+
+from simulated_loop import PROCESS, Process, SimulatedLoop
+
+UNREAD_BYTES_MAX = 256 * 1024
+"""What a stream holds before its writer has to wait."""
+AGAIN_S = 0.2
+"""After so long a packet that was lost is sent again."""
+
+
+class Weather(NamedTuple):
+    """How late things arrive: seconds."""
+
+    delay_s_mean: float = 0.0005
+    slow: float = 0.02
+    """The share of packets that take long."""
+    slow_s_mean: float = 0.05
+
+
+class Ended(NamedTuple):
+    """Stands in a stream where it ends."""
+
+    problem: OSError | None
+
+
+class Machine:
+    """A computer, and the one process on it that the network reaches."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_up = True
+        self.process: Process | None = None
+        self.listening: dict[int, Listening] = {}
+        self.sockets: set[Socket] = set()
+
+
+class Stream:
+    """One direction of a connection."""
+
+    def __init__(self, network: Network, source: Machine, target: Machine) -> None:
+        self.network = network
+        self.source = source
+        self.target = target
+        self.reader: Socket
+        self.writer: Socket
+        self.sent: deque[tuple[float, bytes | Ended]] = deque()
+        self.unread_bytes = 0
+        self._last_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def put(self, item: bytes | Ended) -> None:
+        """Sends ``item`` on its way."""
+        self._last_s = max(self._last_s, self.network.arrival_s())
+        self.sent.append((self._last_s, item))
+        if isinstance(item, bytes):
+            self.unread_bytes += len(item)
+        self.go_on()
+
+    def go_on(self, delay_s: float = 0.0) -> None:
+        """Waits for the arrival of what comes next, unless that is stuck."""
+        network = self.network
+        if self._timer is not None or not self.sent or not network.is_open(self.source, self.target):
+            return
+        when = max(self.sent[0][0], network.loop.time() + delay_s)
+        self._timer = network.world_timer(when, self._arrive)
+
+    def _arrive(self) -> None:
+        self._timer = None
+        if not self.network.is_open(self.source, self.target):
+            return
+        _, item = self.sent.popleft()
+        self.reader.take(item)
+        self.go_on()
+
+    def drop(self) -> None:
+        """What is on its way is lost."""
+        self.sent.clear()
+
+
+class Socket:
+    """One end of a connection."""
+
+    def __init__(self, network: Network, machine: Machine, port: int) -> None:
+        self.network = network
+        self.machine = machine
+        self.port = port
+        self.process = PROCESS.get()
+        self.descriptor = network.next_descriptor()
+        self.closed = False
+        self.incoming: Stream
+        self.outgoing: Stream
+        self._received = bytearray()
+        self._ended: Ended | None = None
+        self._reader: asyncio.Handle | None = None
+        self._writer: asyncio.Handle | None = None
+        self._poked = False
+        self._waiting: asyncio.Future[None] | None = None
+        network.loop.sockets[self.descriptor] = self
+        machine.sockets.add(self)
+
+    # -- what a program calls
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def setblocking(self, flag: bool) -> None:
+        pass
+
+    def setsockopt(self, *option: Any) -> None:
+        pass
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.machine.name, self.port
+
+    def recv(self, count: int) -> bytes:
+        if self._received:
+            data = bytes(self._received[:count])
+            del self._received[:count]
+            self.incoming.unread_bytes -= len(data)
+            self.incoming.writer.poke()
+            return data
+        if self._ended is None:
+            raise BlockingIOError
+        if self._ended.problem is not None:
+            raise self._ended.problem
+        return b""
+
+    def recv_into(self, buffer: memoryview) -> int:
+        data = self.recv(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        if self._ended is not None and self._ended.problem is not None:
+            raise self._ended.problem
+        if self.closed:
+            raise OSError("the socket is closed")
+        room = UNREAD_BYTES_MAX - self.outgoing.unread_bytes
+        if room <= 0:
+            raise BlockingIOError
+        taken = bytes(memoryview(data)[:room])
+        self.outgoing.put(taken)
+        return len(taken)
+
+    def close(self) -> None:
+        self.end(Ended(None))
+
+    # -- what the loop calls
+
+    def set_reader(self, handle: asyncio.Handle | None) -> bool:
+        before, self._reader = self._reader, handle
+        self.poke()
+        return before is not None
+
+    def set_writer(self, handle: asyncio.Handle | None) -> bool:
+        before, self._writer = self._writer, handle
+        self.poke()
+        return before is not None
+
+    async def until_readable(self) -> None:
+        self._waiting = self.network.loop.create_future()
+        await self._waiting
+
+    # -- what the network does
+
+    def take(self, item: bytes | Ended) -> None:
+        """Something has arrived."""
+        process = self.process
+        if not self.machine.is_up:
+            return
+        if self.closed or (process is not None and not process.alive):
+            if isinstance(item, bytes):
+                self.outgoing.put(Ended(ConnectionResetError("reset by the peer")))
+            return
+        if isinstance(item, bytes):
+            if self._ended is None:
+                self._received += item
+        else:
+            self._ended = item
+            if item.problem is not None:
+                self._received.clear()
+                self.outgoing.drop()
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(None)
+        self.poke()
+
+    def end(self, how: Ended) -> None:
+        """The program closes it, or the system does so for a program that was killed."""
+        if self.closed:
+            return
+        self.closed = True
+        self._reader = self._writer = None
+        self.outgoing.put(how)
+        self.forget()
+
+    def forget(self) -> None:
+        """It exists no more on its machine."""
+        self.machine.sockets.discard(self)
+
+    @property
+    def _is_readable(self) -> bool:
+        return bool(self._received) or self._ended is not None
+
+    @property
+    def _is_writable(self) -> bool:
+        return self.outgoing.unread_bytes < UNREAD_BYTES_MAX or self._ended is not None
+
+    def poke(self) -> None:
+        """Has the program called, if it wants to be and there is a reason."""
+        if self._poked:
+            return
+        for handle, is_due in ((self._reader, self._is_readable), (self._writer, self._is_writable)):
+            if handle is not None and is_due:
+                self._poked = True
+                self.network.loop.call_soon(self._call, context=context_of(handle))
+                return
+
+    def _call(self) -> None:
+        self._poked = False
+        if self._reader is not None and self._is_readable:
+            call(self._reader)
+        if self._writer is not None and self._is_writable:
+            call(self._writer)
+        self.poke()
+
+
+class Listening:
+    """A socket that takes connections."""
+
+    def __init__(self, network: Network, machine: Machine, port: int) -> None:
+        self.network = network
+        self.machine = machine
+        self.port = port
+        self.descriptor = network.next_descriptor()
+        self._backlog: list[Socket] = []
+        self._reader: asyncio.Handle | None = None
+        self._process = PROCESS.get()
+        network.loop.sockets[self.descriptor] = self
+        machine.listening[port] = self
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.machine.name, self.port
+
+    def accept(self) -> tuple[Socket, tuple[str, int]]:
+        if not self._backlog:
+            raise BlockingIOError
+        accepted = self._backlog.pop(0)
+        return accepted, (accepted.outgoing.target.name, accepted.descriptor)
+
+    def close(self) -> None:
+        self.machine.listening.pop(self.port, None)
+        for one in self._backlog:
+            one.end(Ended(ConnectionResetError("reset by the peer")))
+        self._backlog.clear()
+
+    def set_reader(self, handle: asyncio.Handle | None) -> bool:
+        before, self._reader = self._reader, handle
+        self._poke()
+        return before is not None
+
+    def set_writer(self, handle: asyncio.Handle | None) -> bool:
+        return False
+
+    def add(self, accepted: Socket) -> None:
+        """Somebody has connected."""
+        accepted.process = self._process
+        self._backlog.append(accepted)
+        self._poke()
+
+    def _poke(self) -> None:
+        if self._reader is not None and self._backlog:
+            self.network.loop.call_soon(self._call, context=context_of(self._reader))
+
+    def _call(self) -> None:
+        if self._reader is not None and self._backlog:
+            call(self._reader)
+
+
+class Network:
+    """All machines, and what lies between them."""
+
+    def __init__(self, loop: SimulatedLoop, random: Random, weather: Weather) -> None:
+        self.loop = loop
+        self.random = random
+        self.weather = weather
+        self.machines: dict[str, Machine] = {}
+        self.cut: set[tuple[str, str]] = set()
+        """From where nothing arrives, and where it does not."""
+        self._descriptors = 1000
+        self._streams: list[Stream] = []
+
+    def machine(self, name: str) -> Machine:
+        """A machine by its name; made when it is asked for first."""
+        found = self.machines.get(name)
+        if found is None:
+            found = self.machines[name] = Machine(name)
+        return found
+
+    def next_descriptor(self) -> int:
+        """A number that no socket had before."""
+        self._descriptors += 1
+        return self._descriptors
+
+    def world_timer(self, when: float, callback: Any) -> asyncio.TimerHandle:
+        """A timer that belongs to no process."""
+        return self.loop.call_at(when, callback, context=WORLD)
+
+    def delay_s(self) -> float:
+        """How long the next packet takes."""
+        weather = self.weather
+        is_slow = self.random.random() < weather.slow
+        return self.random.expovariate(1 / (weather.slow_s_mean if is_slow else weather.delay_s_mean))
+
+    def arrival_s(self) -> float:
+        """When a packet arrives that is sent now."""
+        return self.loop.time() + self.delay_s()
+
+    # -- connections
+
+    async def connect(self, host: str, port: int) -> Socket:
+        """Opens a connection from the machine of the process that calls. Waits for ever for a silent peer."""
+        process = PROCESS.get()
+        if process is None:
+            raise RuntimeError("a process of the world opens connections, not the world")
+        source, target = self.machine(process.name), self.machine(host)
+        await asyncio.sleep(self.delay_s())
+        while not (self.is_open(source, target) and self.is_open(target, source)):  # noqa: ASYNC110
+            await asyncio.sleep(AGAIN_S)
+        listening = target.listening.get(port)
+        if listening is None:
+            raise ConnectionRefusedError("connection refused")
+        ours = Socket(self, source, self.next_descriptor())
+        theirs = Socket(self, target, port)
+        ours.outgoing = theirs.incoming = Stream(self, source, target)
+        ours.incoming = theirs.outgoing = Stream(self, target, source)
+        for one in (ours, theirs):
+            one.outgoing.writer, one.incoming.reader = one, one
+            self._streams.append(one.outgoing)
+        listening.add(theirs)
+        await asyncio.sleep(self.delay_s())
+        return ours
+
+    # -- faults
+
+    def is_open(self, source: Machine, target: Machine) -> bool:
+        """Whether what the one sends reaches the other."""
+        return (source.name, target.name) not in self.cut and target.is_up and source.is_up
+
+    def cut_off(self, one: str, other: str) -> None:
+        """Nothing that ``one`` sends reaches ``other`` from now on."""
+        self.cut.add((one, other))
+
+    def mend(self) -> None:
+        """The network is whole again."""
+        self.cut.clear()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._streams = [one for one in self._streams if one.sent or not (one.writer.closed)]
+        for stream in self._streams:
+            stream.go_on(self.random.random() * AGAIN_S)
+
+    def connections(self) -> list[Socket]:
+        """All open sockets, in the order in which they were made."""
+        found = [one for machine in self.machines.values() for one in machine.sockets]
+        return sorted(found, key=lambda one: one.descriptor)
+
+    def reset(self, one: Socket) -> None:
+        """Breaks a connection: both ends are told so, and what is on its way is lost."""
+        problem = Ended(ConnectionResetError("reset by the network"))
+        for stream in (one.incoming, one.outgoing):
+            stream.drop()
+            stream.put(problem)
+
+    def process_ended(self, machine: Machine) -> None:
+        """The system closes what a killed process had open."""
+        for listening in list(machine.listening.values()):
+            listening.close()
+        for one in sorted(machine.sockets, key=lambda one: one.descriptor):
+            one.end(Ended(ConnectionResetError("reset by the peer")))
+
+    def power_lost(self, machine: Machine) -> None:
+        """The machine is silent; who is connected to it learns nothing."""
+        machine.is_up = False
+        machine.listening.clear()
+        for one in list(machine.sockets):
+            one.closed = True
+            one.outgoing.drop()
+            one.forget()
+
+    def power_back(self, machine: Machine) -> None:
+        """The machine answers again: resets to those who still write to what it knows no more."""
+        machine.is_up = True
+        self._go_on()
+
+
+def context_of(handle: asyncio.Handle) -> Context:
+    """The context of whoever made the handle."""
+    context: Context = handle._context  # type: ignore[attr-defined]
+    return context
+
+
+def call(handle: asyncio.Handle) -> None:
+    """Calls what the handle holds, in its context, which is this one already."""
+    handle._callback(*handle._args)  # type: ignore[attr-defined]
+
+
+def _world() -> Context:
+    context = Context()
+    context.run(PROCESS.set, None)
+    return context
+
+
+WORLD = _world()
+"""The context of callbacks that belong to no process."""

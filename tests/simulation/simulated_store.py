@@ -1,0 +1,473 @@
+"""A coordination store for a simulated cluster: one tree, and sessions that are late, cut off, or expire.
+
+The server is a machine of the network. What a client sends arrives in order, and so do answers and events,
+over one connection at a time. A connection breaks: then what was on its way to the server may have arrived or
+not, and answers and events are lost. A session from which nothing is heard for its timeout expires, together
+with its ephemeral nodes; a client that comes back too late is told so, and begins another.
+
+What clients may count on is what ZooKeeper promises, and what :mod:`tidemill.coordination.zookeeper` makes of
+it: see :mod:`tidemill.coordination.port`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from contextvars import copy_context
+from typing import Any, NamedTuple
+
+from simulated_loop import PROCESS
+from simulated_network import WORLD, Machine, Network
+
+from tidemill.coordination.port import (
+    Delete,
+    Event,
+    EventKind,
+    Node,
+    Operation,
+    Result,
+    SessionExpired,
+    SessionListener,
+    SessionState,
+    Store,
+    StoreUnavailable,
+    Watch,
+    Watcher,
+    check_path,
+)
+from tidemill.coordination.tree import Tree
+
+STORE_MACHINE = "store"
+PINGS_A_TIMEOUT = 3
+TRY_AGAIN_S = 0.05
+
+
+class Seen(NamedTuple):
+    """What is to be seen of a node without its data."""
+
+    creation_id: int
+    version: int
+    children: tuple[str, ...]
+
+
+class Session:
+    """A client's session, as the server knows it."""
+
+    def __init__(self, number: int, timeout_s: float, heard_s: float) -> None:
+        self.number = number
+        self.timeout_s = timeout_s
+        self.heard_s = heard_s
+        self.connection: Connection | None = None
+        self.watched: set[str] = set()
+
+
+class Connection:
+    """One connection of a client: two streams of calls, until it breaks."""
+
+    def __init__(self, network: Network, client: Machine, server: Machine, store: SimulatedStore) -> None:
+        self.network = network
+        self.broken = False
+        self.store = store
+        self.client = client
+        self.server = server
+        self._arrivals = {True: 0.0, False: 0.0}
+
+    def to_server(self, call: Callable[[], None]) -> None:
+        """Has the server do something, a little later."""
+        self._send(True, call, WORLD)
+
+    def to_client(self, call: Callable[[], None], context: Any) -> None:
+        """Has the client do something, a little later."""
+        self._send(False, call, context)
+
+    def _send(self, is_request: bool, call: Callable[[], None], context: Any) -> None:
+        when = max(self._arrivals[is_request], self.network.arrival_s())
+        self._arrivals[is_request] = when
+
+        def arrive() -> None:
+            ends = (self.client, self.server) if is_request else (self.server, self.client)
+            if self.broken:
+                # It may have arrived before the connection broke.
+                if not is_request or self.network.random.random() < 0.5:
+                    return
+            elif not self.network.is_open(*ends):
+                self.broken = True
+                return
+            call()
+
+        self.network.loop.call_at(when, arrive, context=context)
+
+
+class StoreServer:
+    """The tree and the sessions that share it."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.loop = network.loop
+        self.machine = network.machine(STORE_MACHINE)
+        self.tree = Tree()
+        self.sessions: dict[int, Session] = {}
+        self.told: Callable[[str], None] = lambda text: None
+        """For the story of a run."""
+        self._last_session = 0x100
+
+    def connect(self, connection: Connection, number: int, timeout_s: float) -> Session | None:
+        """A new session (number 0), or the one of that number; None when that is over."""
+        if number:
+            session = self.sessions.get(number)
+            if session is None:
+                return None
+        else:
+            self._last_session += 1
+            session = Session(self._last_session, timeout_s, self.loop.time())
+            self.sessions[session.number] = session
+            self._watch_over(session)
+        session.heard_s = self.loop.time()
+        session.connection = connection
+        session.watched.clear()
+        return session
+
+    def _watch_over(self, session: Session) -> None:
+        def look() -> None:
+            if session.number not in self.sessions:
+                return
+            if self.loop.time() >= session.heard_s + session.timeout_s:
+                self.end(session.number, "expires")
+            else:
+                self._watch_over(session)
+
+        self.network.world_timer(session.heard_s + session.timeout_s, look)
+
+    def end(self, number: int, how: str) -> None:
+        """Ends a session: its ephemeral nodes go."""
+        session = self.sessions.pop(number, None)
+        if session is None:
+            return
+        owned = sorted(self.tree.owned_by(number))
+        self.told(f"session {number:#x} {how}; its nodes go: {', '.join(owned) or 'it had none'}")
+        if session.connection is not None:
+            session.connection.broken = True
+        if owned:
+            self._deliver(self.tree.apply([Delete(path) for path in owned], 0).events)
+
+    def transact(self, session: Session, operations: Sequence[Operation]) -> list[Result]:
+        """Does the operations; who watches is told."""
+        applied = self.tree.apply(operations, session.number)
+        self._deliver(applied.events)
+        return applied.results
+
+    def _deliver(self, events: list[Event]) -> None:
+        for event in events:
+            for session in list(self.sessions.values()):
+                if event.path in session.watched and session.connection is not None:
+                    self.on_event(session, event, self.seen(event.path))
+
+    def on_event(self, session: Session, event: Event, seen: Seen | None) -> None:
+        """Sends an event to a session's client."""
+        connection = session.connection
+        if connection is not None:
+            client = connection.store
+            connection.to_client(lambda: client.take_event(connection, event, seen), client.context)
+
+    def seen(self, path: str) -> Seen | None:
+        """What is at ``path`` now."""
+        node = self.tree.get(path)
+        if node is None:
+            return None
+        return Seen(node.creation_id, node.version, tuple(self.tree.children(path)))
+
+
+class _Watch(Watch):
+    def __init__(self, store: SimulatedStore, path: str, watcher: Watcher) -> None:
+        self._store = store
+        self._path = path
+        self.watcher: Watcher | None = watcher
+
+    def cancel(self) -> None:
+        if self.watcher is not None:
+            self.watcher = None
+            self._store.forget(self._path, self)
+
+
+class SimulatedStore(Store):
+    """One process's session with the store: :meth:`open` begins it."""
+
+    def __init__(self, server: StoreServer, timeout_s: float) -> None:
+        process = PROCESS.get()
+        if process is None:
+            raise RuntimeError("a process opens a session, not the world")
+        self._server = server
+        self._loop = server.loop
+        self._network = server.network
+        self._machine = server.network.machine(process.name)
+        self._timeout_s = timeout_s
+        self._number = 0
+        self._connection: Connection | None = None
+        self._usable = False
+        self._closed = False
+        self._told = SessionState.SUSPENDED
+        self._calls: dict[asyncio.Future[Any], None] = {}
+        self._watches: dict[str, list[_Watch]] = {}
+        self._seen: dict[str, Seen | None] = {}
+        self._listeners: list[SessionListener] = []
+        self._answered_s = self._loop.time()
+        self._opened: asyncio.Future[None] = self._loop.create_future()
+        self.context = copy_context()
+
+    @classmethod
+    async def open(cls, server: StoreServer, timeout_s: float) -> SimulatedStore:
+        """Begins a session; waits for the server as long as a broker does (``zookeeper.connection.timeout``).
+
+        Raises StoreUnavailable.
+        """
+        store = cls(server, timeout_s)
+        store._dial()
+        try:
+            async with asyncio.timeout(18.0):
+                await store._opened
+        except TimeoutError:
+            store._closed = True
+            raise StoreUnavailable("the simulated store does not answer") from None
+        return store
+
+    # -- the connection
+
+    def _dial(self) -> None:
+        """Opens a connection, with a new session or the one that there is."""
+        if self._closed:
+            return
+        connection = Connection(self._network, self._machine, self._server.machine, self)
+        self._connection = connection
+        self._answered_s = self._loop.time()
+        watched = list(self._watches)
+
+        def at_server() -> None:
+            if connection.broken:
+                return
+            session = self._server.connect(connection, self._number, self._timeout_s)
+            if session is not None:
+                session.watched.update(watched)
+            seen = {path: self._server.seen(path) for path in watched}
+            connection.to_client(lambda: self._begun(connection, session, seen), self.context)
+
+        connection.to_server(at_server)
+        self._look_after(connection)
+
+    def _look_after(self, connection: Connection) -> None:
+        """Pings, and notices when no answer comes."""
+        if connection is not self._connection or self._closed:
+            return
+        silent_s = self._loop.time() - self._answered_s
+        if connection.broken or silent_s > self._timeout_s * 2 / 3:
+            self.lose_connection()
+            return
+        if self._usable:
+            self._request(connection, lambda session: None, lambda answer, problem: None)
+        self._loop.call_later(
+            self._timeout_s / PINGS_A_TIMEOUT / 2, self._look_after, connection, context=self.context
+        )
+
+    def lose_connection(self) -> None:
+        """The connection is gone: calls fail, and another is tried for."""
+        connection = self._connection
+        if connection is None or self._closed:
+            return
+        connection.broken = True
+        self._connection = None
+        self._drop(StoreUnavailable("the connection to the simulated store was lost"))
+        if self._told is SessionState.CONNECTED:
+            self._tell(SessionState.SUSPENDED)
+        self._loop.call_later(TRY_AGAIN_S + self._network.delay_s(), self._dial_again, context=self.context)
+
+    def _dial_again(self) -> None:
+        if self._connection is None:
+            self._dial()
+
+    def _begun(self, connection: Connection, session: Session | None, seen: dict[str, Seen | None]) -> None:
+        if connection is not self._connection:
+            return
+        self._answered_s = self._loop.time()
+        if session is None:
+            self._number = 0
+            connection.broken = True
+            self._connection = None
+            self._drop(SessionExpired("the session with the simulated store has expired"))
+            self._tell(SessionState.EXPIRED)
+            self._dial_again()
+            return
+        self._number = session.number
+        self._usable = True
+        if not self._opened.done():
+            self._told = SessionState.CONNECTED
+            self._opened.set_result(None)
+            return
+        missed = [Event(kind, path) for path in seen for kind in changes(self._seen.get(path), seen[path])]
+        self._seen.update(seen)
+        self._tell(SessionState.CONNECTED)
+        for event in missed:
+            self._deliver(event)
+
+    def _drop(self, problem: StoreUnavailable) -> None:
+        self._usable = False
+        calls, self._calls = self._calls, {}
+        for call in calls:
+            if not call.done():
+                call.set_exception(problem)
+                call.exception()  # Whoever called may be gone.
+
+    def _tell(self, state: SessionState) -> None:
+        if state is self._told:
+            return
+        self._told = state
+        for listener in list(self._listeners):
+            listener(state)
+
+    # -- calls
+
+    def _request(
+        self,
+        connection: Connection,
+        do: Callable[[Session], Any],
+        answered: Callable[[Any, Exception | None], None],
+    ) -> None:
+        number = self._number
+
+        def at_server() -> None:
+            session = self._server.sessions.get(number)
+            if session is None or session.connection is not connection:
+                connection.broken = True
+                return
+            session.heard_s = self._loop.time()
+            result: Any = None
+            problem: Exception | None = None
+            try:
+                result = do(session)
+            except Exception as error:  # noqa: BLE001 - whoever asked is told
+                problem = error
+            connection.to_client(lambda: at_client(result, problem), self.context)
+
+        def at_client(result: Any, problem: Exception | None) -> None:
+            if connection is self._connection:
+                self._answered_s = self._loop.time()
+                answered(result, problem)
+
+        connection.to_server(at_server)
+
+    async def _ask(self, do: Callable[[Session], Any]) -> Any:
+        if self._closed:
+            raise StoreUnavailable("this session with the simulated store is closed")
+        if not self._usable or self._connection is None:
+            raise StoreUnavailable("the simulated store does not answer")
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._calls[future] = None
+
+        def answered(result: Any, problem: Exception | None) -> None:
+            self._calls.pop(future, None)
+            if future.done():
+                return
+            if problem is None:
+                future.set_result(result)
+            else:
+                future.set_exception(problem)
+                future.exception()
+
+        self._request(self._connection, do, answered)
+        return await future
+
+    @property
+    def session_id(self) -> int:
+        return self._number
+
+    @property
+    def session_timeout_s(self) -> float:
+        return self._timeout_s
+
+    async def get(self, path: str) -> Node | None:
+        (node,) = await self.get_many([path])
+        return node
+
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        found: list[Node | None] = await self._ask(
+            lambda session: [self._server.tree.get(path) for path in paths]
+        )
+        return found
+
+    async def children(self, path: str) -> list[str]:
+        names: list[str] = await self._ask(lambda session: self._server.tree.children(path))
+        return names
+
+    async def transact(self, operations: Sequence[Operation]) -> list[Result]:
+        wanted = list(operations)
+        results: list[Result] = await self._ask(lambda session: self._server.transact(session, wanted))
+        return results
+
+    async def watch(self, path: str, watcher: Watcher) -> Watch:
+        check_path(path)
+        watch = _Watch(self, path, watcher)
+
+        def begin(session: Session) -> Seen | None:
+            session.watched.add(path)
+            # Events of this path that are sent from now on come after this answer's.
+            return self._server.seen(path)
+
+        self._watches.setdefault(path, []).append(watch)
+        try:
+            seen = await self._ask(begin)
+        except BaseException:
+            watch.cancel()
+            raise
+        self._seen.setdefault(path, seen)
+        return watch
+
+    def forget(self, path: str, watch: _Watch) -> None:
+        """Takes a watch out."""
+        same = self._watches.get(path, [])
+        if watch in same:
+            same.remove(watch)
+            if not same:
+                del self._watches[path]
+                self._seen.pop(path, None)
+
+    def take_event(self, connection: Connection, event: Event, seen: Seen | None) -> None:
+        """An event has come."""
+        if connection is self._connection and event.path in self._watches:
+            self._answered_s = self._loop.time()
+            self._seen[event.path] = seen
+            self._deliver(event)
+
+    def _deliver(self, event: Event) -> None:
+        for watch in list(self._watches.get(event.path, ())):
+            if watch.watcher is not None:
+                watch.watcher(event)
+
+    def on_session(self, listener: SessionListener) -> None:
+        self._listeners.append(listener)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        number = self._number
+        if self._usable:
+            with contextlib.suppress(StoreUnavailable):
+                await self._ask(lambda session: self._server.end(number, "is closed"))
+        self._closed = True
+        self._connection = None
+        self._drop(StoreUnavailable("this session with the simulated store is closed"))
+        self._watches.clear()
+
+
+def changes(before: Seen | None, now: Seen | None) -> list[EventKind]:
+    """What happened to a node between two looks, as far as can be seen."""
+    if now is None:
+        return [] if before is None else [EventKind.DELETED]
+    if before is None:
+        return [EventKind.CREATED]
+    if before.creation_id != now.creation_id:
+        return [EventKind.DELETED, EventKind.CREATED]
+    kinds = []
+    if before.version != now.version:
+        kinds.append(EventKind.DATA_CHANGED)
+    if before.children != now.children:
+        kinds.append(EventKind.CHILDREN_CHANGED)
+    return kinds

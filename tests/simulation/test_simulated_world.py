@@ -1,0 +1,355 @@
+"""The simulated world does what the real one does: time, processes, the network, the store."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import test_coordination_store
+from simulated_loop import Process, SimulatedLoop
+from simulated_network import Listening, Network, Socket, Weather
+from simulated_store import SimulatedStore, StoreServer
+from test_coordination_engines_agree import told
+
+from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.port import Create, Event, EventKind, SessionState, Store, StoreUnavailable
+
+TIMEOUT_S = 6.0
+
+
+class Stage:
+    """A loop, a network and a store."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.random = Random(seed)
+        self.loop = SimulatedLoop(self.random)
+        self.network = Network(self.loop, self.random, Weather())
+        self.server = StoreServer(self.network)
+        self.processes: list[Process] = []
+
+    def process(self, name: str) -> Process:
+        """Another process, on the machine of its name."""
+        one = Process(name)
+        self.processes.append(one)
+        self.network.machine(name).process = one
+        return one
+
+    def start(self, process: Process, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Has a process do something."""
+        return self.loop.create_task(work, context=process.context)
+
+    def run(self, work: Coroutine[Any, Any, Any], process: Process | None = None) -> Any:
+        """Runs until ``work`` is done."""
+        one = process or self.process("main")
+        return self.loop.run_until_complete(self.start(one, work))
+
+    def close(self) -> None:
+        """Leaves nothing behind."""
+        self.loop.end(self.processes)
+
+
+def run_simulated(work: Coroutine[Any, Any, Any]) -> Any:
+    """As ``asyncio.run``."""
+    stage = Stage()
+    try:
+        return stage.run(work)
+    finally:
+        stage.close()
+
+
+@pytest.fixture
+def stage() -> Any:
+    """A world."""
+    one = Stage()
+    yield one
+    one.close()
+
+
+# -- time and processes
+
+
+def test_time_passes_at_once_and_in_order(stage: Stage) -> None:
+    seen = []
+
+    async def wait(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        seen.append((seconds, asyncio.get_running_loop().time() - began))
+
+    async def story() -> None:
+        await asyncio.gather(*(wait(seconds) for seconds in (3600.0, 1.0, 60.0)))
+
+    began = stage.loop.time()
+    stage.run(story())
+    assert seen == [(1.0, 1.0), (60.0, 60.0), (3600.0, 3600.0)]
+
+
+def test_a_killed_process_runs_nothing_more_and_a_paused_one_runs_all_of_it_later(stage: Stage) -> None:
+    seen: list[tuple[str, int]] = []
+
+    async def count(name: str) -> None:
+        try:
+            for number in range(6):
+                await asyncio.sleep(1)
+                seen.append((name, number))
+        finally:
+            seen.append((name, -1))
+
+    killed, paused = stage.process("killed"), stage.process("paused")
+    stage.start(killed, count("killed"))
+    task = stage.start(paused, count("paused"))
+
+    async def story() -> None:
+        await asyncio.sleep(2.5)
+        killed.kill()
+        paused.paused = True
+        await asyncio.sleep(10)
+        assert seen == [("killed", 0), ("paused", 0), ("killed", 1), ("paused", 1)]
+        stage.loop.resume(paused)
+        await task
+
+    stage.run(story())
+    assert seen[4:] == [("paused", number) for number in (2, 3, 4, 5, -1)]
+
+
+def test_jobs_of_threads_take_time_and_tell_their_errors(stage: Stage) -> None:
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        assert await loop.run_in_executor(None, lambda: 7) == 7
+        assert loop.time() > began
+        with pytest.raises(OSError, match="broken"):
+            await loop.run_in_executor(None, raise_error)
+
+    stage.run(story())
+
+
+def raise_error() -> None:
+    raise OSError("broken")
+
+
+# -- the network
+
+
+async def served(stage: Stage, name: str = "server") -> tuple[Process, list[Socket]]:
+    """A process that accepts connections, and those that it has accepted."""
+    process = stage.process(name)
+    accepted: list[Socket] = []
+
+    def listen() -> None:
+        one = Listening(stage.network, stage.network.machine(name), 9092)
+        stage.loop.add_reader(one.fileno(), lambda: accepted.append(one.accept()[0]))
+
+    process.context.run(listen)
+    return process, accepted
+
+
+async def receive(stage: Stage, sock: Socket) -> bytes:
+    """The next bytes of a socket."""
+    buffer = bytearray(100)
+    count = await stage.loop.sock_recv_into(sock, memoryview(buffer))
+    return bytes(buffer[:count])
+
+
+def test_bytes_arrive_later_in_order_and_so_does_the_end(stage: Stage) -> None:
+    async def story() -> None:
+        _, accepted = await served(stage)
+        ours = await stage.network.connect("server", 9092)
+        (theirs,) = accepted
+        for number in range(20):
+            ours.send(bytes([number]))
+        ours.close()
+        got = b""
+        while piece := await receive(stage, theirs):
+            got += piece
+        assert got == bytes(range(20))
+
+    stage.run(story())
+
+
+def test_nobody_listens_there(stage: Stage) -> None:
+    async def story() -> None:
+        with pytest.raises(ConnectionRefusedError):
+            await stage.network.connect("nobody", 9092)
+
+    stage.run(story())
+
+
+def test_what_was_sent_while_the_network_was_cut_arrives_once_it_is_mended(stage: Stage) -> None:
+    async def story() -> None:
+        _, accepted = await served(stage)
+        ours = await stage.network.connect("server", 9092)
+        stage.network.cut_off("main", "server")
+        ours.send(b"late")
+        accepted[0].send(b"the other way")
+        assert await receive(stage, ours) == b"the other way"
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5):
+                await receive(stage, accepted[0])
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(5):
+                await stage.network.connect("server", 9092)
+        stage.network.mend()
+        assert await receive(stage, accepted[0]) == b"late"
+
+    stage.run(story())
+
+
+def test_the_system_resets_what_a_killed_process_had_open(stage: Stage) -> None:
+    async def story() -> None:
+        process, _ = await served(stage)
+        ours = await stage.network.connect("server", 9092)
+        process.kill()
+        stage.network.process_ended(stage.network.machine("server"))
+        with pytest.raises(ConnectionResetError):
+            await receive(stage, ours)
+        with pytest.raises(ConnectionRefusedError):
+            await stage.network.connect("server", 9092)
+
+    stage.run(story())
+
+
+def test_a_machine_without_power_is_silent_and_resets_who_writes_once_it_is_back(stage: Stage) -> None:
+    async def story() -> None:
+        machine = stage.network.machine("server")
+        process, _ = await served(stage)
+        ours = await stage.network.connect("server", 9092)
+        process.kill()
+        stage.network.power_lost(machine)
+        ours.send(b"anybody there")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(60):
+                await receive(stage, ours)
+        stage.network.power_back(machine)
+        with pytest.raises(ConnectionResetError):
+            await receive(stage, ours)
+
+    stage.run(story())
+
+
+def test_a_writer_waits_for_a_reader_that_does_not_read(stage: Stage) -> None:
+    async def story() -> None:
+        _, accepted = await served(stage)
+        ours = await stage.network.connect("server", 9092)
+        sent = sum(ours.send(bytes(100_000)) for _ in range(3))
+        with pytest.raises(BlockingIOError):
+            ours.send(b"more")
+        told = asyncio.Event()
+        stage.loop.add_writer(ours, told.set)
+        await asyncio.sleep(1)
+        assert not told.is_set()
+        left = sent
+        while left:
+            left -= len(accepted[0].recv(1 << 20))
+        await told.wait()
+
+    stage.run(story())
+
+
+# -- the store
+
+STORE_TESTS: dict[str, Callable[..., None]] = {
+    name: check
+    for name, check in vars(test_coordination_store).items()
+    if name.startswith("test_") and list(inspect.signature(check).parameters) == ["sessions"]
+}
+
+
+@asynccontextmanager
+async def simulated_sessions() -> AsyncIterator[tuple[Store, Store]]:
+    """Two sessions with one server."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimulatedLoop)
+    server = StoreServer(Network(loop, loop.random, Weather()))
+    one = await SimulatedStore.open(server, TIMEOUT_S)
+    two = await SimulatedStore.open(server, TIMEOUT_S)
+    yield one, two
+    await one.close()
+    await two.close()
+
+
+@pytest.mark.parametrize("name", sorted(STORE_TESTS))
+def test_the_simulated_store_does_what_every_engine_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asyncio, "run", run_simulated)
+    STORE_TESTS[name](simulated_sessions)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_simulated_store_agrees_with_the_embedded_one(seed: int, tmp_path: Path, stage: Stage) -> None:
+    async def embedded() -> list[object]:
+        store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
+        try:
+            return await told(store, seed)
+        finally:
+            await store.close()
+
+    async def simulated() -> list[object]:
+        return await told(await SimulatedStore.open(stage.server, TIMEOUT_S), seed)
+
+    assert stage.run(simulated()) == asyncio.run(embedded())
+
+
+def test_a_session_from_which_nothing_is_heard_expires_and_its_client_learns_it_later(stage: Stage) -> None:
+    cut_off, other = stage.process("cut off"), stage.process("other")
+    states: list[SessionState] = []
+    events: list[Event] = []
+
+    async def begin() -> SimulatedStore:
+        store = await SimulatedStore.open(stage.server, TIMEOUT_S)
+        store.on_session(states.append)
+        await store.transact([Create("/mine", ephemeral=True), Create("/stays")])
+        await store.watch("/other", events.append)
+        return store
+
+    async def look() -> None:
+        store = await SimulatedStore.open(stage.server, TIMEOUT_S)
+        await store.transact([Create("/other")])
+        for ends in (("cut off", "store"), ("store", "cut off")):
+            stage.network.cut_off(*ends)
+        await store.transact([Create("/other/child")])
+        await asyncio.sleep(TIMEOUT_S * 0.9)
+        assert await store.exists("/mine")
+        await asyncio.sleep(TIMEOUT_S)
+        assert not await store.exists("/mine")
+        assert await store.exists("/stays")
+
+    store = stage.run(begin(), cut_off)
+    before = store.session_id
+    stage.run(look(), other)
+    assert states == [SessionState.SUSPENDED]
+    with pytest.raises(StoreUnavailable):
+        stage.run(store.get("/stays"), cut_off)
+    stage.network.mend()
+    stage.run(asyncio.sleep(TIMEOUT_S), cut_off)
+    assert states == [SessionState.SUSPENDED, SessionState.EXPIRED, SessionState.CONNECTED]
+    assert store.session_id != before
+    assert [event.kind for event in events] == [EventKind.CREATED, EventKind.CHILDREN_CHANGED]
+
+
+def test_of_a_call_in_flight_nobody_knows_whether_it_was_done(stage: Stage) -> None:
+    done = 0
+
+    async def story() -> None:
+        nonlocal done
+        store = await SimulatedStore.open(stage.server, TIMEOUT_S)
+        for number in range(40):
+            call = asyncio.ensure_future(store.transact([Create(f"/{number}")]))
+            await asyncio.sleep(0)
+            store.lose_connection()
+            with pytest.raises(StoreUnavailable):
+                await call
+            while True:
+                await asyncio.sleep(0.1)
+                try:
+                    done += await store.exists(f"/{number}")
+                except StoreUnavailable:
+                    continue
+                break
+
+    stage.run(story())
+    assert 5 < done < 35

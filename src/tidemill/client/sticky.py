@@ -1,7 +1,16 @@
 """The sticky assignment: balanced first, then as few moves as can be.
 
 Balanced means: no partition could go from a member to another one that subscribes to its topic and has at
-least two fewer. Where all members subscribe to the same topics, that is every member having n or n + 1.
+least two fewer; nor could a chain of them, each to the next member, end at one that has at least two fewer
+than the first. Where all members subscribe to the same topics, that is every member having n or n + 1.
+
+Chains are why a cooperative rebalance ends after two rounds. An assignment that no chain makes more even is
+as even as any can be. The first round hands out a part of such a one, without what moves; so the second,
+which looks first for what can be done with free partitions alone, comes to one that is as even, and takes
+nothing away once more.
+
+Source for the chains: Harvey, Ladner, Lovász and Tamir, "Semi-matchings for bipartite graphs and load
+balancing".
 """
 
 from __future__ import annotations
@@ -9,6 +18,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tidemill.model.types import TopicPartition
+
+Share = dict[str, list[TopicPartition]]
+"""Partitions of a member by topic; those that came last are last, and go first."""
+
+Step = tuple[int, str, int]
+"""A member gives a partition of a topic to another."""
 
 
 def stick(
@@ -90,11 +105,10 @@ def _uneven(
     partitions: Mapping[str, int], topics: Sequence[frozenset[str]], kept: list[list[TopicPartition]]
 ) -> list[list[TopicPartition]]:
     """Members differ in what they may have: the hardest to place first, then moves while they help."""
-    shares = [set(items) for items in kept]
     takers: dict[str, list[int]] = {
         topic: [i for i, wanted in enumerate(topics) if topic in wanted] for topic in sorted(partitions)
     }
-    taken = {item for share in shares for item in share}
+    taken = {item for items in kept for item in items}
     free = [
         TopicPartition(topic, p)
         for topic in sorted(partitions, key=lambda t: (len(takers[t]), t))
@@ -102,24 +116,95 @@ def _uneven(
         for p in range(partitions[topic])
         if TopicPartition(topic, p) not in taken
     ]
+    sizes = [len(items) for items in kept]
+    shares: list[Share] = [{} for _ in kept]
     for item in free:
-        shares[min(takers[item.topic], key=lambda i: (len(shares[i]), i))].add(item)
-    _level(shares, takers)
-    return [sorted(share) for share in shares]
+        to = min(takers[item.topic], key=lambda i: (sizes[i], i))
+        _give(shares[to], item)
+        sizes[to] += 1
+    # Nobody gives up a partition for what those that are free can do.
+    _level(shares, sizes, takers)
+    for share, items in zip(shares, kept, strict=True):
+        given = [item for some in share.values() for item in some]
+        share.clear()
+        for item in [*items, *given]:
+            _give(share, item)
+    _level(shares, sizes, takers)
+    return [sorted(item for items in share.values() for item in items) for share in shares]
 
 
-def _level(shares: list[set[TopicPartition]], takers: Mapping[str, list[int]]) -> None:
-    """Moves partitions from the fullest members until no move makes the difference smaller.
+def _give(share: Share, item: TopicPartition) -> None:
+    share.setdefault(item.topic, []).append(item)
 
-    Each move lowers the sum of the squares of the sizes, so that it ends.
+
+def _level(shares: list[Share], sizes: list[int], takers: Mapping[str, Sequence[int]]) -> None:
+    """Moves partitions of ``shares`` along chains until none makes ``sizes`` more even.
+
+    ``sizes`` may count more than may move. Each chain lowers the sum of their squares, so that it ends.
     """
-    moved = True
-    while moved:
-        moved = False
-        for i in sorted(range(len(shares)), key=lambda i: (-len(shares[i]), i)):
-            for item in sorted(shares[i]):
-                to = min(takers[item.topic], key=lambda j: (len(shares[j]), j))
-                if len(shares[to]) + 1 < len(shares[i]):
-                    shares[i].remove(item)
-                    shares[to].add(item)
-                    moved = True
+    left = set(range(len(shares)))
+    while left:
+        fullest = min(left, key=lambda i: (-sizes[i], i))
+        chain, reached = _chain_from(fullest, shares, sizes, takers, left)
+        for giver, topic, to in chain:
+            _give(shares[to], shares[giver][topic].pop())
+        if chain:
+            sizes[fullest] -= 1
+            sizes[chain[-1][2]] += 1
+        else:
+            # Those that it reaches have at most one fewer, and reach no others: no chain begins there.
+            left -= reached
+
+
+def _chain_from(
+    first: int,
+    shares: Sequence[Share],
+    sizes: Sequence[int],
+    takers: Mapping[str, Sequence[int]],
+    left: set[int],
+) -> tuple[list[Step], set[int]]:
+    """The shortest chain from ``first`` to a member that has at least two fewer, the emptiest of them.
+
+    No steps when there is none. Beside it the members that were reached.
+    """
+    came_by: dict[int, Step] = {first: (first, "", first)}
+    topics_done: set[str] = set()
+    row = [first]
+    while row:
+        row = _row_behind(row, shares, takers, left, came_by, topics_done)
+        emptiest = min(row, key=lambda i: (sizes[i], i), default=first)
+        if sizes[emptiest] + 1 < sizes[first]:
+            return _steps_to(emptiest, came_by), set(came_by)
+    return [], set(came_by)
+
+
+def _row_behind(
+    row: Sequence[int],
+    shares: Sequence[Share],
+    takers: Mapping[str, Sequence[int]],
+    left: set[int],
+    came_by: dict[int, Step],
+    topics_done: set[str],
+) -> list[int]:
+    """Who was not reached before and can take a partition of one in ``row``."""
+    following: list[int] = []
+    for giver in row:
+        for topic, items in shares[giver].items():
+            if len(came_by) == len(left):
+                return following
+            if not items or topic in topics_done:
+                continue
+            topics_done.add(topic)
+            for to in takers[topic]:
+                if to in left and to not in came_by:
+                    came_by[to] = giver, topic, to
+                    following.append(to)
+    return following
+
+
+def _steps_to(last: int, came_by: Mapping[int, Step]) -> list[Step]:
+    steps = []
+    while came_by[last][0] != last:
+        steps.append(came_by[last])
+        last = came_by[last][0]
+    return steps[::-1]

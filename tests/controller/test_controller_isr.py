@@ -64,3 +64,18 @@ def test_a_member_must_live_and_be_the_one_that_is_meant() -> None:
 
 def test_a_request_that_comes_again_changes_nothing() -> None:
     assert plan_isr_change(cluster(1, 2), PARTITION, change(1, 2, partition_epoch=3)) is PARTITION
+
+
+def test_who_is_about_to_stop_does_not_get_in_sync_but_may_stay() -> None:
+    stopping = frozenset({2, 3})
+    with pytest.raises(KafkaError, match="broker 3 is about to stop") as refused:
+        plan_isr_change(cluster(1, 2, 3), PARTITION, change(1, 2, 3), stopping)
+    assert refused.value.code == ErrorCode.INELIGIBLE_REPLICA
+    assert plan_isr_change(cluster(1, 2, 3), PARTITION, change(1, 2), stopping).isr == [1, 2]
+    assert plan_isr_change(cluster(1, 2, 3), PARTITION, change(1), stopping).isr == [1]
+
+
+def test_a_change_of_the_set_leaves_a_move_alone() -> None:
+    moving = PartitionImage(0, 1, 7, [3, 1, 2], [1, 2], 4, [3], [2])
+    changed = plan_isr_change(cluster(1, 2, 3), moving, change(1, 2, 3))
+    assert (changed.replicas, changed.adding, changed.removing) == ([3, 1, 2], [3], [2])

@@ -24,12 +24,18 @@ class IsrChange(NamedTuple):
     isr: Sequence[tuple[int, int]]
 
 
-def plan_isr_change(image: ClusterImage, partition: PartitionImage, change: IsrChange) -> PartitionImage:
+def plan_isr_change(
+    image: ClusterImage,
+    partition: PartitionImage,
+    change: IsrChange,
+    stopping: frozenset[int] = frozenset(),
+) -> PartitionImage:
     """The partition with that set; the same object when nothing changes.
 
     Raises KafkaError: FENCED_LEADER_EPOCH and INVALID_UPDATE_VERSION for a leader that does not know the
     present state, NOT_CONTROLLER where it knows a later one than this controller, INVALID_REQUEST for a set
-    that cannot be, INELIGIBLE_REPLICA for a member that does not live, or was started again meanwhile.
+    that cannot be, INELIGIBLE_REPLICA for a member that does not live, or was started again meanwhile, or
+    (new in the set) is ``stopping``.
     """
     number = partition.partition
     _check_epoch(f"partition {number}: leader epoch", change.leader_epoch, partition.leader_epoch, _FENCED)
@@ -51,6 +57,11 @@ def plan_isr_change(image: ClusterImage, partition: PartitionImage, change: IsrC
             known = "is not there" if registered is None else f"has epoch {registered.epoch}, not {epoch}"
             raise KafkaError(
                 f"partition {number}: broker {broker} {known}, and cannot be in sync",
+                ErrorCode.INELIGIBLE_REPLICA,
+            )
+        if broker in stopping and broker not in partition.isr:
+            raise KafkaError(
+                f"partition {number}: broker {broker} is about to stop, and does not get in sync again",
                 ErrorCode.INELIGIBLE_REPLICA,
             )
     return partition.with_state(partition.leader, isr, is_new_epoch=False)

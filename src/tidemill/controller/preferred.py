@@ -1,0 +1,142 @@
+"""Decisions about elections that somebody asks for, and about leaders that return to preferred replicas.
+
+No input or output here; see :mod:`tidemill.controller.topics`. Source: KIP-460 (ElectLeaders), KIP-183.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+
+from tidemill.controller.elections import NOBODY, elect, plan_states
+from tidemill.controller.reassignment import Decisions
+from tidemill.coordination.image import NO_BROKER, ClusterImage, PartitionImage
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import TopicPartition
+
+
+class ElectionType(IntEnum):
+    """How to elect, as ElectLeaders says it."""
+
+    PREFERRED = 0
+    """The first of the replicas, if it is in sync."""
+    UNCLEAN = 1
+    """For partitions without leader: whoever lives, and what it does not have is gone."""
+
+
+def plan_elections(
+    image: ClusterImage,
+    partitions: Iterable[TopicPartition] | None,
+    election_type: int,
+    stopping: frozenset[int] = NOBODY,
+) -> Decisions:
+    """Elects leaders of ``partitions``; of all that need it when that is None.
+
+    Errors: INVALID_REQUEST for another type, UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION for topics
+    that are being deleted, ELECTION_NOT_NEEDED (only of those that were named),
+    PREFERRED_LEADER_NOT_AVAILABLE and ELIGIBLE_LEADERS_NOT_AVAILABLE.
+    """
+    if election_type not in (ElectionType.PREFERRED, ElectionType.UNCLEAN):
+        raise KafkaError(
+            f"there is no election of type {election_type}: preferred is {ElectionType.PREFERRED:d}, unclean "
+            f"{ElectionType.UNCLEAN:d}",
+            ErrorCode.INVALID_REQUEST,
+        )
+    wanted = partitions if partitions is not None else _all(image)
+    changed: dict[str, dict[int, PartitionImage]] = {}
+    errors: dict[TopicPartition, KafkaError] = {}
+    for one in wanted:
+        try:
+            elected = _elected(image, one, election_type, stopping)
+        except KafkaError as error:
+            if partitions is not None or error.code != ErrorCode.ELECTION_NOT_NEEDED:
+                errors[one] = error
+            continue
+        changed.setdefault(one.topic, {})[one.partition] = elected
+    epoch = image.controller_epoch
+    return Decisions(
+        [plan_states(image.topics[name], parts, epoch) for name, parts in changed.items()], errors
+    )
+
+
+def _all(image: ClusterImage) -> list[TopicPartition]:
+    return [
+        TopicPartition(topic.name, one.partition)
+        for topic in image.topics.values()
+        for one in topic.partitions
+    ]
+
+
+def _elected(
+    image: ClusterImage, wanted: TopicPartition, election_type: int, stopping: frozenset[int]
+) -> PartitionImage:
+    name, number = wanted
+    if name in image.deleting:
+        raise KafkaError(f"the topic {name} is being deleted", ErrorCode.INVALID_TOPIC_EXCEPTION)
+    topic = image.topics.get(name)
+    partition = topic.partition(number) if topic is not None else None
+    if partition is None:
+        raise KafkaError(f"there is no partition {name}-{number}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if election_type == ElectionType.PREFERRED:
+        return _preferred(image, name, partition, stopping)
+    if partition.leader in image.brokers:
+        raise KafkaError(
+            f"{name}-{number} is led by broker {partition.leader}", ErrorCode.ELECTION_NOT_NEEDED
+        )
+    elected = elect(image, partition, unclean=True, stopping=stopping)
+    if elected is None or elected.leader == NO_BROKER:
+        raise KafkaError(
+            f"no replica of {name}-{number} lives on a broker that could lead: {partition.replicas}",
+            ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+        )
+    return elected
+
+
+def _preferred(
+    image: ClusterImage, name: str, partition: PartitionImage, stopping: frozenset[int]
+) -> PartitionImage:
+    preferred = partition.replicas[0]
+    if partition.leader == preferred:
+        raise KafkaError(
+            f"{name}-{partition.partition} is led by its preferred replica, broker {preferred}",
+            ErrorCode.ELECTION_NOT_NEEDED,
+        )
+    if not can_lead(image, partition, stopping):
+        raise KafkaError(
+            f"broker {preferred}, the preferred replica of {name}-{partition.partition}, does not live, is "
+            f"not in sync, or is about to stop (in sync: {partition.isr})",
+            ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+        )
+    isr = [broker for broker in partition.isr if broker in image.brokers]
+    return partition.with_state(preferred, isr, is_new_epoch=True)
+
+
+def can_lead(image: ClusterImage, partition: PartitionImage, stopping: frozenset[int] = NOBODY) -> bool:
+    """Whether the preferred replica can lead now."""
+    preferred = partition.replicas[0]
+    return preferred in partition.isr and preferred in image.brokers and preferred not in stopping
+
+
+def imbalanced(
+    image: ClusterImage, percentage: int, stopping: frozenset[int] = NOBODY
+) -> list[TopicPartition]:
+    """The partitions that should be led by their preferred replicas again, and can be.
+
+    Those of the brokers that do not lead more than ``percentage`` of the partitions whose preferred replica
+    they hold (``leader.imbalance.per.broker.percentage``).
+    """
+    held: dict[int, int] = {}
+    elsewhere: dict[int, list[tuple[str, PartitionImage]]] = {}
+    for topic in image.topics.values():
+        for partition in topic.partitions:
+            preferred = partition.replicas[0]
+            held[preferred] = held.get(preferred, 0) + 1
+            if partition.leader != preferred:
+                elsewhere.setdefault(preferred, []).append((topic.name, partition))
+    return [
+        TopicPartition(name, partition.partition)
+        for broker, partitions in elsewhere.items()
+        if len(partitions) * 100 > percentage * held[broker]
+        for name, partition in partitions
+        if can_lead(image, partition, stopping)
+    ]

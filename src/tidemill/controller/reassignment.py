@@ -1,0 +1,235 @@
+"""Decisions about moves of partitions to other brokers.
+
+The topic's node says where a move stands, so that any controller can go on with it. While it is under way,
+the replicas are the wished ones in their order, and after them those that go:
+
+===================== ========================= ============= ============= ====== =====================
+step                  replicas                  adding        removing      leader in sync
+===================== ========================= ============= ============= ====== =====================
+before                1, 2, 3                                               1      1, 2, 3
+begun                 4, 5, 1, 2, 3             4, 5          2, 3          1      1, 2, 3
+caught up             4, 5, 1, 2, 3             4, 5          2, 3          1      1, 2, 3, 4, 5
+done (wish: 4, 5, 1)  4, 5, 1                                               1      1, 4, 5
+===================== ========================= ============= ============= ====== =====================
+
+A move is done when all wished replicas are in sync; the leader changes if it has to go. Another wish replaces
+one that is under way, and starts from where the partition was before that. To cancel is to wish that; the
+order of replicas that are in both is lost by then. The leader epoch grows with every step, so that every
+replica takes notice. A wish for what is so already changes nothing.
+
+A step writes the states first and the topic's node last, if they do not fit into one transaction: see
+:mod:`tidemill.coordination.pieces`.
+
+No input or output here; see :mod:`tidemill.controller.topics`. Source: KIP-455, KIP-860; the nodes as Kafka
+3.9 writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from tidemill.controller.elections import NOBODY, never, plan_states
+from tidemill.controller.topics import Plan, shown
+from tidemill.coordination.image import NO_BROKER, ClusterImage, PartitionImage, TopicImage
+from tidemill.coordination.nodes import ReassignmentNode, TopicNode
+from tidemill.coordination.port import Delete, Operation, SetData
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import TopicPartition
+
+Wishes = Mapping[TopicPartition, Sequence[int] | None]
+"""The brokers that partitions are to have, the preferred leader first; None stops a move and reverts it."""
+
+
+class Decisions(NamedTuple):
+    """What to do for those who can have their wish, a plan for each topic, and why others cannot."""
+
+    plans: list[Plan]
+    errors: dict[TopicPartition, KafkaError]
+
+
+def plan_reassignment(
+    image: ClusterImage,
+    wishes: Wishes,
+    *,
+    factor_may_change: bool = True,
+    is_unclean: Callable[[TopicImage], bool] = never,
+    stopping: frozenset[int] = NOBODY,
+) -> Decisions:
+    """Begins, replaces, stops, and where nobody has to catch up also ends, the moves of partitions.
+
+    Errors: UNKNOWN_TOPIC_OR_PARTITION; INVALID_REPLICA_ASSIGNMENT for replicas that cannot be;
+    INVALID_REPLICATION_FACTOR for another number of them, unless ``factor_may_change``;
+    NO_REASSIGNMENT_IN_PROGRESS where nothing can be stopped.
+    """
+    changed: dict[str, dict[int, PartitionImage]] = {}
+    errors: dict[TopicPartition, KafkaError] = {}
+    for wished, replicas in wishes.items():
+        try:
+            topic, partition = _known(image, wished)
+            target = _target(image, partition, replicas, factor_may_change, stopping)
+            moved = _moved(image, partition, target, is_unclean(topic), stopping)
+        except KafkaError as error:
+            errors[wished] = KafkaError(f"{wished.topic}-{wished.partition}: {error}", error.code)
+            continue
+        if moved is not None:
+            changed.setdefault(wished.topic, {})[wished.partition] = moved
+    plans = [_plan(image.topics[name], parts, image.controller_epoch) for name, parts in changed.items()]
+    return Decisions(plans, errors)
+
+
+def plan_progress(
+    image: ClusterImage, topics: Iterable[TopicImage] | None = None, stopping: frozenset[int] = NOBODY
+) -> list[Plan]:
+    """Ends the moves, of ``topics`` or of all, whose wished replicas are in sync by now."""
+    plans = []
+    for topic in image.topics.values() if topics is None else topics:
+        changed = {}
+        for partition in topic.partitions:
+            done = _completed(image, partition, stopping) if partition.is_moving else None
+            if done is not None:
+                changed[partition.partition] = done
+        if changed:
+            plans.append(_plan(topic, changed, image.controller_epoch))
+    return plans
+
+
+def moves(
+    image: ClusterImage, partitions: Iterable[TopicPartition] | None = None
+) -> dict[TopicPartition, PartitionImage]:
+    """The moves that are under way, of ``partitions`` or of all; what is not there does not move."""
+    if partitions is None:
+        every = ((topic.name, one) for topic in image.topics.values() for one in topic.partitions)
+        return {TopicPartition(name, one.partition): one for name, one in every if one.is_moving}
+    found = {}
+    for name, number in partitions:
+        topic = image.topics.get(name)
+        partition = topic.partition(number) if topic is not None else None
+        if partition is not None and partition.is_moving:
+            found[TopicPartition(name, number)] = partition
+    return found
+
+
+def unfinished(
+    image: ClusterImage, wishes: Mapping[TopicPartition, Sequence[int]]
+) -> dict[TopicPartition, Sequence[int]]:
+    """Those of an administrator's wishes (/admin/reassign_partitions) that are under way as he wished."""
+    moving = moves(image, wishes)
+    return {
+        wished: replicas
+        for wished, replicas in wishes.items()
+        if wished in moving and moving[wished].target == list(replicas)
+    }
+
+
+def write_wishes(wishes: Mapping[TopicPartition, Sequence[int]], version: int) -> Operation:
+    """Leaves these wishes in the administrator's node; without any the node goes, and is free for others."""
+    if not wishes:
+        return Delete(ReassignmentNode.path, version)
+    return SetData(ReassignmentNode.path, ReassignmentNode.encode(wishes), version)
+
+
+def _known(image: ClusterImage, wished: TopicPartition) -> tuple[TopicImage, PartitionImage]:
+    topic = image.topics.get(wished.topic)
+    partition = topic.partition(wished.partition) if topic is not None else None
+    if topic is None or partition is None:
+        raise KafkaError("there is no such partition", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return topic, partition
+
+
+def _target(
+    image: ClusterImage,
+    partition: PartitionImage,
+    replicas: Sequence[int] | None,
+    factor_may_change: bool,
+    stopping: frozenset[int],
+) -> list[int]:
+    if replicas is None:
+        if not partition.is_moving:
+            raise KafkaError("it does not move", ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
+        return partition.origin
+    problem = ""
+    if not replicas:
+        problem = "no replica is named. To stop a move, name none at all (null)."
+    elif len(set(replicas)) < len(replicas):
+        problem = f"two replicas would be on one broker: {shown(replicas)}"
+    else:
+        there = {broker for broker in image.brokers if broker not in stopping}
+        missing = [broker for broker in replicas if broker not in there and broker not in partition.origin]
+        if missing:
+            problem = f"no broker {shown(missing)} lives to take a replica (living: {shown(sorted(there))})"
+    if problem:
+        raise KafkaError(problem, ErrorCode.INVALID_REPLICA_ASSIGNMENT)
+    factor = len(partition.target)
+    if len(replicas) != factor and not factor_may_change:
+        raise KafkaError(
+            f"{len(replicas)} replica(s) are named, and it has {factor}: the request says that the number "
+            "does not change",
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+        )
+    return list(replicas)
+
+
+def _moved(
+    image: ClusterImage,
+    partition: PartitionImage,
+    target: list[int],
+    unclean: bool,
+    stopping: frozenset[int],
+) -> PartitionImage | None:
+    """The partition on its way to ``target``, or there; None when it is so already."""
+    origin = partition.origin
+    replicas = target + [broker for broker in origin if broker not in target]
+    adding = [broker for broker in replicas if broker not in origin]
+    removing = [broker for broker in replicas if broker not in target]
+    before = (partition.replicas, partition.adding, partition.removing)
+    if (replicas, adding, removing) == before:
+        return None
+    isr = [broker for broker in partition.isr if broker in replicas]
+    leader = partition.leader
+    if not isr:
+        # Only replicas that the present move has brought in are in sync, and they would have to go.
+        able = [broker for broker in origin if broker in image.brokers and broker not in stopping]
+        if not unclean or not able:
+            raise KafkaError(
+                f"of the replicas {shown(replicas)} none is in sync, and records would be lost. Wait until "
+                f"one is, or keep one of {shown(partition.isr)}.",
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            )
+        leader, isr = able[0], able[:1]
+    leader = _leader(image, leader, replicas, isr, stopping)
+    number, epoch, version = partition.partition, partition.leader_epoch, partition.partition_epoch
+    moved = PartitionImage(number, leader, epoch, replicas, isr, version, adding, removing)
+    done = _completed(image, moved, stopping) if moved.is_moving else None
+    return done if done is not None else moved.with_state(leader, isr, is_new_epoch=True)
+
+
+def _leader(
+    image: ClusterImage, leader: int, replicas: list[int], isr: list[int], stopping: frozenset[int]
+) -> int:
+    """The leader, if it can stay, or the first of ``replicas`` that can lead, or nobody."""
+    if leader in isr and leader in image.brokers:
+        return leader
+    able = (one for one in replicas if one in isr and one in image.brokers and one not in stopping)
+    return next(able, NO_BROKER)
+
+
+def _completed(
+    image: ClusterImage, partition: PartitionImage, stopping: frozenset[int]
+) -> PartitionImage | None:
+    target = partition.target
+    if not set(target) <= set(partition.isr):
+        return None
+    isr = [broker for broker in partition.isr if broker in target]
+    leader = _leader(image, partition.leader, target, isr, stopping)
+    if leader == NO_BROKER:
+        return None  # The old ones stay, and one of them may be able to lead.
+    number, epoch, version = partition.partition, partition.leader_epoch + 1, partition.partition_epoch + 1
+    return PartitionImage(number, leader, epoch, target, isr, version)
+
+
+def _plan(topic: TopicImage, changed: Mapping[int, PartitionImage], controller_epoch: int) -> Plan:
+    moved, operations = plan_states(topic, changed, controller_epoch)
+    moved = moved.with_partitions(moved.partitions, topic.node_version + 1)
+    data = TopicNode.encode(moved.assignment())
+    return Plan(moved, [*operations, SetData(TopicNode.path(topic.name), data, topic.node_version)])

@@ -1,0 +1,251 @@
+"""Decisions about moves of partitions, step by step and for any state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import pytest
+from controller_images import BROKERS, cluster, clusters, partition, topic
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.controller.reassignment import (
+    Decisions,
+    moves,
+    plan_progress,
+    plan_reassignment,
+    unfinished,
+    write_wishes,
+)
+from tidemill.coordination.image import ClusterImage, PartitionImage
+from tidemill.coordination.nodes import ReassignmentNode, TopicNode
+from tidemill.coordination.port import Delete, SetData
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import TopicPartition
+
+FIRST = TopicPartition("t", 0)
+
+
+def wish(image: ClusterImage, replicas: Sequence[int] | None, **how: object) -> Decisions:
+    """Wishes replicas for the first partition."""
+    return plan_reassignment(image, {FIRST: replicas}, **how)  # type: ignore[arg-type]
+
+
+def only(image: ClusterImage, replicas: Sequence[int] | None) -> PartitionImage:
+    """What becomes of the first partition, which can have the wish."""
+    decisions = wish(image, replicas)
+    assert decisions.errors == {}
+    ((topic_image, _),) = decisions.plans
+    return topic_image.partitions[0]
+
+
+def roles(one: PartitionImage) -> tuple[list[int], list[int], list[int], int, list[int]]:
+    return one.replicas, one.adding, one.removing, one.leader, one.isr
+
+
+def test_a_move_from_its_beginning_to_its_end() -> None:
+    image = cluster((1, 2, 3, 4, 5), topic("t", partition([1, 2, 3]), partition([2, 3, 1])))
+    ((begun, writes),) = wish(image, [4, 5, 1]).plans
+    one = begun.partitions[0]
+    assert roles(one) == ([4, 5, 1, 2, 3], [4, 5], [2, 3], 1, [1, 2, 3])
+    assert (one.leader_epoch, one.partition_epoch, begun.node_version) == (5, 8, 4)
+    assert begun.partitions[1] is image.topics["t"].partitions[1]
+    state, node = writes
+    assert isinstance(state, SetData)
+    assert isinstance(node, SetData)
+    assert (state.path, state.version) == ("/brokers/topics/t/partitions/0/state", 7)
+    assert (node.path, node.version) == ("/brokers/topics/t", 3)
+    written = json.loads(node.data)
+    assert written["partitions"] == {"0": [4, 5, 1, 2, 3], "1": [2, 3, 1]}
+    assert (written["adding_replicas"], written["removing_replicas"]) == ({"0": [4, 5]}, {"0": [2, 3]})
+    assert TopicNode.decode("t", node.data) == begun.assignment()
+
+    image = image.with_topics([begun])
+    assert moves(image) == {FIRST: one}
+    assert plan_progress(image) == []
+    almost = begun.with_partitions([one.with_state(1, [1, 2, 3, 4], is_new_epoch=False), begun.partitions[1]])
+    assert plan_progress(image.with_topics([almost])) == []
+    ready = almost.with_partitions(
+        [almost.partitions[0].with_state(1, [1, 2, 3, 4, 5], is_new_epoch=False), begun.partitions[1]]
+    )
+    ((done, writes),) = plan_progress(image.with_topics([ready]))
+    one = done.partitions[0]
+    assert roles(one) == ([4, 5, 1], [], [], 1, [1, 4, 5])
+    assert (one.leader_epoch, one.partition_epoch, done.node_version) == (6, 11, 5)
+    assert [write.path for write in writes] == ["/brokers/topics/t/partitions/0/state", "/brokers/topics/t"]
+    assert moves(image.with_topics([done])) == {}
+
+
+def test_a_leader_that_goes_hands_over_at_the_end() -> None:
+    ready = partition([4, 5, 1], isr=[1, 5, 4], leader=1, adding=[4, 5], removing=[1])
+    image = cluster((1, 5), topic("t", ready))
+    ((done, _),) = plan_progress(image)
+    assert roles(done.partitions[0]) == ([4, 5], [], [], 5, [5, 4]), "broker 4 does not live"
+    # With nobody of the new ones to lead, the old leader stays.
+    assert plan_progress(cluster((1,), topic("t", ready))) == []
+    assert plan_progress(image, stopping=frozenset({5})) == []
+    assert plan_progress(image, topics=[]) == []
+
+
+def test_a_wish_for_what_is_so_changes_nothing() -> None:
+    image = cluster((1, 2, 3), topic("t", partition([1, 2])))
+    assert wish(image, [1, 2]) == ([], {})
+    moving = cluster(
+        (1, 2, 3), topic("t", partition([3, 1, 2], isr=[1, 2], leader=1, adding=[3], removing=[2]))
+    )
+    assert wish(moving, [3, 1]) == ([], {})
+
+
+def test_a_wish_for_which_nobody_has_to_catch_up_is_done_at_once() -> None:
+    image = cluster((1, 2, 3), topic("t", partition([1, 2, 3])))
+    assert roles(only(image, [3, 1, 2])) == ([3, 1, 2], [], [], 1, [1, 2, 3])
+    assert roles(only(image, [3, 2])) == ([3, 2], [], [], 3, [2, 3])
+    behind = cluster((1, 2, 3), topic("t", partition([1, 2, 3], isr=[1])))
+    assert roles(only(behind, [2])) == ([2, 1, 3], [], [1, 3], 1, [1]), "2 has to catch up first"
+
+
+def test_another_wish_replaces_the_one_under_way() -> None:
+    moving = partition([4, 5, 1, 2], isr=[1, 2, 5], leader=1, adding=[4, 5], removing=[1, 2])
+    image = cluster((1, 2, 3, 4, 5), topic("t", moving))
+    assert roles(only(image, [3, 4])) == ([3, 4, 1, 2], [3, 4], [1, 2], 1, [1, 2])
+    assert roles(only(image, [5, 2])) == ([5, 2], [], [], 5, [2, 5]), "both are in sync already"
+    # Back to where it was: nobody has to catch up for that.
+    assert roles(only(image, [2, 1])) == ([2, 1], [], [], 1, [1, 2])
+
+
+def test_to_cancel_is_to_go_back() -> None:
+    moving = partition([4, 1, 2], isr=[2, 4], leader=4, adding=[4], removing=[1])
+    image = cluster((1, 2, 4), topic("t", moving))
+    back = only(image, None)
+    assert roles(back) == ([1, 2], [], [], 2, [2]), "the leader was new, and goes"
+    assert back.leader_epoch == 5
+
+
+def test_to_cancel_loses_nothing_unless_the_topic_allows_it() -> None:
+    moving = partition([4, 1, 2], isr=[4], leader=4, adding=[4], removing=[1])
+    image = cluster((2, 4), topic("t", moving))
+    refused = wish(image, None)
+    assert refused.plans == []
+    assert refused.errors[FIRST].code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert "none is in sync" in str(refused.errors[FIRST])
+    ((back, _),) = wish(image, None, is_unclean=lambda topic: True).plans
+    assert roles(back.partitions[0]) == ([1, 2], [], [], 2, [2])
+    assert wish(cluster((4,), topic("t", moving)), None, is_unclean=lambda topic: True).errors
+
+
+@pytest.mark.parametrize(
+    ("replicas", "code"),
+    [
+        ([], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ([1, 1], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ([1, -1], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ([1, 9], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ([1, 3], ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        (None, ErrorCode.NO_REASSIGNMENT_IN_PROGRESS),
+    ],
+)
+def test_what_cannot_be_is_refused(replicas: list[int] | None, code: ErrorCode) -> None:
+    image = cluster((1, 3), topic("t", partition([1, 2])))
+    decisions = wish(image, replicas, stopping=frozenset({3}))
+    assert decisions.plans == []
+    assert decisions.errors[FIRST].code == code
+    assert str(decisions.errors[FIRST]).startswith("t-0: ")
+
+
+def test_a_replica_on_a_dead_broker_may_stay() -> None:
+    image = cluster((1, 3), topic("t", partition([1, 2], isr=[1])))
+    assert roles(only(image, [3, 2])) == ([3, 2, 1], [3], [1], 1, [1])
+
+
+def test_one_wish_does_not_hinder_another() -> None:
+    image = cluster((1, 2), topic("t", partition([1]), partition([1])), topic("u", partition([2])))
+    wishes: Mapping[TopicPartition, list[int] | None] = {
+        TopicPartition("t", 1): [2],
+        TopicPartition("t", 2): [2],
+        TopicPartition("u", 0): [1, 2],
+        TopicPartition("v", 0): [1],
+        TopicPartition("t", -1): [1],
+    }
+    decisions = plan_reassignment(image, wishes)
+    assert [plan.topic.name for plan in decisions.plans] == ["t", "u"]
+    assert {number: error.code for number, error in decisions.errors.items()} == {
+        TopicPartition("t", 2): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        TopicPartition("v", 0): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        TopicPartition("t", -1): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+
+
+def test_the_number_of_replicas_changes_only_where_it_may() -> None:
+    image = cluster((1, 2, 3), topic("t", partition([1, 2])))
+    assert wish(image, [1, 2, 3], factor_may_change=False).errors[FIRST].code == (
+        ErrorCode.INVALID_REPLICATION_FACTOR
+    )
+    assert wish(image, [1, 3], factor_may_change=False).errors == {}
+    moving = cluster((1, 2, 3), topic("t", partition([3, 1], isr=[1], leader=1, adding=[3])))
+    assert wish(moving, [1], factor_may_change=False).errors, "two is what it shall have"
+    assert wish(moving, None, factor_may_change=False).errors == {}
+
+
+def test_an_administrators_node_keeps_what_is_under_way() -> None:
+    image = cluster(
+        (1, 2),
+        topic("t", partition([2, 1], isr=[1], leader=1, adding=[2]), partition([1]), partition([2, 1])),
+    )
+    wishes = {
+        TopicPartition("t", 0): [2, 1],
+        TopicPartition("t", 1): [2],
+        TopicPartition("t", 2): [2, 1],
+        TopicPartition("t", 3): [1],
+    }
+    left = unfinished(image, wishes)
+    assert left == {FIRST: [2, 1]}
+    write = write_wishes(left, 5)
+    assert isinstance(write, SetData)
+    assert write.version == 5
+    assert ReassignmentNode.decode(write.data) == left
+    assert unfinished(image, {FIRST: [1, 2]}) == {}, "another wish has replaced it"
+    assert write_wishes({}, 6) == Delete("/admin/reassign_partitions", 6)
+
+
+@given(clusters(), st.one_of(st.none(), st.lists(BROKERS, min_size=1, max_size=4)), st.booleans())
+def test_no_step_loses_a_record(image: ClusterImage, replicas: list[int] | None, unclean: bool) -> None:
+    name = next(iter(image.topics))
+    before = image.topics[name].partitions[0]
+    decisions = plan_reassignment(
+        image, {TopicPartition(name, 0): replicas}, is_unclean=lambda topic: unclean
+    )
+    if not decisions.plans:
+        return
+    ((changed, _),) = decisions.plans
+    after = changed.partitions[0]
+    assert after.target == (before.origin if replicas is None else replicas)
+    assert len(set(after.replicas)) == len(after.replicas)
+    assert set(after.adding) <= set(after.target)
+    assert set(after.removing).isdisjoint(after.target)
+    assert after.isr, "somebody is in sync"
+    assert set(after.isr) <= set(after.replicas)
+    assert unclean or set(after.isr) <= set(before.isr)
+    assert after.leader == -1 or (after.leader in after.isr and after.leader in image.brokers)
+    assert (after.leader_epoch, after.partition_epoch) == (
+        before.leader_epoch + 1,
+        before.partition_epoch + 1,
+    )
+    if after.is_moving:
+        assert set(after.origin) == set(before.origin), "the way back stays open"
+
+
+@given(clusters())
+def test_progress_ends_exactly_the_moves_whose_replicas_are_in_sync(image: ClusterImage) -> None:
+    settled = image.with_topics(plan.topic for plan in plan_progress(image))
+    assert plan_progress(settled) == []
+    for name, before_topic in image.topics.items():
+        for before, after in zip(before_topic.partitions, settled.topics[name].partitions, strict=True):
+            if after is before:
+                able = set(before.target) & set(image.brokers)
+                assert not before.is_moving or not (set(before.target) <= set(before.isr) and able)
+                continue
+            assert after.replicas == before.target
+            assert set(after.isr) == set(after.replicas)
+            assert after.leader in after.isr
+            assert not after.is_moving

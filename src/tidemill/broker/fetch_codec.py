@@ -35,9 +35,12 @@ from tidemill.wire.fast import (
     check_end,
     check_items,
     read_length,
+    read_topic_key,
     set_i32,
+    write_count,
+    write_topic_key,
 )
-from tidemill.wire.primitives import append_uvarint, read_uvarint, skip_tag_section
+from tidemill.wire.primitives import read_uvarint, skip_tag_section
 
 FIRST_VERSION: Final = 0
 LAST_VERSION: Final = 18
@@ -125,24 +128,12 @@ def decode_tags(request: FetchFields, data: bytes, position: i64, end: i64) -> i
     return position
 
 
-def decode_key(data: bytes, position: i64, end: i64, version: i16) -> tuple[bytes, i64]:
-    """A topic's name or id, and the position after it."""
-    if version >= BY_ID:
-        if end - position < 16:
-            raise IndexError("the request ends inside a topic id")
-        return data[position : position + 16], position + 16
-    length, position = read_length(data, position, end, version >= FLEXIBLE, False)
-    if length < 0:
-        raise IndexError("a topic's name is null")
-    return data[position : position + length], position + length
-
-
 def decode_topic(
     parts: list[FetchPart], data: bytes, position: i64, end: i64, version: i16, count_max: i64
 ) -> i64:
     """Reads one topic's partitions, behind those in ``parts``; the position after them."""
     flexible = version >= FLEXIBLE
-    key, position = decode_key(data, position, end, version)
+    key, position = read_topic_key(data, position, end, flexible, version >= BY_ID)
     count, position = read_length(data, position, end, flexible, True)
     check_items(count, count_max - len(parts))
     while count > 0:
@@ -175,7 +166,7 @@ def decode_forgotten(
 ) -> i64:
     """Reads what the session shall forget of one topic; the position after it."""
     flexible = version >= FLEXIBLE
-    key, position = decode_key(data, position, end, version)
+    key, position = read_topic_key(data, position, end, flexible, version >= BY_ID)
     count, position = read_length(data, position, end, flexible, True)
     check_items(count, count_max - len(parts))
     while count > 0:
@@ -205,11 +196,10 @@ def encode_head(request: FetchFields, error: i16, session_id: i32) -> BytesWrite
 def encode_error(request: FetchFields, error: i16) -> bytes:
     """A reply that carries nothing but an error of the session."""
     out = encode_head(request, error, 0)
-    if request.version >= FLEXIBLE:
-        append_uvarint(out, 1)
+    flexible = request.version >= FLEXIBLE
+    write_count(out, 0, flexible)
+    if flexible:
         out.append(0)
-    else:
-        write_i32_be(out, 0)
     set_i32(out, 0, len(out) - 4)
     return out.getvalue()
 
@@ -231,11 +221,7 @@ def encode(request: FetchFields, parts: list[FetchPart]) -> list[Any]:
     flexible = version >= FLEXIBLE
     session = request.session
     out = encode_head(request, 0, 0 if session is None else session.session_id)
-    topics = count_topics(parts)
-    if flexible:
-        append_uvarint(out, topics + 1)
-    else:
-        write_i32_be(out, i32(topics))
+    write_count(out, count_topics(parts), flexible)
     pieces: list[Any] = []
     ranges: i64 = 0
     written: i64 = 0
@@ -246,16 +232,8 @@ def encode(request: FetchFields, parts: list[FetchPart]) -> list[Any]:
         run = index
         while run < total and parts[run].key == key:
             run += 1
-        if version < BY_ID:
-            if flexible:
-                append_uvarint(out, len(key) + 1)
-            else:
-                write_i16_be(out, i16(len(key)))
-        out.write(key)
-        if flexible:
-            append_uvarint(out, run - index + 1)
-        else:
-            write_i32_be(out, i32(run - index))
+        write_topic_key(out, key, flexible, version >= BY_ID)
+        write_count(out, run - index, flexible)
         while index < run:
             part = parts[index]
             encode_part(out, part, request)
@@ -320,10 +298,7 @@ def encode_aborted(out: BytesWriter, part: FetchPart, request: FetchFields) -> N
         count = len(aborted)
     elif request.isolation == 1:
         count = 0
-    if flexible:
-        append_uvarint(out, count + 1)
-    else:
-        write_i32_be(out, i32(count))
+    write_count(out, count, flexible)
     if aborted is None:
         return
     for producer_id, first_offset in aborted:
@@ -348,8 +323,4 @@ def encode_part(out: BytesWriter, part: FetchPart, request: FetchFields) -> None
     if version >= 11:
         write_i32_be(out, -1)
     slice_ = part.slice
-    size: i64 = 0 if slice_ is None else slice_.size
-    if flexible:
-        append_uvarint(out, size + 1)
-    else:
-        write_i32_be(out, i32(size))
+    write_count(out, 0 if slice_ is None else slice_.size, flexible)

@@ -23,7 +23,7 @@ from librt.strings import (
 )
 from mypy_extensions import i16, i32, i64, mypyc_attr
 
-from tidemill.model.errors import InvalidRecord, KafkaError, ProtocolError
+from tidemill.model.errors import InvalidRecord, KafkaError
 from tidemill.records.batch import Batch
 from tidemill.records.message_set import MessageSet
 from tidemill.replication.partition import Partition
@@ -33,7 +33,10 @@ from tidemill.wire.fast import (
     check_end,
     check_items,
     read_length,
+    read_topic_key,
     set_i32,
+    write_count,
+    write_topic_key,
 )
 from tidemill.wire.primitives import append_uvarint, skip_tag_section
 
@@ -124,15 +127,8 @@ def decode(request: ProduceFields, data: bytes, position: i64, end: i64) -> None
     topics, position = read_length(data, position, end, flexible, True)
     left: i64 = ITEMS_MAX - topics
     while topics > 0:
-        if version >= BY_ID:
-            topic = ProduceTopic(data[position : position + 16])
-            position += 16
-        else:
-            length, position = read_length(data, position, end, flexible, False)
-            if length < 0:
-                raise ProtocolError("a topic's name is null")
-            topic = ProduceTopic(data[position : position + length])
-            position += length
+        key, position = read_topic_key(data, position, end, flexible, version >= BY_ID)
+        topic = ProduceTopic(key)
         position = decode_parts(topic, data, position, end, flexible, left)
         left -= len(topic.parts)
         request.topics.append(topic)
@@ -182,20 +178,10 @@ def encode(request: ProduceFields) -> bytes:
     write_i32_be(out, request.correlation_id)
     if flexible:
         out.append(0)
-        append_uvarint(out, len(request.topics) + 1)
-    else:
-        write_i32_be(out, i32(len(request.topics)))
+    write_count(out, len(request.topics), flexible)
     for topic in request.topics:
-        if version < BY_ID:
-            if flexible:
-                append_uvarint(out, len(topic.key) + 1)
-            else:
-                write_i16_be(out, i16(len(topic.key)))
-        out.write(topic.key)
-        if flexible:
-            append_uvarint(out, len(topic.parts) + 1)
-        else:
-            write_i32_be(out, i32(len(topic.parts)))
+        write_topic_key(out, topic.key, flexible, version >= BY_ID)
+        write_count(out, len(topic.parts), flexible)
         for part in topic.parts:
             encode_part(out, part, version)
         if flexible:
@@ -219,10 +205,7 @@ def encode_part(out: BytesWriter, part: ProducePart, version: i16) -> None:
     if version >= 5:
         write_i64_be(out, part.log_start)
     if version >= 8:
-        if flexible:
-            append_uvarint(out, len(part.record_errors) + 1)
-        else:
-            write_i32_be(out, i32(len(part.record_errors)))
+        write_count(out, len(part.record_errors), flexible)
         for record_index, text in part.record_errors:
             write_i32_be(out, i32(record_index))
             write_text(out, text, flexible)

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from librt.strings import BytesWriter, read_i16_be, read_i32_be
-from mypy_extensions import i64
+from librt.strings import BytesWriter, read_i16_be, read_i32_be, write_i16_be, write_i32_be
+from mypy_extensions import i16, i32, i64
 
 from tidemill import _mode
 from tidemill.model.errors import ProtocolError
-from tidemill.wire.primitives import read_uvarint
+from tidemill.wire.primitives import append_uvarint, read_uvarint
 
 ITEMS_MAX: Final[i64] = 100_000 if _mode.compiled else 20_000
 """Topics and partitions of one request: a few bytes each on the wire, hundreds in memory, and work that
 holds up everybody else, plain Python several times longer."""
+
+TOPIC_ID_BYTES: Final = 16
 
 
 def read_length(data: bytes, position: i64, end: i64, flexible: bool, wide: bool) -> tuple[i64, i64]:
@@ -40,6 +42,40 @@ def read_length(data: bytes, position: i64, end: i64, flexible: bool, wide: bool
             f"a length of {length} at position {position}, where {end - position} bytes are left"
         )
     return length, position
+
+
+def read_topic_key(data: bytes, position: i64, end: i64, flexible: bool, by_id: bool) -> tuple[bytes, i64]:
+    """What names a topic, its id (``by_id``) or its name, and the position after it.
+
+    Raises ProtocolError when the frame ends inside an id, and for a name that is null.
+    """
+    length: i64 = TOPIC_ID_BYTES
+    if by_id:
+        if end - position < length:
+            raise ProtocolError(f"a topic id begins at {position}, the frame ends at {end}")
+    else:
+        length, position = read_length(data, position, end, flexible, False)
+        if length < 0:
+            raise ProtocolError("a topic's name is null")
+    return data[position : position + length], position + length
+
+
+def write_topic_key(out: BytesWriter, key: bytes, flexible: bool, by_id: bool) -> None:
+    """A topic's id or name, as :func:`read_topic_key` found it."""
+    if not by_id:
+        if flexible:
+            append_uvarint(out, len(key) + 1)
+        else:
+            write_i16_be(out, i16(len(key)))
+    out.write(key)
+
+
+def write_count(out: BytesWriter, count: i64, flexible: bool) -> None:
+    """The count before the items of an array, or the length before bytes; -1 is null."""
+    if flexible:
+        append_uvarint(out, count + 1)
+    else:
+        write_i32_be(out, i32(count))
 
 
 def check_items(count: i64, count_max: i64) -> None:

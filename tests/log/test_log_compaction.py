@@ -389,6 +389,39 @@ def test_a_damaged_batch_stops_the_cleaning_and_leaves_the_log(log: Log) -> None
     assert not [one for one in Path(log.directory).iterdir() if one.suffix == ".cleaned"]
 
 
+def test_damage_in_what_was_clean_is_noticed_though_it_would_go(log: Log) -> None:
+    for number in range(20):
+        put(log, (f"k{number}", "1"))
+    log.roll(NOW)
+    clean(log)
+    path = Path(log.segments[0].path)
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1
+    path.write_bytes(data)
+    for number in range(20):
+        put(log, (f"k{number}", "2"))
+    log.roll(NOW)
+    with pytest.raises(CorruptMessage, match="has checksum"):
+        clean(log)
+    assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("size", [1, 255, 257])
+def test_a_map_that_is_full_within_a_batch_is_good_up_to_the_one_before(log: Log, size: int) -> None:
+    for first in range(0, 2200, size):
+        put(log, *[(f"key-{number % 1100}", f"v{number}") for number in range(first, first + size)])
+    count = int(log.end_offset)
+    log.roll(NOW)
+    ends = []
+    while candidate(log, count, NOW).dirty_bytes:
+        before = {row[0]: row for row in rows(log)}
+        ends.append(clean(log, settings=CleanerSettings(0, 0.9, 4096)).end_offset)
+        assert {row[0]: row for row in rows(log)}.items() <= before.items()
+    assert len(ends) > 1
+    assert all(end % size == 0 for end in ends)
+    assert values(log) == {f"key-{number % 1100}": f"v{number}" for number in range(count)}
+
+
 def test_a_full_disk_ends_the_cleaning_and_leaves_the_log() -> None:
     ended = []
     for room in range(12):

@@ -8,7 +8,12 @@ A batch that holds tombstones (or the marker of a transaction that has no record
 horizon the first time that it is cleaned: the moment from which they may go. It takes the place of the base
 timestamp, and a bit of the attributes says so (KIP-534).
 
-Every batch's checksum is checked before, so that damage is never given a new checksum.
+Every batch's checksum is checked before, so that damage is never given a new checksum. Only what goes as a
+whole is not checked again that was checked when its keys came into the map.
+
+The map is asked for many keys at a time (:data:`tidemill.log.offset_map.GROUP`), also where each has a batch
+of its own: keys for the map are gathered over batches, and batches without a codec that lie in one buffer
+form a run, which is sifted as a whole.
 
 Source: Apache Kafka, ``MemoryRecords.java`` (``filterTo``), ``LogCleaner.scala`` (``shouldRetainRecord``).
 """
@@ -41,14 +46,14 @@ from tidemill.records.varint import read_varint, read_varlong, varint_size, writ
 UNPACKED_BYTES_MAX: Final = 1024 * 1024 * 1024
 """Unpacked bytes of one batch: more is taken for a bomb."""
 
-MAPPED: Final = -1
-"""All keys of a batch are in the map."""
-
 
 class BatchCleaner:
     """Cleans the batches of one log against a map; ``now_ms`` and the retention decide on tombstones.
 
-    After :meth:`clean` the attributes tell of the batch that it returned.
+    A walk that fills the map calls :meth:`index` and at its end :meth:`put_gathered`. One that writes calls
+    :meth:`clean` for a batch by itself; or :meth:`join` for each that :meth:`may_join` while
+    :meth:`has_room_for` it, then :meth:`look_up` and :meth:`clean_joined` for each of :attr:`run`, and
+    :meth:`end_run`. After each cleaned batch :attr:`max_timestamp` is that of what stays.
     """
 
     def __init__(self, offsets: OffsetMap, now_ms: i64, delete_retention_ms: i64) -> None:
@@ -71,36 +76,69 @@ class BatchCleaner:
         self._key: i64 = 0
         self._key_bytes: i64 = 0
         self._value_bytes: i64 = 0
+        # What stays of the batch that is cleaned: (begin, end) of records in a row, and what they are.
+        self._spans: list[i64] = []
+        self._kept: i64 = 0
+        self._tombstones: bool = False
+        self._tombstones_go: bool = False
+        self.run: list[Batch] = []
+        """Batches that are cleaned together."""
+        self.indexed: i64 = offsets.latest_offset
+        """Up to here the log was walked: keys before this are in the map, or gathered for it."""
         # The records of a group, whose keys are prepared in the map.
+        self._gathered: i64 = 0
         self._begins: vec[i64] = vec[i64]([0] * GROUP)
         self._ends: vec[i64] = vec[i64]([0] * GROUP)
         self._record_offsets: vec[i64] = vec[i64]([0] * GROUP)
         self._key_sizes: vec[i64] = vec[i64]([0] * GROUP)
         self._value_sizes: vec[i64] = vec[i64]([0] * GROUP)
+        self._indexed_before: vec[i64] = vec[i64]([0] * GROUP)
 
-    def index(self, batch: Batch, start_offset: i64) -> i64:
-        """Puts the batch's keys from ``start_offset`` on into the map.
+    def index(self, batch: Batch) -> bool:
+        """Gathers the batch's keys for the map; False when the map is full.
 
-        Returns :data:`MAPPED`, or the offset of the record at which the map was full. Raises CorruptMessage
-        and InvalidRecord for a batch that makes no sense.
+        Raises CorruptMessage and InvalidRecord for a batch that makes no sense.
         """
         self._unpack(batch)
         left: i64 = batch.record_count
         while left > 0:
-            count: i64 = self._gather(batch, left)
-            at: i64 = 0
-            while at < count:
-                offset: i64 = self._record_offsets[at]
-                if (
-                    self._key_sizes[at] >= 0
-                    and offset >= start_offset
-                    and not self.offsets.put_prepared(at, offset)
-                ):
-                    return offset
-                at += 1
-            left -= count
+            if self._gathered == GROUP and not self.put_gathered():
+                return False
+            first: i64 = self._gathered
+            self._gather(batch, left)
+            left -= self._gathered - first
+            while first < self._gathered:
+                self._indexed_before[first] = self.indexed
+                first += 1
         self._check_end(batch)
-        return MAPPED
+        return True
+
+    def put_gathered(self) -> bool:
+        """Puts what was gathered into the map, which is up to date then up to :attr:`indexed`.
+
+        False when it is full: it is up to date then up to the last batch of which all keys are in it.
+        """
+        offsets = self.offsets
+        count: i64 = self._gathered
+        self._gathered = 0
+        if count > 1:
+            offsets.warm(count)
+        indexed: i64 = self.indexed
+        is_full = False
+        at: i64 = 0
+        while at < count and not is_full:
+            offset: i64 = self._record_offsets[at]
+            if (
+                self._key_sizes[at] >= 0
+                and offset >= offsets.first_offset
+                and not offsets.put_prepared(at, offset)
+            ):
+                is_full = True
+                indexed = self._indexed_before[at]
+            at += 1
+        if indexed > offsets.latest_offset:
+            offsets.latest_offset = indexed
+        return not is_full
 
     def clean(self, batch: Batch, keep_all: bool, marker_may_go: bool) -> bytes:
         """What stays of the batch; the same bytes when all of it does, none when nothing does.
@@ -109,40 +147,94 @@ class BatchCleaner:
         transaction without records, which needs a delete horizon. Raises as :meth:`index`.
         """
         self._unpack(batch)
-        if batch.record_count == 0:
-            return b""
-        kept = BytesWriter()
-        count: i64 = 0
-        tombstones = False
-        horizon: i64 = batch.base_timestamp if batch.has_delete_horizon else -1
-        tombstones_go: bool = horizon >= 0 and self.now_ms >= horizon
-        spans: list[i64] = []
+        self._begin_sifting(batch)
         left: i64 = batch.record_count
         while left > 0:
-            group: i64 = self._gather(batch, left)
-            at: i64 = 0
-            while at < group:
-                if keep_all or self._stays(at, tombstones_go):
-                    if count > 0 and spans[len(spans) - 1] == self._begins[at]:
-                        spans[len(spans) - 1] = self._ends[at]
-                    else:
-                        spans.append(self._begins[at])
-                        spans.append(self._ends[at])
-                    count += 1
-                    tombstones = tombstones or self._value_sizes[at] < 0
-                at += 1
-            left -= group
+            self._gathered = 0
+            self._gather(batch, left)
+            self.look_up()
+            self._sift(0, self._gathered, keep_all)
+            left -= self._gathered
+        self._gathered = 0
         self._check_end(batch)
+        return self._sifted(batch, marker_may_go)
+
+    def may_join(self, batch: Batch) -> bool:
+        """Whether the batch may be part of a run, which neither a large one may nor one with a codec."""
+        return batch.record_count <= GROUP and batch.codec == NONE
+
+    def has_room_for(self, batch: Batch) -> bool:
+        """Whether the batch can join the run that there is. A run lies in one buffer."""
+        if not self.run:
+            return True
+        return batch.record_count <= GROUP - self._gathered and self.run[0].data is batch.data
+
+    def join(self, batch: Batch) -> None:
+        """Adds a batch to the run; raises as :meth:`index`."""
+        self._take_plain(batch)
+        self._gather(batch, batch.record_count)
+        self._check_end(batch)
+        self.run.append(batch)
+
+    def look_up(self) -> None:
+        """Fetches what the map knows of the keys that were gathered."""
+        if self._gathered > 1:
+            self.offsets.warm(self._gathered)
+
+    def clean_joined(self, batch: Batch, first: i64) -> bytes:
+        """As :meth:`clean`, for a data batch of the run; ``first``: how many records come before it there."""
+        self._begin_sifting(batch)
+        self._sift(first, first + batch.record_count, False)
+        last: i64 = batch.last_offset
+        if self._kept > 0 or last < self.offsets.first_offset or last > self.offsets.latest_offset:
+            check_crc(batch)
+        return self._sifted(batch, False)
+
+    def end_run(self) -> None:
+        """Lets go of the run's batches."""
+        self.run.clear()
+        self._gathered = 0
+
+    def _begin_sifting(self, batch: Batch) -> None:
+        if self._spans:
+            self._spans = []
+        self._kept = 0
+        self._tombstones = False
+        self._tombstones_go = batch.has_delete_horizon and self.now_ms >= batch.base_timestamp >= 0
+
+    def _sift(self, at: i64, end: i64, keep_all: bool) -> None:
+        """Notes which records of the group stay, from number ``at`` to before ``end``."""
+        spans = self._spans
+        while at < end:
+            if keep_all or self._stays(at):
+                if self._kept > 0 and spans[len(spans) - 1] == self._begins[at]:
+                    spans[len(spans) - 1] = self._ends[at]
+                else:
+                    spans.append(self._begins[at])
+                    spans.append(self._ends[at])
+                self._kept += 1
+                if self._value_sizes[at] < 0:
+                    self._tombstones = True
+            at += 1
+
+    def _sifted(self, batch: Batch, marker_may_go: bool) -> bytes:
+        """What stays of the batch, now that all of its records were sifted."""
+        count: i64 = self._kept
         self.records_read += batch.record_count
         self.records_kept += count
         if count == 0:
             return b""
-        sets_horizon: bool = horizon < 0 and (tombstones or marker_may_go)
+        horizon: i64 = batch.base_timestamp if batch.has_delete_horizon else -1
+        sets_horizon: bool = horizon < 0 and (self._tombstones or marker_may_go)
         if count == batch.record_count and not sets_horizon:
             self.max_timestamp = batch.max_timestamp
             return batch.to_bytes()
+        if batch.codec == NONE:
+            self._take_plain(batch)
+        spans = self._spans
         base_timestamp: i64 = self._new_base(batch, spans[0], sets_horizon, horizon)
         self.max_timestamp = NO_TIMESTAMP
+        kept = BytesWriter()
         self._rewrite(batch, spans, base_timestamp, kept)
         attributes: i64 = batch.attributes
         if sets_horizon:
@@ -154,6 +246,7 @@ class BatchCleaner:
 
     def empty(self, batch: Batch) -> bytes:
         """The batch without records: what stays for its offsets, its producer and its sequence numbers."""
+        check_crc(batch)
         self.max_timestamp = batch.max_timestamp
         attributes: i64 = batch.attributes & ~(CODEC_MASK | DELETE_HORIZON_FLAG)
         return self._assembled(batch, b"", attributes, NO_TIMESTAMP, 0)
@@ -175,7 +268,7 @@ class BatchCleaner:
             count,
         )
 
-    def _stays(self, at: i64, tombstones_go: bool) -> bool:
+    def _stays(self, at: i64) -> bool:
         """Whether the record number ``at`` of the group stays."""
         offset: i64 = self._record_offsets[at]
         if offset > self.offsets.latest_offset:
@@ -183,15 +276,15 @@ class BatchCleaner:
         if self._key_sizes[at] < 0:
             self.records_without_key += 1
             return False
-        if tombstones_go and self._value_sizes[at] < 0:
+        if self._tombstones_go and self._value_sizes[at] < 0:
             return False
         return offset >= self.offsets.get_prepared(at)
 
-    def _gather(self, batch: Batch, left: i64) -> i64:
-        """Reads the next records, at most a group of the ``left`` ones; how many."""
-        count: i64 = left if left < GROUP else GROUP
-        at: i64 = 0
-        while at < count:
+    def _gather(self, batch: Batch, left: i64) -> None:
+        """Adds the next records to the group: the ``left`` ones, or as many as it has room for."""
+        at: i64 = self._gathered
+        end: i64 = at + left if left < GROUP - at else GROUP
+        while at < end:
             self._step(batch)
             self._begins[at] = self._begin
             self._ends[at] = self._after
@@ -201,9 +294,7 @@ class BatchCleaner:
             if self._key_bytes >= 0:
                 self.offsets.prepare(at, self._data, self._key, self._key_bytes)
             at += 1
-        if count > 1:
-            self.offsets.warm(count)
-        return count
+        self._gathered = at
 
     def _new_base(self, batch: Batch, first: i64, sets_horizon: bool, horizon: i64) -> i64:
         """The base timestamp of the new batch: the horizon, or the first record's time."""
@@ -244,16 +335,20 @@ class BatchCleaner:
 
     def _unpack(self, batch: Batch) -> None:
         check_crc(batch)
-        position: i64 = batch.position + RECORDS
-        end: i64 = batch.position + batch.size
         if batch.codec == NONE:
-            self._data = batch.data
-            self._position = position
-            self._end = end
+            self._take_plain(batch)
         elif batch.record_count > 0:
-            self._data = decompress_range(batch.codec, batch.data, position, end, UNPACKED_BYTES_MAX)
+            begin: i64 = batch.position + RECORDS
+            end: i64 = batch.position + batch.size
+            self._data = decompress_range(batch.codec, batch.data, begin, end, UNPACKED_BYTES_MAX)
             self._position = 0
             self._end = len(self._data)
+
+    def _take_plain(self, batch: Batch) -> None:
+        """Goes to the first record of a batch without a codec."""
+        self._data = batch.data
+        self._position = batch.position + RECORDS
+        self._end = batch.position + batch.size
 
     def _check_end(self, batch: Batch) -> None:
         if batch.record_count > 0 and self._position != self._end:

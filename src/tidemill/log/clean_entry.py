@@ -17,7 +17,7 @@ from __future__ import annotations
 from librt.strings import BytesWriter, write_i64_be
 from mypy_extensions import i64
 
-from tidemill.log.clean_batch import MAPPED, UNPACKED_BYTES_MAX
+from tidemill.log.clean_batch import UNPACKED_BYTES_MAX
 from tidemill.log.offset_map import OffsetMap
 from tidemill.records.batch import LENGTH, NO_TIMESTAMP, NONE
 from tidemill.records.cursor import EntryCursor
@@ -39,10 +39,10 @@ class EntryCleaner:
         """Of the last one."""
         self.max_timestamp: i64 = NO_TIMESTAMP
 
-    def index(self, data: bytes, position: i64, end: i64, start_offset: i64) -> i64:
+    def index(self, data: bytes, position: i64, end: i64, start_offset: i64) -> bool:
         """Puts the keys from ``start_offset`` on of the entry at ``position`` into the map.
 
-        As :meth:`tidemill.log.clean_batch.BatchCleaner.index`.
+        False when that is full. Raises as :meth:`tidemill.log.clean_batch.BatchCleaner.index`.
         """
         cursor = EntryCursor(parse_entry(data, position, end), UNPACKED_BYTES_MAX)
         while cursor.step():
@@ -51,8 +51,8 @@ class EntryCleaner:
                 and cursor.offset >= start_offset
                 and not self.offsets.put(cursor.data, cursor.key_position, cursor.key_length, cursor.offset)
             ):
-                return cursor.offset
-        return MAPPED
+                return False
+        return True
 
     def clean(self, data: bytes, position: i64, end: i64, keeps_tombstones: bool) -> bytes:
         """What stays of the entry at ``position``: none of its bytes, all of them, or another wrapper.

@@ -13,7 +13,7 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from tidemill.log.clean_batch import MAPPED, BatchCleaner
+from tidemill.log.clean_batch import BatchCleaner
 from tidemill.log.clean_entry import EntryCleaner
 from tidemill.log.clean_job import CleanJob, LastBatch
 from tidemill.log.clean_output import CleanedSegment
@@ -47,6 +47,7 @@ class Walk:
 
         Raises CorruptMessage and InvalidRecord for a batch that makes no sense.
         """
+        batches = self.batches
         while scan.step():
             size: i64 = scan.size
             self.mapped_bytes += size
@@ -54,20 +55,19 @@ class Walk:
             if scan.last_offset < self._first_dirty:
                 continue
             data, at = scan.whole()
-            full_at: i64 = MAPPED
+            fits: bool = True
             if scan.magic < CURRENT_MAGIC:
-                full_at = self.entries.index(data, at, at + size, self._first_dirty)
+                fits = batches.put_gathered() and self.entries.index(data, at, at + size, self._first_dirty)
             else:
                 batch = parse_batch(data, at, at + size)
                 if batch.is_control:
                     transactions.marker_may_go(batch)
                 elif not (batch.is_transactional and transactions.is_aborted(batch)):
-                    full_at = self.batches.index(batch, self._first_dirty)
-            if full_at != MAPPED:
+                    fits = batches.index(batch)
+            if not fits:
                 return False
-            if scan.last_offset > self.map.latest_offset:
-                self.map.latest_offset = scan.last_offset
-        return True
+            batches.indexed = scan.last_offset
+        return batches.put_gathered()
 
     def clean_segment(
         self,
@@ -88,17 +88,40 @@ class Walk:
             self._wait(size)
             data, at = scan.whole()
             if scan.magic < CURRENT_MAGIC:
+                self._clean_run(output)
                 kept = entries.clean(data, at, at + size, keeps_tombstones)
                 if kept:
                     output.add(kept, entries.base_offset, entries.last_offset, entries.max_timestamp)
                 continue
             batch = parse_batch(data, at, at + size)
-            kept = self._clean_batch(batch, transactions)
-            if kept:
-                output.add(kept, batch.base_offset, batch.last_offset, batches.max_timestamp)
+            if not batch.is_control and not batch.is_transactional and batches.may_join(batch):
+                if not batches.has_room_for(batch):
+                    self._clean_run(output)
+                batches.join(batch)
+                continue
+            self._clean_run(output)
+            self._add(batch, self._clean_batch(batch, transactions), output)
+        self._clean_run(output)
+
+    def _clean_run(self, output: CleanedSegment) -> None:
+        """Writes what stays of the batches that were collected."""
+        batches = self.batches
+        batches.look_up()
+        first: i64 = 0
+        for batch in batches.run:
+            self._add(batch, batches.clean_joined(batch, first), output)
+            first += batch.record_count
+        batches.end_run()
+
+    def _add(self, batch: Batch, kept: bytes, output: CleanedSegment) -> None:
+        """Writes what was kept of a batch; where that is nothing, its frame if that must stay."""
+        if not kept and (self._is_last_of_producer(batch) or batch.next_offset == self._upper_bound):
+            kept = self.batches.empty(batch)
+        if kept:
+            output.add(kept, batch.base_offset, batch.last_offset, self.batches.max_timestamp)
 
     def _clean_batch(self, batch: Batch, transactions: CleanedTransactions) -> bytes:
-        """The bytes that stay for a batch."""
+        """What stays of the records of a batch that is in no run."""
         marker_may_go = False
         discarded = False
         control: bool = batch.is_control
@@ -107,12 +130,9 @@ class Walk:
             discarded = marker_may_go and batch.has_delete_horizon and batch.base_timestamp <= self._now_ms
         elif batch.is_transactional:
             discarded = bool(transactions.is_aborted(batch))
-        data = b""
-        if not discarded:
-            data = self.batches.clean(batch, control, marker_may_go)
-        if not data and (self._is_last_of_producer(batch) or batch.next_offset == self._upper_bound):
-            data = self.batches.empty(batch)
-        return data
+        if discarded:
+            return b""
+        return self.batches.clean(batch, control, marker_may_go)
 
     def _is_last_of_producer(self, batch: Batch) -> bool:
         """Whether the batch tells the state of a living producer: its last sequence, or its epoch."""

@@ -208,7 +208,10 @@ def test_a_log_that_cannot_be_cleaned_is_set_aside_and_the_others_go_on(
     good.clean_end = 10
     assert not stage.clean()
     assert "bad-0 is not compacted any more" in caplog.text
-    assert "has checksum" in stage.compaction.set_aside[TopicPartition("bad", 0)]
+    told = stage.compaction.set_aside[TopicPartition("bad", 0)]
+    assert told.startswith(f"{path}: ")
+    assert "has checksum" in told
+    assert "(at byte " in told
     assert offsets(good) == list(range(40))
     assert stage.clean()
     assert offsets(good)[-3:] == [37, 38, 39]
@@ -231,6 +234,27 @@ def test_a_log_that_needs_more_memory_is_tried_again_when_it_gets_more(stage: St
     stage.compaction.config = lambda: BrokerConfig.of()
     stage.compaction.reconfigured()
     assert stage.clean()
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"log_cleaner_backoff_ms": "1234"},
+        {"log_cleaner_min_cleanable_ratio": "0.4"},
+        {"log_cleaner_delete_retention_ms": "5"},
+        {"log_cleaner_io_max_bytes_per_second": "1e9"},
+    ],
+)
+def test_what_was_set_aside_is_tried_again_when_any_cleaner_setting_changes(
+    stage: Stage, setting: dict[str, str]
+) -> None:
+    stage.compaction.set_aside[TopicPartition("t", 0)] = "damaged"
+    stage.compaction.config = lambda: BrokerConfig.of(num_partitions="3")
+    stage.compaction.reconfigured()
+    assert stage.compaction.set_aside
+    stage.compaction.config = lambda: BrokerConfig.of(**setting)
+    stage.compaction.reconfigured()
+    assert not stage.compaction.set_aside
 
 
 def test_a_log_that_kills_the_worker_again_and_again_is_set_aside(stage: Stage) -> None:

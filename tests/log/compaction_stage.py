@@ -11,9 +11,7 @@ from tidemill.log.cleaner import Cleaner
 from tidemill.log.compaction import CleanerSettings, candidate, job_for
 from tidemill.log.config import LogConfig
 from tidemill.log.log import Log
-from tidemill.log.names import TRANSACTION_INDEX, offset_name
 from tidemill.log.recovery import open_log
-from tidemill.log.transaction_index import ABORTED_ENTRY
 from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, check_crc
@@ -63,16 +61,11 @@ def put(log: Log, *pairs: tuple[str, str | None], timestamp: int = NOW, **option
     return write(log, rows, **options)
 
 
-def end_transaction(log: Log, producer_id: int, first_offset: int, committed: bool) -> int:
-    """Appends a marker; an abort goes into the segment's index too. The marker's offset."""
+def end_transaction(log: Log, producer_id: int, committed: bool) -> int:
+    """Appends a marker; its offset."""
     offset = int(log.end_offset)
     marker = build_end_marker(committed, NOW, producer_id, 0, 0, leader_epoch=0, base_offset=offset)
     log.append_as_follower(marker, NOW)
-    if not committed:
-        path = f"{log.directory}/{offset_name(int(log.active.base_offset), TRANSACTION_INDEX)}"
-        file = log.files.open(path, create=True)
-        file.append([ABORTED_ENTRY.pack(0, producer_id, first_offset, offset, offset)])
-        file.close()
     return offset
 
 

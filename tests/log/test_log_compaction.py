@@ -302,10 +302,10 @@ def test_the_end_of_what_was_cleaned_stays_known_when_its_records_go(log: Log) -
 
 def test_aborted_records_go_and_markers_stay_until_nothing_is_left_of_their_transaction(log: Log) -> None:
     put(log, ("k", "old"))
-    base = put(log, ("k", "aborted"), producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
-    marker = end_transaction(log, 7, base, committed=False)
-    base = put(log, ("c", "committed"), producer_id=8, producer_epoch=0, base_sequence=0, transactional=True)
-    end_transaction(log, 8, base, committed=True)
+    put(log, ("k", "aborted"), producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+    marker = end_transaction(log, 7, committed=False)
+    put(log, ("c", "committed"), producer_id=8, producer_epoch=0, base_sequence=0, transactional=True)
+    end_transaction(log, 8, committed=True)
     put(log, ("z", "1"))
     log.roll(NOW)
     log.producer_state.entries.clear()
@@ -328,13 +328,13 @@ def test_aborted_records_go_and_markers_stay_until_nothing_is_left_of_their_tran
 
 def test_a_producer_that_aborted_before_what_is_dirty_is_not_taken_to_abort_again(log: Log) -> None:
     producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
-    base = put(log, ("k", "aborted"), **producer)
-    end_transaction(log, 7, base, committed=False)
+    put(log, ("k", "aborted"), **producer)
+    end_transaction(log, 7, committed=False)
     log.roll(NOW)
     clean(log)
     log.producer_state.entries.clear()
-    base = put(log, ("k", "1"), ("k", "2"), **producer)
-    end_transaction(log, 7, base, committed=True)
+    put(log, ("k", "1"), ("k", "2"), **producer)
+    end_transaction(log, 7, committed=True)
     log.roll(NOW)
     clean(log)
     assert [row[3] for row in rows(log)] == [b"2"]

@@ -29,18 +29,12 @@ def prepared() -> tuple[MortalFiles, Log]:
         key = f"k{number % 9}" if number % 10 else f"only-{number}"
         put(log, (key, f"v{number}"), producer_id=3, producer_epoch=0, base_sequence=number)
         if number == 5:
-            base = put(
-                log, ("gone", "x"), producer_id=4, producer_epoch=0, base_sequence=0, transactional=True
-            )
-            end_transaction(log, 4, base, committed=False)
+            put(log, ("gone", "x"), producer_id=4, producer_epoch=0, base_sequence=0, transactional=True)
+            end_transaction(log, 4, committed=False)
         if number % 10 == 9:
             log.roll(NOW)
     put(log, ("k1", "last"))
     log.flush(NOW)
-    file = log.files.open(INDEX)
-    file.sync()
-    file.close()
-    files.sync_directory(DIRECTORY)
     return files, log
 
 

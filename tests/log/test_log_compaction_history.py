@@ -87,7 +87,7 @@ class History(RuleBasedStateMachine):
         self.log.producer_state.entries.pop(producer, None)
         base = write(self.log, records, transactional=True, **options)
         self.model.append(base, records)
-        end_transaction(self.log, producer, base, committed)
+        end_transaction(self.log, producer, committed)
         if not committed:
             self.model.aborted |= set(range(base, base + len(records)))
 

@@ -178,7 +178,7 @@ def test_a_snapshot_comes_back_as_it_was() -> None:
     other = ProducerState("t-0")
     other.restore(state.encode(), 100, NOW, "x")
     assert other.encode() == state.encode()
-    assert (other.first_unstable_offset(), other.end_offset) == (40, 100)
+    assert (other.transactions.first_open(), other.end_offset) == (40, 100)
 
 
 def test_markers_in_the_log_end_transactions(log_of: MakeLog, batch: MakeBatch) -> None:
@@ -197,6 +197,6 @@ def test_markers_in_the_log_end_transactions(log_of: MakeLog, batch: MakeBatch) 
     again = log_of()
     entry = again.producer_state.entries[7]
     assert (entry.coordinator_epoch, entry.transaction_first_offset) == (33, 3)
-    assert (again.last_stable_limit, entry.last_sequence) == (3, 2)
+    assert (again.last_stable_offset(again.end_offset), entry.last_sequence) == (3, 2)
     marker = parse_batch(build_end_marker(True, NOW, 7, 1, 33), 0, 78)
     assert marker.is_control

@@ -23,7 +23,8 @@ from tidemill.log.errors import storage_error
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
 from tidemill.log.names import CLEANED, CLEANER_OFFSETS
-from tidemill.model.configs import BrokerConfig
+from tidemill.model.configs import BROKER_KEYS, BrokerConfig
+from tidemill.model.configs.keys import Value
 from tidemill.model.errors import CorruptMessage, StorageError
 from tidemill.model.ports import Clock, Files
 from tidemill.model.types import TopicPartition
@@ -38,6 +39,7 @@ LOGS_A_TURN = 50
 """Of so many logs the facts are gathered in one turn of the loop."""
 CHUNK_BYTES_MIN = 16 * 1024
 LOAD_FACTORS = (0.1, 0.95)
+CLEANER_KEYS = tuple(name for name in BROKER_KEYS if name.startswith("log.cleaner."))
 
 
 class Replicas(Protocol):
@@ -79,6 +81,11 @@ def settings_of(config: BrokerConfig) -> CleanerSettings:
     )
 
 
+def cleaner_values(config: BrokerConfig) -> tuple[Value, ...]:
+    """The values of all settings of the cleaner."""
+    return tuple(config.get(key) for key in CLEANER_KEYS)
+
+
 class Compaction:
     """Cleans the compacted logs of a broker, one after the other, for as long as :meth:`run` runs."""
 
@@ -107,7 +114,7 @@ class Compaction:
         self._deaths: dict[TopicPartition, int] = {}
         self._again_ms: dict[TopicPartition, int] = {}
         self._written: dict[str, dict[TopicPartition, int]] = {}
-        self._settings = settings_of(config())
+        self._settings = cleaner_values(config())
         self._writing = asyncio.Lock()
         self._look = asyncio.Event()
 
@@ -150,10 +157,11 @@ class Compaction:
     def reconfigured(self) -> None:
         """The broker's settings changed: a job that runs keeps to the pace of now, and a rest ends.
 
-        With more memory a log may be possible that was not: those set aside are tried again.
+        Those set aside are tried again when any setting of the cleaner is another: with more memory a log may
+        be possible that was not, and an operator who mended one has a way to say so.
         """
-        settings = settings_of(self.config())
-        self.worker.set_pace(settings.bytes_per_second)
+        self.worker.set_pace(settings_of(self.config()).bytes_per_second)
+        settings = cleaner_values(self.config())
         if settings != self._settings:
             self._settings = settings
             self.set_aside.clear()

@@ -47,13 +47,24 @@ class FetchRequest(FetchFields):
         self.reply: Reply | None = None
         self.found_bytes: i64 = 0
         self.at_once = False
+        self.held_back = False
+        """Whether an open transaction kept it from what others may read."""
         self.done = False
 
     def on_readable(self, partition: Awaited, added_bytes: i64) -> None:
         """One of the partitions has more, or has changed so that the reader must be told."""
         if self.done:
             return
-        self.found_bytes += added_bytes
+        if (
+            added_bytes > 0
+            and self.isolation == READ_COMMITTED
+            and (self.held_back or (isinstance(partition, Partition) and partition.has_transactions))
+        ):
+            self.path.count_committed(self)
+            if self.at_once:
+                added_bytes = 0
+        else:
+            self.found_bytes += added_bytes
         if added_bytes == 0 or self.found_bytes >= self.bytes_min:
             self.path.wake(self)
 
@@ -217,11 +228,13 @@ class FetchPath:
             limit = partition.limit_offset(request.replica_id, request.isolation)
             part.high_watermark = partition.high_watermark
             part.last_stable_offset = partition.last_stable_offset
+            if limit < part.high_watermark:
+                request.held_back = True
             part.log_start = partition.log.start_offset
             if part.last_fetched_epoch >= 0 and diverges(part, partition):
                 return
             if left <= 0 and not first:
-                if part.offset < part.log_start or part.offset > limit:
+                if part.offset < part.log_start or part.offset > max(limit, part.high_watermark):
                     part.fail(ErrorCode.OFFSET_OUT_OF_RANGE)
                 return
             size = left if left < part.bytes_max else part.bytes_max
@@ -287,6 +300,13 @@ class FetchPath:
         if not self._woken:
             self.loop.call_soon(self.answer_woken)
         self._woken.append(request)
+
+    def count_committed(self, request: FetchRequest) -> None:
+        """Finds how much a request that waits may read where transactions begin and end."""
+        self.look_up(request)
+        for part in request.parts:
+            part.slice = None
+            part.aborted = None
 
     def release(self, request: FetchRequest) -> None:
         """The request waits no longer."""

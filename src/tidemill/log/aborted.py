@@ -1,8 +1,8 @@
 """The aborted transactions of a log, as its segments' indexes tell them: what a reader of committed records
 leaves out.
 
-The indexes are read once, and again when the log has other segments: retention and compaction make them so.
-Nobody adds to an index while its segment is read.
+The index of a segment is read once; that of the active one, and those of a log that was cut, again when the
+log says that they tell something else now.
 """
 
 from __future__ import annotations
@@ -23,14 +23,21 @@ FEW: Final = 50
 
 
 class _Known:
-    """What one log's indexes said when it had ``segments``."""
+    """What one log's indexes say: aborted transactions by segment, and in one list."""
 
-    __slots__ = ("log", "segments", "transactions")
+    __slots__ = ("by_segment", "changes", "log", "segments", "transactions", "truncations")
 
-    def __init__(self, of: Log, segments: list[Segment], transactions: list[Aborted]) -> None:
+    def __init__(self, of: Log) -> None:
         self.log = of
-        self.segments = segments
-        self.transactions = transactions
+        self.segments: list[Segment] = []
+        self.by_segment: dict[Segment, list[Aborted]] = {}
+        self.transactions: list[Aborted] = []
+        self.changes = -1
+        self.truncations = int(of.truncations)
+
+    def is_current(self) -> bool:
+        """Whether the log has the same segments and noted nothing since."""
+        return self.changes == self.log.aborts_noted and self.segments == self.log.segments
 
 
 class AbortedTransactions:
@@ -49,10 +56,11 @@ class AbortedTransactions:
         behind the records only where they are many.
         """
         known = self._known.get(of.directory)
-        if known is None or known.log is not of or known.segments != of.segments:
-            known = self._read(of)
+        if known is None or known.log is not of or known.truncations != of.truncations:
             self._known = {path: one for path, one in self._known.items() if not one.log.closed}
-            self._known[of.directory] = known
+            known = self._known[of.directory] = _Known(of)
+        if not known.is_current():
+            self._read(known)
         if not known.transactions:
             return []
         pairs = sorted(
@@ -75,15 +83,24 @@ class AbortedTransactions:
 
         return bisect_right(pairs, False, key=is_behind)
 
-    def _read(self, of: Log) -> _Known:
-        found: list[Aborted] = []
+    def _read(self, known: _Known) -> None:
+        """Reads what is not known yet. Raises StorageError; what was known stays then."""
+        of = known.log
+        changes = int(of.aborts_noted)
+        before = dict(known.by_segment)
+        if changes != known.changes and before:
+            # Only to the last of them entries were added.
+            before.popitem()
+        read: dict[Segment, list[Aborted]] = {}
         for segment in of.segments:
             path = f"{of.directory}/{offset_name(segment.base_offset, TRANSACTION_INDEX)}"
             try:
-                found += decode_all(self._index(path, segment))
+                found = before.get(segment)
+                read[segment] = decode_all(self._index(path, segment)) if found is None else found
             except OSError as problem:
                 raise storage_error("read", path, problem) from problem
-        return _Known(of, list(of.segments), found)
+        known.segments, known.by_segment, known.changes = list(read), read, changes
+        known.transactions = [one for found in read.values() for one in found]
 
     def _index(self, path: str, segment: Segment) -> bytes:
         """What is in the index of ``segment``; nothing where there is none."""

@@ -23,7 +23,7 @@ from tidemill.log.names import INDEX, LOG, TIME_INDEX, offset_name
 from tidemill.log.scan import BatchScan
 from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
 from tidemill.log.transaction_index import Aborted, read_all
-from tidemill.model.errors import CorruptMessage, KafkaError
+from tidemill.model.errors import CorruptMessage, InvalidRecord, KafkaError
 from tidemill.model.ports import Files
 
 GROUP_SEGMENTS_MAX: Final = 100
@@ -118,11 +118,13 @@ class Cleaner:
         """A walk over the batches of a segment, whose fault is an error."""
         path = f"{self.job.directory}/{offset_name(segment.base_offset, LOG)}"
         file = self.files.open(path, read_only=True)
+        scan = BatchScan(file, 0, segment.size, self.job.chunk_bytes)
         try:
-            scan = BatchScan(file, 0, segment.size, self.job.chunk_bytes)
             yield scan
             if scan.fault:
-                raise CorruptMessage(f"{path}: {scan.fault} (at byte {scan.position})")
+                raise CorruptMessage(scan.fault)
+        except (CorruptMessage, InvalidRecord) as problem:
+            raise CorruptMessage(f"{path}: {problem} (at byte {scan.position})") from problem
         finally:
             file.close()
 

@@ -57,7 +57,7 @@ def candidate(log: Log, high_watermark: int, now_ms: int) -> Candidate:
     first_dirty = int(log.clean_end)
     if not log.start_offset <= first_dirty <= log.end_offset:
         first_dirty = int(log.start_offset)
-    stable = min(int(log.last_stable_limit), high_watermark, _young_from(log, first_dirty, now_ms))
+    stable = min(int(log.last_stable_offset(high_watermark)), _young_from(log, first_dirty, now_ms))
     stable = min(max(first_dirty, stable), int(log.active.base_offset))
     # The segment that holds the offset is left out as a whole.
     upper_bound = int(log.segments[log.segment_at(stable)].base_offset)

@@ -15,6 +15,7 @@ from tidemill.log.names import DELETED, SEGMENT_SUFFIXES, SNAPSHOT, offset_name,
 from tidemill.log.producer_loading import load_producers
 from tidemill.log.segment import Segment
 from tidemill.log.store import LogStore
+from tidemill.log.transaction_index import cut_entries
 
 
 class CutStore(LogStore):
@@ -46,6 +47,7 @@ class CutStore(LogStore):
         # A batch that straddles the offset goes as a whole: the log ends where it began.
         cut_offset: i64 = segment.base_offset_at(position)
         segment.truncate(position)
+        cut_entries(self.files, self._transaction_index(segment), int(offset))
         self._limit_offset = -1
         self.end_offset = offset if cut_offset < 0 or cut_offset > offset else cut_offset
         self.start_offset = min(self.start_offset, self.end_offset)

@@ -11,6 +11,7 @@ as ``limit_offset``.
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ from tidemill.log.lookup import first_at, largest, starts
 from tidemill.log.producer_loading import recall_batches
 from tidemill.log.producer_state import KeptBatch, ProducerEntry
 from tidemill.log.segment import Segment, Slice
+from tidemill.log.transaction_index import append_entry, cut_entries
+from tidemill.log.transactions import Marker, marker_of
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError
 from tidemill.records.batch import (
     CONTROL_FLAG,
@@ -32,6 +35,7 @@ from tidemill.records.batch import (
     LOG_OVERHEAD,
     MAGIC,
     NONE,
+    TRANSACTIONAL_FLAG,
     Batch,
     check_crc,
     parse_batch,
@@ -74,7 +78,7 @@ class Log(CutStore):
         if len(batches) != 1:
             return self._append_all(batches, leader_epoch, now_ms)
         batch = batches[0]
-        if batch.producer_id >= 0:
+        if batch.producer_id >= 0 and batch.attributes & CONTROL_FLAG == 0:
             kept = self._check_producer(batch)
             if kept is not None:
                 return self._answer_duplicate(kept)
@@ -93,6 +97,9 @@ class Log(CutStore):
         segment = self._segment_for(size, last_offset, timestamp, now_ms)
         if leader_epoch != self._leader_epoch:
             self._begin_epoch(leader_epoch, base_offset)
+        marker: Marker | None = None
+        if batch.attributes & CONTROL_FLAG != 0:
+            marker = self._note_abort(segment, batch, base_offset)
         prefix = BytesWriter()
         write_i64_be(prefix, base_offset)
         write_i32_be(prefix, i32(size - LOG_OVERHEAD))
@@ -106,10 +113,12 @@ class Log(CutStore):
         try:
             segment.append(buffers, size, base_offset, last_offset, timestamp)
         except OSError as problem:
+            if marker is not None:
+                self._forget_abort(segment, base_offset)
             raise storage_error("append to", segment.path, problem) from problem
         self.end_offset = last_offset + 1
         if batch.producer_id >= 0:
-            self._note_producer(batch, last_offset, timestamp, now_ms)
+            self._note_producer(batch, marker, last_offset, timestamp, now_ms)
         self.producer_state.end_offset = last_offset + 1
         return AppendResult(base_offset, last_offset, append_time, self.start_offset, False)
 
@@ -172,14 +181,19 @@ class Log(CutStore):
             segment = self._segment_for(batch.size, last_offset, batch.max_timestamp, now_ms)
             if batch.leader_epoch != self._leader_epoch:
                 self._begin_epoch(batch.leader_epoch, batch.base_offset)
+            marker: Marker | None = None
+            if batch.attributes & CONTROL_FLAG != 0:
+                marker = self._note_abort(segment, batch, batch.base_offset)
             view = memoryview(data)[batch.position : batch.position + batch.size]
             try:
                 segment.append([view], batch.size, batch.base_offset, last_offset, batch.max_timestamp)
             except OSError as problem:
+                if marker is not None:
+                    self._forget_abort(segment, batch.base_offset)
                 raise storage_error("append to", segment.path, problem) from problem
             self.end_offset = last_offset + 1
             if batch.producer_id >= 0:
-                self._note_producer(batch, last_offset, batch.max_timestamp, now_ms)
+                self._note_producer(batch, marker, last_offset, batch.max_timestamp, now_ms)
             self.producer_state.end_offset = last_offset + 1
         return self.end_offset
 
@@ -225,10 +239,16 @@ class Log(CutStore):
         except OSError as problem:
             raise storage_error("read", self.directory, problem) from problem
 
-    def _note_producer(self, batch: Batch, last_offset: i64, timestamp: i64, now_ms: i64) -> None:
+    def _note_producer(
+        self, batch: Batch, marker: Marker | None, last_offset: i64, timestamp: i64, now_ms: i64
+    ) -> None:
+        state = self.producer_state
         if batch.attributes & CONTROL_FLAG != 0:
+            if marker is not None:
+                offset: i64 = last_offset - batch.last_offset_delta
+                state.end_transaction(batch.producer_id, batch.producer_epoch, marker, offset, timestamp)
             return
-        self.producer_state.note(
+        state.note(
             batch.producer_id,
             batch.producer_epoch,
             batch.last_sequence,
@@ -237,6 +257,32 @@ class Log(CutStore):
             timestamp,
             now_ms,
         )
+        if batch.attributes & TRANSACTIONAL_FLAG != 0:
+            state.begin_transaction(batch.producer_id, last_offset - batch.last_offset_delta)
+
+    def _note_abort(self, segment: Segment, batch: Batch, offset: i64) -> Marker | None:
+        """The marker in a control batch that is about to be appended at ``offset``; an abort is noted.
+
+        Raises StorageError when it cannot be: without its entry the marker must not be readable.
+        """
+        marker = marker_of(batch)
+        if marker is None or batch.producer_id < 0:
+            return None
+        aborted = self.producer_state.aborted_by(batch.producer_id, marker, offset)
+        if aborted is not None:
+            path = self._transaction_index(segment)
+            try:
+                append_entry(self.files, path, aborted)
+            except OSError as problem:
+                raise storage_error("append to", path, problem) from problem
+            self.aborts_noted += 1
+            self.names_changed += 1
+        return marker
+
+    def _forget_abort(self, segment: Segment, offset: i64) -> None:
+        """The marker at ``offset`` was noted, but could not be appended."""
+        with contextlib.suppress(OSError):
+            cut_entries(self.files, self._transaction_index(segment), int(offset))
 
     def _answer_duplicate(self, kept: KeptBatch) -> AppendResult:
         append_time: i64 = kept.timestamp if self._append_time else NO_TIMESTAMP
@@ -294,11 +340,15 @@ class Log(CutStore):
 
     # -- reading
 
-    @property
-    def last_stable_limit(self) -> i64:
-        """The first offset of an open transaction; the end offset when none is open."""
-        first: i64 = self.producer_state.first_unstable_offset()
-        return first if first >= 0 else self.end_offset
+    def last_stable_offset(self, high_watermark: i64) -> i64:
+        """Up to where readers of committed records may read; others read up to ``high_watermark``."""
+        transactions = self.producer_state.transactions
+        if transactions.are_none:
+            return high_watermark
+        first: i64 = transactions.first_unstable(high_watermark)
+        if first < 0 or first >= high_watermark:
+            return high_watermark
+        return first if first > self.start_offset else self.start_offset
 
     def read(self, offset: i64, bytes_max: i64, limit_offset: i64, whole_first: bool) -> Slice | None:
         """The range of a log file that holds ``offset`` and what follows it, before ``limit_offset``.

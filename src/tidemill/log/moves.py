@@ -3,9 +3,9 @@
 1. ``<destination>/<topic>-<partition>.<32 hex>-future`` is made, and filled with what the partition holds,
    batch by batch, as a follower would. That takes as long as it takes; a stop or crash interrupts it, and the
    next start goes on with it.
-2. When little is missing the indexes of aborted transactions are copied, the copy is synced, its offsets are
-   in the destination's checkpoints, and the file ``moved-to`` in the partition's directory names the
-   destination, synced. It is taken away when the move does not come about after all.
+2. When little is missing the copy is synced, its offsets are in the destination's checkpoints, and the file
+   ``moved-to`` in the partition's directory names the destination, synced. It is taken away when the move
+   does not come about after all.
 3. The rest is copied, the ``-future`` directory gets the partition's own name, and the broker goes on with
    it: one turn of the loop, in which nothing is appended.
 4. The destination is synced; then the old directory is renamed (``-delete``) and removed later.
@@ -21,7 +21,6 @@ Source: KIP-113; Apache Kafka, ``ReplicaAlterLogDirsThread.java``, ``LogManager.
 from __future__ import annotations
 
 import contextlib
-from operator import attrgetter
 
 from tidemill.log.checkpoints import CheckpointJob
 from tidemill.log.directories import DataDirectory
@@ -30,13 +29,10 @@ from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
 from tidemill.log.names import (
     MOVED_TO,
-    TRANSACTION_INDEX,
     future_directory,
-    offset_name,
     partition_directory,
 )
 from tidemill.log.segment import Slice
-from tidemill.log.transaction_index import Aborted, encode_all, read_all
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
@@ -114,26 +110,11 @@ class Move:
             raise storage_error("read", self.source.directory, problem) from problem
         before = self.future.end_offset
         self.future.append_as_follower(data, now_ms)
+        # Nobody reads the copy; the partition knows which markers lie above the high watermark.
+        self.future.producer_state.transactions.forget_ended()
         if self.future.end_offset == before:
             raise StorageError(f"{self.source.directory}: no whole batch was found at offset {before}")
         return len(data)
-
-    def copy_aborted(self) -> None:
-        """Takes over which transactions were aborted, in any thread: what is copied does not say it.
-
-        Only Kafka wrote these indexes; nothing comes to them meanwhile. Raises StorageError.
-        """
-        files, future = self.logs.files, self.future
-        indexes: dict[int, list[Aborted]] = {}
-        try:
-            for one in sorted(read_all(files, self.source.directory), key=attrgetter("last_offset")):
-                segment = future.segments[int(future.segment_at(one.last_offset))]
-                indexes.setdefault(int(segment.base_offset), []).append(one)
-            for base, entries in indexes.items():
-                path = f"{future.directory}/{offset_name(base, TRANSACTION_INDEX)}"
-                files.replace(path, encode_all(entries))
-        except OSError as problem:
-            raise storage_error("copy the aborted transactions to", future.directory, problem) from problem
 
     def checkpoints(self) -> list[CheckpointJob]:
         """The offsets that the destination must know before the copy is the partition."""
@@ -159,6 +140,7 @@ class Move:
         if source.end_offset != future.end_offset or self.is_off():
             raise StorageError(f"{self.key}: the copy in {future.directory} is not complete")
         future.set_config(source.config)
+        future.producer_state.transactions.take_ended(source.producer_state.transactions)
         if flush or source.recovery_point > future.recovery_point:
             future.flush(now_ms)
         path = self.target.file(partition_directory(self.key))

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from librt.strings import read_i16_be, read_i32_be
 from mypy_extensions import i64
 
 from tidemill.log.names import SNAPSHOT, offset_of
 from tidemill.log.producer_state import BATCHES_KEPT, SEQUENCE_MAX, KeptBatch, ProducerState
 from tidemill.log.scan import BatchScan
 from tidemill.log.segment import Segment
-from tidemill.model.errors import StorageError
+from tidemill.log.transaction_index import Aborted
+from tidemill.log.transactions import MARKER_BYTES_MAX, marker_of
+from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.ports import Files
-from tidemill.records.batch import CONTROL_FLAG, RECORDS, TRANSACTIONAL_FLAG
+from tidemill.records.batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, parse_batch
 
 RECALL_BYTES: Final = 8 * 1024 * 1024
 """How far back a producer's earlier batches are looked for: more than five requests usually take."""
-
-_MARKER_BYTES_MAX: Final = 256
-"""More than a transaction marker's batch has: header, one record, key and value of a few bytes."""
 
 
 def load_producers(
@@ -116,17 +114,17 @@ def recall_batches(segments: list[Segment], producers: ProducerState, producer_i
     return True
 
 
-def note_scanned(producers: ProducerState, scan: BatchScan, now_ms: i64) -> None:
-    """Takes in the batch at which a scan stands."""
+def note_scanned(producers: ProducerState, scan: BatchScan, now_ms: i64) -> Aborted | None:
+    """Takes in the batch at which a scan stands; what the segment's index says of it, if it is an abort.
+
+    Nobody reads the log yet: all that ended is below the high watermark.
+    """
     producer_id: i64 = scan.producer_id
     if producer_id < 0:
-        return
+        return None
     attributes: i64 = scan.attributes
     if attributes & CONTROL_FLAG != 0:
-        producers.end_transaction(
-            producer_id, scan.producer_epoch, _coordinator_epoch(scan), scan.max_timestamp
-        )
-        return
+        return _note_marker(producers, scan)
     delta: i64 = scan.last_offset - scan.base_offset
     base: i64 = scan.base_sequence
     last: i64 = (base + delta) & SEQUENCE_MAX if base >= 0 else -1
@@ -135,21 +133,23 @@ def note_scanned(producers: ProducerState, scan: BatchScan, now_ms: i64) -> None
     )
     if attributes & TRANSACTIONAL_FLAG != 0:
         producers.begin_transaction(producer_id, scan.base_offset)
+    return None
 
 
-def _coordinator_epoch(scan: BatchScan) -> i64:
-    """The coordinator epoch in a transaction marker; -1 when the batch is none.
-
-    The marker is one record: length, attributes and two deltas of a byte each, key length and key (version
-    int16, type int16), value length and value (version int16, coordinator epoch int32); each length takes
-    one byte.
-    """
-    size: i64 = scan.size
-    if size > _MARKER_BYTES_MAX or size < RECORDS + 16:
-        return -1
-    data = scan.file.read_at(scan.position, size)
-    key: i64 = RECORDS + 5
-    value: i64 = key + 5
-    if len(data) < value + 6 or data[key - 1] != 8 or data[value - 1] != 12 or read_i16_be(data, value) != 0:
-        return -1
-    return i64(read_i32_be(data, value + 2))
+def _note_marker(producers: ProducerState, scan: BatchScan) -> Aborted | None:
+    if scan.size > MARKER_BYTES_MAX:
+        return None
+    data, at = scan.whole()
+    try:
+        batch = parse_batch(data, at, at + scan.size)
+    except KafkaError:
+        return None
+    marker = marker_of(batch)
+    if marker is None:
+        return None
+    aborted = producers.aborted_by(batch.producer_id, marker, batch.base_offset)
+    producers.end_transaction(
+        batch.producer_id, batch.producer_epoch, marker, batch.base_offset, batch.max_timestamp
+    )
+    producers.transactions.forget_ended()
+    return aborted

@@ -40,6 +40,8 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from tidemill.log.transaction_index import ABORTED_VERSION, Aborted
+from tidemill.log.transactions import ABORT, Marker, Transactions
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.records.batch import Batch
 from tidemill.records.checksum import crc32c
@@ -146,6 +148,7 @@ class ProducerState:
     def __init__(self, name: str) -> None:
         self.name = name
         self.entries: dict[int, ProducerEntry] = {}
+        self.transactions = Transactions()
         self.end_offset: i64 = 0
         self.snapshot_offset: i64 = -1
 
@@ -212,9 +215,26 @@ class ProducerState:
         entry = self.entries.get(producer_id)
         if entry is not None and entry.transaction_first_offset < 0:
             entry.transaction_first_offset = first_offset
+            self.transactions.begin(producer_id, first_offset)
 
-    def end_transaction(self, producer_id: i64, epoch: i64, coordinator_epoch: i64, timestamp: i64) -> None:
-        """Takes in a transaction marker: the producer has no open transaction, and this epoch."""
+    def aborted_by(self, producer_id: i64, marker: Marker, offset: i64) -> Aborted | None:
+        """What the index of the segment is told of a marker at ``offset`` that is not taken in yet.
+
+        None for a commit, and for a transaction that has no batches here.
+        """
+        entry = self.entries.get(producer_id)
+        if marker.kind != ABORT or entry is None or entry.transaction_first_offset < 0:
+            return None
+        stable: i64 = self.transactions.first_open(producer_id)
+        if stable < 0:
+            stable = offset + 1
+        first: i64 = entry.transaction_first_offset
+        return Aborted(ABORTED_VERSION, int(producer_id), int(first), int(offset), int(stable))
+
+    def end_transaction(
+        self, producer_id: i64, epoch: i64, marker: Marker, offset: i64, timestamp: i64
+    ) -> None:
+        """Takes in a marker at ``offset``: the producer has no open transaction, and this epoch."""
         entry = self.entries.get(producer_id)
         if entry is None:
             entry = ProducerEntry(producer_id, epoch)
@@ -222,18 +242,11 @@ class ProducerState:
         if entry.epoch != epoch:
             entry.epoch = epoch
             entry.batches.clear()
+        if entry.transaction_first_offset >= 0:
+            self.transactions.end(entry.transaction_first_offset, offset)
         entry.transaction_first_offset = NO_OFFSET
-        entry.coordinator_epoch = coordinator_epoch
+        entry.coordinator_epoch = marker.coordinator_epoch
         entry.last_timestamp = timestamp
-
-    def first_unstable_offset(self) -> i64:
-        """Where the oldest open transaction begins; -1 when none is open."""
-        first: i64 = NO_OFFSET
-        for entry in self.entries.values():
-            begin: i64 = entry.transaction_first_offset
-            if begin >= 0 and (first < 0 or begin < first):
-                first = begin
-        return first
 
     def expire(self, now_ms: i64, expiration_ms: i64) -> int:
         """Forgets producers without an open transaction that were silent for ``expiration_ms``; how many.
@@ -254,6 +267,7 @@ class ProducerState:
     def forget(self) -> None:
         """Empties the state, before it is read anew."""
         self.entries.clear()
+        self.transactions.clear()
         self.end_offset = 0
 
     def encode(self) -> bytes:
@@ -282,10 +296,18 @@ class ProducerState:
         """Takes over a snapshot's content. Raises StorageError when it is damaged; nothing changes then."""
         entries = decode_snapshot(data, path)
         self.entries.clear()
+        self.transactions.clear()
         for entry in entries:
             entry.seen_ms = now_ms
             self.entries[entry.producer_id] = entry
+        for entry in sorted(entries, key=_transaction_first_offset):
+            if entry.transaction_first_offset >= 0:
+                self.transactions.begin(entry.producer_id, entry.transaction_first_offset)
         self.end_offset = end_offset
+
+
+def _transaction_first_offset(entry: ProducerEntry) -> int:
+    return int(entry.transaction_first_offset)
 
 
 def decode_snapshot(data: bytes, path: str) -> list[ProducerEntry]:

@@ -17,6 +17,7 @@ import contextlib
 from itertools import pairwise
 from typing import Final
 
+from tidemill.log.aborted_recovery import index_damage, index_path, remake, take_walked
 from tidemill.log.checkpoints import CheckpointDamaged
 from tidemill.log.config import INT64_MAX, LogConfig
 from tidemill.log.errors import storage_error
@@ -301,8 +302,8 @@ class Opening:
         first = len(segments) - 1
         while first > 0 and segments[first].base_offset > self.recovery_point:
             first -= 1
-        for segment, following in pairwise(segments[: first + 1]):
-            self._check_indexes(segment, following.base_offset)
+        for at, (segment, following) in enumerate(pairwise(segments[: first + 1])):
+            self._check_indexes(segments[:at], segment, int(following.base_offset))
         resumed = self._resumption(segments[first])
         base = int(resumed.offset if resumed is not None else segments[first].base_offset)
         self._load_producers(segments[: first if resumed is None else first + 1], base)
@@ -315,6 +316,7 @@ class Opening:
             segment = segments[at]
             last = at + 1 == len(segments)
             limit = INT64_MAX if last else int(segments[at + 1].base_offset)
+            walked_from = int(segment.base_offset if resumed is None else resumed.offset)
             walk = walk_segment(segment, self.producers, self.now_ms, self.progress, limit, resumed)
             resumed = None
             if walk.fault:
@@ -323,6 +325,7 @@ class Opening:
                     self._load_producers(segments[:at], int(segment.base_offset))
                     continue
             runs += walk.epochs
+            take_walked(self.files, segment, walked_from, walk.aborted, self.warnings)
             if at + 1 < len(segments):
                 segment.close_indexes()
                 self._snapshot(segments[at + 1].base_offset)
@@ -365,6 +368,8 @@ class Opening:
         """From where in the segment of the recovery point the check begins; None: at its first byte."""
         if self.recovery_point <= segment.base_offset or segment.size < SPARED_BYTES_MIN:
             return None
+        if index_damage(self.files, segment, INT64_MAX):
+            return None
         known = self.recovery_point
         segment.index.keep_growing()
         if segment.time_index.keep_growing():
@@ -391,7 +396,7 @@ class Opening:
             self._put_away(later)
         del segments[at + 1 :]
 
-    def _check_indexes(self, segment: Segment, end_offset: int) -> None:
+    def _check_indexes(self, before: list[Segment], segment: Segment, end_offset: int) -> None:
         """A segment before the recovery point is safe on the disk; its indexes are checked for sense."""
         damage = segment.index.damage(segment.size)
         if damage:
@@ -404,6 +409,11 @@ class Opening:
             self.warnings.append(f"{damage}; both indexes are made anew")
             segment.rebuild_indexes()
             segment.close_indexes()
+        damage = index_damage(self.files, segment, end_offset)
+        if damage:
+            self.warnings.append(f"{index_path(segment)}: {damage}; it is made anew")
+            start = int(max(self.start_offset, self._first_base))
+            remake(self.files, before, segment, start, self.now_ms, str(self.topic_partition))
         segment.release()
 
     def _remove_old_snapshots(self, names: set[str], segments: list[Segment]) -> None:

@@ -12,7 +12,7 @@ from tidemill.log.config import LogConfig
 from tidemill.log.errors import storage_error
 from tidemill.log.flush import FlushJob
 from tidemill.log.leader_epochs import LeaderEpochs
-from tidemill.log.names import SNAPSHOT, offset_name
+from tidemill.log.names import SNAPSHOT, TRANSACTION_INDEX, offset_name
 from tidemill.log.producer_state import ProducerState
 from tidemill.log.removals import Removals
 from tidemill.log.segment import Segment
@@ -66,6 +66,8 @@ class LogStore:
         self._synced_base: i64 = self.active.base_offset
         self._synced_position: i64 = self.active.size if recovery_point >= end_offset else 0
         self.truncations: i64 = 0
+        self.aborts_noted: i64 = 0
+        """Counts the entries that indexes of aborted transactions got."""
         self.cleaning: bool = False
         """Whether compaction reads the log: its segments stay meanwhile."""
         self.clean_end: i64 = -1
@@ -139,6 +141,9 @@ class LogStore:
             self.config.segment_index_bytes,
             self.config.index_interval_bytes,
         )
+
+    def _transaction_index(self, segment: Segment) -> str:
+        return f"{self.directory}/{offset_name(segment.base_offset, TRANSACTION_INDEX)}"
 
     def take_producer_snapshot(self) -> None:
         """Writes the producer state at the end offset, unless that has been done. Raises OSError."""
@@ -297,8 +302,11 @@ class LogStore:
                 job.add(segment.file())
                 job.add_path(segment.index.path)
                 job.add_path(segment.time_index.path)
+                job.add_path(self._transaction_index(segment))
             elif whole and segment.size > 0:
                 job.add(segment.file())
+                # Unlike the others it must be whole: recovery makes it anew from the recovery point on only.
+                job.add_path(self._transaction_index(segment))
             at += 1
         job.base_offset = int(self.active.base_offset)
         job.position = int(self.active.size) if whole else 0

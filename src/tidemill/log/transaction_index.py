@@ -12,7 +12,9 @@ byte  type   field               notes
 
 All integers are big-endian; last offsets grow from entry to entry. A segment without aborts has no file.
 
-There is no checksum.
+There is no checksum. An entry is written before its marker: a reader must not see a marker of which the index
+does not tell. Where the marker does not come about, the entry is cut off again before the next one, and by
+recovery.
 
 Source: Apache Kafka, ``TransactionIndex.java``, ``AbortedTxn.java``; KIP-98.
 """
@@ -24,7 +26,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from tidemill.log.names import TRANSACTION_INDEX, offset_of
-from tidemill.model.ports import Files
+from tidemill.model.ports import File, Files
 
 ABORTED_ENTRY: Final = struct.Struct(">hqqqq")
 ABORTED_ENTRY_BYTES: Final = 2 + 4 * 8
@@ -55,6 +57,77 @@ def decode_all(data: bytes) -> list[Aborted]:
 def encode_all(entries: Iterable[Aborted]) -> bytes:
     """An index with these entries."""
     return b"".join([ABORTED_ENTRY.pack(*one) for one in entries])
+
+
+def append_entry(files: Files, path: str, entry: Aborted) -> None:
+    """Adds an entry to the index at ``path``, over what is left of markers that never came about.
+
+    Raises OSError; a cut entry that a failure leaves does not count, and the next one takes its place.
+    """
+    file = files.open(path, create=True)
+    try:
+        _cut(file, entry.last_offset)
+        file.append([ABORTED_ENTRY.pack(*entry)])
+    finally:
+        file.close()
+
+
+def cut_entries(files: Files, path: str, offset: int) -> None:
+    """Removes the entries of markers at or after ``offset``. Raises OSError."""
+    try:
+        file = files.open(path)
+    except FileNotFoundError:
+        return
+    try:
+        _cut(file, offset)
+    finally:
+        file.close()
+
+
+def _cut(file: File, offset: int) -> None:
+    size = int(file.size())
+    whole = size - size % ABORTED_ENTRY_BYTES
+    while whole:
+        before = whole - ABORTED_ENTRY_BYTES
+        if decode_aborted(file.read_at(before, ABORTED_ENTRY_BYTES)).last_offset < offset:
+            break
+        whole = before
+    if whole < size:
+        file.truncate(whole)
+
+
+def damage(data: bytes, base_offset: int, end_offset: int) -> str:
+    """What is wrong with the index of the segment from ``base_offset`` to ``end_offset``; empty: nothing."""
+    before = base_offset - 1
+    if len(data) % ABORTED_ENTRY_BYTES:
+        return f"{len(data)} bytes are no whole number of entries"
+    for at, entry in enumerate(decode_all(data)):
+        if entry.version != ABORTED_VERSION:
+            return f"entry {at} is of version {entry.version}, only {ABORTED_VERSION} is known"
+        if not before < entry.last_offset < end_offset or not 0 <= entry.first_offset < entry.last_offset:
+            return f"entry {at} says offsets {entry.first_offset} to {entry.last_offset}, which cannot be"
+        before = entry.last_offset
+    return ""
+
+
+def read_index(files: Files, path: str) -> bytes:
+    """What is in the index at ``path``; nothing where there is none. Raises OSError."""
+    try:
+        return files.read(path)
+    except FileNotFoundError:
+        return b""
+
+
+def write_index(files: Files, path: str, entries: Iterable[Aborted]) -> bool:
+    """Makes the index at ``path`` tell ``entries``; whether it told something else. Raises OSError."""
+    data = encode_all(entries)
+    if read_index(files, path) == data:
+        return False
+    if data:
+        files.replace(path, data)
+    else:
+        files.remove(path)
+    return True
 
 
 def read_all(files: Files, directory: str) -> list[Aborted]:

@@ -13,6 +13,7 @@ from tidemill.log.producer_state import ProducerState
 from tidemill.log.scan import BatchScan
 from tidemill.log.segment import Segment
 from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
+from tidemill.log.transaction_index import Aborted
 from tidemill.model.errors import KafkaError
 from tidemill.records.batch import ATTRIBUTES, CODEC_MASK, CRC, LOG_OVERHEAD, MAGIC
 from tidemill.records.checksum import crc32c
@@ -41,7 +42,8 @@ class Walk:
     """What a walk over a segment found. ``fault`` is empty when every byte of it is good.
 
     ``again``: the fault is one of a batch that had been taken for good: what was noted of it must go.
-    ``epochs``: (leader epoch, its first offset, batches in a row) as they come.
+    ``epochs``: (leader epoch, its first offset, batches in a row) as they come. ``aborted``: the aborted
+    transactions whose markers are among the batches.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Walk:
         fault: str,
         truncated: bool,
         epochs: list[tuple[int, int, int]],
+        aborted: list[Aborted],
         again: bool = False,
     ) -> None:
         self.position: i64 = position
@@ -58,6 +61,7 @@ class Walk:
         self.fault = fault
         self.truncated: bool = truncated
         self.epochs = epochs
+        self.aborted = aborted
         self.again: bool = again
 
 
@@ -116,6 +120,7 @@ def walk_segment(
     before_expected: i64 = 0
     fault: str = ""
     epochs = _EpochRuns()
+    aborted: list[Aborted] = []
     while scan.step():
         if scan.last_offset < expected or (scan.magic == 2 and scan.base_offset < expected):
             fault = f"offset {scan.base_offset} comes where {expected} or later must be"
@@ -124,7 +129,7 @@ def walk_segment(
                 if taken > 0 and segment.base_offset_at(scan.position) == before_expected + taken:
                     # It would follow if the batch before it had not jumped.
                     fault = f"offset {before_base} comes where {before_expected} must be"
-                    return Walk(before_position, before_expected, fault, False, epochs.end(), True)
+                    return Walk(before_position, before_expected, fault, False, epochs.end(), aborted, True)
             break
         if scan.last_offset >= limit_offset:
             fault = f"offset {scan.last_offset} comes where those below {limit_offset} must be"
@@ -142,15 +147,17 @@ def walk_segment(
         expected = scan.last_offset + 1
         epochs.batch(scan.leader_epoch, scan.base_offset)
         if scan.producer_id >= 0 and scan.base_offset >= producers.end_offset:
-            note_scanned(producers, scan, now_ms)
+            one = note_scanned(producers, scan, now_ms)
+            if one is not None:
+                aborted.append(one)
     if producers.end_offset < expected:
         producers.end_offset = expected
     if fault:
-        return Walk(scan.position, expected, fault, False, epochs.end())
+        return Walk(scan.position, expected, fault, False, epochs.end(), aborted)
     if scan.fault:
         missing = scan.cut_off or _zeros_to_end(segment, scan.position)
-        return Walk(scan.position, expected, scan.fault, missing, epochs.end())
-    return Walk(segment.size, expected, "", False, epochs.end())
+        return Walk(scan.position, expected, scan.fault, missing, epochs.end(), aborted)
+    return Walk(segment.size, expected, "", False, epochs.end(), aborted)
 
 
 def _offsets_taken(segment: Segment, position: i64) -> i64:

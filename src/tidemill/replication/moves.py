@@ -98,10 +98,8 @@ class Mover:
             if move.source.cleaning:
                 await asyncio.sleep(RETRY_S)
             elif not marked:
-                segments = move.source.segments
                 await self._prepare(move)
-                # Compaction writes the indexes of aborted transactions anew.
-                marked = move.source.segments is segments and not move.source.cleaning
+                marked = True
             elif move.lag <= CATCH_UP_OFFSETS:
                 await self._swap(move)
                 return
@@ -127,7 +125,6 @@ class Mover:
 
     async def _prepare(self, move: Move) -> None:
         """Brings the copy to the disk, and then the decision."""
-        await self._in_thread(move.copy_aborted)
         job = move.future.begin_flush()
         await self._in_thread(job.run)
         move.future.finish_flush(job, self.replicas.clock.wall_ms())

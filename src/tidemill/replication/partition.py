@@ -3,7 +3,7 @@
 Three ends of a log are told apart. Its *end offset* is where the next record goes. The *high watermark* is
 how far the in-sync set has it: consumers read up to there. The *last stable offset* is how far no
 transaction is open: consumers with ``read_committed`` read up to there. It equals the high watermark as
-long as there are no transactions.
+long as no transaction is open, and no marker lies above the high watermark.
 
 Who waits for one of them: :mod:`tidemill.replication.waiting`.
 """
@@ -113,7 +113,12 @@ class Partition(Awaited):
     @property
     def last_stable_offset(self) -> i64:
         """Below this no transaction is open."""
-        return self.high_watermark
+        return self.log.last_stable_offset(self.high_watermark)
+
+    @property
+    def has_transactions(self) -> bool:
+        """Whether readers of committed records may see less than others."""
+        return not self.log.producer_state.transactions.are_none
 
     @property
     def flush_under_way(self) -> bool:
@@ -366,9 +371,10 @@ class Partition(Awaited):
     def read(self, offset: i64, bytes_max: i64, limit_offset: i64, whole_first: bool) -> Slice | None:
         """Where the records from ``offset`` on lie, up to ``limit_offset``; None when there are none yet.
 
-        Raises OFFSET_OUT_OF_RANGE below the log's start and above ``limit_offset``.
+        Raises OFFSET_OUT_OF_RANGE below the log's start, and above ``limit_offset`` and high watermark.
         """
-        if offset == limit_offset and offset >= self.log.start_offset:
+        readable: i64 = max(limit_offset, self.high_watermark)
+        if limit_offset <= offset <= readable and offset >= self.log.start_offset:
             return None
         if offset < self.log.start_offset or offset > limit_offset:
             raise KafkaError(

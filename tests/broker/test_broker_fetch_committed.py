@@ -1,0 +1,109 @@
+"""Readers of committed records: they stop where the first transaction is open, and wait for its marker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths_bench import NODE, NOW, Bench, Client, bench_in, parts_of
+
+from tidemill.broker.handlers.list_offsets import LATEST, look_up
+from tidemill.log.aborted import AbortedTransactions
+from tidemill.records.batch import parse_batch
+from tidemill.records.builder import build_batch, build_end_marker
+from tidemill.wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest
+
+LONG_MS = 60_000
+VERSIONS = (4, 7, 13, 17)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with bench_in(tmp_path) as one:
+        one.fetches.aborted = AbortedTransactions(one.logs.files)
+        yield one
+
+
+def write(bench: Bench, producer: int, *, size: int = 10) -> int:
+    """A batch of a transaction, as its coordinator lets it in; its offset."""
+    rows = [(NOW, None, bytes(size), None)]
+    entry = bench.partition().log.producer_state.entries.get(producer)
+    sequence = 0 if entry is None else int(entry.last_sequence) + 1
+    data = build_batch(
+        rows, producer_id=producer, producer_epoch=0, base_sequence=sequence, transactional=True
+    )
+    return int(bench.partition().append([parse_batch(data, 0, len(data))], 1, NOW).base_offset)
+
+
+def end(bench: Bench, producer: int, *, committed: bool) -> None:
+    data = build_end_marker(committed, NOW, producer, 0, 0)
+    bench.partition().append([parse_batch(data, 0, len(data))], 1, NOW)
+
+
+def ask(client: Client, version: int, offset: int, isolation: int, **fields: Any) -> Any:
+    number = client.fetch(version, {("t", 0): offset}, isolation_level=isolation, **fields)
+    return parts_of(client.fetched(version, number))["t", 0]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_readers_of_committed_records_stop_at_the_first_open_transaction(bench: Bench, version: int) -> None:
+    client = bench.client()
+    client.append(b"plain")
+    write(bench, 7)
+    client.append(b"behind")
+    for offset, isolation, count in ((0, 1, 1), (0, 0, 3), (1, 1, 0), (2, 1, 0), (2, 0, 1)):
+        part = ask(client, version, offset, isolation)
+        assert (part.error_code, part.high_watermark, part.last_stable_offset) == (0, 3, 1)
+        assert len(part.records) == 0 if count == 0 else len(part.records) > 0
+        last = parse_batch(part.records, 0, len(part.records)).base_offset if part.records else -1
+        assert last == (offset if count else -1)
+    end(bench, 7, committed=False)
+    part = ask(client, version, 0, 1)
+    assert (part.high_watermark, part.last_stable_offset) == (4, 4)
+    assert [(one.producer_id, one.first_offset) for one in part.aborted_transactions] == [(7, 1)]
+
+
+@pytest.mark.parametrize("bytes_min", [1, 600])
+def test_a_waiting_reader_is_answered_when_the_transaction_ends(bench: Bench, bytes_min: int) -> None:
+    reader, other = bench.client(), bench.client()
+    reader.fetch(11, {("t", 0): 0}, isolation_level=1, max_wait_ms=LONG_MS, min_bytes=bytes_min)
+    other.fetch(11, {("t", 0): 0}, isolation_level=1, max_wait_ms=LONG_MS, min_bytes=bytes_min)
+    bench.until(lambda: bench.partition().waiting_fetches == 2)
+    write(bench, 7, size=500)
+    write(bench, 8, size=500)
+    assert reader.is_silent()
+    end(bench, 8, committed=False)
+    assert reader.is_silent()
+    end(bench, 7, committed=True)
+    for client in (reader, other):
+        part = parts_of(client.fetched(11))["t", 0]
+        assert (part.last_stable_offset, part.high_watermark) == (4, 4)
+        assert len(part.records) > 1000
+        assert [(one.producer_id, one.first_offset) for one in part.aborted_transactions] == [(8, 1)]
+
+
+def test_a_reader_behind_the_high_watermark_of_slow_followers_sees_no_transaction_half(bench: Bench) -> None:
+    partition = bench.partition()
+    write(bench, 7)
+    partition.become(NODE, 0, (NODE, 2), (NODE, 2))
+    write(bench, 7)
+    end(bench, 7, committed=False)
+    client = bench.client()
+    for fetched, stable in ((1, 0), (2, 0), (3, 3)):
+        partition.fetched_by(2, fetched, 0, NOW)
+        part = ask(client, 11, 0, 1)
+        assert (part.high_watermark, part.last_stable_offset) == (fetched, stable)
+
+
+@pytest.mark.parametrize(("isolation", "latest"), [(0, 3), (1, 1)])
+def test_the_latest_offset_is_the_one_up_to_which_one_may_read(
+    bench: Bench, isolation: int, latest: int
+) -> None:
+    bench.client().append(b"plain")
+    write(bench, 7)
+    write(bench, 7)
+    wanted = ListOffsetsPartition(timestamp=LATEST)
+    request = ListOffsetsRequest(replica_id=-1, isolation_level=isolation)
+    assert look_up(bench.partition(), wanted, request, 7, None).offset == latest

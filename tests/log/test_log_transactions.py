@@ -1,0 +1,344 @@
+"""Transactions in a log: where readers of committed records stop, and the index of those that were aborted,
+which says the same whether it was appended to or made anew."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tidemill.log import recovery
+from tidemill.log.aborted import AbortedTransactions
+from tidemill.log.files import SystemFiles
+from tidemill.log.log import Log
+from tidemill.log.transaction_index import Aborted, decode_all
+from tidemill.log.transactions import ABORT, COMMIT, Marker, Transactions, marker_of
+from tidemill.model.errors import StorageError
+from tidemill.records.batch import parse_batch
+from tidemill.records.builder import build_batch, build_end_marker
+from tidemill.testing.files import FaultyFiles
+
+NOW = 1_700_000_000_000
+SMALL = {"segment_bytes": 3000, "index_interval_bytes": 200}
+MakeLog = Callable[..., Log]
+
+
+def put(log: Log, producer: int, count: int = 1, *, epoch: int = 0) -> int:
+    """Appends a batch of a transaction as a leader sent it; its base offset."""
+    base = int(log.end_offset)
+    rows = [(NOW, b"key", b"value", None)] * count
+    options = {"producer_id": producer, "producer_epoch": epoch, "base_sequence": 0, "base_offset": base}
+    log.append_as_follower(build_batch(rows, transactional=True, leader_epoch=0, **options), NOW)
+    return base
+
+
+def end(log: Log, producer: int, kind: int = ABORT, *, epoch: int = 0) -> int:
+    """Appends a marker; its offset."""
+    offset = int(log.end_offset)
+    data = build_end_marker(kind == COMMIT, NOW, producer, epoch, 5, leader_epoch=0, base_offset=offset)
+    log.append_as_follower(data, NOW)
+    return offset
+
+
+def indexes(directory: str) -> dict[str, bytes]:
+    """The indexes of aborted transactions by name."""
+    return {path.name: path.read_bytes() for path in Path(directory).glob("*.txnindex")}
+
+
+def entries(directory: str) -> list[Aborted]:
+    return [one for _, data in sorted(indexes(directory).items()) for one in decode_all(data)]
+
+
+def fill(log: Log, seed: int, count: int = 150) -> None:
+    """Transactions of several producers at once, ended one way or the other; some stay open."""
+    random = Random(seed)
+    running: set[int] = set()
+    for _ in range(count):
+        producer = random.randrange(6)
+        if producer in running and random.random() < 0.4:
+            end(log, producer, random.choice((ABORT, COMMIT)))
+            running.discard(producer)
+        elif random.random() < 0.05:
+            end(log, producer)
+            running.discard(producer)
+        else:
+            put(log, producer, random.randrange(1, 4))
+            running.add(producer)
+
+
+def test_an_abort_is_noted_where_its_marker_lies(log_of: MakeLog, directory: str) -> None:
+    log = log_of()
+    put(log, 7, 2)
+    put(log, 8)
+    put(log, 7)
+    assert end(log, 7) == 4
+    assert end(log, 8, COMMIT) == 5
+    put(log, 7)
+    assert end(log, 7) == 7
+    # The transaction of producer 8 was open at the first abort, nothing was at the second.
+    assert entries(directory) == [Aborted(0, 7, 0, 4, 2), Aborted(0, 7, 6, 7, 8)]
+
+
+def test_a_leader_notes_as_a_follower_does(log_of: MakeLog, directory: str, tmp_path: Path) -> None:
+    log = log_of(SMALL)
+    fill(log, 1)
+    (tmp_path / "led").mkdir()
+    led = log_of(SMALL, directory=str(tmp_path / "led"))
+    position = 0
+    data = b"".join(Path(one.path).read_bytes() for one in log.segments)
+    while position < len(data):
+        batch = parse_batch(data, position, len(data))
+        position += batch.size
+        entry = led.producer_state.entries.get(batch.producer_id)
+        if entry is not None:
+            # All batches have the same sequence number.
+            entry.batches.clear()
+            entry.epoch = -1
+        led.append([batch], 0, NOW)
+    assert indexes(led.directory) == indexes(directory)
+
+
+def test_a_marker_without_a_transaction_is_not_noted(log_of: MakeLog, directory: str) -> None:
+    log = log_of()
+    end(log, 7)
+    put(log, 7)
+    end(log, 7, COMMIT)
+    end(log, 7)
+    assert indexes(directory) == {}
+    assert log.last_stable_offset(log.end_offset) == log.end_offset
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("damage", ["gone", "empty", "cut", "changed", "longer"])
+def test_recovery_makes_the_index_anew(log_of: MakeLog, directory: str, seed: int, damage: str) -> None:
+    log = log_of(SMALL)
+    fill(log, seed)
+    log.release()
+    wanted = indexes(directory)
+    stable = log.last_stable_offset(log.end_offset)
+    assert len(log.segments) > 2
+    assert len(entries(directory)) > 5
+    for name, data in wanted.items():
+        path = Path(directory, name)
+        if damage == "gone":
+            path.unlink()
+        elif damage == "empty":
+            path.write_bytes(b"")
+        elif damage == "cut":
+            path.write_bytes(data[:-1])
+        elif damage == "changed":
+            path.write_bytes(bytes([*data[:9], data[9] ^ 1, *data[10:]]))
+        else:
+            path.write_bytes(data + data[-34:])
+    again = log_of(SMALL)
+    assert indexes(directory) == wanted
+    assert again.last_stable_offset(again.end_offset) == stable
+    assert again.end_offset == log.end_offset
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_index_before_the_recovery_point_that_makes_no_sense_is_made_anew(
+    log_of: MakeLog, directory: str, seed: int
+) -> None:
+    log = log_of(SMALL)
+    fill(log, seed)
+    log.release()
+    wanted = indexes(directory)
+    for name, data in wanted.items():
+        Path(directory, name).write_bytes(data[1:])
+    log_of(SMALL, recovery_point=int(log.end_offset))
+    assert indexes(directory) == wanted
+
+
+def test_recovery_in_the_middle_of_a_segment_keeps_what_is_before(
+    log_of: MakeLog, directory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "SPARED_BYTES_MIN", 1)
+    log = log_of({"index_interval_bytes": 200})
+    fill(log, 3, 60)
+    point = int(log.end_offset)
+    log.flush(NOW)
+    fill(log, 4, 60)
+    log.release()
+    (name, wanted), *others = indexes(directory).items()
+    assert not others
+    path = Path(directory, name)
+    before = [one for one in decode_all(wanted) if one.last_offset < point]
+    assert 0 < len(before) < len(decode_all(wanted))
+    path.write_bytes(wanted[: 34 * len(before)] + b"?" * 34)
+    log_of({"index_interval_bytes": 200}, recovery_point=point)
+    assert path.read_bytes() == wanted
+    path.write_bytes(wanted[: 34 * len(before)])
+    log_of({"index_interval_bytes": 200}, recovery_point=point)
+    assert path.read_bytes() == wanted
+
+
+def test_what_a_power_cut_takes_of_an_index_comes_again(directory: str, log_of: MakeLog) -> None:
+    for seed in range(20):
+        files = FaultyFiles()
+        files.make_directory("/d/events-0")
+        files.sync_directory("/d")
+        files.sync_directory("/")
+        log = log_of(SMALL, files=files, directory="/d/events-0")
+        fill(log, seed, 80)
+        log.flush(NOW)
+        point = int(log.end_offset)
+        names = [name for name in files.list("/d/events-0") if name.endswith(".txnindex")]
+        wanted = [one for name in names for one in decode_all(files.read(f"/d/events-0/{name}"))]
+        fill(log, seed + 1000, 10)
+        files.power_cut(Random(seed))
+        again = log_of(SMALL, files=files, directory="/d/events-0", recovery_point=point)
+        assert again.end_offset >= point
+        names = [name for name in files.list("/d/events-0") if name.endswith(".txnindex")]
+        found = [one for name in names for one in decode_all(files.read(f"/d/events-0/{name}"))]
+        assert found[: len(wanted)] == wanted
+        assert all(point <= one.last_offset < again.end_offset for one in found[len(wanted) :])
+
+
+def test_a_cut_log_has_a_cut_index(log_of: MakeLog, directory: str) -> None:
+    log = log_of(SMALL)
+    fill(log, 6)
+    every = entries(directory)
+    aborted = AbortedTransactions(SystemFiles())
+    for offset in range(int(log.end_offset) - 1, 0, -7):
+        log.truncate_to(offset, NOW)
+        left = [one for one in every if one.last_offset < log.end_offset]
+        assert [one for one in entries(directory) if one.last_offset < log.end_offset] == left
+        piece = log.read(0, 100, log.end_offset, True)
+        if piece is not None:
+            told = aborted(log, 0, piece)
+            assert sorted(told) == sorted((one.producer_id, one.first_offset) for one in left)
+    # Other records take the offsets: the same producers go on.
+    fill(log, 7)
+    wanted = indexes(directory)
+    for name in wanted:
+        Path(directory, name).unlink()
+    log.release()
+    log_of(SMALL)
+    assert {name: data for name, data in indexes(directory).items() if data} == wanted
+
+
+def test_readers_are_told_of_aborts_that_come_while_they_read(log_of: MakeLog) -> None:
+    log = log_of(SMALL)
+    aborted = AbortedTransactions(SystemFiles())
+    for number in range(200):
+        first = put(log, number)
+        end(log, number)
+        piece = log.read(first, 100, log.end_offset, True)
+        assert piece is not None
+        assert aborted(log, first, piece) == [(number, first)]
+    assert len(log.segments) > 3
+
+
+def test_an_abort_that_cannot_be_noted_is_not_appended(log_of: MakeLog) -> None:
+    files = FaultyFiles()
+    files.make_directory("/d/events-0")
+    log = log_of(files=files, directory="/d/events-0")
+    put(log, 7)
+    files.fail("append", ".txnindex", errno.ENOSPC)
+    with pytest.raises(StorageError, match="txnindex"):
+        end(log, 7)
+    assert (log.end_offset, log.last_stable_offset(log.end_offset)) == (1, 0)
+    files.fail("append", ".log", errno.ENOSPC)
+    with pytest.raises(StorageError, match=r"\.log"):
+        end(log, 7)
+    put(log, 8)
+    assert end(log, 7) == 2
+    data = files.read("/d/events-0/00000000000000000000.txnindex")
+    assert decode_all(data) == [Aborted(0, 7, 0, 2, 1)]
+
+
+def test_an_open_transaction_holds_readers_back_also_after_a_start(log_of: MakeLog) -> None:
+    log = log_of()
+    put(log, 1)
+    end(log, 1, COMMIT)
+    first = put(log, 7)
+    put(log, 8)
+    end(log, 8)
+    assert log.last_stable_offset(log.end_offset) == first
+    assert log.last_stable_offset(1) == 1
+    log.close(NOW)
+    for clean in (True, False):
+        again = log_of(clean=clean)
+        assert again.last_stable_offset(again.end_offset) == first
+        again.close(NOW)
+    again = log_of(clean=True)
+    end(again, 7, COMMIT)
+    assert again.last_stable_offset(again.end_offset) == again.end_offset
+
+
+def test_a_marker_above_the_high_watermark_does_not_let_readers_past(log_of: MakeLog) -> None:
+    log = log_of()
+    put(log, 7)
+    put(log, 9)
+    end(log, 7)
+    end(log, 9, COMMIT)
+    assert [int(log.last_stable_offset(high)) for high in range(5)] == [0, 0, 0, 1, 4]
+    # The high watermark may go back only with the log.
+    put(log, 7)
+    assert log.last_stable_offset(5) == 4
+    log.truncate_to(3, NOW)
+    assert log.last_stable_offset(3) == 1
+    assert end(log, 9) == 3
+    assert log.last_stable_offset(4) == 4
+
+
+def test_the_start_of_the_log_bounds_what_is_stable(log_of: MakeLog) -> None:
+    log = log_of()
+    put(log, 7)
+    put(log, 7)
+    log.advance_start(1)
+    assert log.last_stable_offset(2) == 1
+
+
+def test_a_new_epoch_ends_the_transaction_of_the_one_before(log_of: MakeLog, directory: str) -> None:
+    log = log_of()
+    put(log, 7)
+    end(log, 7, epoch=1)
+    assert entries(directory) == [Aborted(0, 7, 0, 1, 2)]
+    assert log.producer_state.entries[7].epoch == 1
+    assert log.producer_state.entries[7].coordinator_epoch == 5
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (None, b"\0" * 6),
+        (b"\0\0\0\0", None),
+        (b"\0\0\0", b"\0" * 6),
+        (b"\0\0\0\0", b"\0" * 5),
+        (b"\0\0\0\2", b"\0" * 6),
+        (b"\0\0\xff\xff", b"\0" * 6),
+    ],
+)
+def test_a_control_batch_that_is_no_marker_ends_nothing(key: bytes | None, value: bytes | None) -> None:
+    data = build_batch([(NOW, key, value, None)], producer_id=7, producer_epoch=0)
+    assert marker_of(parse_batch(data, 0, len(data))) is None
+
+
+def test_a_marker_of_a_later_version_counts_all_the_same() -> None:
+    data = build_batch([(NOW, b"\0\1\0\1", b"\0\1\0\0\0\x21more", None)], producer_id=7, producer_epoch=0)
+    marker = marker_of(parse_batch(data, 0, len(data)))
+    assert isinstance(marker, Marker)
+    assert (marker.kind, marker.coordinator_epoch) == (COMMIT, 33)
+
+
+def test_a_batch_too_large_for_a_marker_is_not_looked_into() -> None:
+    data = build_batch([(NOW, b"\0\0\0\1", bytes(2000), None)], producer_id=7, producer_epoch=0)
+    assert marker_of(parse_batch(data, 0, len(data))) is None
+
+
+def test_transactions_begin_and_end_in_any_order() -> None:
+    state = Transactions()
+    assert state.are_none
+    state.begin(1, 10)
+    state.begin(2, 20)
+    assert (state.first_open(), state.first_open(1), state.first_unstable(100)) == (10, 20, 10)
+    state.end(10, 30)
+    assert (state.first_open(), state.first_unstable(30), state.first_unstable(31)) == (20, 10, 20)
+    state.end(20, 40)
+    assert (state.first_unstable(40), state.are_none) == (20, False)
+    assert (state.first_unstable(41), state.are_none) == (-1, True)

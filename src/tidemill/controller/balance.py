@@ -1,0 +1,249 @@
+"""Plans of moves: where replicas should be, when brokers come or go, or a topic wants more or fewer of them.
+
+A plan names the partitions that change, and all replicas of each, the preferred leader first: what a
+reassignment takes. It moves as little data as its purpose allows; another order of the same replicas moves
+none. Racks count only when every broker has one. Where brokers are equal, ``random`` decides, so that the
+same random numbers give the same plan.
+
+No input or output here; see :mod:`tidemill.controller.topics`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from random import Random
+
+from tidemill.controller.placement import place_replicas
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import TopicPartition
+
+Assignment = Mapping[TopicPartition, Sequence[int]]
+"""The replicas of partitions, preferred leader first. Of a partition that moves, those that it shall have."""
+Racks = Mapping[int, str | None]
+"""The brokers that may hold replicas, with their racks."""
+
+
+def generate(current: Assignment, racks: Racks, random: Random) -> dict[TopicPartition, list[int]]:
+    """Places the partitions anew, as if their topics were made now, with as many replicas as they have."""
+    by_topic: dict[str, list[TopicPartition]] = {}
+    for partition in sorted(current):
+        by_topic.setdefault(partition.topic, []).append(partition)
+    generated = {}
+    for partitions in by_topic.values():
+        factor = max(len(current[partition]) for partition in partitions)
+        placed = place_replicas(racks, len(partitions), factor, random)
+        for partition, replicas in zip(partitions, placed, strict=True):
+            generated[partition] = replicas[: len(current[partition])]
+    return _changes(current, generated)
+
+
+def change_factor(
+    current: Assignment, racks: Racks, factor: int, random: Random
+) -> dict[TopicPartition, list[int]]:
+    """Gives every partition ``factor`` replicas; its preferred leader stays.
+
+    New ones go where the fewest are, into racks without one first. Those go that are on no broker of
+    ``racks``, share a rack, or are where the most are, in this order.
+    """
+    _check_factor(factor, racks)
+    placement = _Placement(current, racks, random)
+    for partition, replicas in placement.replicas.items():
+        while len(replicas) < factor:
+            placement.add(partition, placement.best_for(replicas), len(replicas))
+        while len(replicas) > factor:
+            placement.remove(partition, placement.least_needed(replicas))
+    return _changes(current, placement.replicas)
+
+
+def decommission(
+    current: Assignment, racks: Racks, gone: Collection[int], random: Random
+) -> dict[TopicPartition, list[int]]:
+    """Moves everything away from the brokers ``gone``, and nothing else.
+
+    Each replica goes where the fewest are, into a rack without one if it can. Where a broker of those was the
+    preferred leader, the replica becomes it that is it least often.
+    """
+    staying = {broker: rack for broker, rack in racks.items() if broker not in gone}
+    _check_factor(max(map(len, current.values()), default=0), staying)
+    placement = _Placement(current, staying, random)
+    orphans = []
+    for partition, replicas in placement.replicas.items():
+        if replicas[0] in gone:
+            orphans.append(partition)
+        for place, broker in enumerate(replicas):
+            if broker in gone:
+                rest = replicas[:place] + replicas[place + 1 :]
+                placement.remove(partition, broker)
+                placement.add(partition, placement.best_for(rest), place)
+    for partition in orphans:
+        placement.lead(partition, placement.least_leading(placement.replicas[partition]))
+    return _changes(current, placement.replicas)
+
+
+def spread(current: Assignment, racks: Racks, random: Random) -> dict[TopicPartition, list[int]]:
+    """Evens out how many replicas, and how many preferred leaders, brokers have; for new brokers above all.
+
+    As few replicas move as can be, and none so that its partition is in fewer racks than before. Without
+    racks in the way no broker then has two replicas more than another. Replicas on brokers that are not in
+    ``racks`` stay.
+    """
+    placement = _Placement(current, racks, random)
+    while _even_out(placement):
+        pass
+    while _even_out_leaders(placement):
+        pass
+    return _changes(current, placement.replicas)
+
+
+def _changes(
+    current: Assignment, planned: Mapping[TopicPartition, list[int]]
+) -> dict[TopicPartition, list[int]]:
+    return {
+        partition: replicas for partition, replicas in planned.items() if list(current[partition]) != replicas
+    }
+
+
+def _check_factor(factor: int, racks: Racks) -> None:
+    if not 1 <= factor <= len(racks):
+        raise KafkaError(
+            f"{factor} replica(s) of a partition are not possible on {len(racks)} broker(s). Ask for at "
+            "least one and at most as many, or keep more brokers.",
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+        )
+
+
+class _Placement:
+    """Replicas on brokers, while a plan is made, with what each broker holds and leads."""
+
+    def __init__(self, current: Assignment, racks: Racks, random: Random) -> None:
+        self.replicas = {partition: list(current[partition]) for partition in sorted(current)}
+        order = sorted(racks)
+        random.shuffle(order)
+        self.rank = {broker: place for place, broker in enumerate(order)}
+        aware = all(rack is not None for rack in racks.values())
+        # Without racks, each broker is its own: then no two replicas are ever in one.
+        self.rack = {broker: racks[broker] if aware else broker for broker in racks}
+        self.held: dict[int, dict[TopicPartition, None]] = {broker: {} for broker in order}
+        self.topics: Counter[tuple[int, str]] = Counter()
+        """How many replicas of a topic a broker holds."""
+        self.led: dict[int, dict[TopicPartition, None]] = {broker: {} for broker in order}
+        for partition, replicas in self.replicas.items():
+            for broker in replicas:
+                self._count(partition, broker)
+            if replicas and replicas[0] in self.led:
+                self.led[replicas[0]][partition] = None
+
+    def _count(self, partition: TopicPartition, broker: int) -> None:
+        if broker in self.held:
+            self.held[broker][partition] = None
+            self.topics[broker, partition.topic] += 1
+
+    def add(self, partition: TopicPartition, broker: int, place: int) -> None:
+        """Puts a replica on ``broker``."""
+        replicas = self.replicas[partition]
+        replicas.insert(place, broker)
+        self._count(partition, broker)
+        if place == 0:
+            self._lead(partition, replicas[1] if len(replicas) > 1 else None, broker)
+
+    def remove(self, partition: TopicPartition, broker: int) -> None:
+        """Takes the replica from ``broker``."""
+        replicas = self.replicas[partition]
+        if replicas[0] == broker:
+            self._lead(partition, broker, replicas[1] if len(replicas) > 1 else None)
+        replicas.remove(broker)
+        if broker in self.held:
+            del self.held[broker][partition]
+            self.topics[broker, partition.topic] -= 1
+
+    def lead(self, partition: TopicPartition, broker: int) -> None:
+        """Makes the replica on ``broker`` the preferred leader; the others keep their order."""
+        replicas = self.replicas[partition]
+        self._lead(partition, replicas[0], broker)
+        replicas.remove(broker)
+        replicas.insert(0, broker)
+
+    def _lead(self, partition: TopicPartition, before: int | None, after: int | None) -> None:
+        if before in self.led:
+            del self.led[before][partition]
+        if after in self.led:
+            self.led[after][partition] = None
+
+    def best_for(self, replicas: Sequence[int]) -> int:
+        """The broker that should get a further replica beside ``replicas``."""
+        used = Counter(self.rack.get(broker) for broker in replicas)
+        return min(
+            (broker for broker in self.rank if broker not in replicas),
+            key=lambda broker: (used[self.rack[broker]], len(self.held[broker]), self.rank[broker]),
+        )
+
+    def least_needed(self, replicas: Sequence[int]) -> int:
+        """The broker whose replica should go; never the preferred leader's."""
+        used = Counter(self.rack.get(broker) for broker in replicas)
+        return max(
+            replicas[1:],
+            key=lambda broker: (
+                broker not in self.rank,
+                used[self.rack.get(broker)],
+                len(self.held.get(broker, ())),
+                replicas.index(broker),
+            ),
+        )
+
+    def least_leading(self, replicas: Sequence[int]) -> int:
+        """The broker of those that is preferred leader least often."""
+        known = [broker for broker in replicas if broker in self.led]
+        return min(known, key=lambda broker: (len(self.led[broker]), replicas.index(broker)))
+
+    def keeps_racks(self, partition: TopicPartition, high: int, low: int) -> bool:
+        """Whether the partition is in as many racks as before when its replica moves from high to low."""
+        if self.rack[high] == self.rack[low]:
+            return True
+        others = [self.rack.get(broker) for broker in self.replicas[partition] if broker != high]
+        return self.rack[low] not in others or self.rack[high] in others
+
+
+def _even_out(placement: _Placement) -> bool:
+    """Moves one replica from a broker with many to one with few; whether there was one to move."""
+    held, rank, topics = placement.held, placement.rank, placement.topics
+    falling = sorted(held, key=lambda broker: (-len(held[broker]), rank[broker]))
+    for high in falling:
+        for low in reversed(falling):
+            if len(held[high]) - len(held[low]) < 2:
+                break
+            movable = [
+                partition
+                for partition in held[high]
+                if partition not in held[low] and placement.keeps_racks(partition, high, low)
+            ]
+            if movable:
+                # The topic of which high has the most more than low, so that each topic is spread, too.
+                partition = max(movable, key=lambda one: topics[high, one.topic] - topics[low, one.topic])
+                place = placement.replicas[partition].index(high)
+                placement.remove(partition, high)
+                placement.add(partition, low, place)
+                return True
+    return False
+
+
+def _even_out_leaders(placement: _Placement) -> bool:
+    """Takes one leadership from a broker with many, along a chain of brokers that ends at one with few."""
+    led, rank = placement.led, placement.rank
+    for high in sorted(led, key=lambda broker: (-len(led[broker]), rank[broker])):
+        found: dict[int, tuple[int, TopicPartition]] = {}
+        waiting = deque([high])
+        while waiting:
+            broker = waiting.popleft()
+            if len(led[high]) - len(led[broker]) >= 2:
+                while broker != high:
+                    giver, partition = found[broker]
+                    placement.lead(partition, broker)
+                    broker = giver
+                return True
+            for partition in led[broker]:
+                for other in placement.replicas[partition]:
+                    if other in led and other != high and other not in found:
+                        found[other] = (broker, partition)
+                        waiting.append(other)
+    return False

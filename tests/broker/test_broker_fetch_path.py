@@ -12,6 +12,7 @@ from paths_bench import (
     FETCH_BYTES_MAX,
     IDS,
     NODE,
+    NOW,
     Bench,
     HeldExecutor,
     batch,
@@ -108,7 +109,21 @@ def test_a_leader_epoch_that_is_not_the_leaders_is_told(bench: Bench, version: i
         assert parts_of(client.fetched(version))["t", 0].error_code == code
     bench.partition().become(2, 6, (1, 2), (1, 2))
     client.fetch(version, {("t", 0): 0})
+    # From version 11 on consumers may read from followers; other followers may not.
+    here = 0 if version >= 11 else ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert parts_of(client.fetched(version))["t", 0].error_code == here
+    client.fetch(version, {("t", 0): part_at(0, current_leader_epoch=5)})
+    here = ErrorCode.FENCED_LEADER_EPOCH if version >= 11 else here
+    assert parts_of(client.fetched(version))["t", 0].error_code == here
+    client.fetch(version, {("t", 0): 0}, **follower_fields(version))
     assert parts_of(client.fetched(version))["t", 0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def follower_fields(version: int) -> dict[str, Any]:
+    """With these broker 2 asks."""
+    if version < 15:
+        return {"replica_id": 2}
+    return {"replica_state": ReplicaState(replica_id=2, replica_epoch=1), "cluster_id": "c"}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -120,12 +135,7 @@ def test_a_follower_reads_beyond_the_high_watermark(tmp_path: Path, version: int
         writer, reader = bench.client(), bench.client()
         writer.produce(9, {("t", 0): batch(b"a")})
         bench.until(lambda: bench.partition().log.end_offset == 1)
-        fields: dict[str, Any] = (
-            {"replica_id": 2}
-            if version < 15
-            else {"replica_state": ReplicaState(replica_id=2, replica_epoch=1), "cluster_id": "c"}
-        )
-        reader.fetch(version, {("t", 0): 0}, **fields)
+        reader.fetch(version, {("t", 0): 0}, **follower_fields(version))
         assert values_of(parts_of(reader.fetched(version))["t", 0]) == [b"a"]
         reader.fetch(version, {("t", 0): 0})
         assert parts_of(reader.fetched(version))["t", 0].records == b""
@@ -370,11 +380,36 @@ def test_the_deletion_of_a_topic_wakes_who_waits(bench: Bench, version: int) -> 
 
 
 def test_a_partition_that_is_led_elsewhere_wakes_who_waits(bench: Bench) -> None:
-    reader = bench.client()
-    reader.fetch(11, {("t", 0): 0, ("u", 0): 0}, max_wait_ms=LONG_MS)
-    waits(bench)
+    reader, knowing = bench.client(), bench.client()
+    reader.fetch(10, {("t", 0): 0, ("u", 0): 0}, max_wait_ms=LONG_MS)
+    knowing.fetch(11, {("t", 0): part_at(0, current_leader_epoch=0)}, max_wait_ms=LONG_MS)
+    waits(bench, 2)
     bench.partition().become(2, 6, (1, 2), (1, 2))
-    assert parts_of(reader.fetched(11))["t", 0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert parts_of(reader.fetched(10))["t", 0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert parts_of(knowing.fetched(11))["t", 0].error_code == ErrorCode.FENCED_LEADER_EPOCH
+
+
+@pytest.mark.parametrize(("version", "leader"), [(4, NODE), (11, NODE), (11, 2)])
+def test_a_consumer_waits_above_the_high_watermark_and_not_above_the_end(
+    bench: Bench, version: int, leader: int
+) -> None:
+    """After a change of leaders it may know more to be committed than this broker does yet."""
+    writer, reader = bench.client(), bench.client()
+    writer.append(b"a")
+    bench.partition().become(leader, 6, (NODE, 2), (NODE, 2))
+    bench.partition().high_watermark = 0
+    reader.fetch(version, {("t", 0): 2}, max_wait_ms=LONG_MS)
+    assert parts_of(reader.fetched(version))["t", 0].error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+    reader.fetch(version, {("t", 0): 1}, max_wait_ms=LONG_MS)
+    waits(bench)
+    if leader == NODE:
+        bench.partition().fetched_by(2, 1, 0, NOW)
+    else:
+        data = batch(b"b", base_offset=1, leader_epoch=6)
+        bench.partition().append_from_leader(data, 2, 0, NOW)
+    found = parts_of(reader.fetched(version))["t", 0]
+    assert (found.error_code, found.high_watermark) == (0, 1 if leader == NODE else 2)
+    assert values_of(found, 1) == ([] if leader == NODE else [b"b"])
 
 
 def test_a_disk_that_fails_wakes_who_waits(bench: Bench) -> None:

@@ -148,7 +148,7 @@ def test_a_moved_start_or_high_watermark_is_news(bench: Bench) -> None:
     client, writer = bench.client(), bench.client()
     writer.append(b"a", b"b")
     session = begin(client, 11, {("t", 0): 2})
-    bench.partition().log.advance_start(1)
+    bench.partition().advance_start(1)
     client.fetch(11, {}, session_id=session, session_epoch=1)
     assert parts_of(client.fetched(11))["t", 0].log_start_offset == 1
     client.fetch(11, {}, session_id=session, session_epoch=2)

@@ -24,7 +24,7 @@ from tidemill.net.deadlines import Deadlines
 from tidemill.records.batch import ZSTD
 from tidemill.replication.partition import READ_COMMITTED, Partition
 from tidemill.replication.topics import TopicTable
-from tidemill.replication.waiting import Awaited
+from tidemill.replication.waiting import CONSUMER, Awaited
 
 RECORDS_BYTES_MAX: Final = 0x70000000
 """Of one reply, so that it stays below 2 GiB with all that goes around the records."""
@@ -33,6 +33,8 @@ CURRENT_FORMAT: Final = 4
 WHOLE_FIRST_FROM: Final = 3
 """From this version on the first batch of a reply is whole, whatever the limits; before, they are kept."""
 ZSTD_FROM: Final = 10
+ANY_REPLICA_FROM: Final = 11
+"""From this version on consumers may read from followers (KIP-392)."""
 WHOLE: Final = 1 << 40
 """More bytes than a segment has."""
 
@@ -46,6 +48,8 @@ class FetchRequest(FetchFields):
         self.connection = connection
         self.reply: Reply | None = None
         self.found_bytes: i64 = 0
+        self.incremental = False
+        """It is told only what changed in its session."""
         self.at_once = False
         self.held_back = False
         """Whether an open transaction kept it from what others may read."""
@@ -66,6 +70,11 @@ class FetchRequest(FetchFields):
         else:
             self.found_bytes += added_bytes
         if added_bytes == 0 or self.found_bytes >= self.bytes_min:
+            self.path.wake(self)
+
+    def on_news(self, partition: Awaited, committed: bool) -> None:
+        """Consumers read from followers, up to where these know it to be committed: they are told at once."""
+        if committed and not self.done and self.path.selector is not None:
             self.path.wake(self)
 
     def is_over(self) -> bool:
@@ -98,6 +107,9 @@ class FetchPath:
         self.down: Any = None
         """Called with the path and a request of a version whose clients know older formats only: whether it
         answers later, through :meth:`finish`. Its ``in_pieces`` gives the reply its last shape."""
+        self.selector: Any = None
+        """Called with a consumer's request and one of its parts: the replica that it shall read from, or -1.
+        None where all read from the leader."""
         self.aborted: Any = None
         """Called with a log, an offset and the range found there: what :attr:`FetchPart.aborted` holds. None
         while there are no transactions."""
@@ -115,24 +127,33 @@ class FetchPath:
             raise ProtocolError(f"Fetch version {version} is cut short: {problem}") from None
         if version >= 7:
             attached = self.sessions.attach(
-                request.session_id, request.session_epoch, request.parts, request.forgotten, version >= BY_ID
+                request.session_id,
+                request.session_epoch,
+                request.parts,
+                request.forgotten,
+                version >= BY_ID,
+                request.replica_id,
+                request.isolation,
+                version,
             )
             request.session = attached.session
             if attached.code != 0:
                 connection.reply_now(encode_error(request, attached.code))
                 return
-        parts = request.parts
-        if request.session is not None:
-            parts = request.session.parts_in_order()
-            request.parts = parts
-        for part in parts:
+        session = request.session
+        is_empty = not request.parts
+        if session is not None:
+            request.incremental = session.incremental
+            is_empty = not session.parts
+            self.gather(request)
+        for part in request.parts:
             self.resolve(part, version)
         self.look_up(request, True)
         if (
             request.found_bytes >= request.bytes_min
             or request.at_once
             or request.wait_ms <= 0
-            or not parts
+            or is_empty
             or connection.ended
             or connection.deaf
             or self.is_enough(request)
@@ -140,6 +161,12 @@ class FetchPath:
             self.send(request)
         else:
             self.park(request)
+
+    def gather(self, request: FetchRequest) -> None:
+        """Takes the partitions of the request's session that have to be looked at."""
+        session = request.session
+        if session is not None:
+            request.parts = session.news_in_order() if request.incremental else session.parts_in_order()
 
     def resolve(self, part: FetchPart, version: i16) -> None:
         """Finds the partition that is meant, unless that is known from the session."""
@@ -199,7 +226,7 @@ class FetchPath:
             self.look_up_part(request, part, left, found == 0)
             if follows and asked and part.error == 0:
                 self.note_follower(request, part)
-            if part.error != 0 or part.diverging_end >= 0:
+            if part.error != 0 or part.diverging_end >= 0 or part.preferred >= 0:
                 request.at_once = True
             slice_ = part.slice
             if slice_ is not None:
@@ -215,6 +242,7 @@ class FetchPath:
         part.aborted = None
         part.error = 0
         part.diverging_end = -1
+        part.preferred = -1
         partition = part.partition
         if partition is not None and partition.deleted:
             self.resolve(part, request.version)
@@ -224,18 +252,24 @@ class FetchPath:
             part.fail(ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             return
         try:
-            partition.check_leader(part.leader_epoch)
+            if request.replica_id == CONSUMER and request.version >= ANY_REPLICA_FROM:
+                partition.check_readable(part.leader_epoch)
+                if self.selector is not None and partition.replication is not None:
+                    part.preferred = self.selector(request, part)
+            else:
+                partition.check_leader(part.leader_epoch)
             limit = partition.limit_offset(request.replica_id, request.isolation)
             part.high_watermark = partition.high_watermark
             part.last_stable_offset = partition.last_stable_offset
             if limit < part.high_watermark:
                 request.held_back = True
             part.log_start = partition.log.start_offset
+            if part.preferred >= 0:
+                return
             if part.last_fetched_epoch >= 0 and diverges(part, partition):
                 return
             if left <= 0 and not first:
-                if part.offset < part.log_start or part.offset > max(limit, part.high_watermark):
-                    part.fail(ErrorCode.OFFSET_OUT_OF_RANGE)
+                partition.check_range(part.offset)
                 return
             size = left if left < part.bytes_max else part.bytes_max
             if request.version < ZSTD_FROM and partition.storage.codec == ZSTD:
@@ -272,11 +306,14 @@ class FetchPath:
         """Lets the request wait on all of its partitions."""
         request.reply = request.connection.reply_later()
         request.connection.state = request
+        session = request.session
         for part in request.parts:
             part.slice = None
             partition = part.partition
-            if partition is not None:
+            if session is None and partition is not None:
                 partition.wait_readable(request, request.replica_id)
+        if session is not None:
+            session.park(request, request.parts)
         self.waiting += 1
         self.deadlines.add(request.wait_ms, request)
 
@@ -303,6 +340,7 @@ class FetchPath:
 
     def count_committed(self, request: FetchRequest) -> None:
         """Finds how much a request that waits may read where transactions begin and end."""
+        self.gather(request)
         self.look_up(request)
         for part in request.parts:
             part.slice = None
@@ -313,6 +351,10 @@ class FetchPath:
         request.done = True
         request.connection.state = None
         self.waiting -= 1
+        session = request.session
+        if session is not None:
+            session.unpark(request)
+            return
         for part in request.parts:
             partition = part.partition
             if partition is not None:
@@ -336,6 +378,7 @@ class FetchPath:
             request.let_go()
             return
         try:
+            self.gather(request)
             self.look_up(request)
             self.send(request)
         except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
@@ -353,7 +396,7 @@ class FetchPath:
         parts = request.parts
         session = request.session
         if session is not None:
-            parts = session.changed(parts) if session.incremental else session.all_told(parts)
+            parts = session.changed(parts) if request.incremental else session.all_told(parts)
         reply = encode(request, parts)
         if request.version < CURRENT_FORMAT and self.down is not None:
             reply = self.down.in_pieces(reply)
@@ -362,6 +405,8 @@ class FetchPath:
                 self.errors[part.error] = self.errors.get(part.error, 0) + 1
             part.slice = None
             part.aborted = None
+        if session is not None:
+            session.settle(request.parts)
         place = request.reply
         if place is None:
             if len(reply) == 1:

@@ -70,6 +70,8 @@ class FetchFields(FetchWaiter):
         self.parts: list[FetchPart] = []
         self.forgotten: list[FetchPart] = []
         self.session: FetchSession | None = None
+        self.rack: bytes = b""
+        """Where the consumer is (``client.rack``), as it is written."""
 
 
 def decode(request: FetchFields, data: bytes, position: i64, end: i64) -> None:
@@ -107,6 +109,7 @@ def decode(request: FetchFields, data: bytes, position: i64, end: i64) -> None:
     if version >= 11:
         length, position = read_length(data, position, end, flexible, False)
         if length > 0:
+            request.rack = data[position : position + length]
             position += length
     if flexible:
         position = decode_tags(request, data, position, end)
@@ -321,6 +324,6 @@ def encode_part(out: BytesWriter, part: FetchPart, request: FetchFields) -> None
             write_i64_be(out, part.log_start)
         encode_aborted(out, part, request)
     if version >= 11:
-        write_i32_be(out, -1)
+        write_i32_be(out, part.preferred)
     slice_ = part.slice
     write_count(out, 0 if slice_ is None else slice_.size, flexible)

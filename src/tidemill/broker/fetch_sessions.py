@@ -3,6 +3,11 @@
 An epoch of 0 with id 0 asks for a new session, -1 for none (and ends the one named); any other must be the
 one after the last. A session holds its partitions in an order; those that had data go to its end, so that
 none is starved by the limit on a reply.
+
+What a fetch costs follows what happened, not how many partitions the session has. A partition of which the
+client was told everything hangs on the log's partition, which tells it what happens there: then it has news,
+and only those with news, and those that the request names, are looked at. They keep their news until the
+client has it all; what did not fit into a reply keeps it, too.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from tidemill.log.segment import Slice
 from tidemill.model.errors import ErrorCode
 from tidemill.model.ports import Clock
 from tidemill.replication.partition import Partition
+from tidemill.replication.waiting import CONSUMER, Awaited, FetchWaiter
 
 FINAL_EPOCH: Final = -1
 INITIAL_EPOCH: Final = 0
@@ -28,7 +34,7 @@ INVALID_EPOCH: Final[i16] = 71
 TOPIC_ID_ERROR: Final[i16] = 106
 
 
-class FetchPart:
+class FetchPart(FetchWaiter):
     """One partition of a fetch: what is asked for, and what was found."""
 
     def __init__(self, key: bytes, index: i32) -> None:
@@ -53,8 +59,79 @@ class FetchPart:
         """From here on the follower has another log, -1: it has not. The epoch is the one that ends here."""
         self.aborted: list[tuple[int, int]] | None = None
         """Producer id and first offset of the aborted transactions among the records, if asked for."""
+        self.preferred: i32 = -1
+        """The replica that the consumer shall fetch from instead (KIP-392); -1: this one."""
         self.told_high_watermark: i64 = -1
         self.told_log_start: i64 = -1
+        self.session: FetchSession | None = None
+        self.rank: i64 = 0
+        """Its place in the session's order, the smallest first."""
+        self.has_news = False
+        """It has to be looked at by the next fetch of its session."""
+        self.waits_at: Partition | None = None
+        """Where it hangs, to be told what happens."""
+
+    def on_readable(self, partition: Awaited, added_bytes: i64) -> None:
+        """There is more to read: whoever waits is told, and else the next fetch looks at it."""
+        session = self.session
+        if session is None:
+            return
+        session.add_news(self)
+        if not session.parked:
+            # It is known; a client that never comes back costs the partition nothing more.
+            self.leave()
+            return
+        for request in tuple(session.parked):
+            request.on_readable(partition, added_bytes)
+
+    def on_news(self, partition: Awaited, committed: bool) -> None:
+        """There is something to tell: the next fetch looks at it."""
+        session = self.session
+        if session is None:
+            return
+        session.add_news(self)
+        if not session.parked:
+            self.leave()
+            return
+        for request in tuple(session.parked):
+            request.on_news(partition, committed)
+
+    def hang(self, replica_id: i32) -> None:
+        """Is told from now on what happens to its partition."""
+        partition = self.partition
+        if self.waits_at is not partition:
+            self.leave()
+            if partition is not None:
+                partition.wait_readable(self, replica_id)
+                self.waits_at = partition
+
+    def leave(self) -> None:
+        """Is told nothing any more."""
+        if self.waits_at is not None:
+            self.waits_at.stop_waiting(self)
+            self.waits_at = None
+
+    def is_told(self, replica_id: i32, isolation: i32) -> bool:
+        """Whether the client knows everything of this partition, and anything more will be told here.
+
+        The fetches of a follower are noted one by one as long as it is not in sync, or something is not
+        committed: what it has, and when it was caught up, decides of both.
+        """
+        partition = self.partition
+        if partition is None or partition.deleted or self.error != 0 or self.diverging_end >= 0:
+            return False
+        limit = partition.limit_offset(replica_id, isolation)
+        # An open transaction holds back more than what comes next: how much is counted by looking.
+        if self.preferred >= 0 or self.offset < limit or limit < partition.high_watermark:
+            return False
+        if replica_id >= 0 and not partition.is_in_sync(replica_id, self.offset):
+            return False
+        high_watermark = partition.high_watermark
+        return (
+            self.high_watermark == high_watermark == self.told_high_watermark
+            and self.log_start == partition.log.start_offset == self.told_log_start
+            and (replica_id == CONSUMER or high_watermark >= partition.log.end_offset)
+        )
 
     def fail(self, code: ErrorCode) -> None:
         """Answers this partition with an error."""
@@ -76,26 +153,111 @@ class FetchSession:
         self.incremental = False
         self.used_ms: i64 = now_ms
         self.parts: dict[tuple[bytes, int], FetchPart] = {}
+        self.news: dict[FetchPart, None] = {}
+        """Those that the next fetch looks at. All others hang at their partitions."""
+        self.parked: list[FetchWaiter] = []
+        """Fetches of this session that wait; more than one only when connections share it."""
+        self.ended = False
+        self._replica_id: i32 = CONSUMER
+        self._isolation: i32 = 0
+        self._version: i16 = 0
+        self._rank: i64 = 0
 
     def parts_in_order(self) -> list[FetchPart]:
         """All partitions, the one that waited longest first."""
         return list(self.parts.values())
 
+    def news_in_order(self) -> list[FetchPart]:
+        """Those that have to be looked at, the one that waited longest first."""
+        news = list(self.news)
+        if len(news) > 1:
+            news.sort(key=rank_of)
+        return news
+
+    def add(self, part: FetchPart) -> None:
+        """Takes a partition in, behind all others."""
+        part.session = self
+        self.parts[(part.key, int(part.index))] = part
+        self._to_end(part)
+        self.add_news(part)
+
+    def _to_end(self, part: FetchPart) -> None:
+        self._rank += 1
+        part.rank = self._rank
+
+    def add_news(self, part: FetchPart) -> None:
+        """Has ``part`` looked at by the next fetch."""
+        if part.has_news:
+            return
+        part.has_news = True
+        self.news[part] = None
+        partition = part.waits_at
+        if self._replica_id >= 0 and partition is not None:
+            partition.asked_again(self._replica_id, self.used_ms)
+
+    def read_as(self, replica_id: i32, isolation: i32, version: i16) -> None:
+        """Whoever reads now reads in this way. In another one all that was told counts no more."""
+        if self._replica_id == replica_id and self._isolation == isolation and self._version == version:
+            return
+        for part in self.parts.values():
+            self.add_news(part)
+            part.leave()
+        self._replica_id = replica_id
+        self._isolation = isolation
+        self._version = version
+
     def update(self, wanted: list[FetchPart], forgotten: list[FetchPart]) -> None:
         """Takes what the client changed."""
         for part in wanted:
-            key = (part.key, int(part.index))
-            known = self.parts.get(key)
+            known = self.parts.get((part.key, int(part.index)))
             if known is None:
-                self.parts[key] = part
+                self.add(part)
             else:
                 known.leader_epoch = part.leader_epoch
                 known.offset = part.offset
                 known.last_fetched_epoch = part.last_fetched_epoch
                 known.log_start_there = part.log_start_there
                 known.bytes_max = part.bytes_max
+                self.add_news(known)
         for part in forgotten:
-            self.parts.pop((part.key, int(part.index)), None)
+            gone = self.parts.pop((part.key, int(part.index)), None)
+            if gone is not None:
+                self._drop(gone)
+
+    def _drop(self, part: FetchPart) -> None:
+        part.leave()
+        part.session = None
+        self.news.pop(part, None)
+
+    def park(self, request: FetchWaiter, parts: list[FetchPart]) -> None:
+        """``request``, which looked at ``parts``, waits until one of the session's partitions has more."""
+        self.parked.append(request)
+        for part in parts:
+            if part.session is self:
+                part.hang(self._replica_id)
+        self.settle(parts)
+
+    def unpark(self, request: FetchWaiter) -> None:
+        """``request`` waits no longer."""
+        self.parked.remove(request)
+        if self.ended and not self.parked:
+            self.end()
+
+    def settle(self, parts: list[FetchPart]) -> None:
+        """Leaves those of ``parts`` alone of which the client knows everything, until something happens."""
+        for part in parts:
+            if part.session is self and part.is_told(self._replica_id, self._isolation):
+                part.hang(self._replica_id)
+                part.has_news = False
+                self.news.pop(part, None)
+
+    def end(self) -> None:
+        """Lets go of its partitions, once nobody waits for them any more."""
+        self.ended = True
+        if self.parked:
+            return
+        for part in self.parts.values():
+            self._drop(part)
 
     def changed(self, parts: list[FetchPart]) -> list[FetchPart]:
         """Those that the client must be told of; they go to the end of the order when they had data."""
@@ -107,6 +269,7 @@ class FetchSession:
                 has_data
                 or part.error != 0
                 or part.diverging_end >= 0
+                or part.preferred >= 0
                 or part.high_watermark != part.told_high_watermark
                 or part.log_start != part.told_log_start
             )
@@ -118,6 +281,7 @@ class FetchSession:
                 if key in self.parts:
                     del self.parts[key]
                     self.parts[key] = part
+                    self._to_end(part)
         return result
 
     def all_told(self, parts: list[FetchPart]) -> list[FetchPart]:
@@ -157,14 +321,20 @@ class FetchSessions:
         wanted: list[FetchPart],
         forgotten: list[FetchPart],
         by_id: bool,
+        replica_id: i32,
+        isolation: i32,
+        version: i16,
     ) -> Attachment:
-        """Finds, makes or ends the session that a request names."""
+        """Finds, makes or ends the session that a request names; the rest tells how it reads."""
         if epoch in (FINAL_EPOCH, INITIAL_EPOCH):
             if session_id != 0:
                 self.remove(session_id)
             if epoch == FINAL_EPOCH:
                 return Attachment(None, 0)
-            return Attachment(self.make(wanted, by_id), 0)
+            made = self.make(wanted, by_id)
+            if made is not None:
+                made.read_as(replica_id, isolation, version)
+            return Attachment(made, 0)
         session = self.sessions.get(int(session_id))
         if session is None:
             return Attachment(None, SESSION_NOT_FOUND)
@@ -175,9 +345,10 @@ class FetchSessions:
             return Attachment(None, TOPIC_ID_ERROR)
         session.epoch = 1 if epoch == 0x7FFFFFFF else epoch + 1
         session.incremental = True
-        session.used_ms = self.clock.wall_ms()
+        session.read_as(replica_id, isolation, version)
         before: i64 = len(session.parts)
         session.update(wanted, forgotten)
+        session.used_ms = self.clock.wall_ms()
         self.parts += len(session.parts) - before
         if self.parts > PARTS_MAX:
             self.remove(session_id)
@@ -189,6 +360,7 @@ class FetchSessions:
         session = self.sessions.pop(int(session_id), None)
         if session is not None:
             self.parts -= len(session.parts)
+            session.end()
 
     def make(self, wanted: list[FetchPart], by_id: bool) -> FetchSession | None:
         """A new session; None when all places are taken by sessions in use."""
@@ -205,11 +377,15 @@ class FetchSessions:
             if session_id not in self.sessions:
                 break
         session = FetchSession(i32(session_id), by_id, now_ms)
-        for part in wanted:
-            session.parts[(part.key, int(part.index))] = part
+        session.update(wanted, [])
         self.sessions[session_id] = session
         self.parts += len(session.parts)
         return session
+
+
+def rank_of(part: FetchPart) -> i64:
+    """Its place in the order of its session."""
+    return part.rank
 
 
 def used_at(session: FetchSession) -> i64:

@@ -462,6 +462,10 @@ class ReplicaManager(PartitionEvents):
         moved = self.logs.retain(self.clock.wall_ms(), self.high_watermarks())
         if moved:
             log.info("retention moved the start of %d logs", len(moved))
+            for key in moved:
+                partition = self.find(key.topic, key.partition)
+                if partition is not None:
+                    partition.tell_news()
             await self.checkpoints.log_starts()
         self.logs.expire_producers(self.clock.wall_ms())
         self.report_warnings()

@@ -144,6 +144,8 @@ class Partition(Awaited):
         self._alone = leader == self.node_id and len(isr) == 1
         if self.is_leader:
             self._lead(is_new, partition_epoch, now_ms)
+        elif not is_new:
+            self.tell_news()
         else:
             self.replication = None
             self._fail_waiters(
@@ -170,6 +172,21 @@ class Partition(Awaited):
             self._advance(self.log.end_offset, 0)
         else:
             self._commit(now_ms)
+        if is_new:
+            self._wake_readers()
+        else:
+            self.tell_news()
+
+    def check_readable(self, current_epoch: i64) -> None:
+        """Raises unless consumers may read here, in the epoch that the client knows (-1: it knows none).
+
+        A follower does as well as the leader (KIP-392).
+        """
+        if self.failed:
+            raise KafkaError(self.failed, ErrorCode.KAFKA_STORAGE_ERROR)
+        if self.deleted:
+            raise KafkaError(f"{self.topic}-{self.index} was deleted", ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        self._check_epoch(current_epoch)
 
     def check_leader(self, current_epoch: i64) -> None:
         """Raises unless this broker leads, in the epoch that the client knows (-1: it knows none)."""
@@ -179,6 +196,9 @@ class Partition(Awaited):
             raise KafkaError(
                 f"{self.topic}-{self.index} is led by broker {self.leader}", ErrorCode.NOT_LEADER_OR_FOLLOWER
             )
+        self._check_epoch(current_epoch)
+
+    def _check_epoch(self, current_epoch: i64) -> None:
         if current_epoch >= 0 and current_epoch != self.leader_epoch:
             if current_epoch < self.leader_epoch:
                 raise KafkaError(
@@ -305,6 +325,20 @@ class Partition(Awaited):
             self._want_isr(replication, replication.with_joined(broker))
         return True
 
+    def asked_again(self, broker: i32, now_ms: i64) -> None:
+        """A follower that had everything asked from the same offset again, last at ``now_ms``."""
+        replication = self.replication
+        if replication is not None:
+            replication.asked_again(broker, now_ms)
+
+    def is_in_sync(self, broker: i32, offset: i64) -> bool:
+        """Whether a follower is in the in-sync set, and known to have the log up to ``offset``."""
+        replication = self.replication
+        if replication is None or int(broker) not in self.isr:
+            return False
+        follower = replication.followers.get(int(broker))
+        return follower is not None and follower.end_offset == offset
+
     def drop_lagging(self, now_ms: i64) -> None:
         """Asks for those to be taken out of the in-sync set that were not caught up for too long."""
         replication = self.replication
@@ -322,6 +356,8 @@ class Partition(Awaited):
         if self.replication is not None:
             self.replication.pending = ()
             self._commit(now_ms)
+            # Who asked for its place in the set asks again with its next fetch.
+            self.tell_news()
 
     def _commit(self, now_ms: i64) -> None:
         """Moves the high watermark to where all replicas in sync have the log."""
@@ -353,35 +389,50 @@ class Partition(Awaited):
             self._want_flush()
         self._advance(high_watermark if high_watermark < end else end, len(records))
         if start_offset > self.log.start_offset:
-            self.log.advance_start(start_offset if start_offset < end else end)
+            self.advance_start(start_offset if start_offset < end else end)
 
     def truncate_to(self, offset: i64, now_ms: i64) -> None:
         """Cuts what the leader does not have. Raises StorageError."""
         self.log.truncate_to(offset, now_ms)
         self.high_watermark = min(self.high_watermark, self.log.end_offset)
         self._flushed_end = min(self._flushed_end, self.log.end_offset)
+        self.tell_news()
 
     def begin_at(self, offset: i64, now_ms: i64) -> None:
         """Forgets everything: the leader's log begins behind the end of this one. Raises StorageError."""
         self.log.truncate_fully(offset, now_ms)
         self.high_watermark = self._flushed_end = offset
+        self.tell_news()
+
+    def advance_start(self, offset: i64) -> None:
+        """Moves the log's start up to ``offset``, unless it is there already."""
+        if self.log.advance_start(offset):
+            self.tell_news()
 
     # Reading.
 
     def read(self, offset: i64, bytes_max: i64, limit_offset: i64, whole_first: bool) -> Slice | None:
         """Where the records from ``offset`` on lie, up to ``limit_offset``; None when there are none yet.
 
-        Raises OFFSET_OUT_OF_RANGE below the log's start, and above ``limit_offset`` and high watermark.
+        Raises OFFSET_OUT_OF_RANGE below the log's start and above its end.
         """
-        readable: i64 = max(limit_offset, self.high_watermark)
-        if limit_offset <= offset <= readable and offset >= self.log.start_offset:
+        self.check_range(offset)
+        if offset >= limit_offset:
             return None
-        if offset < self.log.start_offset or offset > limit_offset:
+        return self.log.read(offset, bytes_max, limit_offset, whole_first)
+
+    def check_range(self, offset: i64) -> None:
+        """Raises OFFSET_OUT_OF_RANGE below the log's start and above its end.
+
+        Above the high watermark a consumer waits: after a change of leaders, and on a follower, it may know
+        more to be committed than this broker does yet.
+        """
+        log = self.log
+        if offset < log.start_offset or offset > log.end_offset:
             raise KafkaError(
-                f"{self.topic}-{self.index} holds {self.log.start_offset} to {limit_offset}, not {offset}",
+                f"{self.topic}-{self.index} holds {log.start_offset} to {log.end_offset}, not {offset}",
                 ErrorCode.OFFSET_OUT_OF_RANGE,
             )
-        return self.log.read(offset, bytes_max, limit_offset, whole_first)
 
     def limit_offset(self, replica_id: i32, isolation: i32) -> i64:
         """How far a reader may read."""

@@ -46,6 +46,16 @@ class Follower:
         self._fetched_ms = now_ms
         self._leader_end = leader_end
 
+    def asked_again(self, now_ms: i64) -> None:
+        """It had everything, and asked for what comes behind it once more, last at ``now_ms``.
+
+        Fetches that tell nothing new are not noted one by one, but when there is more again.
+        """
+        if self.end_offset >= 0 and now_ms > self._fetched_ms:
+            self._fetched_ms = now_ms
+            if self.end_offset >= self._leader_end:
+                self.caught_up_ms = now_ms
+
     def forget(self) -> None:
         """What it told counts no more."""
         self.end_offset = UNKNOWN
@@ -110,6 +120,12 @@ class Replicas:
             return False
         follower.fetched(offset, start_offset, leader_end, now_ms)
         return True
+
+    def asked_again(self, broker: i32, now_ms: i64) -> None:
+        """Notes that ``broker`` fetched from where it did before, last at ``now_ms``."""
+        follower = self.followers.get(int(broker))
+        if follower is not None:
+            follower.asked_again(now_ms)
 
     def high_watermark(self, own_end: i64, now_ms: i64) -> i64:
         """Below this every replica in sync has the log; -1 while one has not told yet.

@@ -1,7 +1,8 @@
 """Who waits for a partition: produces for its high watermark, fetches for more to read. Compiled.
 
 What waits hangs on the partition that it waits for, so that a partition where nothing happens costs
-nothing, and an append looks only at those who wait for it.
+nothing, and an append looks only at those who wait for it. Partitions of a fetch session hang there as long
+as the session has looked at all that there is: what is told is noted, so that the next fetch looks at that.
 """
 
 from __future__ import annotations
@@ -54,6 +55,13 @@ class FetchWaiter(Waiting):
         """``added_bytes`` more can be read; 0 when the partition changed otherwise (deleted, truncated)."""
         raise NotImplementedError
 
+    def on_news(self, partition: Awaited, committed: bool) -> None:
+        """Something else changed that the next answer has to tell; nobody need be woken for it.
+
+        Readers up to the log's end (followers) are told so when the high watermark moved (``committed``),
+        and all of them when the log's start or the partition's state did.
+        """
+
 
 class Awaited:
     """A high watermark that moves forward, and who is told of it."""
@@ -90,7 +98,7 @@ class Awaited:
 
     def wait_readable(self, waiter: FetchWaiter, replica_id: i32 = CONSUMER) -> None:
         """Tells ``waiter`` of every advance, or a follower of every append, until :meth:`stop_waiting`."""
-        if replica_id < 0:
+        if replica_id == CONSUMER:
             self._fetch_waiters[waiter] = None
         else:
             self._follower_waiters[waiter] = None
@@ -109,6 +117,9 @@ class Awaited:
             self._wake_appends()
         if self._fetch_waiters:
             self._wake_fetches(added_bytes)
+        if self._follower_waiters:
+            for waiter in list(self._follower_waiters):
+                waiter.on_news(self, True)
 
     def _wake_appends(self) -> None:
         waiters = self._append_waiters
@@ -132,10 +143,20 @@ class Awaited:
         for waiter in list(self._follower_waiters):
             waiter.on_readable(self, added_bytes)
 
+    def tell_news(self) -> None:
+        """The log's start, or what is known of the replicas, has changed: the next fetches look at it."""
+        for waiter in list(self._fetch_waiters):
+            waiter.on_news(self, False)
+        for waiter in list(self._follower_waiters):
+            waiter.on_news(self, False)
+
     def _fail_waiters(self, error: KafkaError) -> None:
         waiters = self._append_waiters
         self._append_waiters = []
         for entry in waiters:
             entry[1].on_append_failed(self, error)
+        self._wake_readers()
+
+    def _wake_readers(self) -> None:
         self._wake_fetches(0)
         self._wake_followers(0)

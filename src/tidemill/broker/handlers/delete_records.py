@@ -55,5 +55,5 @@ def delete(partition: Partition, offset: int) -> int:
             f"offset {offset} is not between 0 and the high watermark {partition.high_watermark}",
             ErrorCode.OFFSET_OUT_OF_RANGE,
         )
-    partition.log.advance_start(target)
+    partition.advance_start(target)
     return partition.log.start_offset

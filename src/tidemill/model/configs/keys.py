@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from tidemill.model.configs.formats import ALLOWED_TEXT, MESSAGE_FORMAT, is_format_version
+from tidemill.model.configs.replica_lists import REPLICAS, REPLICAS_TEXT, is_replica_list
 from tidemill.model.errors import ConfigError
 
 Value: TypeAlias = bool | int | float | str | tuple[str, ...] | None
@@ -120,6 +121,11 @@ class Key:
             return lowered == "true"
         if kind == LIST:
             members = tuple(member.strip() for member in text.split(",")) if text else ()
+            if self.allowed == REPLICAS:
+                members = tuple(filter(None, members))
+                if not is_replica_list(members):
+                    raise self._bad(text)
+                return members
             return tuple(self._check_choice(text, member) for member in members if member)
         return self._check_choice(text, text)
 
@@ -144,6 +150,8 @@ class Key:
             return "a list with commas" if self.type == LIST else "a text"
         if self.allowed == MESSAGE_FORMAT:
             return ALLOWED_TEXT
+        if self.allowed == REPLICAS:
+            return REPLICAS_TEXT
         choices = self.allowed.lstrip("~").split("|")
         text = ", ".join(choices[:-1]) + " or " + choices[-1] if len(choices) > 1 else choices[0]
         return f"a list of {text}" if self.type == LIST else text

@@ -23,6 +23,7 @@ from tidemill.model.configs.keys import (
     YES,
     Row,
 )
+from tidemill.model.configs.replica_lists import REPLICAS
 
 # fmt: off
 TOPIC: tuple[Row, ...] = (
@@ -46,13 +47,13 @@ TOPIC: tuple[Row, ...] = (
      "Records after which the log is flushed to the disk; 1 flushes every batch before it is acknowledged."),
     ("flush.ms", LONG, LONG_MAX, "0..", CLUSTER_WIDE, YES,
      "Longest time that records stay unflushed."),
-    ("follower.replication.throttled.replicas", LIST, (), "", CLUSTER_WIDE, QUOTAS,
+    ("follower.replication.throttled.replicas", LIST, (), REPLICAS, CLUSTER_WIDE, QUOTAS,
      "Followers that are throttled, as partition:broker pairs, or *."),
     ("index.interval.bytes", INT, 4096, "0..", CLUSTER_WIDE, YES,
      "Bytes of log between two entries of the indexes."),
     ("internal.segment.bytes", INT, None, "", CLUSTER_WIDE, STABLE,
      "Segment size without its lower bound, for Kafka's own tests."),
-    ("leader.replication.throttled.replicas", LIST, (), "", CLUSTER_WIDE, QUOTAS,
+    ("leader.replication.throttled.replicas", LIST, (), REPLICAS, CLUSTER_WIDE, QUOTAS,
      "Leaders that throttle, as partition:broker pairs, or *."),
     ("local.retention.bytes", LONG, -2, "-2..", CLUSTER_WIDE, REMOTE,
      "Bytes kept locally of a log that is copied to remote storage."),

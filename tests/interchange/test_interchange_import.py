@@ -18,6 +18,11 @@ from kafka_record import as_json
 from tidemill.cli.main import command, run
 from tidemill.interchange import zookeeper_nodes
 from tidemill.interchange.decoders import TransactionLogKey, TransactionLogValue, TransactionPartitions
+from tidemill.log.config import LogConfig
+from tidemill.log.files import SystemFiles
+from tidemill.log.log import Log
+from tidemill.log.recovery import open_log
+from tidemill.model.types import TopicPartition
 from tidemill.records.builder import build_batch
 from tidemill.testing import Broker
 from tidemill.wire.schema import encode
@@ -394,7 +399,62 @@ def test_open_transactions_are_refused_or_read_as_committed(status: int, word: s
     assert "for more than its timeout (60000 ms)" in problem
     told = called(data, "--open-as-committed")
     assert (told["exit"], told["problems"]) == (0, [])
-    assert f"the transaction of 'till' is {word} in bought-0: what it wrote is read" in told["notes"][0]
+    assert f"the transaction of 'till' is {word} in bought-0: it is committed there" in told["notes"][0]
+
+
+def opened(data: Path, *, clean: bool = True) -> Log:
+    """The log of ``bought-0``, as Kafka left it."""
+    return open_log(
+        SystemFiles(), str(data / "bought-0"), TopicPartition("bought", 0), LogConfig(), now_ms=1, clean=clean
+    )
+
+
+def test_what_an_open_transaction_wrote_is_committed_or_holds_readers_back(tmp_path: Path) -> None:
+    data = copied("kraft", tmp_path)
+    log = opened(data)
+    end = int(log.end_offset)
+    options: dict[str, Any] = {"producer_id": 90, "producer_epoch": 2, "base_sequence": 0}
+    rows = [(1, None, b"perhaps", None)]
+    log.append_as_follower(build_batch(rows, transactional=True, base_offset=end, **options), 1)
+    log.close(1)
+    write_state(data, 1)
+    as_it_is = tmp_path / "as-it-is"
+    shutil.copytree(data, as_it_is)
+    assert called(data, "--open-as-committed", "--dry-run")["exit"] == 0
+    assert opened(data).last_stable_offset(end + 1) == end
+    told = called(data, "--open-as-committed")
+    assert told["exit"] == 0
+    assert f"bought-0: what producer 90 wrote from offset {end} on is committed" in told["notes"]
+    with Broker(CONFIG, data_dir=data) as broker:
+        assert see(broker.bootstrap).records["bought", 0][-1][3] == b"perhaps"
+    again = opened(data)
+    assert (again.end_offset, again.last_stable_offset(end + 2)) == (end + 2, end + 2)
+    shutil.rmtree(as_it_is / "__transaction_state-0")
+    assert called(as_it_is, "--without-settings")["exit"] == 0
+    with Broker(CONFIG, data_dir=as_it_is) as broker:
+        seen = see(broker.bootstrap)
+        everything = see(broker.bootstrap, isolation="read_uncommitted")
+    assert f"bought-0: the transaction that producer 90 began at offset {end} is open" in broker.log
+    assert everything.records["bought", 0][-1][3] == b"perhaps"
+    assert seen.records["bought", 0][-1][0] < end
+    # Aborted transactions are left out, though nothing but the log tells of them.
+    assert len(everything.records["bought", 0]) == len(seen.records["bought", 0]) + 4 + 1
+
+
+def test_damage_of_the_coordinators_notes_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
+    data = copied("kraft", tmp_path)
+    write_state(data, 1)
+    log = data / "__transaction_state-0" / "00000000000000000000.log"
+    content = bytearray(log.read_bytes())
+    content[-1] ^= 1
+    log.write_bytes(content)
+    write_state(data, 1)
+    assert "is ongoing in bought-0" in called(data)["problems"][0]
+    write_state(data, 0)
+    told = called(data)
+    assert told["exit"] == 0
+    assert "cannot be read (" in told["notes"][-1]
+    assert told["notes"][-1].startswith(f"{log}: the batch at byte ")
 
 
 @pytest.mark.parametrize("status", [0, 4, 5])

@@ -111,8 +111,8 @@ class FetchPath:
         """Called with a consumer's request and one of its parts: the replica that it shall read from, or -1.
         None where all read from the leader."""
         self.aborted: Any = None
-        """Called with a log, an offset and the range found there: what :attr:`FetchPart.aborted` holds. None
-        while there are no transactions."""
+        """Called with a log that knows of aborted transactions, an offset and the range found there: what
+        :attr:`FetchPart.aborted` holds."""
         self.errors: dict[int, int] = {}
         self._woken: list[FetchRequest] = []
 
@@ -279,7 +279,12 @@ class FetchPath:
                 part.slice = old_slice(partition, part.offset, size, limit, first, request.version)
             else:
                 part.slice = partition.read(part.offset, size, limit, first)
-            if self.aborted is not None and request.isolation == READ_COMMITTED and part.slice is not None:
+            if (
+                request.isolation == READ_COMMITTED
+                and part.slice is not None
+                and partition.log.has_aborts
+                and self.aborted is not None
+            ):
                 part.aborted = self.aborted(partition.log, part.offset, part.slice)
         except KafkaError as error:
             part.fail(error.code)

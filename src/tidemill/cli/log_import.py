@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -86,9 +87,7 @@ directories is changed. Exit code 1, and nothing is written, when something woul
 )
 @click.option("--missing-as-empty", is_flag=True, help="Partitions without a directory begin empty.")
 @click.option("--only-whole", is_flag=True, help="Leave out topics with partitions on other brokers.")
-@click.option(
-    "--open-as-committed", is_flag=True, help="Transactions that nobody ended are read as committed."
-)
+@click.option("--open-as-committed", is_flag=True, help="Commit transactions that nobody ended.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @json_option
 def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any) -> int:
@@ -98,6 +97,7 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any
     offsets are in the topic __consumer_offsets, and come with it.
     """
     from tidemill.interchange.directories import find
+    from tidemill.interchange.ending import commit_open
     from tidemill.interchange.importing import Choices, plan, write_store
     from tidemill.interchange.transactions import open_transactions
     from tidemill.log.files import SystemFiles
@@ -105,13 +105,19 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any
     paths = each_once(paths)
     with locked(paths, take=not dry_run):
         found = find(SystemFiles(), paths)
+        damage: list[str] = []
+        transactions = open_transactions(SystemFiles(), found, damage)
         planned = plan(
             _metadata(found, **_sources(options)),
             found,
             Choices(options["missing_as_empty"], options["only_whole"], options["open_as_committed"]),
-            open_transactions(SystemFiles(), found),
+            transactions,
         )
+        planned.notes.extend(damage)
         if not planned.problems and not dry_run:
+            topics = planned.metadata.topics
+            now_ms = int(time.time() * 1000)
+            planned.notes.extend(commit_open(SystemFiles(), found, topics, transactions, now_ms))
             asyncio.run(write_store(SystemFiles(), paths[0], planned.metadata))
     if as_json:
         print_json(_document(planned, found, dry_run))

@@ -1,6 +1,7 @@
 """Takes over a data directory of Apache Kafka: decides what the store is to hold, and writes it.
 
-Nothing in a partition's directory changes: Kafka's files are Tidemill's. What is made is the store, with what
+Nothing in a partition's directory changes: Kafka's files are Tidemill's (but for the markers that are asked
+for to end open transactions, :mod:`tidemill.interchange.ending`). What is made is the store, with what
 Kafka kept elsewhere: topics with their ids, partitions and settings, settings of brokers, the next producer
 id. All partitions have the one broker as their replica, which leads them in a later epoch than any before.
 
@@ -47,7 +48,7 @@ class Choices(NamedTuple):
     only_whole: bool = False
     """Topics of which partitions are on other brokers are left out."""
     open_as_committed: bool = False
-    """Records of transactions that nobody ended are read as if they were committed."""
+    """Transactions that nobody ended are committed."""
 
 
 class Import(NamedTuple):
@@ -105,12 +106,11 @@ def plan(
     for one in transactions:
         text = f"the transaction of {one.transactional_id!r} is {one.state} in {_listed(one.partitions)}"
         if choices.open_as_committed:
-            result.notes.append(f"{text}: what it wrote is read as if it was committed")
+            result.notes.append(f"{text}: it is committed there, by a marker at the end of the log")
         else:
             result.problems.append(
                 f"{text}, and nobody here ends it: start Kafka for more than its timeout "
-                f"({one.timeout_ms} ms), or have what it wrote read as if it was committed, by "
-                "--open-as-committed"
+                f"({one.timeout_ms} ms), or have it committed in its partitions, by --open-as-committed"
             )
     known = {
         TopicPartition(name, number) for name in taken.topics for number in taken.topics[name].partitions

@@ -1,7 +1,8 @@
 """Transactions that nobody ended, as Kafka's coordinator noted them in ``__transaction_state``.
 
 The last record of a transactional id says how far its transaction is; a record without a value, that there is
-none. What a crash left unfinished at the end of a log is passed over.
+none. What a crash left unfinished at the end of a log is passed over, and so are damaged batches; those are
+told.
 
 Source: Apache Kafka, ``TransactionLog.scala``, ``TransactionState.java``.
 """
@@ -17,7 +18,7 @@ from tidemill.log.names import LOG, OFFSET_DIGITS, offset_of
 from tidemill.log.scan import BatchScan
 from tidemill.model.errors import KafkaError, ProtocolError
 from tidemill.model.ports import Files
-from tidemill.records.batch import parse_batch
+from tidemill.records.batch import check_crc, parse_batch
 from tidemill.records.reader import read_records
 from tidemill.wire.schema import decode
 
@@ -36,12 +37,15 @@ class OpenTransaction(NamedTuple):
     partitions: list[str]
 
 
-def open_transactions(files: Files, found: Found) -> list[OpenTransaction]:
-    """Those of all transactional ids whose coordinator was the broker of these directories."""
+def open_transactions(files: Files, found: Found, damage: list[str]) -> list[OpenTransaction]:
+    """Those of all transactional ids whose coordinator was the broker of these directories.
+
+    ``damage`` is told what of the coordinator's notes cannot be read; the rest is.
+    """
     last: dict[str, TransactionLogValue | None] = {}
     for key, partition in sorted(found.partitions.items()):
         if key.topic == TOPIC:
-            for record_key, record_value in _records(files, partition):
+            for record_key, record_value in _records(files, partition, damage):
                 _take(last, record_key, record_value)
     return [
         OpenTransaction(
@@ -69,17 +73,28 @@ def _take(last: dict[str, TransactionLogValue | None], key: bytes | None, value:
         return  # of a later Kafka, or damaged: the check of the log says so
 
 
-def _records(files: Files, partition: FoundPartition) -> Iterator[tuple[bytes | None, bytes | None]]:
+def _records(
+    files: Files, partition: FoundPartition, damage: list[str]
+) -> Iterator[tuple[bytes | None, bytes | None]]:
     bases = sorted(base for name in files.list(partition.path) if (base := offset_of(name, LOG)) >= 0)
     for base in bases:
-        file = files.open(f"{partition.path}/{base:0{OFFSET_DIGITS}d}{LOG}", read_only=True)
+        path = f"{partition.path}/{base:0{OFFSET_DIGITS}d}{LOG}"
+        file = files.open(path, read_only=True)
         scan = BatchScan(file, 0, file.size())
         try:
             while scan.step():
                 data, at = scan.whole()
-                for record in read_records(parse_batch(data, at, at + scan.size)):
+                try:
+                    batch = parse_batch(data, at, at + scan.size)
+                    check_crc(batch)
+                    records = read_records(batch)
+                except KafkaError as problem:
+                    damage.append(
+                        f"{path}: the batch at byte {scan.position} cannot be read ({problem}): whether it "
+                        "tells of open transactions is not known"
+                    )
+                    continue
+                for record in records:
                     yield record.key, record.value
-        except KafkaError:
-            return
         finally:
             file.close()

@@ -66,3 +66,13 @@ def remake(
         if one is not None:
             found.append(one)
     write_index(files, index_path(segment), found)
+
+
+def open_ones(producers: ProducerState) -> list[str]:
+    """A line for every transaction that is open in a partition."""
+    return [
+        f"{producers.name}: the transaction that producer {entry.producer_id} began at offset "
+        f"{entry.transaction_first_offset} is open: readers of committed records wait there"
+        for entry in producers.entries.values()
+        if entry.transaction_first_offset >= 0
+    ]

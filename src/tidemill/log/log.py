@@ -276,6 +276,7 @@ class Log(CutStore):
             except OSError as problem:
                 raise storage_error("append to", path, problem) from problem
             self.aborts_noted += 1
+            self.has_aborts = True
             self.names_changed += 1
         return marker
 

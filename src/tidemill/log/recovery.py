@@ -17,7 +17,7 @@ import contextlib
 from itertools import pairwise
 from typing import Final
 
-from tidemill.log.aborted_recovery import index_damage, index_path, remake, take_walked
+from tidemill.log.aborted_recovery import index_damage, index_path, open_ones, remake, take_walked
 from tidemill.log.checkpoints import CheckpointDamaged
 from tidemill.log.config import INT64_MAX, LogConfig
 from tidemill.log.errors import storage_error
@@ -90,6 +90,7 @@ class Opening:
         self.producers = ProducerState(str(topic_partition))
         self.leader_epochs = LeaderEpochs(files, f"{directory}/{LEADER_EPOCHS}")
         self._first_base = 0
+        self._has_aborts = False
         self._names = names or []
 
     @property
@@ -141,8 +142,10 @@ class Opening:
             self.removals,
             self.now_ms,
         )
+        log.has_aborts = self._has_aborts or any(offset_of(name, TRANSACTION_INDEX) >= 0 for name in names)
         if self.clean and not self.warnings:
             log.settle()
+        self.warnings += open_ones(self.producers)
         return log
 
     def _restart_at_start(self, segments: list[Segment], end: int) -> Segment:
@@ -325,6 +328,7 @@ class Opening:
                     self._load_producers(segments[:at], int(segment.base_offset))
                     continue
             runs += walk.epochs
+            self._has_aborts = self._has_aborts or bool(walk.aborted)
             take_walked(self.files, segment, walked_from, walk.aborted, self.warnings)
             if at + 1 < len(segments):
                 segment.close_indexes()

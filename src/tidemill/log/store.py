@@ -68,6 +68,8 @@ class LogStore:
         self.truncations: i64 = 0
         self.aborts_noted: i64 = 0
         """Counts the entries that indexes of aborted transactions got."""
+        self.has_aborts: bool = False
+        """Whether there may be such an index."""
         self.cleaning: bool = False
         """Whether compaction reads the log: its segments stay meanwhile."""
         self.clean_end: i64 = -1

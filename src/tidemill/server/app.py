@@ -68,7 +68,6 @@ REMOVAL_CHECK_S = 1.0
 REQUEST_BYTES_LEAST = 64 * 1024 * 1024
 REQUEST_MEMORY_SHARE = 4
 """Requests that come in hold a quarter of the memory at most, unless they are given another bound."""
-TRANSACTIONS_TOPIC = "__transaction_state"
 SHORTEST_PERIOD_S = 0.1
 """Kafka's keys allow an interval of 0; the loop has other things to do."""
 
@@ -208,8 +207,7 @@ class BrokerServer:
         self.fetches = FetchPath(
             topics, self.loop, self.deadlines, self.sessions, config.int("fetch.max.bytes")
         )
-        if TRANSACTIONS_TOPIC in broker.controller.image.topics:
-            self.fetches.aborted = AbortedTransactions(broker.files)
+        self.fetches.aborted = AbortedTransactions(broker.files)
         self.down_conversion = DownConversion(self.loop, self.conversions)
         self.fetches.down = self.down_conversion
         self.dispatch = Dispatch(broker, self.loop, self._readers)

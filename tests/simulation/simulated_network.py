@@ -91,6 +91,9 @@ class Stream:
     def drop(self) -> None:
         """What is on its way is lost."""
         self.sent.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class Socket:
@@ -370,9 +373,12 @@ class Network:
         """Nothing that ``one`` sends reaches ``other`` from now on."""
         self.cut.add((one, other))
 
-    def mend(self) -> None:
-        """The network is whole again."""
-        self.cut.clear()
+    def mend(self, pairs: list[tuple[str, str]] | None = None) -> None:
+        """What is sent arrives again: between ``pairs``, or everywhere."""
+        if pairs is None:
+            self.cut.clear()
+        else:
+            self.cut.difference_update(pairs)
         self._go_on()
 
     def _go_on(self) -> None:

@@ -1,0 +1,218 @@
+"""A controller without a broker, for simulations of replication alone.
+
+It decides as the real one does, with the same pure functions, and never fails itself.
+
+What it tells a broker arrives in order, or not at all when the network is cut; then it is told again. It
+learns late that a broker is gone, and may take one for dead that lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from simulated_loop import PROCESS, Process
+from simulated_network import Network
+from testimony import Testimony
+
+from tidemill.controller.elections import plan_broker_change, plan_takeover
+from tidemill.controller.isr import IsrChange, plan_isr_change
+from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
+from tidemill.coordination.nodes import BrokerRegistration, Endpoint
+from tidemill.model.errors import ErrorCode, KafkaError
+
+if TYPE_CHECKING:
+    from plain_broker import PlainBroker
+
+MACHINE = "overseer"
+AGAIN_S = 0.1
+CLUSTER_ID = "c" * 22
+
+
+class Overseer:
+    """Knows the cluster, and writes down its changes."""
+
+    def __init__(
+        self, network: Network, testimony: Testimony, timeout_s: float, node_ids: list[int], topic: TopicImage
+    ) -> None:
+        self.network = network
+        self.loop = network.loop
+        self.machine = network.machine(MACHINE)
+        self.testimony = testimony
+        self.timeout_s = timeout_s
+        self.node_ids = node_ids
+        self.image = ClusterImage(CLUSTER_ID, 0, 1, {}, {topic.name: topic})
+        self._brokers: dict[int, tuple[Process, PlainBroker, float]] = {}
+        """Who has registered: its process, and when it was heard last."""
+        self._told: dict[int, int] = {}
+        """The number of the image that each broker has."""
+        self._number = 0
+        self._epoch = 0
+        self._next_producer_id = 1000
+        self._look()
+
+    # -- brokers come and go
+
+    def _look(self) -> None:
+        """Finds who has not been heard for too long."""
+        now = self.loop.time()
+        gone = []
+        for node_id, (process, _, heard_s) in list(self._brokers.items()):
+            machine = self.network.machine(process.name)
+            is_heard = process.alive and not process.paused and self.network.is_open(machine, self.machine)
+            if is_heard:
+                self._brokers[node_id] = (process, self._brokers[node_id][1], now)
+            elif now - heard_s > self.timeout_s:
+                gone.append(node_id)
+        if gone:
+            self.testimony.story.add(f"the overseer takes {gone} for dead")
+            brokers = {node: one for node, one in self.image.brokers.items() if node not in gone}
+            for node_id in gone:
+                del self._brokers[node_id]
+                self._told.pop(node_id, None)
+            self._change_brokers(brokers, gone=gone)
+        self.network.world_timer(now + AGAIN_S, self._look)
+
+    def register(self, broker: PlainBroker, port: int, lost_unsynced: bool) -> None:
+        """A broker has started, or it is back after it was taken for dead."""
+        process = PROCESS.get()
+        if process is None:
+            raise RuntimeError("a process registers, not the world")
+
+        def arrive() -> None:
+            if not process.alive:
+                return
+            self._epoch += 1
+            registration = BrokerRegistration(
+                broker.node_id,
+                (Endpoint("PLAINTEXT", "PLAINTEXT", process.name, port),),
+                lost_unsynced=lost_unsynced,
+            )
+            self._brokers[broker.node_id] = (process, broker, self.loop.time())
+            self._told.pop(broker.node_id, None)
+            brokers = {**self.image.brokers, broker.node_id: BrokerImage(registration, self._epoch)}
+            lost = [broker.node_id] if lost_unsynced else []
+            self._change_brokers(brokers, came=[broker.node_id], lost=lost)
+
+        self._ask(process, arrive)
+
+    def is_registered(self, broker: PlainBroker) -> bool:
+        """Whether it is not taken for dead."""
+        known = self._brokers.get(broker.node_id)
+        return known is not None and known[1] is broker
+
+    def _change_brokers(
+        self,
+        brokers: dict[int, BrokerImage],
+        gone: list[int] | None = None,
+        came: list[int] | None = None,
+        lost: list[int] | None = None,
+    ) -> None:
+        image = self.image.with_brokers(brokers)
+        is_new = any(p.partition_epoch < 0 for topic in image.topics.values() for p in topic.partitions)
+        if is_new and len(brokers) < len(self.node_ids):
+            plans = []  # Partitions are made once all of their brokers are there.
+        elif is_new:
+            plans = plan_takeover(image)
+        else:
+            plans = plan_broker_change(image, gone or (), came or (), lost or ())
+        self._publish(image.with_topics(plan.topic for plan in plans))
+
+    def _publish(self, image: ClusterImage) -> None:
+        for topic in image.topics.values():
+            for partition in topic.partitions:
+                before = self.image.topics[topic.name].partitions[partition.partition]
+                if partition is not before:
+                    self.testimony.story.add(f"the overseer writes {topic.name}-{partition}", "the world")
+                    place = (topic.name, partition.partition)
+                    self.testimony.state_written(place, tuple(partition.isr))
+        self.image = image
+        self._number += 1
+        for node_id in list(self._brokers):
+            self._tell(node_id)
+
+    def _tell(self, node_id: int) -> None:
+        """Brings a broker the newest image, again and again until it is there."""
+        known = self._brokers.get(node_id)
+        if known is None or self._told.get(node_id) == self._number:
+            return
+        process, broker, _ = known
+        image, number = self.image, self._number
+        machine = self.network.machine(process.name)
+
+        def arrive() -> None:
+            if not self.network.is_open(self.machine, machine) or not self.is_registered(broker):
+                return
+            if number > self._told.get(node_id, 0):
+                self._told[node_id] = number
+                broker.take(image)
+
+        self.loop.call_at(self.network.arrival_s(), arrive, context=process.context)
+        self.network.world_timer(self.loop.time() + AGAIN_S, lambda: self._tell(node_id))
+
+    # -- what brokers ask
+
+    def _ask(self, process: Process, do: Callable[[], None]) -> None:
+        """Has ``do`` done here once the broker's request arrives."""
+        machine = self.network.machine(process.name)
+
+        def arrive() -> None:
+            if self.network.is_open(machine, self.machine):
+                do()
+            elif process.alive:
+                self._ask(process, do)
+
+        self.network.world_timer(self.network.arrival_s() + AGAIN_S * self._is_cut(process), arrive)
+
+    def _is_cut(self, process: Process) -> bool:
+        return not self.network.is_open(self.network.machine(process.name), self.machine)
+
+    def alter_isr(
+        self,
+        topic: str,
+        partition: int,
+        change: IsrChange,
+        answer: Callable[[PartitionImage | None], None],
+    ) -> None:
+        """A leader wants another in-sync set; ``answer`` gets the state afterwards, None when it may not."""
+        process = PROCESS.get()
+        if process is None:
+            raise RuntimeError("a process asks, not the world")
+
+        def arrive() -> None:
+            found = self.image.topics[topic]
+            state: PartitionImage | None = None
+            try:
+                old = found.partitions[partition]
+                state = plan_isr_change(self.image, old, change)
+            except KafkaError as problem:
+                self.testimony.story.add(f"the overseer refuses {change}: {problem}", "the world")
+                if problem.code in (ErrorCode.INELIGIBLE_REPLICA, ErrorCode.INVALID_REQUEST):
+                    self.testimony.story.count("in-sync sets refused")
+            if state is not None and state is not old:
+                partitions = list(found.partitions)
+                partitions[partition] = state
+                self._publish(self.image.with_topics([found.with_partitions(partitions)]))
+            self.loop.call_at(self.network.arrival_s(), answer, state, context=process.context)
+
+        self._ask(process, arrive)
+
+    async def next_producer_ids(self) -> tuple[int, int]:
+        """A block of producer ids."""
+        self._next_producer_id += 1000
+        return self._next_producer_id, 1000
+
+
+def new_topic(name: str, topic_id: bytes, partitions: int, replicas: list[int], min_isr: int) -> TopicImage:
+    """A topic whose partitions have no state yet."""
+    return TopicImage(
+        name,
+        topic_id,
+        tuple(
+            PartitionImage(
+                index, -1, 0, replicas[index % len(replicas) :] + replicas[: index % len(replicas)], [], -1
+            )
+            for index in range(partitions)
+        ),
+        {"min.insync.replicas": str(min_isr)},
+    )

@@ -1,0 +1,201 @@
+"""A broker without a controller, for simulations of replication alone.
+
+It has the real logs, partitions, followers and request paths, put together as in
+:mod:`tidemill.server.app`; the overseer tells it what it leads and follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from overseer import CLUSTER_ID, Overseer
+from simulated_clients import PORT
+from simulated_loop import SimulatedClock, SimulatedLoop
+from simulated_network import Listening, Machine, Network
+
+from tidemill.broker.broker import Broker
+from tidemill.broker.context import Listener
+from tidemill.broker.dispatch import Dispatch
+from tidemill.broker.fetch import FetchPath
+from tidemill.broker.fetch_sessions import FetchSessions
+from tidemill.broker.following import Following
+from tidemill.broker.log_configs import log_config
+from tidemill.broker.metadata import MetadataCache
+from tidemill.broker.produce import ProducePath
+from tidemill.broker.requests import Requests
+from tidemill.broker.slow_lane import SlowLane
+from tidemill.controller.isr import ANY_EPOCH, IsrChange
+from tidemill.coordination.image import ClusterImage, PartitionImage
+from tidemill.log.manager import LogManager
+from tidemill.model.configs import BrokerConfig
+from tidemill.model.errors import KafkaError, StorageError
+from tidemill.model.ports import Files
+from tidemill.net.deadlines import Deadlines
+from tidemill.net.link import Link, LinkError
+from tidemill.net.memory import Memory
+from tidemill.replication.fetcher import FetchLimits
+from tidemill.replication.manager import PartitionState, ReplicaManager
+from tidemill.replication.partition import Partition
+from tidemill.server.listeners import Acceptor, Limits
+from tidemill.transactions.producer_ids import ProducerIds
+
+log = logging.getLogger("tidemill.simulated")
+
+LINK_S = 1.0
+
+
+class PlainBroker:
+    """One broker, for the time of one process."""
+
+    def __init__(
+        self,
+        node_id: int,
+        network: Network,
+        machine: Machine,
+        files: Files,
+        clock: SimulatedClock,
+        config: BrokerConfig,
+        overseer: Overseer,
+    ) -> None:
+        self.node_id = node_id
+        self.network = network
+        self.machine = machine
+        self.loop: SimulatedLoop = network.loop
+        self.overseer = overseer
+        self.broker = Broker()
+        self.broker.config = config
+        self.broker.clock = clock
+        self.broker.files = files
+        self.broker.node_id = node_id
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def partitions(self) -> ReplicaManager:
+        """What it leads and follows."""
+        return self.broker.partitions
+
+    async def start(self) -> None:
+        """Loads the logs, listens, and registers. Raises TidemillError."""
+        broker = self.broker
+        config = broker.config
+        broker.logs = logs = LogManager(broker.files, ["/data"])
+        logs.lock()
+        logs.claim(CLUSTER_ID, self.node_id)
+        topics = self.overseer.image.topics
+        logs.load(broker.clock.wall_ms(), lambda name: log_config(config, topics[name].config))
+        lost = logs.may_have_lost
+        nobody: Any = None
+        broker.partitions = ReplicaManager(self.node_id, logs, broker.clock, self.loop, nobody, nobody)
+        broker.partitions.lag_ms_max = config.int("replica.lag.time.max.ms")
+        broker.metadata = MetadataCache(self.overseer.image.with_brokers({}))
+        broker.producer_ids = ProducerIds(self.overseer.next_producer_ids)
+        acceptor = self._build_request_path()
+        limits = FetchLimits(
+            wait_ms=config.int("replica.fetch.wait.max.ms"), backoff_ms=config.int("replica.fetch.backoff.ms")
+        )
+        broker.partitions.following = Following(
+            self.node_id, 1, limits, self._connect, broker.clock, self._storage_failed
+        )
+        broker.partitions.change_isr = self._change_isr
+        listening: Any = Listening(self.network, self.machine, PORT)
+        listener = Listener("PLAINTEXT", self.machine.name, PORT, node_id=self.node_id)
+        acceptor.listen(listener, [listening])
+        self._start_upkeep()
+        self.overseer.register(self, PORT, lost)
+        logs.accept()
+
+    def _build_request_path(self) -> Acceptor:
+        broker = self.broker
+        config = broker.config
+        nobody: Any = None
+        deadlines = Deadlines(self.loop)
+        memory = Memory(self.loop, 1 << 30)
+        slow_lane = SlowLane(self.loop, nobody, memory)
+        topics = broker.partitions.topics
+        produces = ProducePath(topics, broker.clock, deadlines, slow_lane, memory)
+        slow_lane.path = produces
+        sessions = FetchSessions(broker.clock, 100)
+        fetches = FetchPath(topics, self.loop, deadlines, sessions, config.int("fetch.max.bytes"))
+        dispatch = Dispatch(broker, self.loop, nobody)
+        requests = Requests(produces, fetches, dispatch)
+        acceptor = Acceptor(self.loop, requests, Limits(1000, 1000, {}), 100 << 20, 0, 0, memory)
+        dispatch.on_closed = acceptor.closed
+        return acceptor
+
+    def _start_upkeep(self) -> None:
+        partitions = self.partitions
+        lag_s = partitions.lag_ms_max / 1000
+        for period_s, do in (
+            (lag_s / 2, partitions.drop_lagging),
+            (1.0, partitions.flush_due),
+            (2.0, partitions.checkpoints.high_watermarks),
+            (3.0, partitions.checkpoints.recovery_points),
+            (0.5, self._register_again),
+        ):
+            self._tasks.append(self.loop.create_task(_repeat(period_s, do)))
+
+    async def _register_again(self) -> None:
+        if not self.overseer.is_registered(self):
+            self.partitions.step_down()
+            self.overseer.register(self, PORT, False)
+
+    async def _connect(self, leader: int) -> Link:
+        known = self.broker.metadata.brokers.get(leader)
+        if known is None:
+            raise LinkError(f"broker {leader} is not known")
+        endpoint = known.endpoints["PLAINTEXT"]
+        return await Link.open(leader, endpoint.host, endpoint.port, f"broker-{self.node_id}", LINK_S)
+
+    def _storage_failed(self, partition: Partition, problem: StorageError) -> None:
+        log.warning("%s-%d: %s", partition.topic, partition.index, problem)
+        self.partitions.storage_trouble(partition, problem)
+
+    # -- what the overseer says
+
+    def take(self, image: ClusterImage) -> None:
+        """The cluster has changed."""
+        self.broker.metadata.image = image
+        for topic in image.topics.values():
+            states = [state_of(one) for one in topic.partitions if one.partition_epoch >= 0]
+            config = log_config(self.broker.config, topic.config)
+            try:
+                self.partitions.put_topic(topic.name, topic.topic_id, False, states, config)
+            except KafkaError as problem:
+                log.warning("%s: %s", topic.name, problem)
+
+    def _change_isr(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
+        brokers = self.broker.metadata.brokers
+        epochs = [(one, brokers[one].epoch if one in brokers else ANY_EPOCH) for one in isr]
+        change = IsrChange(self.node_id, int(partition.leader_epoch), partition_epoch, epochs)
+
+        def answer(state: PartitionImage | None) -> None:
+            if state is None:
+                self.partitions.isr_refused(partition)
+            else:
+                self.partitions.isr_changed(partition, state_of(state))
+
+        self.overseer.alter_isr(partition.topic, int(partition.index), change, answer)
+
+
+def state_of(image: PartitionImage) -> PartitionState:
+    """As the replica manager takes it."""
+    return PartitionState(
+        image.partition,
+        image.leader,
+        image.leader_epoch,
+        tuple(image.replicas),
+        tuple(image.isr),
+        image.partition_epoch,
+    )
+
+
+async def _repeat(period_s: float, do: Callable[[], Awaitable[Any]]) -> None:
+    while True:
+        await asyncio.sleep(period_s)
+        try:
+            await do()
+        except Exception:
+            log.exception("upkeep failed")

@@ -1,0 +1,62 @@
+"""What happens in a simulated run, to be told when the run goes wrong."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from simulated_loop import PROCESS, START_S, SimulatedLoop
+
+LINES_KEPT = 4000
+LINES_TOLD = 120
+
+
+class Violation(AssertionError):
+    """A promise was broken."""
+
+
+class Story(logging.Handler):
+    """Collects what the world does, what the program logs, and what clients are told."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        super().__init__(logging.INFO)
+        self._loop = loop
+        self._lines: deque[tuple[float, str, str | Callable[[], str]]] = deque(maxlen=LINES_KEPT)
+        self.violation = ""
+        self.on_violation: Callable[[], None] = lambda: None
+        self.counts: dict[str, int] = {}
+
+    def add(self, text: str | Callable[[], str], who: str | None = None) -> None:
+        """One line; a function is called only if the story is told."""
+        if who is None:
+            process = PROCESS.get()
+            who = process.name if process is not None else "the world"
+        self._lines.append((self._loop.time() - START_S, who, text))
+
+    def count(self, what: str) -> None:
+        """Counts how often something happened."""
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def violate(self, text: str) -> None:
+        """A promise was broken: the run ends."""
+        if not self.violation:
+            self.violation = text
+            self.add(f"VIOLATION: {text}")
+            self.on_violation()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A line of the program's log. One with a traceback is a fault of the program."""
+        self.add(lambda: f"log: {record.levelname} {record.getMessage()}")
+        if record.exc_info is not None and record.levelno >= logging.ERROR:
+            problem = record.exc_info[1]
+            trace = logging.Formatter().formatException(record.exc_info)
+            self.add(trace)
+            self.violate(f"the program reports a fault of its own: {record.getMessage()} ({problem!r})")
+
+    def told(self, lines: int = LINES_TOLD) -> str:
+        """The last lines, oldest first."""
+        shown = list(self._lines)[-lines:]
+        return "\n".join(
+            f"{at:9.4f} s  {who:<12} {text() if callable(text) else text}" for at, who, text in shown
+        )

@@ -180,7 +180,7 @@ def test_a_configuration_is_checked_as_serve_does(tmp_path: Path) -> None:
     [
         (("serve", "--set", "foo"), "--set foo: it must be KEY=VALUE"),
         (("config", "check", "--set", "foo"), "--set foo: it must be KEY=VALUE"),
-        (("serve", "--port", "abc"), "'abc' is not a valid integer"),
+        (("serve", "--port", "abc"), "'abc' is no whole number"),
         (("serve", "--ready-fd", "9999"), "descriptor 9999 is not open; a shell opens it with 9999>FILE"),
         (("serve", "--ready-fd", "99999999999"), "is not open"),
         (("serve", "--ready-file", "/nonexist/x"), "/nonexist is no directory: make it first"),

@@ -149,7 +149,7 @@ def test_a_set_without_key_or_value_shows_how_it_is_written(text: str) -> None:
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"nothing\.properties: the configuration cannot be read: No such file"
+        ConfigError, match=r"nothing\.properties: the configuration cannot be read: no such file"
     ):
         BrokerConfig.from_sources(str(tmp_path / "nothing.properties"))
 

@@ -187,6 +187,8 @@ def command(
             re.compile(pattern)
         except (re.error, OverflowError, RecursionError) as problem:
             raise click.UsageError(f"--pattern {pattern}: no regular expression: {problem}") from None
+    if group == "":
+        raise click.UsageError("--group is empty: name a group, or leave it out")
     if group is not None and partitions:
         raise click.UsageError("a group shares partitions out by itself: leave --partition or --group out")
     from tidemill.client import Consumer

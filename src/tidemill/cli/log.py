@@ -13,14 +13,16 @@ import click
 from tidemill.cli.log_export import export
 from tidemill.cli.log_import import import_
 from tidemill.cli.log_verify import recover, verify
+from tidemill.cli.options import Existing
 from tidemill.cli.output import on_terminal
 from tidemill.cli.records import as_text, for_terminal
-from tidemill.model.errors import StorageError
+from tidemill.model.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     from tidemill.log.dump import DumpOptions
     from tidemill.model.ports import Files
 
+FILES = Existing("files of a log, or the directory of one partition, as DATA/TOPIC-0")
 FAILED = 1
 DAMAGE_SHOWN = 10
 MISFITS = ("Mismatches", "Found", "The following")
@@ -68,7 +70,7 @@ Examples:
 Options and lines are those of kafka-dump-log. Exit code 1 when a file is damaged, or an index does not
 fit its log. The broker may be running: nothing is written.""",
 )
-@click.argument("paths", nargs=-1, type=click.Path(exists=True))
+@click.argument("paths", nargs=-1, type=FILES)
 @click.option("--files", "named", metavar="FILE,...", help="Files as kafka-dump-log takes them, with commas.")
 @click.option("-r", "--records", "--deep-iteration", is_flag=True, help="Every record, not only the batches.")
 @click.option("-p", "--payload", "--print-data-log", is_flag=True, help="Records with keys and values.")
@@ -87,7 +89,7 @@ def dump(paths: tuple[str, ...], named: str | None, as_json: bool, **flags: Any)
     """
     from tidemill.log.files import SystemFiles
 
-    paths += tuple(path for path in (named or "").split(",") if path)
+    paths += tuple(FILES.convert(path, None, None) for path in (named or "").split(",") if path)
     if not paths:
         raise click.UsageError("name files or the directory of a partition")
     files, options = SystemFiles(), _options(flags)
@@ -116,7 +118,10 @@ def _options(flags: dict[str, Any]) -> DumpOptions:
     from tidemill.log.dump import DumpOptions
 
     named, key_class, value_class = flags["decoder"], flags["key_decoder_class"], flags["value_decoder_class"]
-    decode = decoders.by_class(key_class, value_class)
+    try:
+        decode = decoders.by_class(key_class, value_class)
+    except ConfigError as problem:
+        raise click.UsageError(str(problem)) from None
     if named:
         decode = getattr(decoders, named)
     contents = bool(flags["payload"] or named or key_class or value_class)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidemill.cli.options import Existing
 from tidemill.cli.output import bytes_text, count_text, done, json_option, on_terminal, print_json
 from tidemill.cli.records import for_terminal
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from tidemill.interchange.importing import Import
 
 FAILED = 1
-DIRECTORY = click.Path(exists=True, file_okay=False)
+DIRECTORY = Existing("a data directory of a broker, as log.dirs has it", directory=True)
 
 
 @contextmanager
@@ -78,7 +79,12 @@ directories is changed. Exit code 1, and nothing is written, when something woul
 @click.option(
     "--zookeeper", metavar="HOST:PORT[/CHROOT]", help="Take topics and settings from Kafka's ZooKeeper."
 )
-@click.option("--nodes", metavar="FILE", help="Take them from a file: a JSON object of node paths and data.")
+@click.option(
+    "--nodes",
+    metavar="FILE",
+    type=Existing("a JSON file of node paths and their data", directory=False),
+    help="Take them from a file: a JSON object of node paths and data.",
+)
 @click.option(
     "--metadata", metavar="DIR", type=DIRECTORY, help="Kafka's metadata.log.dir, when it is none of DIR."
 )

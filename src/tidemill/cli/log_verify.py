@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tidemill.cli.options import Existing
 from tidemill.cli.output import bytes_text, console, count_text, json_option, on_terminal, print_json
 from tidemill.cli.records import for_terminal
 
@@ -21,7 +22,7 @@ FAILED = 1
 BAR_FROM_BYTES = 200_000_000
 """Less than this takes no longer than a bar needs to be read."""
 
-DIRECTORY = click.Path(exists=True, file_okay=False)
+DIRECTORY = Existing("a data directory of a broker (its log.dirs), or one of its partitions", directory=True)
 
 
 @contextmanager

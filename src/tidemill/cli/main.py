@@ -197,7 +197,10 @@ def _output_is_lost() -> bool:
 
 def _one_line(problem: Exception) -> str:
     if isinstance(problem, OSError) and problem.strerror:
-        return f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
+        from tidemill.model.faults import fault_of
+
+        fault = fault_of(problem)
+        return f"{problem.filename} cannot be used: {fault}" if problem.filename else fault
     return " ".join(str(problem).split())
 
 

@@ -28,10 +28,42 @@ F = TypeVar("F", bound=Callable[..., Any])
 API_TIMEOUT_S = 15
 """How long a command waits for the cluster before it gives up, unless -X says otherwise."""
 
+LONG_MAX = 2**63 - 1
+INT_MAX = 2**31 - 1
+SHORT_MAX = 2**15 - 1
+"""What the protocol's numbers can hold."""
+
+DIGITS_MAX = 19
+"""No 64-bit number has more."""
+
 CONNECT_TIMEOUT_S = 3
 """How long the first look at a broker takes at most; a slow one is left to the client."""
 
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+class Existing(click.Path):
+    """A file or a directory that is there. ``what`` says which is meant, for messages."""
+
+    def __init__(self, what: str, *, directory: bool | None = None) -> None:
+        super().__init__()
+        self.what = what
+        self.directory = directory
+        """True: only a directory will do; False: only what is none; None: either."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        path = str(value)
+        if not path:
+            self.fail(f"the name is empty: name {self.what}", param, ctx)
+        if not os.path.exists(path):
+            how = "is a link to what is not there" if os.path.islink(path) else "is not there"
+            self.fail(f"{path} {how}: name {self.what}", param, ctx)
+        if self.directory is not None and os.path.isdir(path) != self.directory:
+            how = "is no directory" if self.directory else "is a directory"
+            self.fail(f"{path} {how}: name {self.what}", param, ctx)
+        if not os.access(path, os.R_OK | (os.X_OK if os.path.isdir(path) else 0)):
+            self.fail(f"{path} cannot be read: change its rights, or name {self.what}", param, ctx)
+        return path
 
 
 class Target:
@@ -94,6 +126,7 @@ config_file_option = click.option(
     envvar=CONFIG_FILE_VARIABLE,
     show_envvar=True,
     metavar="FILE",
+    type=Existing("a properties file", directory=False),
     help="Properties file, as Kafka's.",
 )
 """The same for what starts a broker and for what checks a start."""
@@ -127,7 +160,11 @@ def target_options(function: F) -> F:
     ) -> Any:
         target = Target(bootstrap, client_settings(client_file, client_sets))
         target.check_reachable()
-        return function(*arguments, target=target, **rest)
+        try:
+            return function(*arguments, target=target, **rest)
+        except ConfigError as problem:
+            # Of keys that do not go together, which only the client that they are for can tell.
+            raise click.UsageError(str(problem)) from None
 
     made.__name__ = function.__name__
     made.__doc__ = function.__doc__
@@ -142,7 +179,11 @@ def target_options(function: F) -> F:
             help="Set one client key; can be repeated.",
         ),
         click.option(
-            "--command-config", "client_file", metavar="FILE", help="Properties file of client keys."
+            "--command-config",
+            "client_file",
+            metavar="FILE",
+            type=Existing("a properties file of client keys", directory=False),
+            help="Properties file of client keys.",
         ),
         bootstrap_option,
     ):
@@ -156,18 +197,23 @@ def client_settings(config_file: str | None, settings: tuple[str, ...]) -> dict[
     if config_file is not None:
         from tidemill.model.configs.properties import read_properties
 
-        found.update({line.key: line.value for line in read_properties(config_file)})
+        for line in read_properties(config_file):
+            _check_client_setting(f"{config_file}:{line.line}", line.key, line.value)
+            found[line.key] = line.value
     given = pairs("-X", settings)
-    if given:
-        from tidemill.client.config import check_setting
-
-        for name, value in given.items():
-            try:
-                check_setting(name, value)
-            except ConfigError as problem:
-                raise click.UsageError(f"-X: {problem}") from None
+    for name, value in given.items():
+        _check_client_setting("-X", name, value)
     found.update(given)
     return found
+
+
+def _check_client_setting(where: str, name: str, value: str) -> None:
+    from tidemill.client.config import check_setting
+
+    try:
+        check_setting(name, value)
+    except ConfigError as problem:
+        raise click.UsageError(f"{where}: {problem}") from None
 
 
 def pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
@@ -185,6 +231,17 @@ class Whole(click.IntRange):
     """A whole number within bounds. (Click says "integer range" to who gives something else.)"""
 
     name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            number = int(value)
+        except ValueError:
+            self.fail(f"{value!r} is no whole number", param, ctx)
+        low, high = self.min, self.max
+        if (low is not None and number < low) or (high is not None and number > high):
+            bounds = f"{low} to {high}" if high is not None else f"{low} or more"
+            self.fail(f"{number} is out of range: allowed is {bounds}", param, ctx)
+        return number
 
 
 class StateFile(click.Path):
@@ -235,15 +292,16 @@ def parse_moment(text: str) -> int:
     from datetime import datetime
 
     text = text.strip()
-    if text.isascii() and text.isdigit() and len(text) >= 11:
-        return int(text)
+    if text.isascii() and text.isdigit() and 11 <= len(text) <= DIGITS_MAX:
+        return min(int(text), LONG_MAX)
     if text == "now":
         return int(time.time() * 1000)
-    if re.fullmatch(r"\d+(?:\.\d+)?\s*(ms|s|m|h|d|w)", text):
-        return int((time.time() - parse_duration(text)) * 1000)
     try:
-        return int(datetime.fromisoformat(text).timestamp() * 1000)
-    except ValueError:
+        if re.fullmatch(r"\d+(?:\.\d+)?\s*(ms|s|m|h|d|w)", text):
+            return max(0, int((time.time() - parse_duration(text)) * 1000))
+        # A moment before 1970 would mean something else to a broker.
+        return max(0, int(datetime.fromisoformat(text).timestamp() * 1000))
+    except (ValueError, OverflowError):
         raise ConfigError(
             f"{text!r} is no moment: use 2026-03-01T12:00 (local time, or with a zone as +01:00), "
             "10m for ten minutes ago, or milliseconds since 1970"

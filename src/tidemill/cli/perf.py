@@ -26,6 +26,9 @@ SAMPLE_EVERY = 1_000
 """One message of so many is timed."""
 VALUES = 512
 """Different values that are sent in turn."""
+VALUES_BYTES = 4_000_000
+"""Of large values there are as many as this holds, and one at least."""
+SIZE_MAX = 100_000_000
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 READ_BACK_S = 30.0
 """How long an acknowledged message may take to reach the consumer."""
@@ -76,7 +79,8 @@ class Rates:
 def make_values(size_bytes: int, seed: int = 1) -> list[bytes]:
     """Values of letters, the same in every run: compressible as text is, not as zeros are."""
     randomness = random.Random(seed)
-    return [bytes(randomness.choices(ALPHABET, k=size_bytes)) for _ in range(VALUES)]
+    count = max(1, min(VALUES, VALUES_BYTES // max(1, size_bytes)))
+    return [bytes(randomness.choices(ALPHABET, k=size_bytes)) for _ in range(count)]
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
@@ -142,7 +146,7 @@ Examples:
 )
 @click.argument("topic", shell_complete=suggest.topics)
 @click.option("-n", "--messages", "count", type=Whole(min=1), default=1_000_000, show_default=True)
-@click.option("--size", type=Whole(min=0), default=100, show_default=True, help="Bytes of a value.")
+@click.option("--size", type=Whole(0, SIZE_MAX), default=100, show_default=True, help="Bytes of a value.")
 @click.option("--rate", type=Whole(min=1), help="Messages a second; as fast as possible when left out.")
 @click.option("-p", "--partitions", type=Whole(min=1), default=1, show_default=True, help="When it is new.")
 @click.option(
@@ -321,7 +325,7 @@ Examples:
 )
 @click.argument("topic", shell_complete=suggest.topics)
 @click.option("-n", "--messages", "count", type=Whole(min=1), default=1_000, show_default=True)
-@click.option("--size", type=Whole(min=0), default=100, show_default=True, help="Bytes of a value.")
+@click.option("--size", type=Whole(0, SIZE_MAX), default=100, show_default=True, help="Bytes of a value.")
 @click.option("-a", "--acks", type=click.Choice(["all", "1"]), default="all", show_default=True)
 @json_option
 @target_options
@@ -351,7 +355,7 @@ def latency(topic: str, count: int, size: int, acks: str, as_json: bool, target:
         began = time.perf_counter()
         for index in range(count):
             start = time.perf_counter()
-            offset = producer.send(topic, values[index % VALUES], partition=0).result(30).offset
+            offset = producer.send(topic, values[index % len(values)], partition=0).result(30).offset
             produced.append(time.perf_counter() - start)
             while position <= offset:
                 records = consumer.poll(READ_BACK_S)

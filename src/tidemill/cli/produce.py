@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from tidemill.cli import suggest
-from tidemill.cli.options import Target, Whole, target_options, unescape
+from tidemill.cli.options import Existing, Target, Whole, target_options, unescape
 from tidemill.cli.output import count_text, on_terminal
 from tidemill.cli.records import BadInput, InputRecord, from_json
 
@@ -35,7 +35,15 @@ Examples:
   tidemill consume hello --from-beginning --json -e | tidemill produce copy --json""",
 )
 @click.argument("topic", shell_complete=suggest.topics)
-@click.option("-f", "--file", "files", multiple=True, metavar="FILE", help="Read this file; can be repeated.")
+@click.option(
+    "-f",
+    "--file",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    type=Existing("a file of messages", directory=False),
+    help="Read this file; can be repeated.",
+)
 @click.option(
     "-K", "--key-separator", metavar="TEXT", help="A line's key ends here (\\t, \\x01 are understood)."
 )

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from tidemill.model.errors import TidemillError
+from tidemill.model.faults import fault_of
 
 if TYPE_CHECKING:
     from tidemill.client.chunks import ConsumerRecord
@@ -17,6 +18,7 @@ RECORD_FIELDS = (
     *("topic", "partition", "offset", "timestamp", "timestamp_type"),
 )
 HEADER_FIELDS = ("key", "value", "value_base64")
+LONG_MAX = 2**63 - 1
 HEADERS_TEXT = 'headers are a list of objects, as [{"key": "k", "value": "v"}]'
 
 
@@ -86,7 +88,7 @@ def from_json(line: bytes, *, keep_place: bool = False) -> InputRecord:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as problem:
-        raise BadInput(f"no JSON: {problem}") from None
+        raise BadInput(f"no JSON: {fault_of(problem)}") from None
     if not isinstance(found, dict):
         raise BadInput('a JSON record is an object, as {"key": "k", "value": "v"}')
     _refuse_others(found, RECORD_FIELDS, "a record")
@@ -99,6 +101,8 @@ def from_json(line: bytes, *, keep_place: bool = False) -> InputRecord:
         if not isinstance(header, dict) or not isinstance(header.get("key"), str):
             raise BadInput(HEADERS_TEXT)
         _refuse_others(header, HEADER_FIELDS, "a header")
+        if not _is_text(header["key"]):
+            raise BadInput(f"the name of the header {header['key']!r} has half of a character in it")
         _need_value(header, f"the header {header['key']!r} needs a value, which may be null")
         headers.append((header["key"], _bytes_of(header, "value")))
     return InputRecord(
@@ -141,12 +145,21 @@ def _bytes_of(found: dict[str, Any], name: str) -> bytes | None:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
+def _is_text(text: str) -> bool:
+    """Whether ``text`` can be UTF-8, which names of headers are."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _whole(found: dict[str, Any], name: str) -> int | None:
     value = found.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise BadInput(f"{name} is {value!r}: a whole number is needed")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LONG_MAX:
+        raise BadInput(f"{name} is {value!r}: a whole number of at most 64 bits is needed")
     return value
 
 

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.cli import suggest
-from tidemill.cli.options import Target, Whole, pairs, target_options, topic_settings_option
+from tidemill.cli.options import (
+    INT_MAX,
+    SHORT_MAX,
+    Target,
+    Whole,
+    pairs,
+    target_options,
+    topic_settings_option,
+)
 from tidemill.cli.output import (
     bytes_text,
     count_text,
@@ -50,8 +58,10 @@ Examples:
   tidemill topic create orders -p 6 --set retention.ms=-1 --set compression.type=zstd""",
 )
 @click.argument("names", nargs=-1, required=True)
-@click.option("-p", "--partitions", type=Whole(min=1), help="Partitions.  [the broker's num.partitions]")
-@click.option("-r", "--replication-factor", type=Whole(min=1), help="Replicas.  [the broker's default]")
+@click.option("-p", "--partitions", type=Whole(1, INT_MAX), help="Partitions.  [the broker's num.partitions]")
+@click.option(
+    "-r", "--replication-factor", type=Whole(1, SHORT_MAX), help="Replicas.  [the broker's default]"
+)
 @topic_settings_option
 @click.option("--if-not-exists", is_flag=True, help="A topic that is there already is fine.")
 @click.option("--dry-run", is_flag=True, help="Check, and create nothing.")
@@ -337,7 +347,7 @@ Examples:
   tidemill topic alter orders --partitions 12""",
 )
 @click.argument("name", shell_complete=suggest.topics)
-@click.option("-p", "--partitions", type=Whole(min=1), help="Grow to so many; they cannot shrink.")
+@click.option("-p", "--partitions", type=Whole(1, INT_MAX), help="Grow to so many; they cannot shrink.")
 @topic_settings_option
 @click.option(
     "-u",

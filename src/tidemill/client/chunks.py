@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tidemill.client.fetching import Answer, next_offset
+from tidemill.model.errors import KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
 from tidemill.records.builder import ABORT_MARKER
@@ -113,6 +114,7 @@ class Chunk:
 
     def _next_batch(self, some: bool) -> bool:
         """Unpacks the next batch that applications see; False at the end, or to give out ``some`` first."""
+        batch: Batch | Entry | None = None
         try:
             if self._batches is None:
                 self._batches = iter_stored(self._answer.records())
@@ -130,12 +132,24 @@ class Chunk:
             if not self._records:
                 self.next_offset = self._batch_end
             return True
-        except Exception:
+        except Exception as problem:
             if some:
                 # The next call meets the same batch again: the position stands right before it.
                 self.exhausted = True
                 return False
+            if isinstance(problem, KafkaError):
+                problem.args = (self._placed(str(problem), batch),)
             raise
+
+    def _placed(self, text: str, batch: Batch | Entry | None) -> str:
+        """``text`` with the place that it speaks of, and from where one can go on."""
+        if batch is None:
+            return f"{self.item} cannot be read from offset {self.next_offset} on: {text}"
+        first = batch.offset if isinstance(batch, Entry) else batch.base_offset
+        return (
+            f"{self.item} cannot be read at offsets {first} to {batch.last_offset}: {text}; what is "
+            f"behind that is read from offset {batch.next_offset} on"
+        )
 
     def _is_wanted(self, batch: Batch | Entry) -> bool:
         """Whether applications see the batch: neither a marker nor part of an aborted transaction."""

@@ -113,7 +113,7 @@ def parse_address(text: str) -> tuple[str, int]:
     rest = text.split("://", 1)[-1]
     host, _, port = rest.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or host[0] == "[" or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
         raise ConfigError(f"bootstrap.servers has {text!r}, which is no host:port (IPv6 as [address]:port)")
     return host, int(port)
 
@@ -385,6 +385,7 @@ def _find(name: str, whose: str) -> Key | None:
     if key is None and name not in IDLE_CLIENT_KEYS:
         near = difflib.get_close_matches(name, [*KEYS, *ALIASES], 1, 0.5)
         hint = f"; did you mean {near[0]}?" if near else ""
+        whose = "client" if whose == COMMON else whose
         raise ConfigError(f"{name} is no key of a {whose}{hint}")
     return key
 

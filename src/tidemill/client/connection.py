@@ -23,6 +23,7 @@ from tidemill.client.config import ClientConfig
 from tidemill.client.errors import BrokerUnreachable, ClientClosed, ClientError, RequestTimeout, error_for
 from tidemill.model.configs.listeners import join_address
 from tidemill.model.errors import ErrorCode, ProtocolError
+from tidemill.model.faults import fault_of
 from tidemill.wire.apis import API, ApiKey
 from tidemill.wire.header import decode_response, encode_request
 from tidemill.wire.messages.api_versions import ApiVersionsRequest
@@ -148,8 +149,8 @@ class Connection:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except OSError as problem:
             raise BrokerUnreachable(
-                f"the name of broker {self.address} cannot be resolved: {problem}; check bootstrap.servers "
-                "and the broker's advertised.listeners",
+                f"the name of broker {self.address} cannot be resolved: {fault_of(problem)}; check "
+                "bootstrap.servers and the broker's advertised.listeners",
                 broker=self.address,
             ) from problem
         reason: OSError | None = None

@@ -45,7 +45,7 @@ NEXT_STEP: dict[ErrorCode, str] = {
     "write with enable.idempotence=false (-X of the command) and no headers; look up by time from v1 on",
     ErrorCode.INVALID_TIMESTAMP: "correct the timestamp, or change "
     "message.timestamp.{before,after}.max.ms of the topic",
-    ErrorCode.INVALID_RECORD: "a compacted topic needs a key in every message",
+    ErrorCode.INVALID_RECORD: "correct the messages and send them again",
     ErrorCode.KAFKA_STORAGE_ERROR: "look at the broker's disk and log",
     ErrorCode.THROTTLING_QUOTA_EXCEEDED: "slow down; a quota of the cluster is used up",
     ErrorCode.TOPIC_DELETION_DISABLED: "set delete.topic.enable=true on the brokers",

@@ -380,8 +380,9 @@ class Sender:
                 detail = entry.error_message
                 if entry.record_errors:
                     first = entry.record_errors[0]
-                    why = first.batch_index_error_message
-                    detail = f"{detail or ''} record {first.batch_index}: {why}".strip()
+                    why = f"record {first.batch_index}: {first.batch_index_error_message}"
+                    if why not in (detail or ""):
+                        detail = f"{detail or ''} {why}".strip()
                 refused = error_for(
                     entry.error_code,
                     f"produce to {batch.queue.topic}-{batch.queue.partition}",

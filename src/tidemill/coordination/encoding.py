@@ -10,6 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tidemill.coordination.port import StoreError
+from tidemill.model.faults import fault_of
+
+
+def _told(reason: object) -> str:
+    return fault_of(reason) if isinstance(reason, BaseException) else str(reason)
 
 
 class NodeFormatError(StoreError):
@@ -18,7 +23,7 @@ class NodeFormatError(StoreError):
     def __init__(self, path: str, data: bytes, reason: object) -> None:
         shown = data[:200].decode("utf-8", "replace")
         super().__init__(
-            f"{path} holds {shown!r}, which cannot be read: {reason}. Correct or remove the node."
+            f"{path} holds {shown!r}, which cannot be read: {_told(reason)}. Correct or remove the node."
         )
 
 

@@ -30,6 +30,7 @@ from tidemill.coordination.nodes import (
 from tidemill.coordination.port import parent_of
 from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry, TopicEntry
 from tidemill.model.errors import ConfigError, StorageError
+from tidemill.model.faults import fault_of
 from tidemill.model.types import ZERO_ID
 
 READ_BELOW: Final = (TOPICS, "/config", DELETE_TOPICS, "/kafka-acl", "/delegation_token/tokens")
@@ -42,15 +43,19 @@ Nodes = dict[str, bytes]
 
 def read_file(path: str) -> Nodes:
     """The nodes of a file. Raises ConfigError when it is none such."""
-    with open(path, "rb") as file:
-        data = file.read(FILE_BYTES_MAX + 1)
     try:
+        with open(path, "rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
             raise ValueError(f"it has more than {FILE_BYTES_MAX} bytes")
         value = json.loads(data)
+        if not isinstance(value, dict):
+            raise ValueError("it is JSON of another kind")
         return {str(node): str(text).encode() for node, text in value.items()}
-    except (ValueError, AttributeError) as problem:
-        raise ConfigError(f"{path} is no JSON object of ZooKeeper paths and their data: {problem}") from None
+    except (OSError, ValueError, RecursionError) as problem:
+        raise ConfigError(
+            f"{path} is no JSON object of ZooKeeper paths and their data: {fault_of(problem)}"
+        ) from None
 
 
 def read_zookeeper(address: str) -> Nodes:
@@ -82,7 +87,7 @@ def connected(address: str) -> Iterator[tuple[Any, str]]:
         client = KazooClient(hosts=hosts, timeout=CONNECT_S, logger=quiet)
     except ValueError as problem:
         raise ConfigError(
-            f"{address} is no address of ZooKeeper ({problem}): HOST:PORT,.../CHROOT is one"
+            f"{address} is no address of ZooKeeper ({fault_of(problem)}): HOST:PORT,.../CHROOT is one"
         ) from None
     try:
         client.start(timeout=CONNECT_S)

@@ -35,6 +35,7 @@ from typing import Final
 
 from tidemill.log.errors import storage_error
 from tidemill.model.errors import StorageError
+from tidemill.model.faults import fault_of
 from tidemill.model.ports import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 
@@ -81,7 +82,7 @@ def parse_checkpoint(data: bytes, fields: int, path: str) -> list[list[str]]:
         for entry in entries:
             complete = complete and len(entry) == fields and int(entry[-1]) >= -1 and int(entry[-2]) >= -1
     except (ValueError, IndexError) as problem:
-        raise CheckpointDamaged(f"{path} is no checkpoint file: {problem}") from None
+        raise CheckpointDamaged(f"{path} is no checkpoint file: {fault_of(problem)}") from None
     if not complete:
         raise CheckpointDamaged(
             f"{path} does not have the {count} entries of {fields} fields that it announces"
@@ -173,7 +174,7 @@ def read_partition_metadata(files: Files, path: str) -> bytes:
             )
         return decode_id(values["topic_id"].strip())
     except (ValueError, KeyError, binascii.Error) as problem:
-        raise CheckpointDamaged(f"{path} is no partition.metadata file: {problem}") from None
+        raise CheckpointDamaged(f"{path} is no partition.metadata file: {fault_of(problem)}") from None
 
 
 def write_partition_metadata(files: Files, path: str, topic_id: bytes) -> None:

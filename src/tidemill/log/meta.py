@@ -24,6 +24,7 @@ from typing import Final
 
 from tidemill.log.checkpoints import encode_id
 from tidemill.model.errors import ConfigError
+from tidemill.model.faults import fault_of
 from tidemill.model.ports import Files
 
 VERSION: Final = "1"
@@ -104,7 +105,7 @@ def read_meta(files: Files, path: str) -> DirectoryMeta | None:
         )
     except (ValueError, KeyError) as problem:
         raise ConfigError(
-            f"{path} makes no sense ({problem}): restore it, or start with an empty data directory"
+            f"{path} makes no sense ({fault_of(problem)}): restore it, or start with an empty data directory"
         ) from None
 
 

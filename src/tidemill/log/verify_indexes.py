@@ -48,9 +48,8 @@ class _Entries:
         self.row = None if self.off else next(self.rows, None)
         self.slot += 1
         if self.row is not None and not self.grows(before, self.row):
-            self.check.damage(
-                self.path, f"entry {self.slot} {self.row} does not follow {before}; a start makes it anew"
-            )
+            wrong = "cannot be the first" if before is None else f"does not follow {before}"
+            self.check.damage(self.path, f"entry {self.slot} {self.row} {wrong}; a start makes it anew")
             self.off = True
             self.row = None
 

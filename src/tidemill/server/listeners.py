@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 from tidemill.broker.context import ANONYMOUS, DEFAULT_TENANT, Listener, Peer
 from tidemill.model.errors import ConfigError, TidemillError
+from tidemill.model.faults import fault_of
 from tidemill.net.connection import Connection, FrameHandler
 from tidemill.net.memory import Memory
 from tidemill.server.addresses import Addresses
@@ -77,7 +78,7 @@ def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[obje
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as problem:
-        raise ConfigError(f"listeners: the host {host!r} cannot be resolved: {problem}") from None
+        raise ConfigError(f"listeners: the host {host!r} cannot be resolved: {fault_of(problem)}") from None
     return [(socket.AddressFamily(family), address) for family, _, _, _, address in found]
 
 

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.configs.listeners import join_address
 from tidemill.model.errors import ConfigError, TidemillError
+from tidemill.model.faults import fault_of
 from tidemill.server import logging as log_lines
 from tidemill.server.announce import announce, tell_ready
 
@@ -225,6 +226,12 @@ async def _run(config: BrokerConfig, start: Start, signals: Signals, stopping: a
     return 0
 
 
+def _bind_fault(problem: OSError) -> str:
+    """Why an address cannot be bound: asyncio says it with the address once more."""
+    number = problem.errno or 0
+    return os.strerror(number).lower() if number > 0 else fault_of(problem)
+
+
 async def _start_metrics(config: BrokerConfig, server: Server, stopping: asyncio.Event) -> Any:
     port = config.int("tidemill.metrics.port")
     if port < 0:
@@ -244,7 +251,7 @@ async def _start_metrics(config: BrokerConfig, server: Server, stopping: asyncio
     except OSError as problem:
         raise ConfigError(
             f"tidemill.metrics.port={port}: {join_address(host, port)} cannot be bound: "
-            f"{problem.strerror or problem}; choose another with --set tidemill.metrics.port=PORT"
+            f"{_bind_fault(problem)}; choose another with --set tidemill.metrics.port=PORT"
         ) from None
     return endpoint
 

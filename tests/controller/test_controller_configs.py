@@ -12,6 +12,7 @@ from tidemill.controller.configs import (
     plan_topic_config,
     replacement,
 )
+from tidemill.controller.topics import check_settings
 from tidemill.coordination.image import ClusterImage, PartitionImage, TopicImage
 from tidemill.coordination.port import Create, SetData
 from tidemill.model.configs import TOPIC_KEYS, BrokerConfig
@@ -41,6 +42,34 @@ def test_settings_are_set_and_reset() -> None:
     )
     assert after == {"retention.ms": "2"}
     assert before == {"retention.ms": "1", "segment.bytes": "1048576"}
+
+
+def test_settings_that_let_no_message_in_are_refused_together() -> None:
+    old, zstd = ("message.format.version", "0.10.2"), ("compression.type", "zstd")
+    for first, second in ((old, zstd), (zstd, old)):
+        with pytest.raises(KafkaError, match="do not go together: messages of that format") as told:
+            topic_change(dict([first]), Alteration(second[0], SET, second[1]))
+        assert told.value.code == ErrorCode.INVALID_CONFIG
+    with pytest.raises(KafkaError, match="do not go together"):
+        check_settings(dict([old, zstd]))
+    both = dict([old, zstd])
+    assert topic_change(both, Alteration("compression.type", SET, "gzip")) == {
+        **both,
+        "compression.type": "gzip",
+    }
+    assert topic_change(both, Alteration("message.format.version", DELETE, None)) == dict([zstd])
+    with_new = {"message.format.version": "0.11.0"}
+    assert topic_change(with_new, Alteration(zstd[0], SET, zstd[1])) == {
+        **with_new,
+        "compression.type": "zstd",
+    }
+
+
+def test_what_comes_twice_in_a_list_counts_once() -> None:
+    config = BrokerConfig.of().topic_config(
+        topic_change({}, Alteration("cleanup.policy", SET, "delete,delete"))
+    )
+    assert config.rendered("cleanup.policy") == "delete"
 
 
 def test_lists_are_edited_from_the_value_that_holds() -> None:

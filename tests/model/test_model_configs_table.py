@@ -147,6 +147,7 @@ def test_a_topic_key_and_its_broker_synonym_agree_in_type_and_default() -> None:
         ("log.cleaner.io.max.bytes.per.second", "1e6", 1e6),
         ("auto.create.topics.enable", "TRUE", True),
         ("log.cleanup.policy", "compact, delete", ("compact", "delete")),
+        ("log.cleanup.policy", "delete,delete,compact,delete", ("delete", "compact")),
         ("log.dirs", "/a,,/b ", ("/a", "/b")),
         ("log.dirs", "", ()),
         ("compression.gzip.level", "-1", -1),

@@ -21,6 +21,7 @@ from tidemill.model.configs import (
     Config,
     Key,
     check_broker_settings,
+    check_settings_together,
     check_topic_settings,
 )
 from tidemill.model.configs.keys import LIST
@@ -144,6 +145,8 @@ def plan_topic_config(
         result, touched = altered(topic.config, config.topic_config(topic.config), TOPIC_KEYS, alterations)
     try:
         check_topic_settings(touched)
+        if touched:
+            check_settings_together(result)
     except ConfigError as error:
         raise KafkaError(str(error), ErrorCode.INVALID_CONFIG) from None
     changed = TopicImage(topic.name, topic.topic_id, topic.partitions, result, topic.node_version, True)

@@ -9,6 +9,7 @@ from tidemill.model.configs.tables import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS
 from tidemill.model.configs.topic import (
     TopicConfig,
     check_broker_settings,
+    check_settings_together,
     check_topic_settings,
     topic_synonyms,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "TopicConfig",
     "Value",
     "check_broker_settings",
+    "check_settings_together",
     "check_topic_settings",
     "topic_synonyms",
 ]

@@ -126,7 +126,9 @@ class Key:
                 if not is_replica_list(members):
                     raise self._bad(text)
                 return members
-            return tuple(self._check_choice(text, member) for member in members if member)
+            chosen = tuple(self._check_choice(text, member) for member in members if member)
+            # As Kafka since 4.2: what comes twice in a list of choices counts once.
+            return tuple(dict.fromkeys(chosen)) if self.allowed else chosen
         return self._check_choice(text, text)
 
     def render(self, value: Value) -> str | None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tidemill.model.errors import ConfigError
-from tidemill.model.faults import fault_of
 
 _WHITE = " \t\f"
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
@@ -48,6 +47,8 @@ def read_properties(path: str) -> list[Property]:
         with open(path, "rb") as file:
             data = file.read()
     except OSError as problem:
+        from tidemill.model.faults import fault_of
+
         raise ConfigError(f"{path}: the configuration cannot be read: {fault_of(problem)}") from None
     try:
         text = data.decode("utf-8-sig")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from tidemill.model.configs.formats import magic_of
 from tidemill.model.configs.keys import CLUSTER_WIDE, READ_ONLY, Value
 from tidemill.model.configs.tables import BROKER_KEYS, BROKER_SYNONYMS, TOPIC_KEYS, TOPIC_SYNONYMS
 from tidemill.model.configs.values import DEFAULT, DYNAMIC_TOPIC, Config, Synonym
@@ -12,6 +13,10 @@ from tidemill.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from tidemill.model.configs.broker import BrokerConfig
+
+
+ZSTD_MAGIC_MIN = 2
+"""The message format in which zstd exists."""
 
 
 class TopicConfig(Config):
@@ -79,6 +84,20 @@ def check_topic_settings(settings: Mapping[str, str | None]) -> None:
         if text is None:
             raise ConfigError(f"{name} has no value: allowed is {key.allowed_text()}")
         key.parse(text)
+    check_settings_together(settings)
+
+
+def check_settings_together(settings: Mapping[str, str | None]) -> None:
+    """Raises ConfigError when a topic could store no message with all of these settings, each good by itself.
+
+    Apache Kafka takes such a topic, and refuses whatever is sent to it.
+    """
+    version = settings.get("message.format.version")
+    if version and settings.get("compression.type") == "zstd" and magic_of(version) < ZSTD_MAGIC_MIN:
+        raise ConfigError(
+            f"message.format.version={version} and compression.type=zstd do not go together: messages of "
+            "that format cannot be compressed with zstd; use gzip, snappy or lz4, or a format from 0.11.0 on"
+        )
 
 
 def check_broker_settings(settings: Mapping[str, str | None], *, all_brokers: bool) -> None:

@@ -355,6 +355,21 @@ def test_a_batch_that_is_sent_again_does_not_wait_behind_later_ones() -> None:
     staged(test)
 
 
+def test_every_partition_that_cannot_be_made_is_named() -> None:
+    async def test(stage: Stage) -> None:
+        for number in (1, 3, *range(10, 40)):
+            stage.logs.create(TopicPartition("t", number), b"o" * 16, LogConfig(), 0)
+        states = [PartitionState(at, NODE, 0, (NODE,), (NODE,)) for at in range(40)]
+        with pytest.raises(StorageError) as told:
+            stage.replicas.put_topic("t", b"n" * 16, False, states, LogConfig())
+        named = ", ".join(map(str, (1, 3, *range(10, 28))))
+        assert str(told.value).startswith(f"partitions {named} and 12 more of t have no log here; 1: /disk/")
+        assert stage.partition("t", 2).failed == ""
+        assert "another id" in stage.partition("t", 39).failed
+
+    staged(test)
+
+
 def test_a_topic_that_is_deleted_takes_no_directory_of_another_with_it() -> None:
     async def test(stage: Stage) -> None:
         key = TopicPartition("t", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 
@@ -57,3 +58,19 @@ def is_disk_broken(problem: KafkaError) -> bool:
 def may_pass(problem: StorageError) -> bool:
     """Whether the process was short of something (descriptors, memory) and the disk is not at fault."""
     return problem.number in _PASSING
+
+
+PARTITIONS_NAMED_MAX = 20
+"""Of more partitions that cannot be had the rest is counted."""
+
+
+def failure_of(topic: str, failures: Mapping[int, StorageError]) -> StorageError:
+    """One error for all partitions of a topic that have no log here: which, and why the first has none."""
+    first = failures[min(failures)]
+    if len(failures) == 1:
+        return first
+    named = ", ".join(map(str, sorted(failures)[:PARTITIONS_NAMED_MAX]))
+    more = f" and {len(failures) - PARTITIONS_NAMED_MAX} more" if len(failures) > PARTITIONS_NAMED_MAX else ""
+    error = type(first)(f"partitions {named}{more} of {topic} have no log here; {min(failures)}: {first}")
+    error.number = first.number
+    return error

@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from typing import NamedTuple
 
 from tidemill.log.config import LogConfig
-from tidemill.log.errors import DiskFull, is_disk_broken, may_pass
+from tidemill.log.errors import DiskFull, failure_of, is_disk_broken, may_pass
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
 from tidemill.log.names import partition_directory
@@ -136,7 +136,7 @@ class ReplicaManager(PartitionEvents):
             entry = TopicEntry(name, topic_id, internal)
         count = max((state.partition for state in states), default=-1) + 1
         entry.partitions.extend([None] * (count - len(entry.partitions)))
-        failure: StorageError | None = None
+        failures: dict[int, StorageError] = {}
         for state in states:
             if self.node_id not in state.replicas:
                 continue
@@ -145,14 +145,14 @@ class ReplicaManager(PartitionEvents):
                 try:
                     partition = self._make(entry, state.partition, config)
                 except StorageError as problem:
-                    failure = failure or problem
+                    failures[state.partition] = problem
                     partition = self._offline(entry, state.partition, config, problem)
                 entry.partitions[state.partition] = partition
             self._become(partition, state)
         self.topics.put(entry)
         self.reconfigure(name, config)
-        if failure is not None:
-            raise failure
+        if failures:
+            raise failure_of(name, failures)
 
     def _make(self, entry: TopicEntry, index: int, config: LogConfig) -> Partition:
         key = TopicPartition(entry.name, index)

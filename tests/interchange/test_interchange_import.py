@@ -434,7 +434,7 @@ def test_what_an_open_transaction_wrote_is_committed_or_holds_readers_back(tmp_p
     with Broker(CONFIG, data_dir=as_it_is) as broker:
         seen = see(broker.bootstrap)
         everything = see(broker.bootstrap, isolation="read_uncommitted")
-    assert f"bought-0: the transaction that producer 90 began at offset {end} is open" in broker.log
+    assert f"bought-0: 1 transactions are open, the first since offset {end} (producer 90)" in broker.log
     assert everything.records["bought", 0][-1][3] == b"perhaps"
     assert seen.records["bought", 0][-1][0] < end
     # Aborted transactions are left out, though nothing but the log tells of them.

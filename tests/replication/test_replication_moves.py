@@ -93,6 +93,14 @@ class Stage:
             while tasks := list(self.mover._tasks):
                 await asyncio.wait(tasks)
 
+    async def full(self) -> None:
+        """Waits until a directory has no room."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                if self.replicas.full_disks.since:
+                    return
+                await asyncio.sleep(0.001)
+
     async def stop(self) -> None:
         await self.replicas.stop()
         self.pool.shutdown()
@@ -250,6 +258,56 @@ def test_a_destination_that_fails_leaves_the_partition_where_it_is() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("operation", "path"),
+    [
+        ("append", f"{B}/t-0"),
+        ("sync", f"{B}/t-0"),
+        ("replace", f"{B}/recovery-point"),
+        ("replace", f"{A}/t-0/moved-to"),
+        ("rename", f"{B}/t-0"),
+    ],
+)
+def test_a_move_goes_on_when_there_is_room_again(operation: str, path: str) -> None:
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.mover.full_again_s = 0.01
+        stage.append(80)
+        stage.mover.begin(KEY, B)
+        stage.files.fail(operation, path, errno.ENOSPC, times=1 << 30)
+        await stage.full()
+        assert list(stage.replicas.full_disks.since) == [path[: len(B)]]
+        stage.append()
+        assert stage.log.directory == f"{A}/t-0"
+        assert MOVED_TO not in stage.files.list(f"{A}/t-0")
+        # Another move has its turn meanwhile.
+        assert not stage.mover._places.locked()
+        stage.files.heal()
+        await stage.moved()
+        check_whole(stage, B, 81)
+        await stage.stop()
+        assert start_warnings(stage.files) == []
+
+    asyncio.run(run())
+
+
+def test_a_move_without_room_can_be_called_off(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.mover.full_again_s = 0.01
+        stage.append(80)
+        stage.mover.begin(KEY, B)
+        stage.files.fail("append", f"{B}/t-0", errno.ENOSPC, times=1 << 30)
+        await stage.full()
+        stage.mover.begin(KEY, C)
+        await stage.moved()
+        check_whole(stage, C, 80)
+        await stage.stop()
+
+    asyncio.run(run())
+    assert f"the move of {KEY} waits for room: cannot write {B}/t-0." in caplog.text
+
+
 def test_aborted_and_open_transactions_move_along() -> None:
     async def run() -> None:
         stage = Stage(FaultyFiles())
@@ -292,7 +350,8 @@ def test_aborted_and_open_transactions_move_along() -> None:
         assert told()[::2] == before[::2]
         assert b"".join(told()[1].values()) == b"".join(before[1].values())
         await stage.stop()
-        assert start_warnings(stage.files) == []
+        (warning,) = start_warnings(stage.files)
+        assert warning.startswith("t-0: 40 transactions are open, the first since offset 1 (producer 100)")
 
     asyncio.run(run())
 

@@ -69,10 +69,13 @@ def remake(
 
 
 def open_ones(producers: ProducerState) -> list[str]:
-    """A line for every transaction that is open in a partition."""
+    """A line when transactions are open in a partition."""
+    opened = [entry for entry in producers.entries.values() if entry.transaction_first_offset >= 0]
+    if not opened:
+        return []
+    first = min(opened, key=lambda entry: int(entry.transaction_first_offset))
     return [
-        f"{producers.name}: the transaction that producer {entry.producer_id} began at offset "
-        f"{entry.transaction_first_offset} is open: readers of committed records wait there"
-        for entry in producers.entries.values()
-        if entry.transaction_first_offset >= 0
+        f"{producers.name}: {len(opened)} transactions are open, the first since offset "
+        f"{first.transaction_first_offset} (producer {first.producer_id}): readers of committed records wait "
+        "there"
     ]

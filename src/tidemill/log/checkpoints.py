@@ -131,14 +131,14 @@ class CheckpointJob:
             raise storage_error("write", self._path, problem) from problem
 
 
-def write_checkpoints(jobs: Iterable[CheckpointJob]) -> list[str]:
-    """Writes each file; texts about those that could not be. May run in a thread."""
+def write_checkpoints(jobs: Iterable[CheckpointJob]) -> list[StorageError]:
+    """Writes each file; what is wrong with those that could not be. May run in a thread."""
     problems = []
     for job in jobs:
         try:
             job.run()
         except StorageError as problem:
-            problems.append(str(problem))
+            problems.append(problem)
     return problems
 
 

@@ -29,7 +29,9 @@ _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class DiskFull(StorageError):
-    """There is no room for a write. What is stored stays readable, and a later write may succeed."""
+    """There is no room for a write to ``path``. What is stored stays readable, a later write may succeed."""
+
+    path = ""
 
 
 class OffsetOutOfRange(KafkaError):
@@ -44,7 +46,9 @@ def storage_error(doing: str, path: str, problem: OSError) -> StorageError:
     step = _NEXT_STEPS.get(number, "see the kernel's log and the state of the disk")
     text = f"cannot {doing} {path}: {problem.strerror or problem}; {step}"
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(text)
+        full = DiskFull(text)
+        full.path = path
+        return full
     error = StorageError(text)
     error.number = number
     return error

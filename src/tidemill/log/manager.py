@@ -372,13 +372,12 @@ class LogManager(DataDirectories):
             self.files.sync_directory(directory.path)
         except OSError as problem:
             problems.append(str(storage_error("sync", directory.path, problem)))
-        problems += write_checkpoints(
-            [
-                self._high_watermarks_of(directory),
-                self.recovery_points_of(directory),
-                self.start_offsets_of(directory),
-            ]
-        )
+        checkpoints = [
+            self._high_watermarks_of(directory),
+            self.recovery_points_of(directory),
+            self.start_offsets_of(directory),
+        ]
+        problems += map(str, write_checkpoints(checkpoints))
         if not problems:
             path = directory.file(CLEAN_SHUTDOWN)
             try:

@@ -48,6 +48,7 @@ class Move:
         self.future = future
         self.target = target
         self._truncations = int(source.truncations)
+        self._is_distrusted = False
         self.began_anew = False
         """Whether the copy was emptied, so that its recovery point must be written down before more comes."""
 
@@ -65,7 +66,8 @@ class Move:
         """Whether what the copy has may be no part of the partition: that was cut, or lost its beginning."""
         source, future = self.source, self.future
         return bool(
-            source.truncations != self._truncations
+            self._is_distrusted
+            or source.truncations != self._truncations
             or source.start_offset > future.end_offset
             or future.end_offset > source.end_offset
         )
@@ -100,7 +102,12 @@ class Move:
         base = int(segment.base_offset_at(segment.position_of(start)))
         self.future.truncate_fully(base if 0 <= base < start else start, now_ms)
         self._truncations = int(self.source.truncations)
+        self._is_distrusted = False
         self.began_anew = True
+
+    def distrust(self) -> None:
+        """A sync of the copy failed: the system may have dropped what was to be written."""
+        self._is_distrusted = True
 
     def store(self, piece: Slice, now_ms: int) -> int:
         """Copies one piece, in any thread; its bytes. Raises StorageError, CorruptMessage."""
@@ -142,7 +149,11 @@ class Move:
         future.set_config(source.config)
         future.producer_state.transactions.take_ended(source.producer_state.transactions)
         if flush or source.recovery_point > future.recovery_point:
-            future.flush(now_ms)
+            try:
+                future.flush(now_ms)
+            except StorageError:
+                self.distrust()
+                raise
         path = self.target.file(partition_directory(self.key))
         try:
             logs.files.rename(future.directory, path)

@@ -25,7 +25,7 @@ class Checkpoints:
         threads: Executor,
         high_watermarks: Callable[[], dict[TopicPartition, int]],
     ) -> None:
-        self.under_way: set[asyncio.Future[list[str]]] = set()
+        self.under_way: set[asyncio.Future[list[StorageError]]] = set()
         self._logs = logs
         self._loop = loop
         self._threads = threads
@@ -58,10 +58,10 @@ class Checkpoints:
         """As the others, but StorageError is raised: what comes next counts on the files."""
         problems = await self._write(take)
         if problems:
-            raise StorageError("; ".join(problems))
+            raise problems[0]
 
-    async def _write(self, take: Callable[[], list[CheckpointJob]]) -> list[str]:
-        """Takes the offsets here, and writes them in a thread; texts about what could not be written."""
+    async def _write(self, take: Callable[[], list[CheckpointJob]]) -> list[StorageError]:
+        """Takes the offsets here, and writes them in a thread; what is wrong where that could not be done."""
         async with self._writing:
             writing = self._loop.run_in_executor(self._threads, write_checkpoints, take())
             self.under_way.add(writing)

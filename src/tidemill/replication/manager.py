@@ -25,6 +25,7 @@ from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.validate import Limits
 from tidemill.replication.checkpoints import Checkpoints
 from tidemill.replication.fetcher import Follows
+from tidemill.replication.full_disks import FullDisks
 from tidemill.replication.moves import Mover
 from tidemill.replication.partition import Partition, PartitionEvents
 from tidemill.replication.storage import storage_of
@@ -33,9 +34,6 @@ from tidemill.replication.write_back import WriteBack
 
 log = logging.getLogger("tidemill.replication")
 
-FULL_TOLD_S = 10.0
-"""A disk that stays full is told of so often."""
-TOLD_PATHS_MAX = 10_000
 FLUSH_AGAIN_S = 1.0
 """After a sync that could not begin for want of descriptors or memory."""
 UNPACKED_FACTOR = 32
@@ -96,11 +94,14 @@ class ReplicaManager(PartitionEvents):
         """None where no broker follows another."""
         self.lag_ms_max = 30_000
         """``replica.lag.time.max.ms``: who has not caught up for so long is not in sync."""
-        self.full: dict[str, float] = {}
-        """Data directories that had no room for an append lately, and when that was."""
-        self._told: dict[str, float] = {}
+        self.full_disks = FullDisks(logs, clock)
         self._flushes: set[asyncio.Future[None]] = set()
         self._stopping = False
+
+    @property
+    def full(self) -> list[str]:
+        """Data directories that had no room lately."""
+        return list(self.full_disks.since)
 
     def find(self, topic: str, index: int) -> Partition | None:
         """The partition when this broker has it."""
@@ -164,7 +165,13 @@ class ReplicaManager(PartitionEvents):
                 f"{found.directory} holds a topic of this name with another id ({found.topic_id.hex()}, the"
                 f" cluster's is {entry.topic_id.hex()}): move the directory away"
             )
-        return Partition(entry.name, index, found, limits_of(config), self.node_id, self, storage_of(config))
+        partition = Partition(
+            entry.name, index, found, limits_of(config), self.node_id, self, storage_of(config)
+        )
+        # What lies above what was known to be committed may be on no other replica.
+        known = max(self.logs.high_watermarks.get(key, 0), int(found.start_offset))
+        partition.high_watermark = min(known, int(found.end_offset))
+        return partition
 
     def _offline(self, entry: TopicEntry, index: int, config: LogConfig, problem: StorageError) -> Partition:
         """A partition whose log cannot be had: it answers KAFKA_STORAGE_ERROR to whoever asks."""
@@ -350,33 +357,16 @@ class ReplicaManager(PartitionEvents):
     def storage_trouble(self, partition: Partition, error: KafkaError) -> None:
         """Puts the data directory aside when its disk is broken; not from within the request that met it."""
         if isinstance(error, DiskFull):
-            self._tell_full(self.logs.directory_of(partition.log).path, error)
+            self.full_disks.refused(self.logs.directory_of(partition.log).path, error)
         elif isinstance(error, StorageError):
             if is_disk_broken(error):
                 self.loop.call_soon(self._sync_failed, partition.log, error)
             else:
-                self._tell(partition.log.directory, f"{partition.topic}-{partition.index}: {error}")
-
-    def _tell_full(self, path: str, error: DiskFull) -> None:
-        """Logs that a disk is full, every ten seconds as long as appends find it so."""
-        self.full[path] = self.clock.monotonic()
-        self._tell(path, f"produces to {path} are refused: {error}")
-
-    def _tell(self, path: str, text: str) -> None:
-        now = self.clock.monotonic()
-        if now - self._told.get(path, -FULL_TOLD_S) >= FULL_TOLD_S:
-            if len(self._told) >= TOLD_PATHS_MAX:
-                self._told.clear()
-            self._told[path] = now
-            log.error("%s", text)
+                self.full_disks.tell(partition.log.directory, f"{partition.topic}-{partition.index}: {error}")
 
     async def look_after_directories(self) -> None:
         """Forgets disks that were full, and puts data directories aside that somebody removed."""
-        now = self.clock.monotonic()
-        for path, told in list(self.full.items()):
-            if now - told >= 2 * FULL_TOLD_S:
-                del self.full[path]
-                log.info("nothing was refused for want of room in %s lately", path)
+        self.full_disks.forget_old()
         for path in await self.loop.run_in_executor(self.syncers, self.logs.vanished):
             self._put_aside(
                 path,

@@ -2,7 +2,8 @@
 
 So many moves go on at once as there are data directories (``num.replica.alter.log.dirs.threads``), the others
 wait. Copying reads and writes in threads, a piece at a time, within
-``replica.alter.log.dirs.io.max.bytes.per.second`` for all of them together.
+``replica.alter.log.dirs.io.max.bytes.per.second`` for all of them together. A move for which there is no room
+waits, and does not keep others from theirs.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from tidemill.log.errors import DiskFull
 from tidemill.log.moves import Move, begin_move, interrupted_moves, unmark
-from tidemill.model.errors import KafkaError
+from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ PIECE_BYTES: Final = 1024 * 1024
 CATCH_UP_OFFSETS: Final = 64
 """So few missing offsets are copied by the loop itself."""
 RETRY_S: Final = 0.05
+FULL_AGAIN_S: Final = 10.0
+"""After this time a move is tried again for which there was no room."""
 UNLIMITED: Final = 0x7FFFFFFFFFFFFFFF
 
 
@@ -35,6 +39,7 @@ class Mover:
     def __init__(self, replicas: ReplicaManager) -> None:
         self.replicas = replicas
         self.bytes_per_second = UNLIMITED
+        self.full_again_s = FULL_AGAIN_S
         self.moves: dict[TopicPartition, Move] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(max(1, len(replicas.logs.directories)))
@@ -70,8 +75,10 @@ class Mover:
 
     async def _run(self, move: Move) -> None:
         try:
-            async with self._places:
-                await self._copy(move)
+            while True:
+                if await self._try(move):
+                    break
+                await asyncio.sleep(self.full_again_s)
         except KafkaError as problem:
             if move.is_done:
                 left = move.source.directory
@@ -85,6 +92,19 @@ class Mover:
             if self.moves.get(move.key) is move:
                 del self.moves[move.key]
                 move.give_up()
+
+    async def _try(self, move: Move) -> bool:
+        """Moves when it is its turn; False when there was no room, and it is to be tried again."""
+        async with self._places:
+            try:
+                await self._copy(move)
+            except DiskFull as problem:
+                if move.is_done:
+                    raise
+                move.give_up()
+                self.replicas.full_disks.move_waits(move.key, problem)
+                return False
+        return True
 
     async def _copy(self, move: Move) -> None:
         """Copies until the partition has moved, or nothing is to be moved any more."""
@@ -126,7 +146,11 @@ class Mover:
     async def _prepare(self, move: Move) -> None:
         """Brings the copy to the disk, and then the decision."""
         job = move.future.begin_flush()
-        await self._in_thread(job.run)
+        try:
+            await self._in_thread(job.run)
+        except StorageError:
+            move.distrust()
+            raise
         move.future.finish_flush(job, self.replicas.clock.wall_ms())
         await self.replicas.checkpoints.write(move.checkpoints)
         await self._in_thread(move.mark)

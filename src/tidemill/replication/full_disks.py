@@ -1,0 +1,56 @@
+"""What is told of disks that are full or fail now and then: not with every request that meets it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from tidemill.log.directories import DataDirectories
+from tidemill.log.errors import DiskFull
+from tidemill.model.ports import Clock
+from tidemill.model.types import TopicPartition
+
+log = logging.getLogger("tidemill.replication")
+
+FULL_TOLD_S: Final = 10.0
+"""A disk that stays full is told of so often."""
+TOLD_PATHS_MAX: Final = 10_000
+
+
+class FullDisks:
+    """The data directories that had no room lately: :attr:`since` holds when that was, in seconds."""
+
+    def __init__(self, logs: DataDirectories, clock: Clock) -> None:
+        self.since: dict[str, float] = {}
+        self._logs = logs
+        self._clock = clock
+        self._told: dict[str, float] = {}
+
+    def refused(self, path: str, problem: DiskFull) -> None:
+        """Appends to the data directory at ``path`` found no room."""
+        self.since[path] = self._clock.monotonic()
+        self.tell(path, f"produces to {path} are refused: {problem}")
+
+    def move_waits(self, key: TopicPartition, problem: DiskFull) -> None:
+        """A move found no room; it will be tried again."""
+        for directory in self._logs.directories:
+            if problem.path.startswith(f"{directory.path}/"):
+                self.since[directory.path] = self._clock.monotonic()
+        self.tell(f"the move of {key}", f"the move of {key} waits for room: {problem}")
+
+    def tell(self, about: str, text: str) -> None:
+        """Logs ``text``, unless something was told about the same a moment ago."""
+        now = self._clock.monotonic()
+        if now - self._told.get(about, -FULL_TOLD_S) >= FULL_TOLD_S:
+            if len(self._told) >= TOLD_PATHS_MAX:
+                self._told.clear()
+            self._told[about] = now
+            log.error("%s", text)
+
+    def forget_old(self) -> None:
+        """Forgets directories of which nobody was refused lately."""
+        now = self._clock.monotonic()
+        for path, last in list(self.since.items()):
+            if now - last >= 2 * FULL_TOLD_S:
+                del self.since[path]
+                log.info("nothing was refused for want of room in %s lately", path)

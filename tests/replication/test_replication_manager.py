@@ -415,3 +415,29 @@ def test_a_full_disk_is_told_of_once_in_a_while(caplog: pytest.LogCaptureFixture
         assert list(stage.replicas.full) == ["/disk/a"]
 
     staged(test)
+
+
+def test_what_was_not_known_to_be_committed_is_not_so_after_a_restart_either() -> None:
+    files = FaultyFiles()
+    together = [PartitionState(0, NODE, 0, (NODE, 2), (NODE, 2), 0)]
+
+    async def before(stage: Stage) -> None:
+        stage.replicas.put_topic("t", bytes([1]) * 16, False, together, LogConfig())
+        partition = stage.partition("t")
+        partition.append([made()], 1, 0)
+        partition.append([made()], 1, 0)
+        partition.fetched_by(2, 1, 0, 0)
+        assert partition.high_watermark == 1
+        await stage.replicas.checkpoints.high_watermarks()
+
+    async def after(stage: Stage) -> None:
+        stage.replicas.put_topic("t", bytes([1]) * 16, False, together, LogConfig())
+        partition = stage.partition("t")
+        assert (partition.high_watermark, partition.log.end_offset) == (1, 2)
+        alone = [PartitionState(0, NODE, 1, (NODE, 2), (NODE,), 1)]
+        stage.replicas.put_topic("t", bytes([1]) * 16, False, alone, LogConfig())
+        assert partition.high_watermark == 2
+
+    staged(before, files)
+    files.kill()
+    staged(after, files)

@@ -245,6 +245,8 @@ class FetchSession:
 
     def settle(self, parts: list[FetchPart]) -> None:
         """Leaves those of ``parts`` alone of which the client knows everything, until something happens."""
+        if self.ended:
+            return
         for part in parts:
             if part.session is self and part.is_told(self._replica_id, self._isolation):
                 part.hang(self._replica_id)
@@ -252,12 +254,12 @@ class FetchSession:
                 self.news.pop(part, None)
 
     def end(self) -> None:
-        """Lets go of its partitions, once nobody waits for them any more."""
+        """Lets go of its partitions, once nobody waits for them any more. Who did is still answered."""
         self.ended = True
         if self.parked:
             return
         for part in self.parts.values():
-            self._drop(part)
+            part.leave()
 
     def changed(self, parts: list[FetchPart]) -> list[FetchPart]:
         """Those that the client must be told of; they go to the end of the order when they had data."""

@@ -14,9 +14,9 @@ import pytest
 
 from tidemill.broker import conversion
 from tidemill.broker.conversion import Budget, Conversions, Process
-from tidemill.broker.conversion_process import perform, result_of
+from tidemill.broker.conversion_process import WINDOW_BYTES, perform, result_of
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
-from tidemill.records.batch import GZIP
+from tidemill.records.batch import GZIP, NONE
 from tidemill.records.builder import build_batch
 from tidemill.records.convert import KEEP_CODEC, down
 from tidemill.records.message_set import build_message_set
@@ -70,6 +70,31 @@ def test_a_process_answers_as_the_function_does(conversions: Conversions) -> Non
     assert ask(conversions, data) == expected(data)
     assert ask(conversions, data) == expected(data)
     assert (conversions.started, conversions.jobs, len(conversions.processes)) == (1, 2, 1)
+
+
+def test_what_does_not_fit_into_the_window_goes_too(conversions: Conversions) -> None:
+    sizes = []
+    for count, records in ((300, 50), (3, 50), (1, 8500), (3, 50)):
+        data = batches(count, records, NONE)
+        made = expected(data)
+        assert ask(conversions, data) == made
+        sizes.append((len(data) > WINDOW_BYTES, len(made[0]) > WINDOW_BYTES))
+    assert sizes == [(True, True), (False, False), (False, True), (False, False)]
+    assert conversions.started == 1
+
+
+def test_a_window_that_the_system_has_no_memory_for_is_an_error_of_the_job(
+    conversions: Conversions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sorted(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else []
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda descriptor, data: len(data) - 1)
+        with pytest.raises(KafkaError, match="could not be started") as told:
+            ask(conversions, batches())
+    assert told.value.code == ErrorCode.UNKNOWN_SERVER_ERROR
+    if before:
+        assert sorted(os.listdir("/proc/self/fd")) == before
+    assert ask(conversions, batches()) == expected(batches())
 
 
 def test_what_is_wrong_with_records_comes_as_the_error_that_it_is(conversions: Conversions) -> None:

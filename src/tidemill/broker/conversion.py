@@ -15,10 +15,11 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tidemill.broker.conversion_process import answer_of, receive, result_of, send
+from tidemill.broker.conversion_process import Channel, answer_of, open_window, result_of
 from tidemill.model.counters import TimeHistogram
 from tidemill.model.errors import ErrorCode, KafkaError
 
@@ -30,6 +31,8 @@ BYTES_MAX = 64 * 1024 * 1024
 JOB_S_MAX = 120.0
 """A process that takes longer is taken for stuck."""
 IDLE_S = 60.0
+KEPT_MAX = 8
+"""Replies after which what follows is kept, for the fetches that come next."""
 PROGRAM = "from tidemill.broker.conversion_process import main; main()"
 
 
@@ -45,36 +48,40 @@ class Process:
         import subprocess
 
         ours, theirs = socket.socketpair()
-        try:
-            with theirs:
+        with contextlib.ExitStack() as opened, theirs:
+            opened.callback(ours.close)
+            window = open_window()
+            try:
+                self.channel = Channel(ours, window)
+                opened.callback(self.channel.close)
                 # In a session of its own, so that a Ctrl-C at the terminal leaves it to finish its job.
                 self.process = subprocess.Popen(
-                    [sys.executable, "-c", PROGRAM],
+                    [sys.executable, "-c", PROGRAM, str(window)],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     start_new_session=True,
+                    pass_fds=(window,),
                 )
-        except BaseException:
-            ours.close()
-            raise
-        self.connection = ours
+            finally:
+                os.close(window)
+            opened.pop_all()
         self.limit(JOB_S_MAX)
         self.idle_since = time.monotonic()
 
     def call(self, job: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """The process's answer. Raises OSError and EOFError when it died or is stuck."""
-        send(self.connection, (job, *arguments[1:]), arguments[0])
-        return answer_of(*receive(self.connection))
+        self.channel.send((job, *arguments[1:]), arguments[0])
+        return answer_of(*self.channel.receive())
 
     def limit(self, seconds: float) -> None:
         """How long it may be silent. The system keeps count, so that whole answers are waited for in it."""
         value = struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            self.connection.setsockopt(socket.SOL_SOCKET, option, value)
+            self.channel.connection.setsockopt(socket.SOL_SOCKET, option, value)
 
     def close(self) -> None:
         """Ends the process."""
-        self.connection.close()
+        self.channel.close()
         with contextlib.suppress(OSError):
             self.process.kill()
         self.process.wait()
@@ -117,6 +124,7 @@ class Conversions:
         self._executor: ThreadPoolExecutor | None = None
         self._idle: list[Process] = []
         self._all: set[Process] = set()
+        self._kept: dict[Hashable, Any] = {}
         self._lock = threading.Lock()
 
     @property
@@ -171,10 +179,25 @@ class Conversions:
         with self._lock:
             self.times[api].note(seconds)
 
+    def keep(self, key: Hashable, what: Any) -> None:
+        """Keeps converted records that are likely to be asked for next; those kept longest go."""
+        with self._lock:
+            self._kept.pop(key, None)
+            self._kept[key] = what
+            while len(self._kept) > KEPT_MAX:
+                del self._kept[next(iter(self._kept))]
+
+    def take_kept(self, key: Hashable) -> Any:
+        """What was kept under the key, which is kept no longer; None when there is nothing."""
+        with self._lock:
+            return self._kept.pop(key, None)
+
     def reap(self, idle_s: float = IDLE_S) -> None:
-        """Ends processes that had nothing to do for ``idle_s``."""
+        """Ends processes that had nothing to do for ``idle_s``; if those are all, nothing is kept."""
         with self._lock:
             before = time.monotonic() - idle_s
+            if all(one.idle_since <= before for one in self._idle):
+                self._kept.clear()
             ended = [one for one in self._idle if one.idle_since <= before]
             self._idle = [one for one in self._idle if one.idle_since > before]
             self._all.difference_update(ended)
@@ -190,6 +213,7 @@ class Conversions:
             ended = list(self._all)
             self._all.clear()
             self._idle = []
+            self._kept.clear()
         for one in ended:
             with contextlib.suppress(OSError):
                 one.process.kill()

@@ -3,22 +3,28 @@
 It takes jobs from its standard input, a socket, and answers on it, one after the other, until the socket
 ends: so it lives no longer than its broker. Both directions carry::
 
-    size u32 | size u32 | marshal of (name, further arguments) | data           job
-    size u32 | size u32 | marshal of (True, further results) | data             answer
+    size u32 | size u32 | marshal of (name, further arguments)             data     job
+    size u32 | size u32 | marshal of (True, further results)               data     answer
     size u32 | 0 u32    | marshal of (False, code, text, record errors)
 
-``data`` is the first argument and the first result: bytes that are copied no more than they have to be. Only
-bytes, numbers, texts and tuples of them go over it, between processes of the same program; nothing of it is
-kept.
+``data`` is the first argument and the first result: bytes that are copied no more than they have to be. It
+lies in memory that both processes see, the window, which is free again once the other side has copied what
+it holds; data that is larger than it follows on the socket. Only bytes, numbers, texts and tuples of them go
+over both, between processes of the same program; nothing of it is kept.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import marshal
+import mmap
 import os
 import signal
 import socket
 import struct
+import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -30,32 +36,66 @@ from tidemill.records.validate import Limits
 SIZES = struct.Struct("!II")
 NICENESS = 5
 """The event loop goes before: its clients wait for less."""
+WINDOW_BYTES = 1024 * 1024
+"""What old consumers read is converted in smaller pieces, and mostly so is what old producers send."""
 
 
-def send(connection: socket.socket, head: tuple[Any, ...], data: bytes = b"") -> None:
-    """Sends one message. Raises OSError."""
-    packed = marshal.dumps(head)
-    connection.sendall(SIZES.pack(len(packed), len(data)) + packed)
-    if data:
-        connection.sendall(data)
+def open_window() -> int:
+    """The descriptor of memory for two processes. Raises OSError."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("tidemill-conversion")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    try:
+        # Written, since touching memory that a full system cannot give ends a process.
+        if os.write(descriptor, bytes(WINDOW_BYTES)) < WINDOW_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
-def receive(connection: socket.socket) -> tuple[tuple[Any, ...], bytes]:
-    """The next message. EOFError when the other side is gone, OSError."""
-    head_size, data_size = SIZES.unpack(_receive(connection, SIZES.size))
-    head: tuple[Any, ...] = marshal.loads(_receive(connection, head_size))
-    return head, _receive(connection, data_size)
+class Channel:
+    """One end of the way between the two: a socket, and the window behind ``descriptor``."""
 
+    def __init__(self, connection: socket.socket, descriptor: int) -> None:
+        self.connection = connection
+        self.window = mmap.mmap(descriptor, WINDOW_BYTES)
 
-def _receive(connection: socket.socket, size: int) -> bytes:
-    """So many bytes; mostly the system puts all of them where they stay."""
-    data = connection.recv(size, socket.MSG_WAITALL) if size else b""
-    while len(data) < size:
-        more = connection.recv(size - len(data), socket.MSG_WAITALL)
-        if not more:
-            raise EOFError("the other process is gone")
-        data += more
-    return data
+    def send(self, head: tuple[Any, ...], data: bytes = b"") -> None:
+        """Sends one message. Raises OSError."""
+        packed = marshal.dumps(head)
+        fits = len(data) <= WINDOW_BYTES
+        if fits:
+            self.window[: len(data)] = data
+        self.connection.sendall(SIZES.pack(len(packed), len(data)) + packed)
+        if not fits:
+            self.connection.sendall(data)
+
+    def receive(self) -> tuple[tuple[Any, ...], bytes]:
+        """The next message. EOFError when the other side is gone, OSError."""
+        head_size, data_size = SIZES.unpack(self._receive(SIZES.size))
+        head: tuple[Any, ...] = marshal.loads(self._receive(head_size))
+        if data_size <= WINDOW_BYTES:
+            return head, self.window[:data_size]
+        return head, self._receive(data_size)
+
+    def _receive(self, size: int) -> bytes:
+        """So many bytes; mostly the system puts all of them where they stay."""
+        data = self.connection.recv(size, socket.MSG_WAITALL) if size else b""
+        while len(data) < size:
+            more = self.connection.recv(size - len(data), socket.MSG_WAITALL)
+            if not more:
+                raise EOFError("the other process is gone")
+            data += more
+        return data
+
+    def close(self) -> None:
+        """Ends this end."""
+        self.connection.close()
+        self.window.close()
 
 
 def down_job(data: bytes, magic: int, first_offset: int, bytes_max: int) -> tuple[bytes, int, int, int]:
@@ -125,19 +165,19 @@ def result_of(answer: tuple[Any, ...]) -> Any:
 
 
 def main() -> None:
-    """Works until the socket at standard input ends."""
+    """Works until the socket at standard input ends; the argument is the window's descriptor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
-    with socket.socket(fileno=0) as connection:
+    with contextlib.closing(Channel(socket.socket(fileno=0), int(sys.argv[1]))) as channel:
         while True:
             try:
-                (job, *arguments), data = receive(connection)
+                (job, *arguments), data = channel.receive()
                 answer = perform(job, (data, *arguments))
                 if answer[0]:
                     made, *further = answer[1]
-                    send(connection, (True, *further), made)
+                    channel.send((True, *further), made)
                 else:
-                    send(connection, answer)
+                    channel.send(answer)
             except (EOFError, OSError):
                 return
 

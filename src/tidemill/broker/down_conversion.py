@@ -2,7 +2,8 @@
 
 What needs no conversion goes as it is, by ``sendfile``. Of the rest, the first batches of each partition are
 converted before the reply's head is written, as it holds the sizes; what follows is converted in pieces
-while the reply is being sent. So a slow reader costs one piece of memory, whatever it asked for.
+while the reply is being sent. So a slow reader costs few pieces of memory, whatever it asked for. What comes
+after a reply is converted while the reader is busy with that one: mostly the next fetch asks for it.
 
 A partition's size in the reply is then that of the stored bytes, or that of the first piece when this is
 larger. Where the converted records end earlier, the rest is the beginning of a message that would be longer
@@ -34,7 +35,7 @@ from tidemill.model.ports import File
 from tidemill.net.sending import FileRange
 from tidemill.records.batch import GZIP, LENGTH, LOG_OVERHEAD, MAGIC, NONE, RECORDS
 from tidemill.records.compression import unpacked_bytes_bound
-from tidemill.records.convert import down
+from tidemill.records.convert import down, whole_entries
 
 SOURCE_BYTES = 256 * 1024
 """Stored bytes that are read for one conversion; a larger batch is read whole."""
@@ -42,6 +43,8 @@ LARGE_BATCH_FACTOR = 3
 """A larger one is converted in one go, where that makes it at most so many times as large."""
 PIECE_BYTES = 256 * 1024
 """Converted bytes of a reply that are held at a time."""
+AHEAD_BYTES = PIECE_BYTES + PIECE_BYTES // 2
+"""With more ready than these, no piece is converted ahead."""
 FIRST_BYTES = 512 * 1024
 """Converted bytes of all partitions that a reply begins with, but for one batch of each."""
 FIRST_BYTES_MAX = 16 * 1024 * 1024
@@ -63,7 +66,8 @@ class DownRange(File):
     """A range of a log as old consumers read it: a file that comes into being while it is sent.
 
     Whoever sends it reads it ahead in :attr:`executor`'s threads (:meth:`read_at`), piece by piece. While one
-    is sent, the next is converted: so much is ready at most.
+    is sent, the next is converted: so much is ready at most. Only those threads add to the end of what is
+    held (:attr:`_held_to`), and only the one that sends takes away from its beginning (:attr:`_held_at`).
     """
 
     def __init__(
@@ -72,23 +76,50 @@ class DownRange(File):
         self.conversions = conversions
         self.executor = conversions.executor
         self.file = found.file
-        self.next = int(found.position)
+        self.begins_at = int(found.position)
+        self.next = self.begins_at
         self.end = int(found.position + found.size)
         self.stored = int(found.size)
         self.magic = magic
         self.first_offset = first_offset
         self.partition = part.partition
+        self.leader_epoch = -1 if part.partition is None else int(part.partition.leader_epoch)
         self.count = 0
         """Bytes of the whole, once :meth:`begin` was called."""
         self.seconds = 0.0
-        self._held = b""
+        self._chunks: list[bytes] = []
+        """What is converted and held, each of whole entries: from :attr:`_held_at` to :attr:`_held_to`."""
         self._held_at = 0
-        self._ready = b""
-        """What follows it."""
+        self._held_to = 0
         self._lock = threading.Lock()
         self._is_done = False
+        self._is_cut = False
+        """Whether it ends with the beginning of a message that there is not."""
+        self._is_going_ahead = False
 
-    def needs_conversion(self) -> bool:
+    @property
+    def held(self) -> int:
+        """Bytes that are converted and held."""
+        return self._held_to - self._held_at
+
+    def begin(self, bytes_max: int) -> bool:
+        """Converts the first batches, up to ``bytes_max`` but one, and decides how large the whole is.
+
+        False where no batch of the range is of a format that the reader does not know. Raises
+        UNSUPPORTED_VERSION where the topic's records are not converted, and UNSUPPORTED_COMPRESSION_TYPE
+        where the first batch is of zstd.
+        """
+        with self._lock:
+            if not self._go_on_from_kept():
+                if not self._needs_conversion():
+                    return False
+                self._check_may_convert()
+                self._hold(self._convert(bytes_max))
+            self.count = self.held if self._is_done else max(self.stored, self.held)
+        self._go_ahead(0)
+        return True
+
+    def _needs_conversion(self) -> bool:
         """Whether any batch of the range is of a format that the reader does not know.
 
         The first may be cut: the reader's limit does not know it. It is converted whole then.
@@ -104,61 +135,111 @@ class DownRange(File):
                 return True
         return False
 
-    def begin(self, bytes_max: int) -> None:
-        """Converts the first batches, up to ``bytes_max`` but one, and decides how large the whole is.
+    def _check_may_convert(self) -> None:
+        partition = self.partition
+        if partition is not None and not partition.log.config.message_downconversion_enable:
+            raise KafkaError("records of this topic are not converted", ErrorCode.UNSUPPORTED_VERSION)
 
-        Raises UNSUPPORTED_COMPRESSION_TYPE where the first batch is of zstd.
-        """
-        with self._lock:
-            self._held = self._convert(bytes_max)
-            converted = len(self._held)
-            self.count = converted if self._is_done else max(self.stored, converted)
-        self._go_ahead()
+    # -- what is held
+
+    def _hold(self, chunk: bytes) -> None:
+        if chunk:
+            self._chunks.append(chunk)
+            self._held_to += len(chunk)
 
     def is_cached(self, position: int, count: int) -> bool:
-        """Whether that part was converted."""
-        return self._held_at <= position and position + count <= self._held_at + len(self._held)
+        """Whether the beginning of that part was converted."""
+        return self._held_at <= position < self._held_to
 
     def read_at(self, position: int, count: int) -> bytes:
-        """Converts on until the part is there, and forgets what lies before it. Runs in a thread."""
+        """Converts on until the part is there; its beginning. Runs in a thread."""
         with self._lock:
-            if position > self._held_at:
-                self._held = self._held[position - self._held_at :]
-                self._held_at = position
-            self._held += self._ready
-            self._ready = b""
-            while not self._is_done and len(self._held) < count:
-                self._held += self._convert(PIECE_BYTES)
-            missing = count - len(self._held)
+            while not self._is_done and self._held_to < position + count:
+                self._hold(self._convert(PIECE_BYTES))
+            missing = position + count - self._held_to
             if missing > 0:
-                left = self.count - self._held_at - len(self._held)
-                cut = CUT_MESSAGE.pack(-1, max(left + 1, RECORDS))
-                self._held += cut[:missing].ljust(missing, b"\0")
-            data = self._held[:count]
-        self._go_ahead()
-        return data
+                self._is_cut = True
+                cut = CUT_MESSAGE.pack(-1, max(self.count - self._held_to + 1, RECORDS))
+                self._hold(cut[:missing].ljust(missing, b"\0"))
+        chunk, begin = self._chunk_at(position)
+        return chunk[begin : begin + count]
 
-    def _go_ahead(self) -> None:
-        """Lets the next piece be converted, unless the broker stops."""
-        if not self._is_done:
-            with contextlib.suppress(RuntimeError):
-                self.executor.submit(self._prepare)
+    def send_to(self, descriptor: int, position: int, count: int) -> int:
+        """Sends converted bytes from there on. BlockingIOError when the socket takes none."""
+        while self._held_at + len(self._chunks[0]) <= position:
+            self._held_at += len(self._chunks.pop(0))
+        self._go_ahead(position)
+        chunk, begin = self._chunk_at(position)
+        with memoryview(chunk) as view:
+            sent = os.write(descriptor, view[begin : begin + count])
+        if position + sent == self.count:
+            self._keep()
+        return sent
+
+    def _chunk_at(self, position: int) -> tuple[bytes, int]:
+        """The held bytes that hold ``position``, and where in them it is."""
+        begin = position - self._held_at
+        for chunk in self._chunks:
+            if begin < len(chunk):
+                return chunk, begin
+            begin -= len(chunk)
+        raise ValueError(f"byte {position} of a converted range is not held")
+
+    def _go_ahead(self, position: int) -> None:
+        """Lets the next piece be converted when little follows ``position``, unless the broker stops."""
+        if self._is_done or self._is_going_ahead or self._held_to - position > AHEAD_BYTES:
+            return
+        self._is_going_ahead = True
+        with contextlib.suppress(RuntimeError):
+            self.executor.submit(self._prepare)
 
     def _prepare(self) -> None:
         """Converts the next piece. What goes wrong goes wrong again when it is read."""
-        with self._lock, contextlib.suppress(KafkaError, OSError):
-            if not self._is_done and not self._ready and self._has_left():
-                self._ready = self._convert(PIECE_BYTES)
+        try:
+            with self._lock, contextlib.suppress(KafkaError, OSError):
+                if not self._is_done:
+                    self._hold(self._convert(PIECE_BYTES))
+        finally:
+            self._is_going_ahead = False
 
-    def _has_left(self) -> bool:
-        """Whether the reply has room for more than is held."""
-        return self._held_at + len(self._held) < self.count
+    # -- what follows the range
 
-    def send_to(self, descriptor: int, position: int, count: int) -> int:
-        """Sends what was converted of that part. BlockingIOError when the socket takes none."""
-        begin = position - self._held_at
-        with memoryview(self._held) as view:
-            return os.write(descriptor, view[begin : begin + count])
+    def _keep(self) -> None:
+        """Keeps what was converted beyond the end of the reply, and goes on, for the next fetch."""
+        if self.partition is None or self._is_cut:
+            return
+        chunk, begin = self._chunk_at(self.count - 1)
+        whole, next_offset = whole_entries(chunk, begin + 1)
+        self._chunks[0] = chunk[whole:]
+        self._held_at += whole
+        if next_offset < 0 or self.held > AHEAD_BYTES + PIECE_BYTES or (self._is_done and not self.held):
+            return
+        self.conversions.keep((self.partition, self.magic, next_offset), self)
+        self._go_ahead(self._held_at)
+
+    def _go_on_from_kept(self) -> bool:
+        """Takes over what the reply before went on to convert."""
+        before = self.conversions.take_kept((self.partition, self.magic, self.first_offset))
+        if before is None:
+            return False
+        with before._lock:
+            before._is_done = True
+            if (
+                before.file is not self.file
+                or before.leader_epoch != self.leader_epoch
+                or not self.begins_at <= before.next <= self.end
+                or not before.held
+            ):
+                return False
+            self._check_may_convert()
+            self._chunks = [one for one in before._chunks if one]
+            self._held_to = before.held
+            self.next = before.next
+            self.first_offset = before.first_offset
+            self._is_done = self.next >= self.end
+            return True
+
+    # -- the conversion
 
     def _convert(self, bytes_max: int) -> bytes:
         """The next records converted, one at least. Nothing more to convert, or zstd, is the end."""
@@ -179,7 +260,7 @@ class DownRange(File):
             if self.partition is not None:
                 self.partition.fetch_conversions += count
         except KafkaError as error:
-            is_first = not self._held and not self._held_at
+            is_first = not self.held and not self._held_at
             if error.code != ErrorCode.UNSUPPORTED_COMPRESSION_TYPE or is_first:
                 raise
             self._is_done = True
@@ -263,7 +344,7 @@ class DownConversion:
                 made = await self.begin(part, found, magic, share)
                 if made is not None:
                     seconds += made.seconds
-                    held += len(made._held)
+                    held += made.held
             if seconds:
                 self.conversions.note("Fetch", seconds)
             if connection.closed:
@@ -277,20 +358,12 @@ class DownConversion:
         """Puts the converted range of one partition in the place of the stored one, where that is needed."""
         made = DownRange(self.conversions, found, magic, int(part.offset), part)
         try:
-            if not await self.loop.run_in_executor(self.conversions.executor, made.needs_conversion):
+            if not await self.loop.run_in_executor(self.conversions.executor, made.begin, share):
                 return None
-            part.slice = None
-            partition = part.partition
-            if partition is not None and not partition.log.config.message_downconversion_enable:
-                part.fail(ErrorCode.UNSUPPORTED_VERSION)
-                return None
-            await self.loop.run_in_executor(self.conversions.executor, made.begin, share)
         except KafkaError as error:
-            part.slice = None
             part.fail(error.code)
             return None
-        if made.count > 0:
-            part.slice = Slice(made, 0, made.count, False)
+        part.slice = Slice(made, 0, made.count, False) if made.count > 0 else None
         return made
 
     def in_pieces(self, reply: list[Any]) -> list[Any]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from librt.strings import read_i64_be
 from mypy_extensions import i64
 
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
@@ -41,7 +42,7 @@ from tidemill.records.batch import (
 from tidemill.records.builder import BatchBuilder, assemble
 from tidemill.records.checked_set import CheckedSet, check_size
 from tidemill.records.compression import compress, unpacked_bytes_bound
-from tidemill.records.cursor import APPEND_TIME, BatchCursor, EntryCursor, RecordCursor
+from tidemill.records.cursor import APPEND_TIME, BatchCursor, EntryCursor, RecordCursor, framed_size
 from tidemill.records.legacy import (
     ENTRY_BYTES_MIN_V0,
     ENTRY_BYTES_MIN_V1,
@@ -349,6 +350,22 @@ def down(
         position += size
         size = whole_batch_size(data, position, end)
     return Converted(work.out.getvalue(), work.next_offset, position, work.out.count)
+
+
+def whole_entries(data: bytes, end: i64) -> tuple[i64, i64]:
+    """How many bytes of the entries in ``data`` a reader can use that gets no more than ``end`` of them.
+
+    And the offset that it asks for next; -1 when not one entry is whole. Raises CorruptMessage.
+    """
+    position: i64 = 0
+    next_offset: i64 = -1
+    while position < end:
+        size: i64 = framed_size(data, position, len(data))
+        if size > end - position:
+            break
+        next_offset = read_i64_be(data, position) + 1
+        position += size
+    return position, next_offset
 
 
 class _Down:

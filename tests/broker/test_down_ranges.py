@@ -1,0 +1,228 @@
+"""What old consumers read of a log in one reply after the other, and what is converted ahead of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidemill.broker import down_conversion
+from tidemill.broker.conversion import KEPT_MAX, Conversions
+from tidemill.broker.down_conversion import AHEAD_BYTES, PIECE_BYTES, DownRange
+from tidemill.broker.fetch_sessions import FetchPart
+from tidemill.log.files import SystemFiles
+from tidemill.log.scan import BatchScan
+from tidemill.log.segment import Slice
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.records.batch import GZIP, LZ4, NONE
+from tidemill.records.builder import build_batch
+from tidemill.records.convert import down, whole_entries
+from tidemill.records.cursor import EntryCursor
+from tidemill.records.legacy import parse_entry
+
+MAGIC = 1
+Found = list[tuple[int, bytes | None, bytes | None]]
+
+
+@pytest.fixture
+def conversions() -> Iterator[Conversions]:
+    made = Conversions(1)
+    yield made
+    made.close()
+
+
+class Replica:
+    """What a range asks of a partition."""
+
+    def __init__(self) -> None:
+        self.leader_epoch = 3
+        self.fetch_conversions = 0
+        self.log = SimpleNamespace(config=SimpleNamespace(message_downconversion_enable=True))
+
+
+class Stage:
+    """A log of batches, and the fetches of one consumer after the other."""
+
+    def __init__(self, conversions: Conversions, path: Path, batches: list[bytes]) -> None:
+        path.write_bytes(b"".join(batches))
+        self.conversions = conversions
+        self.file: Any = SystemFiles().open(str(path), read_only=True)
+        self.size = path.stat().st_size
+        self.partition: Any = Replica()
+
+    def found(self, offset: int, stored_max: int) -> Slice:
+        """What a fetch finds of the log."""
+        scan = BatchScan(self.file, 0, self.size)
+        while scan.step() and scan.last_offset < offset:
+            pass
+        position = int(scan.position)
+        return Slice(self.file, position, min(stored_max, self.size - position), False)
+
+    def range(self, offset: int, stored_max: int) -> DownRange:
+        made = DownRange(self.conversions, self.found(offset, stored_max), MAGIC, offset, FetchPart(b"t", 0))
+        made.partition = self.partition
+        made.leader_epoch = self.partition.leader_epoch
+        return made
+
+    def reply(self, offset: int, stored_max: int) -> bytes:
+        """All bytes of one reply, as they are sent."""
+        made = self.range(offset, stored_max)
+        assert made.begin(down_conversion.FIRST_BYTES)
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        received = b""
+        try:
+            while len(received) < made.count:
+                count = min(PIECE_BYTES, made.count - len(received))
+                if not made.is_cached(len(received), count):
+                    assert made.read_at(len(received), count)
+                sent = made.send_to(writing, len(received), min(count, 4096))
+                received += os.read(reading, sent)
+                assert made.held <= 2 * AHEAD_BYTES + PIECE_BYTES
+        finally:
+            os.close(reading)
+            os.close(writing)
+        return received
+
+    def settle(self) -> None:
+        """Returns when nothing is being converted."""
+        self.conversions.executor.submit(int).result(60)
+
+
+def read_whole(data: bytes, offset: int) -> Found:
+    """The whole messages from ``offset`` on."""
+    found: Found = []
+    position = 0
+    while position + 12 <= len(data):
+        size = 12 + int.from_bytes(data[position + 8 : position + 12], "big")
+        if position + size > len(data):
+            break
+        cursor = EntryCursor(parse_entry(data, position, len(data)))
+        while cursor.step():
+            if cursor.offset >= offset:
+                found.append((int(cursor.offset), cursor.key, cursor.value))
+        position += size
+    return found
+
+
+def batches(count: int, records: int, codec: int, size: int = 90) -> list[bytes]:
+    made = []
+    for first in range(0, count * records, records):
+        rows = [(1000 + n, b"%d" % n, (b"%d" % n) * (size // 6), None) for n in range(first, first + records)]
+        made.append(build_batch(rows, codec, base_offset=first))
+    return made
+
+
+def converted(log: list[bytes]) -> Found:
+    data = b"".join(log)
+    return read_whole(down(data, 0, len(data), MAGIC, 0, 1 << 30).data, 0)
+
+
+@pytest.mark.parametrize(("codec", "records"), [(NONE, 700), (NONE, 1), (GZIP, 700), (LZ4, 300)])
+@pytest.mark.parametrize("waits", [True, False])
+def test_replies_in_a_row_hold_every_record_once(
+    conversions: Conversions, tmp_path: Path, codec: int, records: int, waits: bool
+) -> None:
+    log = batches(max(14_000 // records, 1) if records > 1 else 5000, records, codec)
+    stage = Stage(conversions, tmp_path / "log", log)
+    wanted = converted(log)
+    found: Found = []
+    taken = 0
+    while len(found) < len(wanted):
+        offset = found[-1][0] + 1 if found else 0
+        taken += (stage.partition, MAGIC, offset) in conversions._kept
+        more = read_whole(stage.reply(offset, 300_000), offset)
+        assert more
+        found += more
+        if waits:
+            stage.settle()
+    assert found == wanted
+    if codec == NONE and records > 1:
+        # Others are not larger when they are converted: a reply has room for all that its range holds.
+        assert taken >= 1
+
+
+def first_reply(stage: Stage, log: list[bytes]) -> int:
+    """Has one reply sent, after which the next was begun; the offset that it begins with."""
+    found = read_whole(stage.reply(0, 300_000), 0)
+    assert found == converted(log)[: len(found)]
+    stage.settle()
+    offset = found[-1][0] + 1
+    assert list(stage.conversions._kept) == [(stage.partition, MAGIC, offset)]
+    return offset
+
+
+def test_what_was_converted_ahead_is_what_the_next_reply_begins_with(
+    conversions: Conversions, tmp_path: Path
+) -> None:
+    log = batches(20, 700, NONE)
+    stage = Stage(conversions, tmp_path / "log", log)
+    offset = first_reply(stage, log)
+    kept: Any = conversions._kept[stage.partition, MAGIC, offset]
+    ahead = b"".join(kept._chunks)
+    assert ahead
+    assert stage.reply(offset, 300_000).startswith(ahead)
+
+
+@pytest.mark.parametrize("what", ["epoch", "file", "range"])
+def test_what_was_converted_of_another_log_is_not_taken(
+    conversions: Conversions, tmp_path: Path, what: str
+) -> None:
+    log = batches(20, 700, NONE)
+    stage = Stage(conversions, tmp_path / "log", log)
+    offset = first_reply(stage, log)
+    other = [build_batch([(1, b"other", b"%d" % n, None)], base_offset=n) for n in range(offset, offset + 50)]
+    stored_max = 300_000
+    if what == "epoch":
+        stage.partition.leader_epoch += 1
+    elif what == "file":
+        stage.file = Stage(conversions, tmp_path / "new", other).file
+        stage.size = sum(map(len, other))
+    else:
+        stored_max = 100
+    made = stage.range(offset, stored_max)
+    kept: Any = conversions._kept[stage.partition, MAGIC, offset]
+    ahead = kept._chunks
+    assert made.begin(PIECE_BYTES)
+    assert not conversions._kept
+    assert all(one is not two for one in made._chunks for two in ahead)
+    wanted = converted(other if what == "file" else log)
+    begun = read_whole(b"".join(made._chunks), offset)
+    assert begun == [row for row in wanted if row[0] >= offset][: len(begun)]
+
+
+def test_a_topic_that_converts_no_longer_serves_nothing_that_was_converted(
+    conversions: Conversions, tmp_path: Path
+) -> None:
+    log = batches(20, 700, NONE)
+    stage = Stage(conversions, tmp_path / "log", log)
+    offset = first_reply(stage, log)
+    stage.partition.log.config.message_downconversion_enable = False
+    with pytest.raises(KafkaError) as told:
+        stage.range(offset, 300_000).begin(PIECE_BYTES)
+    assert told.value.code == ErrorCode.UNSUPPORTED_VERSION
+
+
+def test_little_is_kept_and_not_for_long(conversions: Conversions) -> None:
+    for number in range(3 * KEPT_MAX):
+        conversions.keep(number, number)
+    assert conversions.take_kept(0) is None
+    assert conversions.take_kept(3 * KEPT_MAX - 1) == 3 * KEPT_MAX - 1
+    assert conversions.take_kept(3 * KEPT_MAX - 1) is None
+    assert len(conversions._kept) == KEPT_MAX - 1
+    conversions.reap(-1.0)
+    assert conversions.take_kept(3 * KEPT_MAX - 2) is None
+
+
+def test_whole_entries_end_before_one_that_is_cut() -> None:
+    log = b"".join(batches(1, 3, NONE))
+    data = down(log, 0, len(log), MAGIC, 0, 1 << 20).data
+    size = int(parse_entry(data, 0, len(data)).size)
+    assert whole_entries(data, size - 1) == (0, -1)
+    assert whole_entries(data, size) == (size, 1)
+    assert whole_entries(data, size + 1) == (size, 1)
+    assert whole_entries(data, len(data)) == (len(data), 3)

@@ -12,6 +12,23 @@ from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.describe_log_dirs import DescribeLogDirsRequest
 
 
+def test_a_partition_whose_log_cannot_be_had_is_in_no_directory() -> None:
+    def partition(index: int, failed: str) -> Any:
+        log = SimpleNamespace(size_bytes=10, end_offset=5)
+        return SimpleNamespace(topic="t", index=index, log=log, high_watermark=5, failed=failed)
+
+    there = DataDirectory("/there")
+    broker: Any = SimpleNamespace(
+        files=GoneFiles(),
+        partitions=SimpleNamespace(all=lambda: [partition(0, ""), partition(1, "no room to make it")]),
+        logs=SimpleNamespace(directories=[there], working=[there], directory_of=lambda log: there),
+    )
+    context: Any = SimpleNamespace(internal_name=str, external_name=str)
+    (result,) = handle(broker, context, DescribeLogDirsRequest(topics=None)).results
+    (topic,) = result.topics
+    assert [one.partition_index for one in topic.partitions] == [0]
+
+
 class GoneFiles:
     """A file system of which one mount is gone."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from tidemill.log.flush import FlushJob
 from tidemill.log.manager import LogManager
 from tidemill.log.moves import begin_move
 from tidemill.log.names import CLEAN_SHUTDOWN
+from tidemill.log.open_files import OPEN_FILES
 from tidemill.model.errors import ConfigError, ErrorCode, KafkaError, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
@@ -159,12 +161,28 @@ def test_a_deleted_partition_is_renamed_at_once_and_removed_later(
     assert manager.create(key, TOPIC_ID, LogConfig(), NOW).end_offset == 0
 
 
-def test_a_failed_directory_takes_only_its_own_partitions_offline(tmp_path: Path) -> None:
+def open_names() -> list[str]:
+    """What this process has open."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(str(entry.readlink()))
+    return found
+
+
+def test_a_failed_directory_takes_only_its_own_partitions_offline(
+    tmp_path: Path, batch: Callable[..., Batch]
+) -> None:
     manager = opened(tmp_path / "a", tmp_path / "b")
     for partition in range(4):
-        manager.create(TopicPartition("t", partition), TOPIC_ID, LogConfig(), NOW)
+        manager.create(TopicPartition("t", partition), TOPIC_ID, LogConfig(), NOW).append([batch()], 0, NOW)
+    lost = list(manager.directories[0].logs.values())
+    held = len(OPEN_FILES)
     gone = manager.fail_directory(str(tmp_path / "a"), "Input/output error")
     assert len(gone) == 2
+    assert [log.closed for log in lost] == [True, True]
+    assert len(OPEN_FILES) < held
+    assert not [name for name in open_names() if name.startswith(str(tmp_path / "a" / "t-"))]
     assert sorted([*gone, *manager.logs]) == [TopicPartition("t", partition) for partition in range(4)]
     assert manager.create(TopicPartition("u", 0), TOPIC_ID, LogConfig(), NOW).directory.startswith(
         str(tmp_path / "b")

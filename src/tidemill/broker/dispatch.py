@@ -138,7 +138,7 @@ class Dispatch:
         # What is converted while it is sent has threads of its own, so that it does not hold up the disk's.
         threads = getattr(part.file, "executor", self.readers)
         future = self.loop.run_in_executor(threads, _touch, part.file, part.position, count)
-        future.add_done_callback(lambda done: _resume(connection, done))
+        future.add_done_callback(lambda done: _resume(connection, part, done))
 
 
 def _touch(file: Any, position: int, count: int) -> None:
@@ -150,11 +150,11 @@ def _touch(file: Any, position: int, count: int) -> None:
         position += read
 
 
-def _resume(connection: Connection, done: asyncio.Future[None]) -> None:
+def _resume(connection: Connection, part: FileRange, done: asyncio.Future[None]) -> None:
     if done.cancelled():
         return
     problem = done.exception()
     if problem is not None:
-        connection.close(f"reading ahead failed: {problem}")
+        connection.read_failed(part, problem)
     else:
         connection.resume_send()

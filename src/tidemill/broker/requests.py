@@ -15,8 +15,11 @@ from mypy_extensions import i16, i64
 from tidemill.broker import fetch_codec, produce_codec
 from tidemill.broker.fetch import FetchPath
 from tidemill.broker.produce import ProducePath
+from tidemill.log.errors import storage_error
+from tidemill.log.names import parse_partition_directory
 from tidemill.model.counters import TimeHistogram
 from tidemill.model.errors import ProtocolError
+from tidemill.model.ports import File
 from tidemill.net.connection import Connection, FrameHandler, Stopwatch
 from tidemill.net.sending import FileRange
 from tidemill.wire.primitives import skip_tag_section
@@ -134,6 +137,17 @@ class Requests(FrameHandler):
     def on_crash(self, connection: Connection, problem: BaseException) -> None:
         """A handler raised what it should not have."""
         self.cold.on_crash(connection, problem)
+
+    def on_read_failed(self, connection: Connection, file: File, problem: BaseException) -> None:
+        """A log could not be read while it was sent: its partition is told, as by every read that fails."""
+        path: str = getattr(file, "path", "")
+        key = parse_partition_directory(path.rpartition("/")[0].rpartition("/")[2])
+        if key is None or not isinstance(problem, OSError):
+            return
+        partition = self.fetches.topics.find(key.topic, key.partition)
+        # It may be one of the same name that was made anew, elsewhere.
+        if partition is not None and path.startswith(f"{partition.log.directory}/"):
+            partition.events.storage_trouble(partition, storage_error("read", path, problem))
 
     def read_ahead(self, connection: Connection, part: FileRange, count: i64) -> None:
         """Brings a range into memory in a thread."""

@@ -7,6 +7,7 @@ is the operator's mistake and ends the start.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -89,9 +90,12 @@ class DataDirectories:
             gone = list(directory.logs)
             for key in gone:
                 self.logs.pop(key, None)
-            directory.logs.clear()
-            for log in directory.arriving.values():
+            for log in (*directory.logs.values(), *directory.arriving.values()):
                 log.closed = True
+                # What is being sent or synced just now holds its file by itself.
+                with contextlib.suppress(OSError, StorageError):
+                    log.release()
+            directory.logs.clear()
             directory.arriving.clear()
             return gone
         return []

@@ -16,6 +16,7 @@ dropped, and its frames handed on all the same.
 
 from __future__ import annotations
 
+import errno
 from time import perf_counter
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from librt.strings import read_i32_be
 from mypy_extensions import i64, mypyc_attr
 
 from tidemill.model.errors import ProtocolError
+from tidemill.model.ports import File
 from tidemill.net.memory import FREE_BYTES, RECEIVE_BYTES, UNBOUNDED, Memory
 from tidemill.net.sending import FileRange, Sender
 
@@ -34,6 +36,10 @@ OUT_PARTS_MAX: Final = 4096
 """The same bound for ranges of files, which hold their segments open."""
 REPLIES_MAX: Final = 64
 """Requests of one connection that may wait for their replies together."""
+
+
+FILE_ERRORS: Final = frozenset({errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO})
+"""What ``sendfile`` answers because of the file, and never because of the socket."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -59,8 +65,14 @@ class FrameHandler:
         raise NotImplementedError
 
     def read_ahead(self, connection: Connection, part: FileRange, count: i64) -> None:
-        """Brings ``count`` bytes of ``part`` into memory in a thread; then ``connection.resume_send()``."""
+        """Brings ``count`` bytes of ``part`` into memory in a thread; then ``connection.resume_send()``.
+
+        When they cannot be read: ``connection.read_failed(part, problem)``.
+        """
         raise NotImplementedError
+
+    def on_read_failed(self, connection: Connection, file: File, problem: BaseException) -> None:
+        """``file`` could not be read, with OSError or whatever else it raised."""
 
 
 class Stopwatch:
@@ -400,7 +412,11 @@ class Connection(Sender):
                 self.handler.on_end(self)
             return
         except OSError as problem:
-            self.close(f"send failed: {problem}")
+            part = self._out[self._out_head]
+            if isinstance(part, FileRange) and problem.errno in FILE_ERRORS:
+                self.read_failed(part, problem)
+            else:
+                self.close(f"send failed: {problem}")
             return
         if finished:
             self._out.clear()
@@ -426,6 +442,11 @@ class Connection(Sender):
     def read_ahead(self, part: FileRange, count: i64) -> None:
         """Has the handler do it."""
         self.handler.read_ahead(self, part, count)
+
+    def read_failed(self, part: FileRange, problem: BaseException) -> None:
+        """A file that was to be sent cannot be read: the reply cannot be finished, nor followed by others."""
+        self.handler.on_read_failed(self, part.file, problem)
+        self.close(f"{part.count} bytes of a file could not be sent: {problem}")
 
     # Ending.
 

@@ -37,6 +37,8 @@ def handle(
     for partition in broker.partitions.all():
         if wanted is not None and (partition.topic, partition.index) not in wanted:
             continue
+        if partition.failed:
+            continue  # where its files are nobody knows, or the directory answers with an error
         directory = broker.logs.directory_of(partition.log).path
         topics = by_directory.setdefault(directory, {})
         topics.setdefault(partition.topic, []).append(

@@ -1,0 +1,94 @@
+"""A disk that breaks while a log is being sent from it counts as with every other read."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from paths_bench import Bench, bench_in
+
+from tidemill.broker.dispatch import Dispatch
+from tidemill.model.ports import File
+from tidemill.net.sending import FileRange
+
+
+class BrokenFile(File):
+    """A log file of which nothing more can be read; ``cached`` says whether it claims to be in memory."""
+
+    def __init__(self, path: str, number: int, cached: bool) -> None:
+        self.path = path
+        self.number = number
+        self.cached = cached
+
+    def is_cached(self, position: int, count: int) -> bool:
+        return self.cached
+
+    def send_to(self, descriptor: int, position: int, count: int) -> int:
+        raise OSError(self.number, os.strerror(self.number))
+
+    def read_at(self, position: int, count: int) -> bytes:
+        raise OSError(self.number, os.strerror(self.number))
+
+    def size(self) -> int:
+        return 1 << 20
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with bench_in(tmp_path) as one:
+        yield one
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_an_error_of_the_disk_during_sendfile_puts_the_directory_aside(bench: Bench, number: int) -> None:
+    client = bench.client()
+    client.append(b"a")
+    log = bench.partition().log
+    log.active._file = BrokenFile(log.active.path, number, True)
+    client.fetch(11, {("t", 0): 0})
+    bench.until(client.is_closed)
+    bench.until(lambda: bool(bench.partition().failed))
+    assert os.strerror(number) in bench.logs.directories[0].failure
+    assert log.active.path in bench.logs.directories[0].failure
+    assert log.closed
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.EHOSTUNREACH, errno.ENOTCONN])
+def test_an_error_of_the_socket_does_not(bench: Bench, number: int) -> None:
+    client = bench.client()
+    client.append(b"a")
+    log = bench.partition().log
+    file = log.active._file
+    log.active._file = BrokenFile(log.active.path, number, True)
+    client.fetch(11, {("t", 0): 0})
+    bench.turn(0.05)
+    log.active._file = file
+    assert not bench.partition().failed
+
+
+def test_a_log_of_another_partition_of_that_name_is_not_blamed(bench: Bench) -> None:
+    client = bench.client()
+    client.append(b"a")
+    log = bench.partition().log
+    file = log.active._file
+    log.active._file = BrokenFile(f"/elsewhere/t-0/{Path(log.active.path).name}", errno.EIO, True)
+    client.fetch(11, {("t", 0): 0})
+    bench.until(client.is_closed)
+    log.active._file = file
+    assert not bench.partition().failed
+
+
+def test_an_error_of_the_disk_while_it_is_read_ahead_counts_too(bench: Bench) -> None:
+    client = bench.client()
+    client.append(b"a")
+    log = bench.partition().log
+    part = FileRange(BrokenFile(log.active.path, errno.EIO, False), 0, 100, True)
+    dispatch: Any = SimpleNamespace(loop=bench.loop, readers=bench.pool)
+    Dispatch.read_ahead(dispatch, client.connection, part, 100)
+    bench.until(client.is_closed)
+    bench.until(lambda: bool(bench.partition().failed))

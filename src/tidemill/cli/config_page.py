@@ -13,9 +13,10 @@ HEAD = """\
 This page is made from the table in `src/tidemill/model/configs/` by `tidemill config keys --markdown`;
 change it there.
 
-A broker reads, each going before the next: what was set at run time (AlterConfigs), `--set key=value`, the
-environment (`TIDEMILL_LOG_DIRS` is `log.dirs`; an empty variable counts as not set), the file of `--config`
-(Java's properties syntax; Kafka's `server.properties` works), the default.
+A broker reads, each going before the next: what was set at run time (`tidemill broker alter`, or what else
+sends AlterConfigs; of one broker before that of all), `--set key=value`, the environment
+(`TIDEMILL_LOG_DIRS` is `log.dirs`; an empty variable counts as not set), the file of `--config` (Java's
+properties syntax; Kafka's `server.properties` works), the default.
 `tidemill config check --config FILE` shows what comes of them.
 
 Numbers are plain: bytes, milliseconds. A key that nobody knows is named in a warning with its nearest

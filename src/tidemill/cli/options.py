@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     # Only newer versions of click know what a parameter's type makes.
     FloatType = click.ParamType[float]
     WholeType = click.ParamType[int]
+    TextType = click.ParamType[str]
 else:
-    FloatType = WholeType = click.ParamType
+    FloatType = WholeType = TextType = click.ParamType
 
 CONFIG_FILE_VARIABLE = "TIDEMILL_CONFIG"
 

@@ -40,6 +40,25 @@ def topic_settings(ctx: click.Context, param: click.Parameter, incomplete: str) 
     return [f"{name}=" for name in topic_keys(ctx, param, incomplete)]
 
 
+def brokers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Brokers by their ids, and what stands for all of them."""
+    ids = _asked(ctx, incomplete, lambda admin: [str(b.broker_id) for b in admin.describe_cluster().brokers])
+    return [*ids, *_those(["default"], incomplete)]
+
+
+def run_time_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Keys of a broker that can change while it runs, for ``--unset``."""
+    from tidemill.model.configs import BROKER_KEYS
+    from tidemill.model.configs.keys import READ_ONLY
+
+    return _those((name for name, key in BROKER_KEYS.items() if key.dynamic != READ_ONLY), incomplete)
+
+
+def run_time_settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The same with their equals sign, for ``--set``."""
+    return [f"{name}=" for name in run_time_keys(ctx, param, incomplete)]
+
+
 def broker_settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Keys of a broker with their equals sign, for ``--set``."""
     from tidemill.model.configs import BROKER_KEYS

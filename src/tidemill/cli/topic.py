@@ -127,7 +127,7 @@ Examples:
   tidemill topic list --json | jq -r '.[].name'""",
 )
 @click.option("-a", "--all", "include_internal", is_flag=True, help="Also internal topics.")
-@click.option("--counts", is_flag=True, help="Also how many messages they hold.")
+@click.option("--counts", is_flag=True, help="Also how many offsets they span: messages, at most.")
 @json_option
 @target_options
 def list_(include_internal: bool, counts: bool, as_json: bool, target: Target) -> int:
@@ -157,13 +157,13 @@ def list_(include_internal: bool, counts: bool, as_json: bool, target: Target) -
                     "partitions": topic.partitions,
                     "replication_factor": topic.replication_factor,
                     "internal": topic.internal,
-                    **({"messages": held[topic.name]} if counts else {}),
+                    **({"offsets": held[topic.name]} if counts else {}),
                 }
                 for topic in topics
             ]
         )
         return _tell(failures)
-    columns = ["topic", "partitions", "replicas", *(["messages"] if counts else [])]
+    columns = ["topic", "partitions", "replicas", *(["offsets"] if counts else [])]
     rows = [
         [
             topic.name,
@@ -201,7 +201,11 @@ def _tell(failures: Mapping[TopicPartition, ClientError]) -> int:
 @json_option
 @target_options
 def describe(names: tuple[str, ...], all_configs: bool, as_json: bool, target: Target) -> int:
-    """Show partitions, offsets, sizes and settings of topics. Exit code 1 when one could not be shown."""
+    """Show partitions, offsets, sizes and settings of topics. Exit code 1 when one could not be shown.
+
+    "offsets" is end minus start: as many messages at most, fewer where compaction, transactions or a
+    deletion left holes.
+    """
     from tidemill.client import Admin, ClientError
 
     found = []
@@ -218,7 +222,7 @@ def describe(names: tuple[str, ...], all_configs: bool, as_json: bool, target: T
         print_json(found)
     else:
         for topic in found:
-            _print_topic(topic)
+            _print_topic(topic, all_configs)
     for failure in missing:
         click.echo(f"tidemill: {failure}", err=True)
     return _tell(failures) or (FAILED if missing else 0)
@@ -300,18 +304,19 @@ def _ends(
     return {i: at.offset for i, at in starts.items()}, {i: at.offset for i, at in ends.items()}, failures
 
 
-def _print_topic(topic: dict[str, Any]) -> None:
+def _print_topic(topic: dict[str, Any], with_settings: bool) -> None:
+    """A topic for people, or (tabs) for programs, which get its settings only where they asked for them."""
     terminal = on_terminal()
     partitions = topic["partitions"]
-    messages = sum((p["end_offset"] or 0) - (p["start_offset"] or 0) for p in partitions)
+    offsets = sum((p["end_offset"] or 0) - (p["start_offset"] or 0) for p in partitions)
     size = sum(p["size_bytes"] or 0 for p in partitions)
     if terminal:
         noun = "partition" if len(partitions) == 1 else "partitions"
         click.echo(
             f"{click.style(topic['name'], bold=True)}  {len(partitions)} {noun}, "
-            f"{count_text(messages)} messages, {bytes_text(size)}  {click.style(topic['topic_id'], dim=True)}"
+            f"{count_text(offsets)} offsets, {bytes_text(size)}  {click.style(topic['topic_id'], dim=True)}"
         )
-    columns = ["partition", "leader", "replicas", "in sync", "start", "end", "messages", "size", "state"]
+    columns = ["partition", "leader", "replicas", "in sync", "start", "end", "offsets", "size", "state"]
     if not terminal:
         columns.insert(0, "topic")
     rows = []
@@ -331,12 +336,13 @@ def _print_topic(topic: dict[str, Any]) -> None:
             p["state"],
         ]
         rows.append(row if terminal else [topic["name"], *row])
-    print_table(columns, rows, right=("partition", "leader", "start", "end", "messages", "size"))
-    if topic["configs"] and terminal:
-        print_table(
-            ["setting", "value", "set by"],
-            [[key, entry["value"], entry["source"]] for key, entry in topic["configs"].items()],
-        )
+    print_table(columns, rows, right=("partition", "leader", "start", "end", "offsets", "size"))
+    settings = [[key, entry["value"], entry["source"]] for key, entry in topic["configs"].items()]
+    if settings and terminal:
+        print_table(["setting", "value", "set by"], settings)
+    elif settings and with_settings:
+        click.echo()
+        print_table(["topic", "setting", "value", "set by"], [[topic["name"], *row] for row in settings])
 
 
 @command.command(

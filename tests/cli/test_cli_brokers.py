@@ -1,0 +1,137 @@
+"""``tidemill broker``: what a cluster's brokers are, and their settings while they run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from tidemill.cli import suggest
+from tidemill.cli.main import run
+from tidemill.client import Admin
+from tidemill.testing import Broker
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Broker]:
+    """A broker of this test alone, since its settings are changed."""
+    with Broker({"log.cleaner.threads": "1"}, data_dir=tmp_path / "data") as running:
+        yield running
+
+
+@pytest.fixture
+def to_own(own: Broker, cli: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("TIDEMILL_BOOTSTRAP", own.bootstrap)
+    return cli
+
+
+def described(cli: Run, *arguments: str) -> Any:
+    return {
+        one["broker"]: one["configs"] for one in json.loads(cli("broker", "describe", *arguments, "--json"))
+    }
+
+
+def test_brokers_are_listed(cli: Run, broker: Broker) -> None:
+    (only,) = json.loads(cli("broker", "list", "--json"))
+    assert f"{only['host']}:{only['port']}" == broker.bootstrap
+    assert (only["id"], only["controller"]) == (1, True)
+    assert (
+        cli("broker", "list")
+        == f"id\thost\tport\track\tcontroller\n1\t{only['host']}\t{only['port']}\t\tyes\n"
+    )
+
+
+def test_settings_change_while_a_broker_runs_and_stay(own: Broker, to_own: Run) -> None:
+    assert to_own("broker", "alter", "default", "--set", "message.max.bytes=2000000") == (
+        "all brokers: message.max.bytes=2000000\n"
+    )
+    to_own("broker", "alter", "1", "--set", "message.max.bytes=3000000", "-s", "log.retention.ms=-1")
+    found = described(to_own, "1", "default")
+    assert found[1]["message.max.bytes"]["value"] == "3000000"
+    assert found[1]["message.max.bytes"]["source"] == "broker"
+    assert found[1]["log.cleaner.threads"]["source"] == "configuration file"
+    assert [(key, one["value"]) for key, one in found["default"].items()] == [
+        ("message.max.bytes", "2000000")
+    ]
+    to_own("topic", "create", "sized")
+    with Admin(own.bootstrap) as admin:
+        assert admin.topic_configs("sized")["max.message.bytes"].value == "3000000"
+    own.restart()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIDEMILL_BOOTSTRAP", own.bootstrap)
+        assert described(to_own, "1")[1]["message.max.bytes"]["value"] == "3000000"
+        to_own("broker", "alter", "1", "--unset", "message.max.bytes")
+        assert described(to_own, "1")[1]["message.max.bytes"]["value"] == "2000000"
+        told = json.loads(to_own("broker", "alter", "default", "--unset", "message.max.bytes", "--json"))
+        assert told == {"broker": "default", "set": {}, "unset": ["message.max.bytes"], "changed": True}
+        assert "message.max.bytes" not in described(to_own, "1")[1]
+
+
+def test_lines_for_programs_say_when_a_setting_changes(to_own: Run) -> None:
+    to_own("broker", "alter", "1", "--set", "log.retention.ms=86400000")
+    lines = to_own("broker", "describe", "1", "--configs").splitlines()
+    assert lines[0] == "broker\tsetting\tvalue\tset by\tchanges"
+    assert "1\tlog.retention.ms\t86400000\tbroker\twhile it runs" in lines
+    assert "1\tnum.network.threads\t3\tdefault\twhile it runs" in lines
+    assert any(line.startswith("1\tlog.dirs\t") and line.endswith("\tat a restart") for line in lines)
+
+
+def test_a_dry_run_changes_nothing(cli: Run) -> None:
+    assert cli("broker", "alter", "1", "--set", "log.retention.ms=5", "--dry-run") == (
+        "broker 1: could have log.retention.ms=5\n"
+    )
+    assert "log.retention.ms" not in described(cli, "1")[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("alter 1", 2, "nothing to change: give --set or --unset"),
+        ("alter one --set a=b", 2, "'one' is no broker: give the id of one, or default for all"),
+        ("alter 99999999999 --set a=b", 2, "is no broker"),
+        ("alter 1 --set a", 2, "it must be KEY=VALUE"),
+        ("alter 1 --set a=1 --unset a", 2, "--set and --unset both name a"),
+        ("alter 1 --set node.id=4", 1, "node.id cannot be changed while the broker runs"),
+        ("alter 1 --set log.retention.mss=4", 1, "did you mean log.retention.ms?"),
+        ("alter default --set log.retention.ms=soon", 1, "allowed is a whole number"),
+        ("alter 1 --unset log.retention.ms", 1, "nothing was set for broker 1 while it ran"),
+        ("alter 7 --set log.retention.ms=4", 1, "broker 7 is not in the metadata"),
+        ("describe 7", 1, "broker 7 is not in the metadata"),
+        ("describe", 2, "Missing argument"),
+    ],
+)
+def test_what_cannot_be_altered_is_told(cli: Run, line: str, code: int, said: str) -> None:
+    assert said in cli("broker", *line.split(), code=code)
+
+
+def test_a_shell_is_offered_brokers_and_what_changes_while_they_run(broker: Broker) -> None:
+    context = click.Context(click.Command("alter"))
+    context.params = {"bootstrap": broker.bootstrap}
+    parameter = click.Argument(["broker"])
+    assert suggest.brokers(context, parameter, "") == ["1", "default"]
+    assert suggest.brokers(context, parameter, "d") == ["default"]
+    assert "log.retention.ms=" in suggest.run_time_settings(context, parameter, "log.ret")
+    assert suggest.run_time_keys(context, parameter, "node.i") == []
+
+
+def test_settings_of_a_topic_are_told_to_programs_that_ask(cli: Run) -> None:
+    cli("topic", "create", "asked", "--set", "cleanup.policy=compact")
+    plain = cli("topic", "describe", "asked").splitlines()
+    assert len(plain) == 2
+    assert plain[0].split("\t")[5:8] == ["start", "end", "offsets"]
+    told = cli("topic", "describe", "asked", "--configs").splitlines()
+    assert told[:2] == plain
+    assert told[2:4] == ["", "topic\tsetting\tvalue\tset by"]
+    assert "asked\tcleanup.policy\tcompact\ttopic" in told
+    assert "asked\tretention.ms\t604800000\tdefault" in told
+
+
+def test_the_command_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["broker", "--help"]) == 0
+    assert "alter" in capsys.readouterr().out

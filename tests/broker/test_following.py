@@ -15,6 +15,7 @@ from test_followers import values_in
 
 from tidemill.broker.context import Listener, Peer
 from tidemill.broker.following import Following
+from tidemill.log.config import LogConfig
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, StorageError
 from tidemill.net.connection import Connection
@@ -26,6 +27,8 @@ from tidemill.wire.messages.fetch import FetchResponse
 
 FOLLOWER = 2
 REPLICAS = (NODE, FOLLOWER)
+PATIENCE_MS = 60_000
+"""Longer than a test waits for anything."""
 
 
 class Stage:
@@ -108,6 +111,22 @@ def test_what_is_appended_is_followed_and_committed(stage: Stage) -> None:
     assert stage.same()
     stage.bench.until(lambda: all(one.high_watermark == 4 for one in stage.partitions))
     assert len(stage.links) == 1
+
+
+def test_a_partition_goes_on_when_its_flush_is_done(stage: Stage) -> None:
+    """With flush.messages=1 the next fetch says what is on the disk: it does not wait for a rest to end."""
+    limits = FetchLimits(wait_ms=PATIENCE_MS, backoff_ms=PATIENCE_MS)
+    stage.following = Following(FOLLOWER, 1, limits, stage.connect, SystemClock(), stage.storage_failed)
+    partition = stage.partitions[0]
+    partition.log.set_config(LogConfig(flush_messages=1))
+    stage.run(lambda: stage.following.follow(partition))
+    client = stage.bench.client()
+    client.produce(9, {("t", 0): batch(b"a")}, timeout_ms=PATIENCE_MS)
+    stage.bench.until(lambda: len(stage.logs.events.flushes) == 1)
+    assert client.is_silent()
+    partition.log.flush(0)
+    partition.flushed(1)
+    assert client.produced(9)[0].error_code == 0
 
 
 def test_a_connection_that_breaks_is_opened_again(stage: Stage) -> None:

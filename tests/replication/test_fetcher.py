@@ -10,7 +10,7 @@ from replica_stage import FOLLOWER, LEADER, TOPIC, Broker
 from tidemill.log.config import LogConfig
 from tidemill.log.log import Log
 from tidemill.model.errors import ErrorCode, StorageError
-from tidemill.replication.fetcher import FetchLimits, LeaderFetcher
+from tidemill.replication.fetcher import FLUSH_LOOK_MS, FetchLimits, LeaderFetcher
 from tidemill.wire.messages.fetch import (
     EpochEndOffset,
     FetchableTopicResponse,
@@ -369,6 +369,23 @@ def test_what_a_follower_counts_as_its_own_is_on_its_disk() -> None:
     partition.flushed(1)
     pair.round()
     assert pair.leader.asked[-1] == {0: 1}
+
+
+def test_others_are_asked_for_shortly_while_one_waits_for_its_flush() -> None:
+    pair = Pair(count=2, config=LogConfig(flush_messages=1))
+    pair.start()
+    pair.round()
+    pair.one.write(0, b"a")
+    pair.round()
+    request = pair.fetcher.request(0)
+    assert request is not None
+    assert request.max_wait_ms == FLUSH_LOOK_MS
+    pair.two.partitions[0].log.flush(0)
+    pair.two.partitions[0].flushed(1)
+    pair.fetcher.lost()
+    request = pair.fetcher.request(0)
+    assert request is not None
+    assert request.max_wait_ms == pair.fetcher.limits.wait_ms
 
 
 @pytest.mark.parametrize("wraps", [False, True])

@@ -260,6 +260,7 @@ class FetchSession:
             return
         for part in self.parts.values():
             part.leave()
+            part.session = None
 
     def changed(self, parts: list[FetchPart]) -> list[FetchPart]:
         """Those that the client must be told of; they go to the end of the order when they had data."""

@@ -64,11 +64,13 @@ class LeaderLoop:
 
     def follow(self, partition: Partition) -> None:
         """Follows one more partition, in the epoch that it is in. Raises StorageError."""
+        partition.on_flushed = self._changed.set
         self.fetcher.follow(partition.log.topic_id, partition, self.now_ms())
         self._changed.set()
 
     def leave(self, partition: Partition) -> None:
         """Follows a partition no longer."""
+        partition.on_flushed = None
         self.fetcher.leave(partition.log.topic_id, int(partition.index))
 
     async def stop(self) -> None:

@@ -31,6 +31,8 @@ from tidemill.wire.messages.fetch import (
 )
 
 NO_EPOCH = -1
+FLUSH_LOOK_MS = 5
+"""How long the leader may hold a fetch while a partition waits for its flush, to be back with the next one."""
 SESSION_FINAL = 0x7FFFFFFF
 
 Key = tuple[bytes, int]
@@ -158,10 +160,11 @@ class LeaderFetcher:
         else:
             told = [one for one in self._changed.values() if self._has_news(one)]
         self._changed.clear()
+        flushes = any(followed.partition.flush_under_way for followed in self._resting.values())
         topics = self._topics(told)
         request = FetchRequest(
             replica_state=ReplicaState(replica_id=self.node_id, replica_epoch=self.node_epoch),
-            max_wait_ms=self.limits.wait_ms,
+            max_wait_ms=min(self.limits.wait_ms, FLUSH_LOOK_MS) if flushes else self.limits.wait_ms,
             min_bytes=self.limits.bytes_min,
             max_bytes=self.limits.bytes_max,
             session_id=self._session_id,

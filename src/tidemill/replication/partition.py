@@ -10,6 +10,7 @@ Who waits for one of them: :mod:`tidemill.replication.waiting`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from mypy_extensions import i32, i64, mypyc_attr
@@ -99,6 +100,8 @@ class Partition(Awaited):
         """A follower that was not caught up for so long leaves the in-sync set."""
         self.epoch_start: i64 = 0
         """Where the log ended when this broker began to lead."""
+        self.on_flushed: Callable[[], None] | None = None
+        """Called when a flush has ended that was asked for, by whoever waits for it as a follower."""
         self._alone = False
         self._flushing = False
         self._flushed_end: i64 = log.end_offset
@@ -295,6 +298,8 @@ class Partition(Awaited):
             self._want_flush()
         elif self._alone and self.high_watermark < self.log.end_offset:
             self._advance(self.log.end_offset, 0)
+        if self.on_flushed is not None:
+            self.on_flushed()
 
     def fail(self, reason: str) -> None:
         """The log's directory failed: nothing is read or written any more."""

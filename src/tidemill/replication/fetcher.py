@@ -32,7 +32,7 @@ from tidemill.wire.messages.fetch import (
 
 NO_EPOCH = -1
 FLUSH_LOOK_MS = 5
-"""How long the leader may hold a fetch while a partition waits for its flush, to be back with the next one."""
+"""How long the leader may hold a fetch while a partition waits for its flush: then it is back soon."""
 SESSION_FINAL = 0x7FFFFFFF
 
 Key = tuple[bytes, int]

@@ -238,6 +238,29 @@ def test_bytes_at_once_are_bounded_and_what_is_larger_goes_alone() -> None:
     assert (taken, budget.used) == ([60, 60], 60)
 
 
+def test_a_large_job_is_not_passed_by_those_that_come_after_it() -> None:
+    budget = Budget(100)
+    budget.take(60)
+    taken: list[int] = []
+
+    def take(count: int) -> None:
+        budget.take(count)
+        taken.append(count)
+
+    workers = []
+    for number, count in enumerate((500, 30, 40), 1):
+        workers.append(threading.Thread(target=take, args=(count,)))
+        workers[-1].start()
+        until(lambda number=number: len(budget._queue) == number)  # type: ignore[misc]
+    assert taken == []
+    budget.give_back(60)
+    until(lambda: taken == [500])
+    budget.give_back(500)
+    for worker in workers:
+        worker.join(WAIT_S)
+    assert (sorted(taken[1:]), budget.used) == ([30, 40], 70)
+
+
 def test_running_out_of_memory_is_an_error_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     def greedy(*arguments: Any) -> None:
         raise MemoryError

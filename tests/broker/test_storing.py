@@ -6,6 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tidemill.broker.produce import WRAPPED_HERE_BYTES
 from tidemill.broker.storing import REQUESTS_MAX, Storing
 from tidemill.records.batch import GZIP
@@ -17,9 +19,11 @@ LARGE = b"x" * (WRAPPED_HERE_BYTES + 1)
 class Slow(Storing):
     """Its workers take a turn of the loop for each job."""
 
+    unpacked = LARGE
+
     async def run(self, job: str, size: int, *arguments: Any) -> Any:
         await asyncio.sleep(0)
-        return (b"", 0, GZIP, 1, -1, LARGE, None) if job == "store" else (b"w",)
+        return (b"", 0, GZIP, 1, -1, self.unpacked, None) if job == "store" else (b"w",)
 
 
 class Path:
@@ -92,6 +96,35 @@ def test_few_requests_are_held_unpacked_at_a_time() -> None:
         assert sorted(map(id, path.appended)) == sorted(map(id, requests))
         assert 1 < path.held_most <= REQUESTS_MAX
         assert not one.reserved
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("unpacked", [LARGE, b"small"])
+def test_what_became_of_one_part_is_appended_before_the_next_is_converted(unpacked: bytes) -> None:
+    async def run() -> None:
+        path: Any = Path()
+        storing = stored(asyncio.get_running_loop())
+        storing.unpacked = unpacked
+        one = request(*(Part(partition(), converts=True) for _ in range(6)))
+        await storing.prepare(one, path)
+        assert (len(path.appended), path.held_most) == (6, 1)
+        assert [part.messages for part in one.topics[0].parts] == [None] * 6
+
+    asyncio.run(run())
+
+
+def test_parts_of_one_partition_stay_in_order() -> None:
+    async def run() -> None:
+        path: Any = Path()
+        storing = stored(asyncio.get_running_loop())
+        storing.unpacked = b"small"
+        same = partition()
+        first, second = Part(same, converts=False), Part(same, converts=True)
+        await storing.prepare(request(first, second), path)
+        # The first one is appended by whoever asked, and the second one after it.
+        assert path.appended == []
+        assert second.messages is not None
 
     asyncio.run(run())
 

@@ -15,6 +15,7 @@ import struct
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -88,18 +89,31 @@ class Process:
 
 
 class Budget:
-    """Bytes that may be in conversion at once. What is larger than all of them waits to be alone."""
+    """Bytes that may be in conversion at once. What is larger than all of them waits to be alone.
+
+    Who came first goes first: small jobs do not pass a large one for ever.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.used = 0
+        self._queue: deque[object] = deque()
         self._changed = threading.Condition()
 
     def take(self, count: int) -> None:
         """Waits until there is room."""
+        turn = object()
+
+        def is_my_turn() -> bool:
+            room = self.used == 0 or self.used + count <= self.bytes_max
+            return room and self._queue[0] is turn
+
         with self._changed:
-            self._changed.wait_for(lambda: self.used == 0 or self.used + count <= self.bytes_max)
+            self._queue.append(turn)
+            self._changed.wait_for(is_my_turn)
+            self._queue.popleft()
             self.used += count
+            self._changed.notify_all()
 
     def give_back(self, count: int) -> None:
         """The job is done."""

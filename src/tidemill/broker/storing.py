@@ -20,8 +20,8 @@ from tidemill.records.message_set import MessageSet
 from tidemill.replication.partition import Partition
 
 REQUESTS_MAX = 4
-"""Requests that are brought into another form at a time: until it is appended, what becomes of a batch may
-be 32 times as large as what came. Worker processes are no more than these."""
+"""Requests that are brought into another form at a time: each holds what became of one batch, which may be 32
+times as large as what came, and is appended before the next is converted. Worker processes are no more."""
 PLACES_TRIED = 10
 """How often a wrapper is made again when the broker itself appended to the partition meanwhile."""
 
@@ -45,21 +45,28 @@ class Storing:
             await self.all_free(parts)
             return
         async with self._room:
-            await self.convert_all(request, parts, path)
-            for part in parts:
-                messages = part.messages
-                if part.error == 0 and messages is not None and is_for_place(part):
-                    await self.place(request, part, messages, path)
+            await self.bring_in(request, parts, path)
             await self.all_free(parts)
 
-    async def convert_all(self, request: ProduceRequest, parts: list[ProducePart], path: ProducePath) -> None:
-        """Converts what is left to convert, and counts the time that it took."""
+    async def bring_in(self, request: ProduceRequest, parts: list[ProducePart], path: ProducePath) -> None:
+        """Converts what is left to convert, part by part, and counts the time that it took.
+
+        What was converted is appended before the next is: it may be 32 times as large as what came.
+        """
         seconds = 0.0
         for part in parts:
-            if part.error == 0 and part.converts:
+            converted = part.error == 0 and part.converts
+            if converted:
                 began = time.perf_counter()
                 await self.convert(request, part, path)
                 seconds += time.perf_counter() - began
+            messages = part.messages
+            if part.error == 0 and messages is not None and is_for_place(part):
+                await self.place(request, part, messages, path)
+            elif part.error == 0 and converted and request.is_wanted and is_next(parts, part):
+                path.append(request, part, path.clock.wall_ms())
+            if converted and (part.error != 0 or part.end_offset >= 0):
+                part.batch = part.messages = None
         if seconds:
             self.conversions.note("Produce", seconds)
 
@@ -142,6 +149,17 @@ class Storing:
         """A job's result from a worker process."""
         conversions = self.conversions
         return await self.loop.run_in_executor(conversions.executor, conversions.call, job, size, *arguments)
+
+
+def is_next(parts: list[ProducePart], part: ProducePart) -> bool:
+    """Whether a converted part may be appended at once, nothing of its partition having to come before."""
+    partition = part.partition
+    if partition is None or partition.reserved:
+        return False
+    return not any(
+        one.partition is partition and one.error == 0 and one.end_offset < 0
+        for one in parts[: parts.index(part)]
+    )
 
 
 def is_for_place(part: ProducePart) -> bool:

@@ -110,6 +110,7 @@ class Stage:
             log.append([parse_batch(data, 0, len(data))], 0, NOW)
             if number % 10 == 9:
                 log.roll(NOW)
+        log.flush(NOW)
 
     def clean(self) -> bool:
         return asyncio.run(self.compaction.clean_dirtiest())
@@ -225,6 +226,7 @@ def test_a_log_that_needs_more_memory_is_tried_again_when_it_gets_more(stage: St
     data = build_batch([(NOW, b"%d" % number, b"v", None) for number in range(2000)])
     log.append([parse_batch(data, 0, len(data))], 0, NOW)
     log.roll(NOW)
+    log.flush(NOW)
     stage.compaction.config = lambda: BrokerConfig.of(log_cleaner_dedupe_buffer_size="1")
     stage.compaction.reconfigured()
     assert not stage.clean()

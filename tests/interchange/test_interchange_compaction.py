@@ -141,6 +141,7 @@ def compact_here(directory: Path, clean_end: int) -> None:
     settings = LogConfig(cleanup_policy=("compact",), segment_bytes=SEGMENT_BYTES, delete_retention_ms=1)
     log = open_log(FILES, str(directory), KEPT, settings, now_ms=now_ms)
     log.clean_end = clean_end
+    log.flush(now_ms)
     job = job_for(candidate(log, int(log.end_offset), now_ms), CleanerSettings(), now_ms)
     cleaner = Cleaner(FILES, job, lambda count: None)
     with closing(cleaner.run()) as run:

@@ -73,6 +73,10 @@ def clean(
     log: Log, now_ms: int = NOW, settings: CleanerSettings | None = None, chunk_bytes: int = 4096
 ) -> CleanCounts:
     """Cleans the log at once, as the broker and its process do together."""
+    if log.recovery_point < log.active.base_offset:
+        sync = log.begin_flush(whole=False)
+        sync.run()
+        log.finish_flush(sync, now_ms)
     chosen = candidate(log, int(log.end_offset), now_ms)
     job = job_for(chosen, settings or CleanerSettings(1 << 20, 0.9, chunk_bytes), now_ms)
     cleaner = Cleaner(log.files, job, lambda count: None)

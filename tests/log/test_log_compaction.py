@@ -143,10 +143,25 @@ def test_neither_the_active_segment_nor_what_lies_above_the_high_watermark_is_to
         put(log, ("k", f"v{number}"))
         log.roll(NOW)
     put(log, ("k", "active"))
+    log.flush(NOW)
     assert candidate(log, 2, NOW).upper_bound == 2
     assert candidate(log, 5, NOW).upper_bound == 4
     clean(log)
     assert [row[0] for row in rows(log)] == [3, 4]
+
+
+def test_what_a_power_cut_may_take_does_not_stand_for_older_records(log: Log) -> None:
+    put(log, ("k", "on the disk"))
+    log.roll(NOW)
+    log.flush(NOW)
+    put(log, ("k", "in the page cache"))
+    log.roll(NOW)
+    put(log, ("k", "active"))
+    assert candidate(log, 3, NOW).upper_bound == 1
+    job = log.begin_flush(whole=False)
+    job.run()
+    log.finish_flush(job, NOW)
+    assert candidate(log, 3, NOW).upper_bound == 2
 
 
 def test_young_segments_wait_for_min_compaction_lag(log: Log) -> None:
@@ -154,6 +169,7 @@ def test_young_segments_wait_for_min_compaction_lag(log: Log) -> None:
     for number in range(4):
         put(log, ("k", f"v{number}"), timestamp=NOW + number * 1000)
         log.roll(NOW)
+    log.flush(NOW)
     assert candidate(log, 4, NOW + 2500).upper_bound == 2
 
 
@@ -165,6 +181,7 @@ def test_an_overdue_log_is_cleaned_however_clean_it_is(log: Log) -> None:
     clean(log)
     put(log, ("k1", "w"), timestamp=NOW)
     log.roll(NOW)
+    log.flush(NOW)
     assert choose([candidate(log, 99, NOW + 1000)]) is None
     found = choose([candidate(log, 99, NOW + 1001)])
     assert found is not None
@@ -182,6 +199,7 @@ def test_the_dirtiest_log_is_chosen(tmp_path: Path) -> None:
         clean(one)
         put(one, *[(f"k{number}", "v" * 50) for number in range(dirty)])
         one.roll(NOW)
+        one.flush(NOW)
         logs.append(one)
     candidates = [candidate(one, 99, NOW) for one in logs]
     found = choose(candidates)
@@ -345,6 +363,7 @@ def test_a_full_map_cleans_in_several_runs(log: Log) -> None:
         put(log, (f"key-{number % 1500}", f"v{number}"))
         if number % 500 == 499:
             log.roll(NOW)
+    log.flush(NOW)
     runs = 0
     while candidate(log, 3000, NOW).dirty_bytes:
         clean(log, settings=CleanerSettings(0, 0.9, 4096))
@@ -412,6 +431,7 @@ def test_a_map_that_is_full_within_a_batch_is_good_up_to_the_one_before(log: Log
         put(log, *[(f"key-{number % 1100}", f"v{number}") for number in range(first, first + size)])
     count = int(log.end_offset)
     log.roll(NOW)
+    log.flush(NOW)
     ends = []
     while candidate(log, count, NOW).dirty_bytes:
         before = {row[0]: row for row in rows(log)}

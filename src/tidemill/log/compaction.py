@@ -1,8 +1,9 @@
 """What compaction is to clean next: facts of each log, the choice among them, and the job for a cleaner.
 
 From the clean end (where the last cleaning came to) on a log is dirty. What may be cleaned ends before the
-active segment, before the last stable offset (and so the high watermark), and before the first segment that
-holds a record younger than ``min.compaction.lag.ms``; it ends with a whole segment.
+active segment, before the last stable offset (and so the high watermark), before the first segment that holds
+a record younger than ``min.compaction.lag.ms``, and before what is not on the disk yet: a power cut may take
+that, and the older records for which it stands would be gone. It ends with a whole segment.
 
 Nothing here reads a clock, and nothing is changed.
 
@@ -58,7 +59,7 @@ def candidate(log: Log, high_watermark: int, now_ms: int) -> Candidate:
     if not log.start_offset <= first_dirty <= log.end_offset:
         first_dirty = int(log.start_offset)
     stable = min(int(log.last_stable_offset(high_watermark)), _young_from(log, first_dirty, now_ms))
-    stable = min(max(first_dirty, stable), int(log.active.base_offset))
+    stable = min(max(first_dirty, stable), int(log.active.base_offset), int(log.recovery_point))
     # The segment that holds the offset is left out as a whole.
     upper_bound = int(log.segments[log.segment_at(stable)].base_offset)
     clean_bytes = dirty_bytes = 0

@@ -144,7 +144,7 @@ def test_a_certificate_that_nobody_vouches_for_is_said(door: Door) -> None:
     config = {"security.protocol": "ssl", "default.api.timeout.ms": 200}
     with (
         Admin(f"127.0.0.1:{door.port}", config) as admin,
-        pytest.raises(BrokerUnreachable, match=r"TLS handshake .*CERTIFICATE_VERIFY_FAILED.*ssl.ca.location"),
+        pytest.raises(BrokerUnreachable, match=r"TLS handshake .*certificate verify failed.*ssl.ca.location"),
     ):
         admin.list_topics()
 
@@ -162,7 +162,7 @@ def test_a_file_of_authorities_that_is_not_there_is_said(broker_address: str, tm
     config = {"security.protocol": "ssl", "ssl.ca.location": str(tmp_path / "none.pem")}
     with (
         Admin(broker_address, config) as admin,
-        pytest.raises(ConfigError, match=r"ssl.ca.location.*No such file"),
+        pytest.raises(ConfigError, match=r"ssl.ca.location.*no such file"),
     ):
         admin.list_topics()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import ssl
 from collections.abc import Callable
 from typing import Any
 
@@ -39,4 +40,7 @@ def test_what_goes_wrong_is_said_without_pythons_words(read: Callable[[], Any], 
 
 def test_of_files_the_system_says_why() -> None:
     assert fault_of(OSError(errno.ENOENT, os.strerror(errno.ENOENT), "x")) == "no such file or directory"
+    unread = ssl.SSLCertVerificationError(1, "[SSL: X] y (_ssl.c:1)")
+    unread.reason, unread.verify_message = "CERTIFICATE_VERIFY_FAILED", "self-signed certificate"
+    assert fault_of(unread) == "certificate verify failed (self-signed certificate)"
     assert fault_of(ValueError("it is too long")) == "it is too long"

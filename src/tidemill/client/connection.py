@@ -90,6 +90,10 @@ class Broken(BrokerUnreachable):
     """A connection that ended while somebody waited for an answer."""
 
 
+def _told(problem: OSError | None) -> str:
+    return "it has no address" if problem is None else fault_of(problem)
+
+
 class Connection:
     """A connection with its negotiated versions. Opened by :meth:`open`; never again after a failure."""
 
@@ -169,14 +173,15 @@ class Connection:
             except BaseException:
                 made.close()
                 raise
+        why = _told(reason)
         if connected and self._tls:
             raise BrokerUnreachable(
-                f"the TLS handshake with broker {self.address} failed: {reason}; does this port speak TLS, "
+                f"the TLS handshake with broker {self.address} failed: {why}; does this port speak TLS, "
                 "and does ssl.ca.location name the authority of its certificate?",
                 broker=self.address,
             ) from reason
         raise BrokerUnreachable(
-            f"no connection to broker {self.address}: {reason}; is it running, and reachable from here?",
+            f"no connection to broker {self.address}: {why}; is it running, and reachable from here?",
             broker=self.address,
         ) from reason
 

@@ -7,6 +7,7 @@ import ssl
 
 from tidemill.client.config import ClientConfig
 from tidemill.model.errors import ConfigError
+from tidemill.model.faults import fault_of
 
 
 def context_for(config: ClientConfig) -> ssl.SSLContext:
@@ -24,7 +25,7 @@ def context_for(config: ClientConfig) -> ssl.SSLContext:
     except (OSError, ssl.SSLError) as problem:
         raise ConfigError(
             "the files of ssl.ca.location, ssl.certificate.location and ssl.key.location cannot be used: "
-            f"{problem}"
+            f"{fault_of(problem)}"
         ) from problem
     if config["ssl.endpoint.identification.algorithm"] == "none":
         context.check_hostname = False

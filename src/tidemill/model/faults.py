@@ -14,8 +14,7 @@ def fault_of(problem: BaseException) -> str:
     if isinstance(problem, UnicodeEncodeError):
         return f"character {problem.start + 1} is half of a pair (a lone surrogate)"
     if isinstance(problem, OSError):
-        reason = problem.strerror or "the system does not say why"
-        return reason[:1].lower() + reason[1:]
+        return _of_system(problem)
     if isinstance(problem, KeyError):
         return f"{problem.args[0]} is missing" if problem.args else "a part of it is missing"
     if isinstance(problem, RecursionError):
@@ -26,6 +25,16 @@ def fault_of(problem: BaseException) -> str:
     if isinstance(position, int):
         return f"character {position + 1} cannot stand there"
     return _words(str(problem))
+
+
+def _of_system(problem: OSError) -> str:
+    """What the system says, or TLS: its name for the fault, and what is wrong with a certificate."""
+    fault = getattr(problem, "reason", None)
+    if isinstance(fault, str):
+        certificate = getattr(problem, "verify_message", "")
+        return fault.replace("_", " ").lower() + (f" ({certificate})" if certificate else "")
+    text = problem.strerror or str(problem) or "the system does not say why"
+    return text[:1].lower() + text[1:]
 
 
 def _words(text: str) -> str:

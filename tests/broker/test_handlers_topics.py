@@ -110,7 +110,8 @@ async def broker_in(directory: Path, **config: Any) -> AsyncIterator[SmallBroker
     broker = SmallBroker(store, **config)
     image = await broker.controller.load()
     broker.config = effective_config(broker.static_config, image, broker.node_id)
-    await broker.controller.activate(BrokerRegistration(broker.node_id, (INSIDE, OUTSIDE), "rack-1"))
+    await broker.controller.register(BrokerRegistration(broker.node_id, (INSIDE, OUTSIDE), "rack-1"))
+    await broker.controller.activate()
     try:
         yield broker
     finally:

@@ -60,7 +60,8 @@ async def started(directory: Path, **config: int | bool) -> AsyncIterator[Settin
     store = EmbeddedStore.open(str(directory / "coordination.db"))
     setting = Setting(store, **config)
     await setting.controller.load()
-    await setting.controller.activate(REGISTRATION)
+    await setting.controller.register(REGISTRATION)
+    await setting.controller.activate()
     setting.deltas.clear()
     try:
         yield setting
@@ -121,7 +122,8 @@ def test_a_broker_whose_id_is_taken_is_refused(tmp_path: Path) -> None:
             other = Setting(setting.store.join())
             await other.controller.load()
             with pytest.raises(KafkaError, match="/brokers/ids/0") as caught:
-                await other.controller.activate(REGISTRATION)
+                await other.controller.register(REGISTRATION)
+            assert not await other.controller.activate()
             assert caught.value.code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
             assert not other.controller.is_active
             with pytest.raises(KafkaError) as refused:
@@ -147,7 +149,7 @@ def test_a_topic_that_is_made_while_the_cluster_is_read_again_is_known(
                 await go_on.wait()
                 return image
 
-            monkeypatch.setattr("tidemill.controller.shell.load_image", load_slowly)
+            monkeypatch.setattr("tidemill.controller.office.load_image", load_slowly)
             loading = asyncio.create_task(setting.controller.load())
             await was_read.wait()
             making = asyncio.create_task(setting.controller.create_topics([NewTopic("t")]))
@@ -294,7 +296,8 @@ def test_a_deletion_that_was_interrupted_goes_on_at_the_next_start(tmp_path: Pat
         image = await setting.controller.load()
         assert list(image.topics) == ["u"]
         assert list(image.deleting) == ["t"]
-        await setting.controller.activate(REGISTRATION)
+        await setting.controller.register(REGISTRATION)
+        await setting.controller.activate()
         deleted = [topic for delta in setting.deltas for topic in delta.deleted]
         assert [(topic.name, len(topic.partitions)) for topic in deleted] == [("t", 2)]
         assert not await store.exists("/brokers/topics/t")
@@ -420,7 +423,8 @@ def test_a_start_after_lost_writes_gives_new_leader_epochs(tmp_path: Path) -> No
         store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
         setting = Setting(store)
         await setting.controller.load()
-        await setting.controller.activate(REGISTRATION, lost_unsynced=True)
+        await setting.controller.register(REGISTRATION._replace(lost_unsynced=True))
+        await setting.controller.activate()
         topic = setting.controller.image.topics["t"]
         assert [partition.leader_epoch for partition in topic.partitions] == [1, 1, 1]
         assert same(await load_image(store), setting.controller.image)

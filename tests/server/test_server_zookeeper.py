@@ -166,11 +166,11 @@ def test_records_are_served_while_zookeeper_is_away() -> None:
             producer.send("t", b"after").result(WAIT_S)
 
 
-def test_a_second_broker_is_refused_with_the_next_step(address: str, tmp_path: Path) -> None:
-    with Broker(settings(address)):
+def test_a_second_broker_of_an_id_is_refused_with_the_next_step(address: str, tmp_path: Path) -> None:
+    with Broker({**settings(address), "broker.id": 4}):
         line = refused(address, tmp_path, "zookeeper.session.timeout.ms=800", "broker.id=4")
-    assert "/controller exists" in line
-    assert "a path of its own" in line
+    assert "/brokers/ids/4 exists" in line
+    assert "a broker.id of its own" in line
 
 
 def test_nobody_there_is_said_in_one_line(tmp_path: Path) -> None:

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 from tidemill.model.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
+    from tidemill.broker.commands import Commands
+    from tidemill.broker.controller_link import ControllerLink
     from tidemill.broker.metadata import MetadataCache
+    from tidemill.controller.failover import Failover
     from tidemill.controller.shell import Controller
     from tidemill.coordination.port import Store
     from tidemill.groups.service import GroupService
@@ -30,6 +33,9 @@ class Broker:
     store: Store
     metadata: MetadataCache
     controller: Controller
+    failover: Failover
+    controller_link: ControllerLink
+    commands: Commands
     groups: GroupService
     producer_ids: ProducerIds
     node_id: int

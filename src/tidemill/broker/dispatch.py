@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import struct
 import time
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 from tidemill.broker.context import Peer, RequestContext
-from tidemill.broker.registry import APIS
+from tidemill.broker.registry import APIS, Api
+from tidemill.controller.configs import ResourceType
 from tidemill.model.counters import TimeHistogram
 from tidemill.model.errors import KafkaError, ProtocolError
 from tidemill.net.connection import Connection, Reply
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tidemill.broker")
 
+SIZE = struct.Struct(">i")
 READ_AHEAD_BYTES = 1024 * 1024
 STOP_S_MAX = 5.0
 """What handlers get at the stop to end what they began, a change of the cluster for instance."""
@@ -76,7 +79,10 @@ class Dispatch:
         peer: Peer = connection.context
         context = RequestContext(peer, header.client_id, api_key, version, correlation_id, connection)
         started = time.perf_counter()
-        outcome = api.handler()(self.broker, context, request)
+        if api.to_controller and self._belongs_elsewhere(request):
+            outcome: Any = self._pass_on(api, context, request, data[start:end])
+        else:
+            outcome = api.handler()(self.broker, context, request)
         if inspect.iscoroutine(outcome):
             reply = connection.reply_later()
             task = self.loop.create_task(self.finish(context, outcome, reply, started))
@@ -86,13 +92,32 @@ class Dispatch:
         connection.reply_now(encode_response(ApiKey(api_key), version, correlation_id, outcome))
         self.note(api_key, started)
 
+    def _belongs_elsewhere(self, request: Any) -> bool:
+        """Whether the controller, another broker, has to answer. Levels of loggers are each broker's own."""
+        if self.broker.controller.is_active:
+            return False
+        resources = getattr(request, "resources", ())
+        return all(one.resource_type != ResourceType.BROKER_LOGGER for one in resources)
+
+    async def _pass_on(self, api: Api, context: RequestContext, request: Any, data: bytes) -> Any:
+        """The controller's answer; where it cannot be had, ours, which says so."""
+        link = self.broker.controller_link
+        answer = await link.forward(bytes(data), context.principal, context.client_address)
+        if answer is not None:
+            return SIZE.pack(len(answer)) + answer
+        outcome = api.handler()(self.broker, context, request)
+        return await outcome if inspect.isawaitable(outcome) else outcome
+
     async def finish(self, context: RequestContext, outcome: Any, reply: Reply, started: float) -> None:
         """Waits for a handler and sends what it answers."""
         connection = context.connection
         try:
             response = await outcome
-            key = ApiKey(context.api_key)
-            encoded = encode_response(key, context.api_version, context.correlation_id, response)
+            if isinstance(response, bytes):
+                encoded = response  # passed on from the controller
+            else:
+                key = ApiKey(context.api_key)
+                encoded = encode_response(key, context.api_version, context.correlation_id, response)
         except asyncio.CancelledError:
             raise
         except ProtocolError as problem:

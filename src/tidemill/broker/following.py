@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from tidemill.model.errors import StorageError
 from tidemill.model.ports import Clock
 from tidemill.net.link import Link, LinkError
-from tidemill.replication.fetcher import FetchLimits, LeaderFetcher, Trouble
+from tidemill.replication.fetcher import FetchLimits, Follows, LeaderFetcher, Trouble
 from tidemill.replication.partition import Partition
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.list_offsets import (
@@ -183,7 +183,7 @@ class LeaderLoop:
         }
 
 
-class Following:
+class Following(Follows):
     """All that this broker follows, by leader."""
 
     def __init__(
@@ -195,8 +195,9 @@ class Following:
         clock: Clock,
         storage_failed: Callable[[Partition, StorageError], None],
     ) -> None:
+        self.node_epoch = node_epoch
+        """Of this broker's registration: leaders hear it of followers from then on."""
         self._node_id = node_id
-        self._node_epoch = node_epoch
         self._limits = limits
         self._connect = connect
         self._clock = clock
@@ -212,7 +213,7 @@ class Following:
             self.leave(partition)
         loop = self._loops.get(leader)
         if loop is None:
-            fetcher = LeaderFetcher(self._node_id, self._node_epoch, self._limits)
+            fetcher = LeaderFetcher(self._node_id, self.node_epoch, self._limits)
             loop = self._loops[leader] = LeaderLoop(
                 leader, fetcher, self._connect, self._clock, self._storage_failed
             )

@@ -14,16 +14,25 @@ from typing import Any, Final
 class Api:
     """One API as this broker speaks it."""
 
-    __slots__ = ("announced_min", "first", "handle", "key", "last", "module")
+    __slots__ = ("announced_min", "first", "handle", "key", "last", "module", "to_controller")
 
     def __init__(
-        self, key: int, module: str, first: int, last: int, announced_min: int | None = None
+        self,
+        key: int,
+        module: str,
+        first: int,
+        last: int,
+        announced_min: int | None = None,
+        *,
+        to_controller: bool = False,
     ) -> None:
         self.key = key
         self.module = module
         self.first = first
         self.last = last
         self.announced_min = first if announced_min is None else announced_min
+        self.to_controller = to_controller
+        """Other brokers pass it on to the controller."""
         self.handle: Callable[..., Any] | None = None
 
     def handler(self) -> Callable[..., Any]:
@@ -40,6 +49,9 @@ _APIS: Final = (
     Api(1, "fetch", 0, 18),
     Api(2, "list_offsets", 0, 11),
     Api(3, "metadata", 0, 13),
+    Api(4, "leader_and_isr", 5, 7),
+    Api(5, "stop_replica", 3, 4),
+    Api(6, "update_metadata", 7, 8),
     Api(8, "offset_commit", 0, 10),
     Api(9, "offset_fetch", 0, 10),
     Api(10, "find_coordinator", 0, 6),
@@ -50,8 +62,8 @@ _APIS: Final = (
     Api(15, "describe_groups", 0, 6),
     Api(16, "list_groups", 0, 5),
     Api(18, "api_versions", 0, 4),
-    Api(19, "create_topics", 0, 7),
-    Api(20, "delete_topics", 0, 6),
+    Api(19, "create_topics", 0, 7, to_controller=True),
+    Api(20, "delete_topics", 0, 6, to_controller=True),
     Api(21, "delete_records", 0, 2),
     Api(22, "init_producer_id", 0, 5),
     Api(23, "offset_for_leader_epoch", 0, 4),
@@ -59,13 +71,15 @@ _APIS: Final = (
     Api(30, "create_acls", 0, 3),
     Api(31, "delete_acls", 0, 3),
     Api(32, "describe_configs", 0, 4),
-    Api(33, "alter_configs", 0, 2),
+    Api(33, "alter_configs", 0, 2, to_controller=True),
     Api(34, "alter_replica_log_dirs", 0, 2),
     Api(35, "describe_log_dirs", 0, 5),
-    Api(37, "create_partitions", 0, 3),
+    Api(37, "create_partitions", 0, 3, to_controller=True),
     Api(42, "delete_groups", 0, 2),
-    Api(44, "incremental_alter_configs", 0, 1),
+    Api(44, "incremental_alter_configs", 0, 1, to_controller=True),
     Api(47, "offset_delete", 0, 0),
+    Api(56, "alter_partition", 3, 3),
+    Api(58, "envelope", 0, 0),
     Api(60, "describe_cluster", 0, 2),
     Api(61, "describe_producers", 0, 0),
     Api(75, "describe_topic_partitions", 0, 0),

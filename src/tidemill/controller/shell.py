@@ -1,15 +1,13 @@
-"""The controller at work: takes commands one after the other, decides, writes to the store, publishes.
+"""What clients ask of the controller: it decides, writes to the store, and announces, one after the other.
 
-Every write carries a check of the controller's epoch, so that a controller that has been replaced without
-knowing changes nothing. A change is published, and answered, only once the store has it.
+A change is answered only once the store has it and this broker carries it out; the others get a while.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -20,60 +18,35 @@ from tidemill.controller.configs import (
     plan_broker_config,
     plan_topic_config,
 )
-from tidemill.controller.elections import plan_takeover
 from tidemill.controller.names import TakenNames
+from tidemill.controller.office import Announce, Office
 from tidemill.controller.topics import (
     Growth,
     NewTopic,
     PartitionBudget,
     Plan,
     deletion_mark,
-    fence,
     plan_creation,
     plan_growth,
     unknown_topic,
 )
-from tidemill.coordination.encoding import encode_id, new_id
-from tidemill.coordination.image import ClusterImage, Delta, TopicImage, load_brokers, load_image
+from tidemill.coordination.encoding import new_id
+from tidemill.coordination.image import Delta, TopicImage
 from tidemill.coordination.nodes import (
     BROKER_SEQUENCE,
-    CLUSTER_ID,
-    CONTROLLER,
-    CONTROLLER_EPOCH,
-    PERSISTENT_PATHS,
-    BrokerNode,
-    BrokerRegistration,
-    ClusterIdNode,
     ConfigNode,
-    ControllerEpochNode,
-    ControllerNode,
     DeleteTopicNode,
     TopicNode,
 )
-from tidemill.coordination.port import (
-    BadVersion,
-    Create,
-    Delete,
-    NodeExists,
-    NoNode,
-    Operation,
-    SetData,
-    Store,
-    StoreError,
-    ensure_paths,
-    parent_of,
-    subtree,
-)
+from tidemill.coordination.port import Delete, Operation, SetData, Store, ensure_paths, subtree
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.ports import Clock
 
 logger = logging.getLogger(__name__)
 
-OPERATIONS_PER_TRANSACTION_MAX = 1000
-"""Large writes that need not be atomic are cut in such pieces: a ZooKeeper request holds at most 1 MB."""
-
-NO_CONTROLLER_VERSION = -1
+OTHERS_S = 2.0
+"""How long a command waits for the other brokers to carry it out; they do so later all the same."""
 
 
 class Outcome(NamedTuple):
@@ -93,117 +66,21 @@ class ConfigCommand(NamedTuple):
     settings: Sequence[tuple[str, str | None]] = ()
 
 
-class Controller:
-    """This broker's controller, over its session with the store."""
+class Controller(Office):
+    """This broker's controller."""
 
     def __init__(
         self,
         store: Store,
         broker_id: int,
         config: Callable[[], BrokerConfig],
-        publish: Callable[[Delta], Awaitable[None]],
+        announce: Announce,
         clock: Clock,
         random: Random | None = None,
     ) -> None:
-        """``config`` gives the broker's configuration as it is now; ``publish`` makes an image current."""
-        self._store = store
-        self._broker_id = broker_id
-        self._config = config
-        self._publish = publish
-        self._clock = clock
-        self._random = random if random is not None else Random()
-        self._image = ClusterImage()
-        self._epoch_version = NO_CONTROLLER_VERSION
-        self._writing = asyncio.Lock()
-
-    @property
-    def image(self) -> ClusterImage:
-        """The cluster as this controller last wrote or read it."""
-        return self._image
-
-    @property
-    def is_active(self) -> bool:
-        """Whether this broker is the controller, as far as it knows."""
-        return self._epoch_version != NO_CONTROLLER_VERSION
-
-    # Start and end
-
-    async def load(self, known_cluster_id: str | None = None) -> ClusterImage:
-        """Makes sure that the tree is there, and reads it; nothing is registered or published yet.
-
-        A store without a cluster id gets ``known_cluster_id`` (that of the data directories), or a new one.
-        """
-        await ensure_paths(self._store, PERSISTENT_PATHS)
-        if await self._store.get(CLUSTER_ID) is None:
-            cluster_id = known_cluster_id or encode_id(new_id())
-            await ensure_paths(self._store, ["/cluster"])
-            # Where another broker of the new cluster is faster, its id holds.
-            with contextlib.suppress(NodeExists):
-                await self._store.transact([Create(CLUSTER_ID, ClusterIdNode.encode(cluster_id))])
-        async with self._writing:
-            # What a command writes while the nodes are read would not be in what was read.
-            self._image = await load_image(self._store)
-        return self._image
-
-    async def activate(
-        self, registration: BrokerRegistration, *, lost_unsynced: bool = False
-    ) -> ClusterImage:
-        """Registers this broker, takes the office of controller, puts right what is not, and publishes.
-
-        ``lost_unsynced`` says that this broker stopped in a way that may have lost what was not synced (the
-        machine went down): the partitions it leads get a new leader epoch. Raises KafkaError
-        (DUPLICATE_BROKER_REGISTRATION) when a broker of this id lives.
-        """
-        async with self._writing:
-            node = await self._store.get(CONTROLLER_EPOCH)
-            epoch = ControllerEpochNode.decode(node.data) + 1 if node is not None else 1
-            path = BrokerNode.path(registration.broker_id)
-            operations: list[Operation] = [
-                Create(path, BrokerNode.encode(registration), ephemeral=True),
-                Create(
-                    CONTROLLER, ControllerNode.encode(self._broker_id, self._clock.wall_ms()), ephemeral=True
-                ),
-            ]
-            data = ControllerEpochNode.encode(epoch)
-            if node is None:
-                operations.append(Create(CONTROLLER_EPOCH, data))
-            else:
-                operations.append(SetData(CONTROLLER_EPOCH, data, node.version))
-            try:
-                results = await self._store.transact(operations)
-            except NodeExists as error:
-                raise KafkaError(
-                    f"{error}: another broker holds it. Give each broker of a cluster a broker.id of its "
-                    "own; if this one was just stopped, wait for its session to end.",
-                    ErrorCode.DUPLICATE_BROKER_REGISTRATION,
-                ) from None
-            self._epoch_version = results[2].version
-            before = self._image
-            self._image = self._image.with_cluster(
-                self._image.cluster_id, self._broker_id, epoch, await load_brokers(self._store)
-            )
-            await self._take_over([self._broker_id] if lost_unsynced else [])
-            await self._publish(Delta(before, self._image, broker_configs_changed=True))
-            await self._finish_deletions()
-        return self._image
-
-    async def _take_over(self, unclean_brokers: list[int]) -> None:
-        plans = plan_takeover(self._image, unclean_brokers)
-        operations = [operation for plan in plans for operation in plan.operations]
-        # An administrator who writes a topic's node leaves those below it to the controller.
-        made = [operation.path for operation in operations if isinstance(operation, Create)]
-        await ensure_paths(self._store, map(parent_of, made))
-        for start in range(0, len(operations), OPERATIONS_PER_TRANSACTION_MAX):
-            await self._write(operations[start : start + OPERATIONS_PER_TRANSACTION_MAX])
-        self._image = self._image.with_topics(plan.topic for plan in plans)
-
-    async def _finish_deletions(self) -> None:
-        """Ends the deletions that a stop interrupted."""
-        topics = list(self._image.deleting.values())
-        if topics:
-            delta = Delta(self._image, self._image, deleted=topics)
-            await self._publish(delta)
-            await self._remove_nodes([topic for topic in topics if topic.name not in delta.failures])
+        super().__init__(store, broker_id, config, announce, clock, random)
+        self._deleting: dict[str, set[int]] = {}
+        """By topic: the brokers that have not confirmed yet that their replicas are gone."""
 
     # Commands
 
@@ -212,15 +89,14 @@ class Controller:
     ) -> list[Outcome]:
         """Makes topics, or (``validate_only``) says whether it would; one outcome each, in order.
 
-        It returns when this broker's partitions of them are ready.
+        It returns when this broker's partitions of them are ready, and the others' if they do not take long.
         """
         wanted = list(wanted)
-        async with self._writing:
-            self._check_active()
+        async with self.changing():
             taken = TakenNames(self._image.topics)
             budget = PartitionBudget()
-            config = self._config()
-            stale = await self._store.get_many([_config_path(topic.name) for topic in wanted])
+            config = self.config()
+            stale = await self.store.get_many([_config_path(topic.name) for topic in wanted])
             decided: list[Plan | KafkaError] = []
             for topic, node in zip(wanted, stale, strict=True):
                 try:
@@ -230,7 +106,7 @@ class Controller:
                             topic,
                             config,
                             new_id(),
-                            self._random,
+                            self.random,
                             taken,
                             budget,
                             node is not None,
@@ -241,7 +117,9 @@ class Controller:
             names = [topic.name for topic in wanted]
             if validate_only:
                 return [_decided_only(name, item) for name, item in zip(names, decided, strict=True)]
-            return await self._carry_out(names, decided, are_new=True)
+            outcomes, others = await self._carry_out(names, decided)
+        await _wait_for(others)
+        return outcomes
 
     async def create_internal_topic(self, name: str) -> TopicImage:
         """The internal topic of that name, made if it is missing; KafkaError when that is not possible."""
@@ -255,7 +133,7 @@ class Controller:
 
     def automatic_topic(self, name: str) -> NewTopic:
         """What a topic is like that is made because somebody asked for it."""
-        config = self._config()
+        config = self.config()
         living = max(1, len(self._image.brokers))
         if name == "__consumer_offsets":
             settings = {
@@ -282,33 +160,34 @@ class Controller:
     ) -> list[Outcome]:
         """Adds partitions to topics; one outcome each, in order. As :meth:`create_topics` otherwise."""
         growths = list(growths)
-        async with self._writing:
-            self._check_active()
+        async with self.changing():
             budget = PartitionBudget()
             decided: list[Plan | KafkaError] = []
             for growth in growths:
                 try:
-                    decided.append(plan_growth(self._image, growth, self._random, budget))
+                    decided.append(plan_growth(self._image, growth, self.random, budget))
                 except KafkaError as error:
                     decided.append(error)
             names = [growth.name for growth in growths]
             if validate_only:
                 return [_decided_only(name, item) for name, item in zip(names, decided, strict=True)]
-            return await self._carry_out(names, decided, are_new=False)
+            outcomes, others = await self._carry_out(names, decided)
+        await _wait_for(others)
+        return outcomes
 
     async def delete_topics(self, names: Iterable[str]) -> list[Outcome]:
         """Deletes topics; one outcome each, in order. The topics are gone for everybody when it returns."""
         names = list(names)
-        async with self._writing:
-            self._check_active()
-            if not self._config().bool("delete.topic.enable"):
+        others: list[asyncio.Future[None]] = []
+        async with self.changing():
+            if not self.config().bool("delete.topic.enable"):
                 raise KafkaError(
                     "topics cannot be deleted here: delete.topic.enable is false",
                     ErrorCode.TOPIC_DELETION_DISABLED,
                 )
             topics = [self._image.topics.get(name) for name in names]
             errors = await asyncio.gather(
-                *(self._attempt(deletion_mark(topic)) for topic in topics if topic is not None)
+                *(self.attempt(deletion_mark(topic)) for topic in topics if topic is not None)
             )
             remaining = iter(errors)
             outcomes = [
@@ -322,19 +201,51 @@ class Controller:
                 before = self._image
                 deleting = {**before.deleting, **{topic.name: topic for topic in gone}}
                 self._image = before.with_topics(removed=[topic.name for topic in gone], deleting=deleting)
-                delta = Delta(before, self._image, deleted=gone)
-                await self._publish(delta)
-                await self._remove_nodes([topic for topic in gone if topic.name not in delta.failures])
+                delta = await self._delete(Delta(before, self._image, deleted=gone))
                 outcomes = [_with_failure(outcome, delta) for outcome in outcomes]
-            return outcomes
+                others = delta.others
+        await _wait_for(others)
+        return outcomes
+
+    async def finish_deletions(self) -> None:
+        """Goes on with the deletions that were begun before: once by another controller, say."""
+        topics = list(self._image.deleting.values())
+        if topics:
+            await self._delete(Delta(self._image, self._image, deleted=topics))
+
+    async def _delete(self, delta: Delta) -> Delta:
+        for topic in delta.deleted:
+            self._deleting[topic.name] = {
+                broker for partition in topic.partitions for broker in partition.replicas
+            }
+        await self._announce(delta)
+        done = [topic.name for topic in delta.deleted if topic.name not in delta.failures]
+        await self._confirm_deletion(self.broker_id, done)
+        return delta
+
+    async def replicas_deleted(self, broker_id: int, topics: Iterable[str]) -> None:
+        """Notes that a broker has no replicas of these topics any more. With the last one their nodes go."""
+        async with self.changing():
+            await self._confirm_deletion(broker_id, topics)
+
+    async def _confirm_deletion(self, broker_id: int, topics: Iterable[str]) -> None:
+        done = []
+        for name in topics:
+            left = self._deleting.get(name)
+            topic = self._image.deleting.get(name)
+            if left is not None and topic is not None:
+                left.discard(broker_id)
+                if not left:
+                    done.append(topic)
+        if done:
+            await self._remove_nodes(done)
 
     async def alter_configs(
         self, commands: Iterable[ConfigCommand], *, validate_only: bool = False
     ) -> list[KafkaError | None]:
         """Changes the settings of topics and brokers; the error of each, or None, in order."""
         errors: list[KafkaError | None] = []
-        async with self._writing:
-            self._check_active()
+        async with self.changing():
             for command in commands:
                 try:
                     plan = self._plan_config(command)
@@ -347,12 +258,12 @@ class Controller:
         return errors
 
     def _plan_config(self, command: ConfigCommand) -> ConfigPlan:
-        config = self._config()
+        config = self.config()
         if command.resource_type == ResourceType.TOPIC:
             return plan_topic_config(self._image, command.name, config, command.alterations, command.settings)
         if command.resource_type == ResourceType.BROKER:
             return plan_broker_config(
-                self._image, command.name, self._broker_id, config, command.alterations, command.settings
+                self._image, command.name, self.broker_id, config, command.alterations, command.settings
             )
         raise KafkaError(
             f"settings of resource type {command.resource_type} cannot be changed: topics "
@@ -361,7 +272,7 @@ class Controller:
         )
 
     async def _carry_out_config(self, plan: ConfigPlan) -> None:
-        error = await self._attempt(plan.operations)
+        error = await self.attempt(plan.operations)
         if error is not None:
             raise error
         before = self._image
@@ -371,44 +282,15 @@ class Controller:
         else:
             self._image = before.with_broker_config(plan.broker or "", plan.settings)
             delta = Delta(before, self._image, broker_configs_changed=True)
-        await self._publish(delta)
+        await self._announce(delta)
         for failure in delta.failures.values():
             raise failure
 
-    # Writing
-
-    def _check_active(self) -> None:
-        if not self.is_active:
-            raise KafkaError("this broker is not the controller", ErrorCode.NOT_CONTROLLER)
-
-    async def _write(self, operations: Sequence[Operation]) -> None:
-        await self._store.transact([fence(self._epoch_version), *operations])
-
-    async def _attempt(self, operations: Sequence[Operation]) -> KafkaError | None:
-        """Writes, and says what went wrong in the protocol's terms."""
-        try:
-            await self._write(operations)
-        except BadVersion as error:
-            if error.path == CONTROLLER_EPOCH:
-                self._epoch_version = NO_CONTROLLER_VERSION
-                return KafkaError("another broker has become the controller", ErrorCode.NOT_CONTROLLER)
-            return KafkaError(f"{error}. Try again.", ErrorCode.UNKNOWN_SERVER_ERROR)
-        except NodeExists as error:
-            return KafkaError(str(error), ErrorCode.TOPIC_ALREADY_EXISTS)
-        except NoNode as error:
-            return KafkaError(str(error), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        except ValueError as error:
-            return KafkaError(str(error), ErrorCode.INVALID_REQUEST)
-        except StoreError as error:
-            logger.error("The coordination store refused a write: %s", error)
-            return KafkaError(str(error), ErrorCode.KAFKA_STORAGE_ERROR)
-        return None
-
     async def _carry_out(
-        self, names: list[str], decided: list[Plan | KafkaError], *, are_new: bool
-    ) -> list[Outcome]:
+        self, names: list[str], decided: list[Plan | KafkaError]
+    ) -> tuple[list[Outcome], list[asyncio.Future[None]]]:
         plans = [item for item in decided if isinstance(item, Plan)]
-        written = iter(await asyncio.gather(*(self._attempt(plan.operations) for plan in plans)))
+        written = iter(await asyncio.gather(*(self.attempt(plan.operations) for plan in plans)))
         outcomes = []
         for name, item in zip(names, decided, strict=True):
             if isinstance(item, KafkaError):
@@ -418,32 +300,30 @@ class Controller:
                 outcomes.append(Outcome(name, item.topic if error is None else None, error))
         done = [outcome.topic for outcome in outcomes if outcome.topic is not None]
         if not done:
-            return outcomes
+            return outcomes, []
         before = self._image
         self._image = before.with_topics(done)
-        if are_new:
-            delta = Delta(before, self._image, created=done)
-        else:
-            delta = Delta(before, self._image, changed=[(before.topics[topic.name], topic) for topic in done])
-        await self._publish(delta)
-        return [_with_failure(outcome, delta) for outcome in outcomes]
+        delta = Delta.between(before, self._image)
+        await self._announce(delta)
+        return [_with_failure(outcome, delta) for outcome in outcomes], delta.others
 
     async def _remove_nodes(self, topics: list[TopicImage]) -> None:
         """Removes what the store has of topics without replicas; what fails is done at the next start."""
         deleting = dict(self._image.deleting)
         for topic in topics:
-            doomed = await subtree(self._store, TopicNode.path(topic.name))
-            doomed += await subtree(self._store, _config_path(topic.name))
+            doomed = await subtree(self.store, TopicNode.path(topic.name))
+            doomed += await subtree(self.store, _config_path(topic.name))
             operations: list[Operation] = [Delete(path) for path in reversed(doomed)]
             operations.append(Delete(DeleteTopicNode.path(topic.name)))
-            error = await self._attempt(operations)
+            error = await self.attempt(operations)
             if error is None:
                 del deleting[topic.name]
+                self._deleting.pop(topic.name, None)
             else:
-                logger.error("The deletion of %s goes on at the next start: %s", topic.name, error)
+                logger.error("The deletion of %s goes on with the next controller: %s", topic.name, error)
         before = self._image
         self._image = before.with_topics(deleting=deleting)
-        await self._publish(Delta(before, self._image))
+        await self._announce(Delta(before, self._image))
 
 
 def _config_path(topic: str) -> str:
@@ -457,6 +337,11 @@ def _decided_only(name: str, item: Plan | KafkaError) -> Outcome:
 def _with_failure(outcome: Outcome, delta: Delta) -> Outcome:
     failure = delta.failures.get(outcome.name)
     return outcome if failure is None or outcome.error is not None else outcome._replace(error=failure)
+
+
+async def _wait_for(others: list[asyncio.Future[None]]) -> None:
+    if others:
+        await asyncio.wait(others, timeout=OTHERS_S)
 
 
 async def generate_broker_id(store: Store, reserved_id_max: int) -> int:

@@ -5,6 +5,7 @@ Images are never changed: a change makes a new one, and shares with the old one 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 
 from tidemill.coordination.nodes import (
@@ -169,13 +170,15 @@ class TopicImage:
 class BrokerImage:
     """A living broker: its endpoints by listener name, its rack, and its epoch."""
 
-    __slots__ = ("broker_id", "endpoints", "epoch", "rack")
+    __slots__ = ("broker_id", "endpoints", "epoch", "lost_unsynced", "rack")
 
     def __init__(self, registration: BrokerRegistration, epoch: int) -> None:
         self.broker_id = registration.broker_id
         self.endpoints: dict[str, Endpoint] = {e.listener: e for e in registration.endpoints}
         self.rack = registration.rack
         self.epoch = epoch
+        self.lost_unsynced = registration.lost_unsynced
+        """Its machine went down since it last ran: what it had not synced may be gone."""
 
     def __repr__(self) -> str:
         return f"BrokerImage({self.broker_id}, {list(self.endpoints)})"
@@ -232,6 +235,10 @@ class ClusterImage:
     ) -> ClusterImage:
         """The same topics and settings with another controller or other brokers."""
         return self._changed(cluster_id, controller_id, controller_epoch, brokers)
+
+    def with_brokers(self, brokers: Mapping[int, BrokerImage]) -> ClusterImage:
+        """The same with other living brokers."""
+        return self._changed(self.cluster_id, self.controller_id, self.controller_epoch, brokers)
 
     def with_topics(
         self,
@@ -292,6 +299,7 @@ class Delta:
         "deleted",
         "failures",
         "image",
+        "others",
         "reconfigured",
     )
 
@@ -316,6 +324,37 @@ class Delta:
         self.deleted = tuple(deleted)
         self.broker_configs_changed = broker_configs_changed
         self.failures: dict[str, KafkaError] = {}
+        self.others: list[asyncio.Future[None]] = []
+        """One for each other broker that was told of the change: done once it has carried it out."""
+
+    @classmethod
+    def between(cls, before: ClusterImage, image: ClusterImage) -> Delta:
+        """Everything in which two images differ. Topics that share their object are not looked into."""
+        created, deleted = [], []
+        changed, reconfigured = [], []
+        for name, topic in image.topics.items():
+            old = before.topics.get(name)
+            if old is topic:
+                continue
+            if old is None or old.topic_id != topic.topic_id:
+                created.append(topic)
+                if old is not None:
+                    deleted.append(old)
+                continue
+            if old.partitions is not topic.partitions:
+                changed.append((old, topic))
+            if old.config != topic.config:
+                reconfigured.append((old, topic))
+        deleted += [topic for name, topic in before.topics.items() if name not in image.topics]
+        return cls(
+            before,
+            image,
+            created=created,
+            changed=changed,
+            reconfigured=reconfigured,
+            deleted=deleted,
+            broker_configs_changed=before.broker_configs != image.broker_configs,
+        )
 
     def fail(self, topic: str, error: KafkaError) -> None:
         """Notes that what the change asks for ``topic`` could not be done here."""

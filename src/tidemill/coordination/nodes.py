@@ -141,6 +141,9 @@ class BrokerRegistration(NamedTuple):
     rack: str | None = None
     timestamp_ms: int = -1
     features: Mapping[str, Mapping[str, int]] = {}
+    lost_unsynced: bool = False
+    """The machine went down since the broker last ran: what it had not synced may be gone. A field of our
+    own, there only as long as the controller has not drawn its conclusions."""
 
 
 class BrokerNode:
@@ -172,6 +175,8 @@ class BrokerNode:
         }
         if registration.rack is not None:
             value["rack"] = registration.rack
+        if registration.lost_unsynced:
+            value["lost_unsynced"] = True
         return write_json(value)
 
     @staticmethod
@@ -193,6 +198,7 @@ class BrokerNode:
                 value.get("rack"),
                 int(value.get("timestamp", -1)),
                 value.get("features") or {},
+                value.get("lost_unsynced") is True,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise NodeFormatError(path, data, repr(error)) from None

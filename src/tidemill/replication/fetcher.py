@@ -31,6 +31,16 @@ from tidemill.wire.messages.fetch import (
 )
 
 NO_EPOCH = -1
+SOON_MS = 50
+"""After an answer that says that one of both brokers has not heard yet what the other has."""
+UNSETTLED = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    }
+)
 FLUSH_LOOK_MS = 5
 """How long the leader may hold a fetch while a partition waits for its flush: then it is back soon."""
 SESSION_FINAL = 0x7FFFFFFF
@@ -139,9 +149,9 @@ class LeaderFetcher:
             followed.told = None
             self._forgotten[followed.key] = None
 
-    def _rest(self, followed: Followed, now_ms: int) -> None:
+    def _rest(self, followed: Followed, now_ms: int, for_ms: int | None = None) -> None:
         self._take_out(followed)
-        followed.rests_until_ms = now_ms + self.limits.backoff_ms
+        followed.rests_until_ms = now_ms + (self.limits.backoff_ms if for_ms is None else for_ms)
         self._resting[followed.key] = followed
 
     # -- asking
@@ -265,7 +275,7 @@ class LeaderFetcher:
         if data.error_code != 0:
             name = ErrorCode(data.error_code).name if data.error_code in _CODES else str(data.error_code)
             result.troubles.append(Trouble(partition, f"the leader answers {name}"))
-            self._rest(followed, now_ms)
+            self._rest(followed, now_ms, SOON_MS if data.error_code in UNSETTLED else None)
             return
         try:
             if data.diverging_epoch.end_offset >= 0:

@@ -26,13 +26,13 @@ from tidemill.broker.down_conversion import DownConversion
 from tidemill.broker.fetch import FetchPath
 from tidemill.broker.fetch_sessions import FetchSessions
 from tidemill.broker.log_configs import log_config
-from tidemill.broker.metadata import Delta, MetadataCache, TopicImage, effective_config
+from tidemill.broker.metadata import Delta, MetadataCache, effective_config
 from tidemill.broker.offsets_topic import ClusterOffsetsTopic, PartitionOffsetsLog
 from tidemill.broker.produce import ProducePath
 from tidemill.broker.requests import Requests
 from tidemill.broker.slow_lane import SlowLane
 from tidemill.controller.producer_ids import claim_block
-from tidemill.controller.shell import Controller, generate_broker_id
+from tidemill.controller.shell import generate_broker_id
 from tidemill.coordination.nodes import BrokerRegistration, Endpoint
 from tidemill.groups.ports import OFFSETS_TOPIC
 from tidemill.groups.service import GroupService
@@ -43,15 +43,14 @@ from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.configs import Listener as ConfiguredListener
 from tidemill.model.configs.listeners import ANY_HOST
-from tidemill.model.errors import KafkaError
-from tidemill.model.types import TopicPartition
 from tidemill.net.deadlines import Deadlines
 from tidemill.net.memory import Memory
-from tidemill.replication.manager import PartitionState, ReplicaManager
+from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
+from tidemill.server.cluster import Cluster
 from tidemill.server.listeners import Acceptor, Limits, addresses_of, bind
 from tidemill.server.policies import policies_of
-from tidemill.server.store import Membership, open_store
+from tidemill.server.store import open_store
 from tidemill.transactions.producer_ids import ProducerIds
 
 log = logging.getLogger("tidemill.server")
@@ -62,8 +61,6 @@ FLUSH_CHECK_S = 1.0
 GROUPS_LOAD_S = 0.2
 """How long the first clients wait for groups to be read. Then they are told COORDINATOR_LOAD_IN_PROGRESS,
 which some administration clients give to their users as an error."""
-LOGS_A_TURN = 50
-"""New logs that are made before the loop does its other work."""
 REMOVAL_CHECK_S = 1.0
 REQUEST_BYTES_LEAST = 64 * 1024 * 1024
 REQUEST_MEMORY_SHARE = 4
@@ -92,7 +89,9 @@ class BrokerServer:
         self._writers = ThreadPoolExecutor(2, thread_name_prefix="write-back")
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="read-ahead")
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="unpack")
-        self._membership: Membership | None = None
+        self.cluster: Cluster | None = None
+        self._endpoints: tuple[Endpoint, ...] = ()
+        self._listening = False
         self._started = False
         self._loaded = False
         self._stopped = False
@@ -120,9 +119,7 @@ class BrokerServer:
         broker.store = await open_store(config, broker.logs, broker.files)
         broker.metadata = MetadataCache()
         broker.node_id = await self._choose_node_id(config)
-        broker.controller = Controller(
-            broker.store, broker.node_id, lambda: broker.config, broker.metadata.publish, broker.clock
-        )
+        self.cluster = Cluster(broker, self._logs_removed)
         image = await broker.controller.load(stored_cluster_id or None)
         broker.cluster_id = image.cluster_id
         broker.logs.claim(image.cluster_id, broker.node_id)
@@ -130,15 +127,17 @@ class BrokerServer:
         self._load_logs(image.topics)
         self._build_request_path()
         broker.metadata.on_change(self._apply)
-        registration = self._registration()
-        self._membership = Membership(broker.store, broker.controller)
-        await self._membership.join(registration, lost_unsynced=broker.logs.may_have_lost)
-        if not broker.logs.missed:
-            broker.logs.accept()
+        self.cluster.join_partitions()
+        await self.cluster.register(self._registration())
         self._start_upkeep()
         broker.partitions.mover.resume()
+        if not broker.controller.is_active:
+            # Its commands come in through the listeners.
+            self._listen()
+        await self.cluster.wait_told()
         await broker.groups.wait_loaded(GROUPS_LOAD_S)
-        self._listen()
+        if not self._listening:
+            self._listen()
         self._started = True
 
     async def _choose_node_id(self, config: BrokerConfig) -> int:
@@ -232,15 +231,17 @@ class BrokerServer:
             self.listeners.append((listener.name, listener.host, port))
             told = advertised.get(listener.name, listener)
             endpoints.append(Endpoint(listener.name, listener.protocol, told.host, told.port or port))
+        self._endpoints = tuple(endpoints)
         return BrokerRegistration(
             broker.node_id,
-            tuple(endpoints),
+            self._endpoints,
             rack=broker.config.str("broker.rack") or None,
             timestamp_ms=broker.clock.wall_ms(),
+            lost_unsynced=broker.logs.may_have_lost,
         )
 
     def _listen(self) -> None:
-        endpoints = self.broker.metadata.brokers[self.broker.node_id].endpoints
+        endpoints = {one.listener: one for one in self._endpoints}
         for listener, sockets in self._sockets:
             told = endpoints[listener.name]
             follows = listener.host in ANY_HOST and not self.static_config.advertises()
@@ -250,11 +251,12 @@ class BrokerServer:
                 ),
                 sockets,
             )
+        self._listening = True
 
     # Changes of the cluster.
 
     async def _apply(self, delta: Delta) -> None:
-        """Carries out here what changed in the cluster."""
+        """Puts other settings into effect, and forgets what groups had of topics that are gone."""
         broker = self.broker
         if delta.broker_configs_changed:
             broker.config = effective_config(self.static_config, delta.image, broker.node_id)
@@ -266,61 +268,16 @@ class BrokerServer:
             )
             self.compaction.reconfigured()
             for image in delta.image.topics.values():
-                self._put(delta, image)
-        for image in delta.deleted:
-            try:
-                broker.partitions.remove_topic(image.name, image.topic_id)
-            except KafkaError as problem:
-                log.error("%s: %s", image.name, problem)
-                delta.fail(image.name, problem)
+                broker.partitions.reconfigure(image.name, log_config(broker.config, image.config))
         if delta.deleted:
-            await broker.partitions.checkpoints.removals()
-            await self.compaction.checkpoint()
             broker.groups.topics_deleted([image.name for image in delta.deleted])
-        made = 0
-        for image in (*delta.created, *[image for _, image in delta.changed]):
-            made = await self._make_logs(delta, image, made)
-            self._put(delta, image)
         for _, image in delta.reconfigured:
             broker.partitions.reconfigure(image.name, log_config(broker.config, image.config))
 
-    async def _make_logs(self, delta: Delta, image: TopicImage, made: int) -> int:
-        """Makes the logs of a topic, with the loop's other work in between: each one takes a millisecond.
-
-        ``made`` counts those of the whole change.
-        """
-        broker = self.broker
-        config = log_config(broker.config, image.config)
-        for one in image.partitions:
-            if broker.node_id not in one.replicas or broker.partitions.find(image.name, one.partition):
-                continue
-            try:
-                key = TopicPartition(image.name, one.partition)
-                broker.logs.create(key, image.topic_id, config, broker.clock.wall_ms())
-            except KafkaError as problem:
-                delta.fail(image.name, problem)
-                break
-            made += 1
-            if made % LOGS_A_TURN == 0:
-                await asyncio.sleep(0)
-        return made
-
-    def _put(self, delta: Delta, image: TopicImage) -> None:
-        states = [
-            PartitionState(one.partition, one.leader, one.leader_epoch, tuple(one.replicas), tuple(one.isr))
-            for one in image.partitions
-        ]
-        try:
-            self.broker.partitions.put_topic(
-                image.name,
-                image.topic_id,
-                image.internal,
-                states,
-                log_config(self.broker.config, image.config),
-            )
-        except KafkaError as problem:
-            log.error("%s: %s", image.name, problem)
-            delta.fail(image.name, problem)
+    async def _logs_removed(self) -> None:
+        """Takes deleted logs out of the checkpoints before their deletion is confirmed."""
+        await self.broker.partitions.checkpoints.removals()
+        await self.compaction.checkpoint()
 
     def _leadership_changed(self, partition: Partition, leads: bool) -> None:
         if partition.topic != OFFSETS_TOPIC:
@@ -342,6 +299,8 @@ class BrokerServer:
         self._every(FLUSH_CHECK_S, FLUSH_CHECK_S, partitions.flush_due)
         self._every(FLUSH_CHECK_S, FLUSH_CHECK_S, partitions.look_after_directories)
         self._every(REMOVAL_CHECK_S, REMOVAL_CHECK_S, partitions.remove_due)
+        lag_s = config.int("replica.lag.time.max.ms") / 2000
+        self._every(lag_s, lag_s, partitions.drop_lagging)
         watermark_s = config.int("replica.high.watermark.checkpoint.interval.ms") / 1000
         self._every(watermark_s, watermark_s, partitions.checkpoints.high_watermarks)
         recovery_s = config.int("log.flush.offset.checkpoint.interval.ms") / 1000
@@ -372,7 +331,7 @@ class BrokerServer:
         if self._stopped:
             return
         self._stopped = True
-        if self._started:
+        if self._listening:
             self.acceptor.close()
         for listener_sockets in self._sockets:
             for one in listener_sockets[1]:
@@ -388,9 +347,11 @@ class BrokerServer:
     async def _stop_requests(self) -> None:
         """Ends what clients asked for: after this nothing is appended any more."""
         broker = self.broker
+        if self.cluster is not None:
+            await self.cluster.stop()
         if hasattr(broker, "groups"):
             await broker.groups.stop()
-        if self._started:
+        if self._listening:
             await self.slow_lane.stop()
             await self.down_conversion.stop()
             self.conversions.close()
@@ -410,8 +371,6 @@ class BrokerServer:
             elif hasattr(broker, "logs"):
                 broker.logs.unlock()
         finally:
-            if self._membership is not None:
-                await self._membership.leave()
             if hasattr(broker, "store"):
                 await broker.store.close()
             for pool in (self._syncers, self._writers, self._readers, self._workers):

@@ -10,23 +10,32 @@ import pytest
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.coordination.port import SessionState, StoreUnavailable
 from tidemill.model.errors import KafkaError
-from tidemill.server.store import Membership
+from tidemill.server.membership import Events, Membership
 
 
-class Cluster:
+class Cluster(Events):
     """Store and controller as far as they are asked; ``faults`` are what the next calls meet."""
 
     session_timeout_s = 1.0
+    session_id = 1
+    broker_id = 1
 
     def __init__(self, *faults: Exception) -> None:
         self.faults = list(faults)
         self.activated = asyncio.Event()
         self.met = asyncio.Event()
         """The last of the faults was met."""
+        self.is_active = False
         self.tell: Any = None
 
     def on_session(self, listener: Any) -> None:
         self.tell = listener
+
+    async def watch(self, path: str, watcher: Any) -> None:
+        pass
+
+    async def get(self, path: str) -> None:
+        return None
 
     async def load(self) -> None:
         if self.faults:
@@ -35,12 +44,19 @@ class Cluster:
                 self.met.set()
             raise fault
 
-    async def activate(self, registration: BrokerRegistration, *, lost_unsynced: bool) -> None:
+    async def register(self, registration: BrokerRegistration) -> int:
+        return 1
+
+    async def activate(self, dead: int | None = None) -> bool:
         self.activated.set()
+        return True
+
+    def resign(self) -> None:
+        self.is_active = False
 
 
 async def joined(cluster: Any) -> Membership:
-    one = Membership(cluster, cluster)
+    one = Membership(cluster, cluster, cluster)
     await one.join(BrokerRegistration(1, ()))
     cluster.activated.clear()
     return one
@@ -49,7 +65,7 @@ async def joined(cluster: Any) -> Membership:
 def test_whatever_a_return_meets_it_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tidemill.server.store.RETRY_S", 0.0)
+    monkeypatch.setattr("tidemill.server.membership.RETRY_S", 0.0)
 
     async def run() -> None:
         cluster = Cluster(KafkaError("not now"), KeyError("odd"))
@@ -65,15 +81,16 @@ def test_whatever_a_return_meets_it_is_tried_again(
     assert KeyError in faults
 
 
-def test_a_store_that_is_away_again_is_waited_for() -> None:
+def test_a_store_that_is_away_again_is_asked_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.server.membership.RETRY_S", 0.0)
+
     async def run() -> None:
-        cluster = Cluster(StoreUnavailable("away"))
+        cluster = Cluster(StoreUnavailable("away"), StoreUnavailable("still"))
         one = await joined(cluster)
         cluster.tell(SessionState.EXPIRED)
-        cluster.tell(SessionState.CONNECTED)
-        await asyncio.wait_for(cluster.met.wait(), 10)
         assert not cluster.activated.is_set()
         cluster.tell(SessionState.CONNECTED)
+        await asyncio.wait_for(cluster.met.wait(), 10)
         await asyncio.wait_for(cluster.activated.wait(), 10)
         await one.leave()
 

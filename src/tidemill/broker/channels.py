@@ -1,0 +1,234 @@
+"""The controller's channels: to each other broker one queue, over one connection.
+
+What a broker has to know is kept by partition, the newest state of each. What is there when the connection
+is free goes out together: StopReplica, LeaderAndIsr, UpdateMetadata, in this order. It stays until it is
+answered, over as many connections as that takes, or until the broker is gone.
+
+A connection that breaks is a sign: where nobody listens any more, several times in a row, there the process
+has ended, long before its session with the store does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from tidemill.broker.commanding import (
+    Command,
+    commands_for,
+    deleted_topics,
+    failed_partitions,
+    requests_of,
+)
+from tidemill.coordination.image import BrokerImage, ClusterImage, Delta
+from tidemill.model.errors import ErrorCode
+from tidemill.net.link import Link, LinkError, LinkRefused
+from tidemill.wire.apis import ApiKey
+
+log = logging.getLogger("tidemill.controller")
+
+REFUSED_TIMES = 3
+REFUSED_EVERY_S = 0.1
+"""A broker that refuses connections so often, at this distance, has ended."""
+RETRY_S = 0.5
+PATIENCE_S = 30.0
+"""``controller.socket.timeout.ms``: a broker that hangs is left to its session."""
+VERSIONS = {
+    ApiKey.LEADER_AND_ISR: (5, 7),
+    ApiKey.STOP_REPLICA: (3, 4),
+    ApiKey.UPDATE_METADATA: (7, 8),
+}
+
+Connect = Callable[[BrokerImage], Awaitable[Link]]
+
+
+class Hears:
+    """Who is told what the channels learn of brokers."""
+
+    def broker_dead(self, broker_id: int, epoch: int) -> None:
+        """Its process has ended, though its registration may be there."""
+
+    def broker_reached(self, broker_id: int) -> None:
+        """A connection to it was made."""
+
+    def replicas_deleted(self, broker_id: int, topics: Sequence[str]) -> None:
+        """It has no files of these topics any more."""
+
+    def replicas_failed(self, broker_id: int, partitions: Sequence[tuple[bytes, int]]) -> None:
+        """It cannot read or write these partitions (by topic id)."""
+
+    def office_lost(self, controller_epoch: int) -> None:
+        """It knows a later controller than that of this epoch."""
+
+
+class Channel:
+    """One broker, in one registration."""
+
+    def __init__(self, to: BrokerImage, listener: str, connect: Connect, hears: Hears) -> None:
+        self.to = to
+        self.is_dead = False
+        """Nobody listens where the broker was; it is tried all the same."""
+        self._listener = listener
+        self._connect = connect
+        self._hears = hears
+        self._pending = Command()
+        self._waiting: list[asyncio.Future[None]] = []
+        self._news = asyncio.Event()
+        self._link: Link | None = None
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def tell(self, command: Command) -> asyncio.Future[None]:
+        """Queues what it has to know; done once it is carried out, cancelled when the channel ends."""
+        self._pending.add(command)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(done)
+        self._news.set()
+        return done
+
+    def stop(self) -> None:
+        """Ends the channel."""
+        self._task.cancel()
+        if self._link is not None:
+            self._link.close("the controller has no use for it any more")
+        for one in self._waiting:
+            one.cancel()
+        self._waiting.clear()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                if self._link is None or self._link.closed:
+                    self._link = await self._reach()
+                await self._news.wait()
+                await self._send(self._link)
+            except LinkError as problem:
+                log.warning("%s; what it has to know is kept for it", problem)
+            except Exception:
+                log.exception("commanding broker %d failed; it is tried again", self.to.broker_id)
+                await asyncio.sleep(RETRY_S)
+
+    async def _reach(self) -> Link:
+        """A connection, however long it takes. Tells of a broker that has ended, once."""
+        refused = 0
+        while True:
+            try:
+                link = await self._connect(self.to)
+            except LinkRefused:
+                refused += 1
+                if refused == REFUSED_TIMES:
+                    self.is_dead = True
+                    self._hears.broker_dead(self.to.broker_id, self.to.epoch)
+                await asyncio.sleep(REFUSED_EVERY_S if refused < REFUSED_TIMES else RETRY_S)
+            except LinkError as problem:
+                refused = 0
+                log.warning("%s; it is tried again", problem)
+                await asyncio.sleep(RETRY_S)
+            else:
+                link.on_close = lambda reason: self._news.set()
+                self.is_dead = False
+                self._hears.broker_reached(self.to.broker_id)
+                return link
+
+    async def _send(self, link: Link) -> None:
+        """Sends what is pending, and takes the answers. Raises LinkError, and all of it is pending again."""
+        self._news.clear()
+        if link.closed:
+            raise LinkError(f"{link.name}: {link.closed}")
+        command, self._pending = self._pending, Command()
+        waiting, self._waiting = self._waiting, []
+        try:
+            for key, request in requests_of(command, self.to, self._listener):
+                low, high = VERSIONS[key]
+                answer = await link.ask(key, link.version_of(key, low, high), request, PATIENCE_S)
+                if answer.error_code == ErrorCode.STALE_CONTROLLER_EPOCH:
+                    self._hears.office_lost(command.controller_epoch)
+                elif answer.error_code != 0:
+                    log.error("%s answers %s with error %d", link.name, ApiKey(key).name, answer.error_code)
+                else:
+                    self._take(command, key, answer)
+        except BaseException:
+            newer, self._pending = self._pending, command
+            self._pending.add(newer)
+            self._waiting = [*waiting, *self._waiting]
+            self._news.set()
+            raise
+        for one in waiting:
+            if not one.done():
+                one.set_result(None)
+
+    def _take(self, command: Command, key: ApiKey, answer: Any) -> None:
+        broker = self.to.broker_id
+        if key == ApiKey.STOP_REPLICA:
+            deleted = deleted_topics(command, answer)
+            if deleted:
+                self._hears.replicas_deleted(broker, deleted)
+        elif key == ApiKey.LEADER_AND_ISR:
+            failed = failed_partitions(answer)
+            if failed:
+                self._hears.replicas_failed(broker, failed)
+
+
+class Channels:
+    """All channels of a controller while it is in office."""
+
+    def __init__(self, own_id: int, listener: str, connect: Connect, hears: Hears) -> None:
+        self._own_id = own_id
+        self._listener = listener
+        self._connect = connect
+        self._hears = hears
+        self._channels: dict[int, Channel] = {}
+
+    def tell(self, delta: Delta) -> list[asyncio.Future[None]]:
+        """Queues for every other living broker what ``delta`` means to it; when each has carried it out."""
+        self._follow(delta.image)
+        told = []
+        for broker_id in delta.image.brokers:
+            channel = self._channels.get(broker_id)
+            if channel is not None:
+                whole = channel.to.epoch != _epoch(delta.before, broker_id)
+                command = commands_for(delta, broker_id, whole=whole)
+                if command is not None:
+                    told.append(channel.tell(command))
+        return told
+
+    def _follow(self, image: ClusterImage) -> None:
+        """Opens channels to brokers that came, and ends those to brokers that went."""
+        for broker_id, channel in list(self._channels.items()):
+            now = image.brokers.get(broker_id)
+            if now is None and channel.is_dead:
+                continue  # As long as it is registered it is tried.
+            if now is None or now.epoch != channel.to.epoch:
+                del self._channels[broker_id]
+                channel.stop()
+        for broker_id, broker in image.brokers.items():
+            if broker_id == self._own_id:
+                continue
+            known = self._channels.get(broker_id)
+            if known is None:
+                self._channels[broker_id] = Channel(broker, self._listener, self._connect, self._hears)
+            else:
+                known.to = broker
+
+    def registered(self, brokers: Mapping[int, BrokerImage]) -> None:
+        """Gives up those that were found dead and are not registered any more."""
+        for broker_id, channel in list(self._channels.items()):
+            if channel.is_dead and _epoch_of(brokers, broker_id) != channel.to.epoch:
+                del self._channels[broker_id]
+                channel.stop()
+
+    def stop(self) -> None:
+        """Ends all channels: the office is lost."""
+        for channel in self._channels.values():
+            channel.stop()
+        self._channels.clear()
+
+
+def _epoch(image: ClusterImage, broker_id: int) -> int | None:
+    return _epoch_of(image.brokers, broker_id)
+
+
+def _epoch_of(brokers: Mapping[int, BrokerImage], broker_id: int) -> int | None:
+    known = brokers.get(broker_id)
+    return known.epoch if known is not None else None

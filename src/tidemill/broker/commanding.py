@@ -1,0 +1,293 @@
+"""What a controller's change means to one other broker, and the requests that tell it.
+
+No input or output here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from tidemill.broker.commands import (
+    DURING_DELETION,
+    SECURITY_PROTOCOLS,
+    WHOLE_IMAGE,
+    changed_partitions,
+)
+from tidemill.coordination.image import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
+from tidemill.model.errors import ErrorCode
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.leader_and_isr import (
+    LeaderAndIsrLiveLeader,
+    LeaderAndIsrPartitionState,
+    LeaderAndIsrRequest,
+    LeaderAndIsrTopicState,
+)
+from tidemill.wire.messages.stop_replica import (
+    StopReplicaPartitionState,
+    StopReplicaRequest,
+    StopReplicaTopicState,
+)
+from tidemill.wire.messages.update_metadata import (
+    UpdateMetadataBroker,
+    UpdateMetadataEndpoint,
+    UpdateMetadataPartitionState,
+    UpdateMetadataRequest,
+    UpdateMetadataTopicState,
+)
+
+Key = tuple[str, bytes]
+"""A topic by name and id: one of the same name may have been there before."""
+
+
+class Stop(NamedTuple):
+    """A replica that is to be let go."""
+
+    leader_epoch: int
+    delete: bool
+
+
+class Command:
+    """What one broker has to know and has not confirmed."""
+
+    def __init__(self) -> None:
+        self.image = ClusterImage()
+        """Whose brokers and controller are told."""
+        self.whole = False
+        """It holds all that the broker has to know, not only what is new."""
+        self.states: dict[Key, dict[int, PartitionImage]] = {}
+        """Replicas to lead and to follow."""
+        self.metadata: dict[Key, dict[int, PartitionImage]] = {}
+        self.gone: dict[Key, None] = {}
+        """Topics that are gone, for those who ask."""
+        self.stops: dict[Key, dict[int, Stop]] = {}
+        self.has_news = False
+
+    @property
+    def controller_epoch(self) -> int:
+        """The epoch of the controller whose command it is."""
+        return self.image.controller_epoch
+
+    def add(self, newer: Command) -> None:
+        """Takes ``newer`` in: of what both have, the newer holds."""
+        if newer.has_news:
+            self.image = newer.image
+            self.has_news = True
+        self.whole = self.whole or newer.whole
+        for key in (*newer.stops, *newer.gone):
+            for index in newer.stops.get(key, ()):
+                self.states.get(key, {}).pop(index, None)
+        for key in newer.gone:
+            self.metadata.pop(key, None)
+        self.gone.update(newer.gone)
+        for mine, other in (
+            (self.states, newer.states),
+            (self.metadata, newer.metadata),
+        ):
+            for key, partitions in other.items():
+                mine.setdefault(key, {}).update(partitions)
+        for key, stops in newer.stops.items():
+            self.stops.setdefault(key, {}).update(stops)
+
+
+def commands_for(delta: Delta, broker_id: int, *, whole: bool) -> Command | None:
+    """What ``delta`` means to a broker; None for nothing. ``whole``: to one that knows nothing yet."""
+    command = Command()
+    command.image = delta.image
+    command.whole = whole
+    if whole:
+        for topic in delta.image.topics.values():
+            _put(command, topic, topic.partitions, broker_id)
+        for topic in delta.image.deleting.values():
+            _delete(command, topic, broker_id)
+    else:
+        for topic in delta.created:
+            _put(command, topic, topic.partitions, broker_id)
+        for old, topic in delta.changed:
+            _put(command, topic, changed_partitions(old, topic), broker_id)
+            _move_away(command, old, topic, broker_id)
+        for topic in delta.deleted:
+            _delete(command, topic, broker_id)
+    command.has_news = bool(
+        whole
+        or command.metadata
+        or command.gone
+        or command.stops
+        or dict(delta.before.brokers) != dict(delta.image.brokers)
+        or delta.before.controller_epoch != delta.image.controller_epoch
+    )
+    return command if command.has_news else None
+
+
+def _put(command: Command, topic: TopicImage, partitions: Iterable[PartitionImage], broker_id: int) -> None:
+    key = (topic.name, topic.topic_id)
+    told = {one.partition: one for one in partitions}
+    if told:
+        command.metadata[key] = told
+        states = {index: one for index, one in told.items() if broker_id in one.replicas}
+        if states:
+            command.states[key] = states
+
+
+def _move_away(command: Command, old: TopicImage, new: TopicImage, broker_id: int) -> None:
+    for before, after in zip(old.partitions, new.partitions, strict=False):
+        if before is not after and broker_id in before.replicas and broker_id not in after.replicas:
+            stops = command.stops.setdefault((new.name, new.topic_id), {})
+            stops[after.partition] = Stop(after.leader_epoch, True)
+
+
+def _delete(command: Command, topic: TopicImage, broker_id: int) -> None:
+    key = (topic.name, topic.topic_id)
+    command.gone[key] = None
+    stops = {
+        one.partition: Stop(DURING_DELETION, True) for one in topic.partitions if broker_id in one.replicas
+    }
+    if stops:
+        command.stops[key] = stops
+
+
+def requests_of(command: Command, to: BrokerImage, listener: str) -> Iterator[tuple[ApiKey, Any]]:
+    """The requests of a command, in their order: key and message."""
+    about: dict[str, Any] = {
+        "controller_id": command.image.controller_id,
+        "controller_epoch": command.controller_epoch,
+        "broker_epoch": to.epoch,
+    }
+    if command.stops:
+        yield ApiKey.STOP_REPLICA, StopReplicaRequest(topic_states=_stops(command), **about)
+    if command.states or command.whole:
+        yield (
+            ApiKey.LEADER_AND_ISR,
+            LeaderAndIsrRequest(
+                type=WHOLE_IMAGE if command.whole else 0,
+                topic_states=_states(command),
+                live_leaders=list(_leaders(command, listener)),
+                **about,
+            ),
+        )
+    yield (
+        ApiKey.UPDATE_METADATA,
+        UpdateMetadataRequest(
+            type=WHOLE_IMAGE if command.whole else 0,
+            topic_states=[*_gone(command), *_metadata(command)],
+            live_brokers=[_broker(one) for one in command.image.brokers.values()],
+            **about,
+        ),
+    )
+
+
+def _stops(command: Command) -> list[StopReplicaTopicState]:
+    return [
+        StopReplicaTopicState(
+            topic_name=name,
+            partition_states=[
+                StopReplicaPartitionState(
+                    partition_index=index, leader_epoch=stop.leader_epoch, delete_partition=stop.delete
+                )
+                for index, stop in stops.items()
+            ],
+        )
+        for (name, _), stops in command.stops.items()
+    ]
+
+
+def _states(command: Command) -> list[LeaderAndIsrTopicState]:
+    return [
+        LeaderAndIsrTopicState(
+            topic_name=name,
+            topic_id=topic_id,
+            partition_states=[
+                LeaderAndIsrPartitionState(
+                    partition_index=index,
+                    controller_epoch=command.controller_epoch,
+                    leader=one.leader,
+                    leader_epoch=one.leader_epoch,
+                    isr=list(one.isr),
+                    partition_epoch=one.partition_epoch,
+                    replicas=list(one.replicas),
+                )
+                for index, one in partitions.items()
+            ],
+        )
+        for (name, topic_id), partitions in command.states.items()
+        if partitions
+    ]
+
+
+def _leaders(command: Command, listener: str) -> Iterator[LeaderAndIsrLiveLeader]:
+    leaders = {one.leader for partitions in command.states.values() for one in partitions.values()}
+    for broker_id in sorted(leaders):
+        broker = command.image.brokers.get(broker_id)
+        endpoint = broker.endpoints.get(listener) if broker is not None else None
+        if endpoint is not None:
+            yield LeaderAndIsrLiveLeader(broker_id=broker_id, host_name=endpoint.host, port=endpoint.port)
+
+
+def _gone(command: Command) -> Iterator[UpdateMetadataTopicState]:
+    for name, topic_id in command.gone:
+        yield UpdateMetadataTopicState(
+            topic_name=name,
+            topic_id=topic_id,
+            partition_states=[
+                UpdateMetadataPartitionState(
+                    partition_index=0,
+                    controller_epoch=command.controller_epoch,
+                    leader=DURING_DELETION,
+                    leader_epoch=DURING_DELETION,
+                )
+            ],
+        )
+
+
+def _metadata(command: Command) -> Iterator[UpdateMetadataTopicState]:
+    living: Mapping[int, BrokerImage] = command.image.brokers
+    for (name, topic_id), partitions in command.metadata.items():
+        yield UpdateMetadataTopicState(
+            topic_name=name,
+            topic_id=topic_id,
+            partition_states=[
+                UpdateMetadataPartitionState(
+                    partition_index=index,
+                    controller_epoch=command.controller_epoch,
+                    leader=one.leader,
+                    leader_epoch=one.leader_epoch,
+                    isr=list(one.isr),
+                    zk_version=one.partition_epoch,
+                    replicas=list(one.replicas),
+                    offline_replicas=[broker for broker in one.replicas if broker not in living],
+                )
+                for index, one in partitions.items()
+            ],
+        )
+
+
+def _broker(one: BrokerImage) -> UpdateMetadataBroker:
+    return UpdateMetadataBroker(
+        id=one.broker_id,
+        endpoints=[
+            UpdateMetadataEndpoint(
+                port=endpoint.port,
+                host=endpoint.host,
+                listener=endpoint.listener,
+                security_protocol=SECURITY_PROTOCOLS.index(endpoint.security_protocol),
+            )
+            for endpoint in one.endpoints.values()
+        ],
+        rack=one.rack,
+    )
+
+
+def deleted_topics(command: Command, answer: Any) -> list[str]:
+    """The deleted topics of which the answer to StopReplica says that no file is left."""
+    bad = {one.topic_name for one in answer.partition_errors if one.error_code != 0}
+    return [name for name, topic_id in command.stops if (name, topic_id) in command.gone and name not in bad]
+
+
+def failed_partitions(answer: Any) -> list[tuple[bytes, int]]:
+    """The partitions (by topic id) that the answer to LeaderAndIsr says cannot be read or written."""
+    return [
+        (topic.topic_id, one.partition_index)
+        for topic in answer.topics
+        for one in topic.partition_errors
+        if one.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    ]

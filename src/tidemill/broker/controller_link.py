@@ -1,0 +1,147 @@
+"""The controller, as the brokers see it that are not: one connection to it, kept open.
+
+Over it leaders ask for other in-sync sets, and what clients ask only of the controller is passed on. The
+connection is a sign, too: where nobody listens any more, the controller's process has ended, and another
+can take the office before its session ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.net.link import Link, LinkError, LinkRefused
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.envelope import EnvelopeRequest
+
+log = logging.getLogger("tidemill.broker")
+
+REFUSED_TIMES = 3
+REFUSED_EVERY_S = 0.1
+RETRY_S = 0.5
+REACH_S = 5.0
+"""How long a request waits for a connection to the controller."""
+PATIENCE_S = 30.0
+NOBODY = -1
+
+
+class ControllerLink:
+    """The connection to whichever broker is the controller."""
+
+    def __init__(
+        self, own_id: int, connect: Callable[[int], Awaitable[Link]], dead: Callable[[int], None]
+    ) -> None:
+        """``dead`` is called with the controller's id when its process has ended."""
+        self._own_id = own_id
+        self._connect = connect
+        self._dead = dead
+        self._controller = NOBODY
+        self._link: asyncio.Future[Link] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def set_controller(self, broker_id: int) -> None:
+        """Another broker is the controller now; -1: none is."""
+        if broker_id == self._controller and self._task is not None:
+            return
+        self._controller = broker_id
+        self._end()
+        if broker_id not in (NOBODY, self._own_id):
+            loop = asyncio.get_running_loop()
+            self._link = loop.create_future()
+            self._task = loop.create_task(self._keep(broker_id))
+
+    def stop(self) -> None:
+        """Ends the connection."""
+        self._controller = NOBODY
+        self._end()
+
+    def _end(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        link, self._link = self._link, None
+        if link is not None:
+            if not link.done():
+                link.cancel()
+            elif not link.cancelled():
+                link.result().close("another broker is the controller")
+
+    async def _keep(self, controller: int) -> None:
+        refused = 0
+        while True:
+            try:
+                link = await self._connect(controller)
+            except LinkRefused:
+                refused += 1
+                if refused == REFUSED_TIMES:
+                    log.warning("the controller, broker %d, has ended", controller)
+                    self._dead(controller)
+                await asyncio.sleep(REFUSED_EVERY_S if refused < REFUSED_TIMES else RETRY_S)
+                continue
+            except LinkError as problem:
+                log.warning("the controller: %s; it is tried again", problem)
+                await asyncio.sleep(RETRY_S)
+                continue
+            except Exception:
+                log.exception("the controller cannot be reached; it is tried again")
+                await asyncio.sleep(RETRY_S)
+                continue
+            refused = 0
+            closed = asyncio.Event()
+            link.on_close = lambda reason, closed=closed: closed.set()
+            if link.closed:
+                continue
+            waiting = self._link
+            if waiting is not None and not waiting.done():
+                waiting.set_result(link)
+            try:
+                await closed.wait()
+            finally:
+                link.close("another broker is the controller")
+            self._link = asyncio.get_running_loop().create_future()
+
+    async def ask(self, key: int, versions: tuple[int, int], request: Any) -> Any:
+        """The controller's answer. Raises KafkaError (NOT_CONTROLLER) when there is none to be had."""
+        try:
+            async with asyncio.timeout(REACH_S):
+                while True:
+                    waiting = self._link
+                    if waiting is None:
+                        raise LinkError("no broker is the controller")
+                    link = await asyncio.shield(waiting)
+                    if not link.closed:
+                        break
+                    await asyncio.sleep(0.01)
+            return await link.ask(key, link.version_of(key, *versions), request, PATIENCE_S)
+        except (LinkError, TimeoutError, asyncio.CancelledError) as problem:
+            if isinstance(problem, asyncio.CancelledError):
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+            raise KafkaError(
+                f"the controller cannot be asked: {problem}. Try again.", ErrorCode.NOT_CONTROLLER
+            ) from None
+
+    async def forward(self, request: bytes, principal: str, address: str) -> bytes | None:
+        """The controller's answer to a client's request (header and body); None when there is none."""
+        with contextlib.suppress(ValueError):
+            address_bytes = ipaddress.ip_address(address).packed
+            envelope = EnvelopeRequest(
+                request_data=request,
+                request_principal=principal.encode(),
+                client_host_address=address_bytes,
+            )
+            try:
+                answer = await self.ask(ApiKey.ENVELOPE, (0, 0), envelope)
+            except KafkaError as problem:
+                log.info("a request could not be passed on: %s", problem)
+                return None
+            if answer.error_code == 0 and answer.response_data is not None:
+                data: bytes = answer.response_data
+                return data
+        return None

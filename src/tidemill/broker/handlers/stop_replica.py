@@ -1,0 +1,19 @@
+"""StopReplica: a controller's command to this broker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidemill.broker.context import RequestContext
+from tidemill.model.errors import ErrorCode
+from tidemill.wire.messages.stop_replica import StopReplicaRequest, StopReplicaResponse
+
+if TYPE_CHECKING:
+    from tidemill.broker.broker import Broker
+
+
+async def handle(broker: Broker, context: RequestContext, request: StopReplicaRequest) -> StopReplicaResponse:
+    """Has it carried out, if it came as brokers' requests do."""
+    if not broker.commands.are_open_to(context):
+        return StopReplicaResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, partition_errors=[])
+    return await broker.commands.stop_replica(request)

@@ -1,0 +1,21 @@
+"""UpdateMetadata: a controller's command to this broker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidemill.broker.context import RequestContext
+from tidemill.model.errors import ErrorCode
+from tidemill.wire.messages.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
+
+if TYPE_CHECKING:
+    from tidemill.broker.broker import Broker
+
+
+async def handle(
+    broker: Broker, context: RequestContext, request: UpdateMetadataRequest
+) -> UpdateMetadataResponse:
+    """Has it carried out, if it came as brokers' requests do."""
+    if not broker.commands.are_open_to(context):
+        return UpdateMetadataResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    return await broker.commands.update_metadata(request)

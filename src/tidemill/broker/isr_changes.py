@@ -1,0 +1,177 @@
+"""Asking the controller for other in-sync sets: what partitions want meanwhile goes out together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from tidemill.broker.broker import Broker
+from tidemill.broker.controller_link import ControllerLink
+from tidemill.controller.failover import Failover, WantedIsr
+from tidemill.controller.isr import ANY_EPOCH, IsrChange
+from tidemill.coordination.image import PartitionImage
+from tidemill.coordination.port import StoreError
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.replication.manager import PartitionState
+from tidemill.replication.partition import Partition
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.alter_partition import (
+    AlterPartitionRequest,
+    AlterPartitionRequestPartitionData,
+    AlterPartitionRequestTopicData,
+    AlterPartitionResponse,
+    BrokerState,
+)
+
+log = logging.getLogger("tidemill.broker")
+
+VERSIONS = (3, 3)
+RETRY_S = 0.05
+PARTITIONS_MAX = 1000
+"""In one request."""
+
+
+class _Wanted:
+    """What one partition asks for."""
+
+    def __init__(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
+        self.partition = partition
+        self.key = (partition.log.topic_id, int(partition.index))
+        self.leader_epoch = int(partition.leader_epoch)
+        self.partition_epoch = partition_epoch
+        self.isr = isr
+
+
+class IsrChanges:
+    """Carries what leaders want to the controller, here or elsewhere, one request at a time."""
+
+    def __init__(
+        self, broker: Broker, link: ControllerLink, failover: Failover, epoch: Callable[[], int]
+    ) -> None:
+        self._broker = broker
+        self._link = link
+        self._failover = failover
+        self._epoch = epoch
+        self._wanted: dict[tuple[bytes, int], _Wanted] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def want(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
+        """Asks for ``isr`` over the state of that epoch."""
+        one = _Wanted(partition, isr, partition_epoch)
+        self._wanted[one.key] = one
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def stop(self) -> None:
+        """Asks for nothing any more."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _run(self) -> None:
+        while self._wanted:
+            keys = list(self._wanted)[:PARTITIONS_MAX]
+            asked = [self._wanted.pop(key) for key in keys]
+            try:
+                results = await self._ask(asked)
+            except KafkaError as problem:
+                log.info("in-sync sets are asked for again: %s", problem)
+                results = [problem] * len(asked)
+                await asyncio.sleep(RETRY_S)
+            except Exception:
+                log.exception("asking for in-sync sets failed")
+                results = [KafkaError("asking failed")] * len(asked)
+                await asyncio.sleep(RETRY_S)
+            for one, result in zip(asked, results, strict=True):
+                self._take(one, result)
+        self._task = None
+
+    def _take(self, one: _Wanted, result: PartitionState | KafkaError) -> None:
+        partitions = self._broker.partitions
+        if one.partition.deleted or one.partition.leader_epoch != one.leader_epoch:
+            return
+        if isinstance(result, PartitionState):
+            partitions.isr_changed(one.partition, result)
+        else:
+            log.info("%s-%d: %s", one.partition.topic, one.partition.index, result)
+        # A state that is older than what is known, and one that changes nothing, end the change as well.
+        partitions.isr_refused(one.partition)
+
+    async def _ask(self, asked: Sequence[_Wanted]) -> list[PartitionState | KafkaError]:
+        if self._broker.controller.is_active:
+            return await self._ask_here(asked)
+        topics: dict[bytes, AlterPartitionRequestTopicData] = {}
+        for one in asked:
+            topic = topics.setdefault(
+                one.key[0], AlterPartitionRequestTopicData(topic_id=one.key[0], partitions=[])
+            )
+            topic.partitions.append(
+                AlterPartitionRequestPartitionData(
+                    partition_index=one.key[1],
+                    leader_epoch=one.leader_epoch,
+                    new_isr_with_epochs=[BrokerState(broker_id=broker) for broker in one.isr],
+                    partition_epoch=one.partition_epoch,
+                )
+            )
+        request = AlterPartitionRequest(
+            broker_id=self._broker.node_id, broker_epoch=self._epoch(), topics=list(topics.values())
+        )
+        answer: AlterPartitionResponse = await self._link.ask(ApiKey.ALTER_PARTITION, VERSIONS, request)
+        if answer.error_code != 0:
+            raise KafkaError("the controller refuses to change in-sync sets", ErrorCode(answer.error_code))
+        return _results(asked, answer)
+
+    async def _ask_here(self, asked: Sequence[_Wanted]) -> list[PartitionState | KafkaError]:
+        wanted = [
+            WantedIsr(
+                one.key[0],
+                one.key[1],
+                IsrChange(
+                    self._broker.node_id,
+                    one.leader_epoch,
+                    one.partition_epoch,
+                    [(broker, ANY_EPOCH) for broker in one.isr],
+                ),
+            )
+            for one in asked
+        ]
+        try:
+            results = await self._failover.alter_isr(wanted)
+        except StoreError as problem:
+            raise KafkaError(str(problem), ErrorCode.NOT_CONTROLLER) from None
+        return [one if isinstance(one, KafkaError) else state_of(one) for one in results]
+
+
+def state_of(image: PartitionImage) -> PartitionState:
+    """A partition's state as the partition itself takes it."""
+    return PartitionState(
+        image.partition,
+        image.leader,
+        image.leader_epoch,
+        tuple(image.replicas),
+        tuple(image.isr),
+        image.partition_epoch,
+    )
+
+
+def _results(asked: Sequence[_Wanted], answer: AlterPartitionResponse) -> list[PartitionState | KafkaError]:
+    found: Mapping[tuple[bytes, int], PartitionState | KafkaError] = {
+        (topic.topic_id, one.partition_index): (
+            KafkaError("the controller refuses the in-sync set", ErrorCode(one.error_code))
+            if one.error_code != 0
+            else PartitionState(
+                one.partition_index, one.leader_id, one.leader_epoch, (), tuple(one.isr), one.partition_epoch
+            )
+        )
+        for topic in answer.topics
+        for one in topic.partitions
+    }
+    missing = KafkaError("the controller does not answer for this partition")
+    results = []
+    for one in asked:
+        result = found.get(one.key, missing)
+        if isinstance(result, PartitionState):
+            result = result._replace(replicas=one.partition.replicas)
+        results.append(result)
+    return results

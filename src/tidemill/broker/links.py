@@ -1,0 +1,65 @@
+"""Connections from this broker to others, by the listener that brokers use among themselves."""
+
+from __future__ import annotations
+
+from tidemill.broker.broker import Broker
+from tidemill.coordination.image import BrokerImage
+from tidemill.coordination.nodes import BrokerNode
+from tidemill.model.configs import BrokerConfig
+from tidemill.net.link import Link, LinkError
+
+CONNECT_S = 5.0
+"""How long a broker has to take a connection and to say what it speaks."""
+PLAINTEXT = "PLAINTEXT"
+
+
+def inter_broker_listener(config: BrokerConfig) -> str:
+    """The name of the listener through which brokers reach each other.
+
+    ``inter.broker.listener.name``, or the first listener of ``security.inter.broker.protocol``.
+    """
+    named = config.str("inter.broker.listener.name")
+    if named:
+        return named
+    protocol = config.str("security.inter.broker.protocol")
+    listeners = config.listeners()
+    fitting = [one.name for one in listeners if one.protocol == protocol]
+    return (fitting or [one.name for one in listeners])[0]
+
+
+class Links:
+    """Opens connections to the other brokers of the cluster."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    @property
+    def listener(self) -> str:
+        """The listener through which brokers reach each other."""
+        return inter_broker_listener(self._broker.config)
+
+    async def open(self, broker_id: int) -> Link:
+        """A connection to a broker by its id. Raises LinkError."""
+        known = self._broker.metadata.brokers.get(broker_id)
+        if known is None:
+            node = await self._broker.store.get(BrokerNode.path(broker_id))
+            if node is None:
+                raise LinkError(f"broker {broker_id} is not registered")
+            known = BrokerImage(BrokerNode.decode(broker_id, node.data), node.creation_id)
+        return await self.open_to(known)
+
+    async def open_to(self, to: BrokerImage) -> Link:
+        """A connection to the broker that registered so. Raises LinkError."""
+        endpoint = to.endpoints.get(self.listener)
+        if endpoint is None:
+            raise LinkError(
+                f"broker {to.broker_id} has no listener {self.listener!r}, through which brokers reach each "
+                f"other (it has {', '.join(to.endpoints)}): see inter.broker.listener.name"
+            )
+        if endpoint.security_protocol != PLAINTEXT:
+            raise LinkError(
+                f"broker {to.broker_id} takes {endpoint.security_protocol} only at its listener "
+                f"{self.listener!r}; brokers speak {PLAINTEXT} with each other"
+            )
+        client_id = f"broker-{self._broker.node_id}"
+        return await Link.open(to.broker_id, endpoint.host, endpoint.port, client_id, CONNECT_S)

@@ -1,0 +1,144 @@
+"""Brokers come, go and change their in-sync sets: what the controller makes of it.
+
+Which brokers live is what the store says, but for those that the controller found dead before their session
+ended: whose process is gone (it refuses connections) leads nothing any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from tidemill.controller.elections import plan_takeover, write_state
+from tidemill.controller.isr import IsrChange, plan_isr_change
+from tidemill.controller.office import Office
+from tidemill.controller.topics import Plan, unknown_topic
+from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage, TopicImage, load_brokers
+from tidemill.coordination.port import BadVersion, Operation
+from tidemill.model.errors import ErrorCode, KafkaError
+
+logger = logging.getLogger(__name__)
+
+
+class WantedIsr(NamedTuple):
+    """One partition's in-sync set that its leader asks for."""
+
+    topic_id: bytes
+    partition: int
+    change: IsrChange
+
+
+class Failover:
+    """Keeps partitions led while brokers come and go."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+        self.registered_listeners: list[Callable[[Mapping[int, BrokerImage]], None]] = []
+        """Called with all registered brokers when they were read."""
+        self._dead: dict[int, int] = {}
+        """Brokers that were found dead, and the epochs of their registrations, which may live on."""
+
+    def found_dead(self, broker_id: int, epoch: int) -> None:
+        """Nobody listens any more where a broker was; :meth:`brokers_changed` draws the conclusions."""
+        self._dead[broker_id] = epoch
+
+    def found_alive(self, broker_id: int) -> bool:
+        """A broker that was found dead answers; whether that is news."""
+        return self._dead.pop(broker_id, None) is not None
+
+    async def brokers_changed(self) -> None:
+        """Compares the brokers that live with those that are known, and moves leaderships.
+
+        Raises StoreError, NOT_CONTROLLER.
+        """
+        office = self._office
+        async with office.changing():
+            registered = await load_brokers(office.store)
+            for listener in self.registered_listeners:
+                listener(registered)
+            self._dead = {
+                broker: epoch
+                for broker, epoch in self._dead.items()
+                if broker in registered and registered[broker].epoch == epoch
+            }
+            living = {broker: one for broker, one in registered.items() if broker not in self._dead}
+            known = office.image.brokers
+            came = [broker for broker, one in living.items() if _epoch(known, broker) != one.epoch]
+            gone = [broker for broker in known if broker not in living]
+            moved = [
+                broker
+                for broker, one in living.items()
+                if broker in known and known[broker].endpoints != one.endpoints
+            ]
+            if not came and not gone and not moved:
+                return
+            logger.info("brokers that came: %s, that went: %s; there are %s", came, gone, list(living))
+            image = office.image.with_brokers(living)
+            lost = [broker for broker in came if living[broker].lost_unsynced]
+            await office.change(plan_takeover(image, lost, office.is_unclean), image)
+            if came:
+                await office.finish_deletions()
+
+    async def alter_isr(self, wanted: Sequence[WantedIsr]) -> list[PartitionImage | KafkaError]:
+        """Writes in-sync sets that leaders ask for; each partition's state afterwards, or why not.
+
+        Raises NOT_CONTROLLER.
+        """
+        office = self._office
+        results: list[PartitionImage | KafkaError] = []
+        async with office.changing():
+            changes = _Changes(office.image)
+            for one in wanted:
+                try:
+                    results.append(changes.plan(one))
+                except KafkaError as error:
+                    results.append(error)
+            try:
+                await office.change(changes.plans())
+            except BadVersion as problem:
+                office.check_active()
+                # Somebody else has written a state, an administrator for instance.
+                logger.warning("in-sync sets could not be written: %s", problem)
+                return [KafkaError(f"{problem}. Try again.", ErrorCode.INVALID_UPDATE_VERSION)] * len(wanted)
+        return results
+
+
+def _epoch(brokers: Mapping[int, BrokerImage], broker: int) -> int | None:
+    known = brokers.get(broker)
+    return known.epoch if known is not None else None
+
+
+class _Changes:
+    """In-sync sets of several partitions, planned one by one, written together."""
+
+    def __init__(self, image: ClusterImage) -> None:
+        self._image = image
+        self._partitions: dict[bytes, list[PartitionImage]] = {}
+        self._operations: dict[bytes, list[Operation]] = {}
+
+    def plan(self, wanted: WantedIsr) -> PartitionImage:
+        """The state that the partition gets. Raises KafkaError as :func:`plan_isr_change` does."""
+        topic = self._image.topics_by_id.get(wanted.topic_id)
+        if topic is None or topic.partition(wanted.partition) is None:
+            raise unknown_topic(wanted.topic_id.hex() if topic is None else topic.name)
+        partitions = self._partitions.setdefault(wanted.topic_id, list(topic.partitions))
+        old = partitions[wanted.partition]
+        new = plan_isr_change(self._image, old, wanted.change)
+        if new is not old:
+            partitions[wanted.partition] = new
+            operations = self._operations.setdefault(wanted.topic_id, [])
+            operations += write_state(topic.name, old, new, self._image.controller_epoch)
+        return new
+
+    def plans(self) -> list[Plan]:
+        """What is to be written."""
+        plans = []
+        for topic_id, operations in self._operations.items():
+            topic = self._image.topics_by_id[topic_id]
+            partitions = tuple(self._partitions[topic_id])
+            renewed = TopicImage(
+                topic.name, topic_id, partitions, topic.config, topic.node_version, topic.has_config_node
+            )
+            plans.append(Plan(renewed, operations))
+        return plans

@@ -1,0 +1,281 @@
+"""The office of controller: who holds it, what holding it allows, and how its holder writes.
+
+Every write carries a check of the controller's epoch, so that a controller that has been replaced without
+knowing changes nothing. A change is announced only once the store has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from random import Random
+
+from tidemill.controller.elections import plan_takeover
+from tidemill.controller.topics import Plan, fence
+from tidemill.coordination.encoding import encode_id, new_id
+from tidemill.coordination.image import ClusterImage, Delta, TopicImage, load_image
+from tidemill.coordination.nodes import (
+    CLUSTER_ID,
+    CONTROLLER,
+    CONTROLLER_EPOCH,
+    PERSISTENT_PATHS,
+    BrokerNode,
+    BrokerRegistration,
+    ClusterIdNode,
+    ControllerEpochNode,
+    ControllerNode,
+)
+from tidemill.coordination.port import (
+    BadVersion,
+    Create,
+    Delete,
+    NodeExists,
+    NoNode,
+    Operation,
+    SetData,
+    Store,
+    StoreError,
+    ensure_paths,
+    parent_of,
+)
+from tidemill.model.configs import BrokerConfig
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.ports import Clock
+
+logger = logging.getLogger(__name__)
+
+OPERATIONS_PER_TRANSACTION_MAX = 1000
+"""Large writes that need not be atomic are cut in such pieces: a ZooKeeper request holds at most 1 MB."""
+
+NO_CONTROLLER_VERSION = -1
+
+Announce = Callable[[Delta], Awaitable[None]]
+
+
+class Office:
+    """This broker's way to the office, over its session with the store."""
+
+    def __init__(
+        self,
+        store: Store,
+        broker_id: int,
+        config: Callable[[], BrokerConfig],
+        announce: Announce,
+        clock: Clock,
+        random: Random | None = None,
+    ) -> None:
+        """``config`` gives the broker's configuration as it is now; ``announce`` has a change carried out.
+
+        ``announce`` returns when this broker has carried it out; the others are in :attr:`Delta.others`.
+        """
+        self.store = store
+        self.broker_id = broker_id
+        self.config = config
+        self._announce = announce
+        self._clock = clock
+        self.random = random if random is not None else Random()
+        self.office_listeners: list[Callable[[bool], None]] = []
+        """Called with True when the office was taken, with False when it is lost."""
+        self._image = ClusterImage()
+        self._epoch_version = NO_CONTROLLER_VERSION
+        self._writing = asyncio.Lock()
+        self._is_stale = False
+        """A write failed: what the store holds may be something else than the image."""
+
+    @property
+    def image(self) -> ClusterImage:
+        """The cluster as this controller last wrote or read it."""
+        return self._image
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this broker is the controller, as far as it knows."""
+        return self._epoch_version != NO_CONTROLLER_VERSION
+
+    # Start and end
+
+    async def load(self, known_cluster_id: str | None = None) -> ClusterImage:
+        """Makes sure that the tree is there, and reads it; nothing is registered or announced yet.
+
+        A store without a cluster id gets ``known_cluster_id`` (that of the data directories), or a new one.
+        """
+        await ensure_paths(self.store, PERSISTENT_PATHS)
+        if await self.store.get(CLUSTER_ID) is None:
+            cluster_id = known_cluster_id or encode_id(new_id())
+            await ensure_paths(self.store, ["/cluster"])
+            # Where another broker of the new cluster is faster, its id holds.
+            with contextlib.suppress(NodeExists):
+                await self.store.transact([Create(CLUSTER_ID, ClusterIdNode.encode(cluster_id))])
+        async with self._writing:
+            # What a command writes while the nodes are read would not be in what was read.
+            self._image = await load_image(self.store)
+        return self._image
+
+    async def register(self, registration: BrokerRegistration) -> int:
+        """Registers this broker; the epoch of its registration.
+
+        Raises KafkaError (DUPLICATE_BROKER_REGISTRATION) when a broker of this id lives.
+        """
+        path = BrokerNode.path(registration.broker_id)
+        try:
+            await self.store.transact([Create(path, BrokerNode.encode(registration), ephemeral=True)])
+        except NodeExists as error:
+            raise KafkaError(
+                f"{error}: another broker holds it. Give each broker of a cluster a broker.id of its "
+                "own; if this one was just stopped, wait for its session to end.",
+                ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+            ) from None
+        node = await self.store.get(path)
+        return node.creation_id if node is not None else 0
+
+    async def activate(self, *, dead: int | None = None) -> bool:
+        """Takes the office, puts right what is not, and announces it all. False: another broker has it.
+
+        ``dead``: a broker that is known to be dead although its node may live on; where it is the holder, the
+        node goes first. Should it live after all, its writes are fenced, and its watch tells it.
+        """
+        async with self._writing:
+            if not await self._take(dead):
+                return False
+            try:
+                await self._begin()
+            except BaseException:
+                self.resign()
+                raise
+        return True
+
+    async def _take(self, dead: int | None) -> bool:
+        # The epoch first: should the holder change after that, the transaction fails.
+        node = await self.store.get(CONTROLLER_EPOCH)
+        holder = await self.store.get(CONTROLLER)
+        if holder is not None:
+            is_dead = dead is not None and ControllerNode.decode(holder.data) == dead
+            if not is_dead and holder.owner != self.store.session_id:
+                return False
+        epoch = ControllerEpochNode.decode(node.data) + 1 if node is not None else 1
+        operations: list[Operation] = [Delete(CONTROLLER)] if holder is not None else []
+        operations.append(
+            Create(CONTROLLER, ControllerNode.encode(self.broker_id, self._clock.wall_ms()), ephemeral=True)
+        )
+        data = ControllerEpochNode.encode(epoch)
+        if node is None:
+            operations.append(Create(CONTROLLER_EPOCH, data))
+        else:
+            operations.append(SetData(CONTROLLER_EPOCH, data, node.version))
+        try:
+            results = await self.store.transact(operations)
+        except (NodeExists, NoNode, BadVersion):
+            return False  # Another broker was faster.
+        self._epoch_version = results[-1].version
+        return True
+
+    async def _begin(self) -> None:
+        # Read only now: nobody else writes any more.
+        self._image = await load_image(self.store)
+        self._is_stale = False
+        lost = [one.broker_id for one in self._image.brokers.values() if one.lost_unsynced]
+        await self.write(plan_takeover(self._image, lost, self.is_unclean))
+        for listener in self.office_listeners:
+            listener(True)
+        delta = Delta.between(ClusterImage(), self._image)
+        delta.broker_configs_changed = True
+        await self._announce(delta)
+        await self.finish_deletions()
+
+    async def finish_deletions(self) -> None:
+        """Goes on with the deletions that were begun before."""
+
+    def resign(self) -> None:
+        """Gives the office up, or takes note that it is lost."""
+        if self.is_active:
+            self._epoch_version = NO_CONTROLLER_VERSION
+            logger.info("broker %d is not the controller any more", self.broker_id)
+            for listener in self.office_listeners:
+                listener(False)
+
+    def is_unclean(self, topic: TopicImage) -> bool:
+        """Whether a topic rather loses records than waits for a replica that was in sync."""
+        chosen = topic.config.get("unclean.leader.election.enable")
+        if chosen is None:
+            return self.config().bool("unclean.leader.election.enable")
+        return chosen.lower() == "true"
+
+    # Changes
+
+    @contextlib.asynccontextmanager
+    async def changing(self) -> AsyncIterator[None]:
+        """One change at a time. Raises NOT_CONTROLLER."""
+        async with self._writing:
+            self.check_active()
+            if self._is_stale:
+                before, self._image = self._image, await load_image(self.store)
+                self._is_stale = False
+                await self._announce(Delta.between(before, self._image))
+            yield
+
+    def check_active(self) -> None:
+        """Raises NOT_CONTROLLER unless this broker is the controller, as far as it knows."""
+        if not self.is_active:
+            raise KafkaError("this broker is not the controller", ErrorCode.NOT_CONTROLLER)
+
+    async def change(self, plans: Sequence[Plan], image: ClusterImage | None = None) -> Delta | None:
+        """Writes ``plans``, makes them part of ``image`` (the present one), and announces what is different.
+
+        None when nothing is. To be called within :meth:`changing`. Raises StoreError.
+        """
+        before = self._image
+        if image is not None:
+            self._image = image
+        try:
+            await self.write(plans)
+        except BaseException:
+            self._image = before  # Some may be written: it is read again before the next change.
+            raise
+        if self._image is before:
+            return None
+        delta = Delta.between(before, self._image)
+        await self._announce(delta)
+        return delta
+
+    async def write(self, plans: Iterable[Plan]) -> None:
+        """Writes ``plans``, in pieces, and makes them part of the image. Raises StoreError."""
+        plans = list(plans)
+        operations = [operation for plan in plans for operation in plan.operations]
+        # An administrator who writes a topic's node leaves those below it to the controller.
+        made = [operation.path for operation in operations if isinstance(operation, Create)]
+        await ensure_paths(self.store, map(parent_of, made))
+        for start in range(0, len(operations), OPERATIONS_PER_TRANSACTION_MAX):
+            await self.write_operations(operations[start : start + OPERATIONS_PER_TRANSACTION_MAX])
+        if plans:
+            self._image = self._image.with_topics(plan.topic for plan in plans)
+
+    async def write_operations(self, operations: Sequence[Operation]) -> None:
+        """Writes as the controller, all or nothing. Raises StoreError."""
+        try:
+            await self.store.transact([fence(self._epoch_version), *operations])
+        except StoreError as error:
+            self._is_stale = True
+            if isinstance(error, BadVersion) and error.path == CONTROLLER_EPOCH:
+                self.resign()
+            raise
+
+    async def attempt(self, operations: Sequence[Operation]) -> KafkaError | None:
+        """Writes as the controller, and says what went wrong in the protocol's terms."""
+        try:
+            await self.write_operations(operations)
+        except BadVersion as error:
+            if error.path == CONTROLLER_EPOCH:
+                return KafkaError("another broker has become the controller", ErrorCode.NOT_CONTROLLER)
+            return KafkaError(f"{error}. Try again.", ErrorCode.UNKNOWN_SERVER_ERROR)
+        except NodeExists as error:
+            return KafkaError(str(error), ErrorCode.TOPIC_ALREADY_EXISTS)
+        except NoNode as error:
+            return KafkaError(str(error), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        except ValueError as error:
+            return KafkaError(str(error), ErrorCode.INVALID_REQUEST)
+        except StoreError as error:
+            logger.error("The coordination store refused a write: %s", error)
+            return KafkaError(str(error), ErrorCode.KAFKA_STORAGE_ERROR)
+        return None

@@ -1,0 +1,203 @@
+"""This broker as one of a cluster: how the parts are joined that brokers talk to each other with.
+
+A broker on its own store has no others: then the controller's changes are carried out here, and that is all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from tidemill.broker.broker import Broker
+from tidemill.broker.channels import Channels, Hears
+from tidemill.broker.commands import Commands
+from tidemill.broker.controller_link import ControllerLink
+from tidemill.broker.following import Following
+from tidemill.broker.isr_changes import IsrChanges
+from tidemill.broker.links import Links
+from tidemill.controller.failover import Failover
+from tidemill.controller.shell import Controller
+from tidemill.controller.watching import Watching
+from tidemill.coordination.image import Delta
+from tidemill.coordination.nodes import BROKER_IDS, BrokerRegistration
+from tidemill.coordination.port import StoreError
+from tidemill.model.configs import BrokerConfig
+from tidemill.model.errors import KafkaError, StorageError
+from tidemill.replication.fetcher import FetchLimits
+from tidemill.replication.partition import Partition
+from tidemill.server.membership import Events, Membership
+
+log = logging.getLogger("tidemill.server")
+
+FIRST_COMMAND_S = 10.0
+"""How long the start waits for the controller to say what this broker leads."""
+
+
+class Cluster(Hears, Events):
+    """Joins controller, channels, commands and following; made before the broker registers."""
+
+    def __init__(self, broker: Broker, removed: Callable[[], Awaitable[None]]) -> None:
+        """``removed`` is awaited after logs were deleted."""
+        self._broker = broker
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._links = Links(broker)
+        is_shared = broker.config.store() != "embedded"
+        self.commands = broker.commands = Commands(
+            broker, removed, self._links.listener if is_shared else None
+        )
+        broker.controller = Controller(
+            broker.store, broker.node_id, lambda: broker.config, self._announce, broker.clock
+        )
+        broker.failover = Failover(broker.controller)
+        self.membership = Membership(broker.store, broker.controller, self)
+        self._channels = Channels(broker.node_id, self._links.listener, self._links.open_to, self)
+        broker.failover.registered_listeners.append(self._channels.registered)
+        self._watching = Watching(broker.store, {BROKER_IDS: broker.failover.brokers_changed})
+        broker.controller.office_listeners.append(self._office_changed)
+        broker.controller_link = ControllerLink(
+            broker.node_id, self._links.open, self.membership.controller_dead
+        )
+        self._isr_changes = IsrChanges(
+            broker, broker.controller_link, broker.failover, lambda: self.commands.broker_epoch
+        )
+        self._following: Following | None = None
+
+    def join_partitions(self) -> None:
+        """Has the partitions follow leaders, and ask for in-sync sets; to be called once they are loaded."""
+        broker = self._broker
+        config = broker.config
+        self._following = Following(
+            broker.node_id,
+            self.commands.broker_epoch,
+            fetch_limits(config),
+            self._links.open,
+            broker.clock,
+            self._storage_failed,
+        )
+        broker.partitions.following = self._following
+        broker.partitions.lag_ms_max = config.int("replica.lag.time.max.ms")
+        broker.partitions.change_isr = self._isr_changes.want
+
+    async def register(self, registration: BrokerRegistration) -> None:
+        """Takes this broker's place. Raises KafkaError when its id is taken, StoreError."""
+        await self.membership.join(registration)
+
+    async def wait_told(self) -> None:
+        """Waits a while until the controller has told this broker what it leads."""
+        try:
+            async with asyncio.timeout(FIRST_COMMAND_S):
+                await self.commands.heard.wait()
+        except TimeoutError:
+            log.warning("no controller has sent a command within %g s; it is waited for", FIRST_COMMAND_S)
+            self._begin(self._accept_when_told())
+            return
+        await self._accept()
+
+    async def _accept_when_told(self) -> None:
+        await self.commands.heard.wait()
+        await self._accept()
+
+    async def _accept(self) -> None:
+        broker = self._broker
+        if not broker.logs.missed:
+            broker.logs.accept()
+        try:
+            await self.membership.clear_loss()
+        except StoreError as problem:
+            log.warning("the registration could not be renewed: %s", problem)
+
+    async def stop(self) -> None:
+        """Leaves the cluster; the nodes go with the session."""
+        await self.membership.leave()
+        self._watching.stop()
+        self._channels.stop()
+        self._isr_changes.stop()
+        self._broker.controller_link.stop()
+        if self._following is not None:
+            await self._following.stop()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # Of the controller
+
+    async def _announce(self, delta: Delta) -> None:
+        delta.others = self._channels.tell(delta)
+        await self.commands.carry_out(delta)
+
+    def _office_changed(self, is_ours: bool) -> None:
+        if is_ours:
+            self._watching.start()
+        else:
+            self._watching.stop()
+            self._channels.stop()
+
+    def controller_is(self, broker_id: int) -> None:
+        """Goes where the controller is."""
+        self._broker.controller_link.set_controller(broker_id)
+
+    # Of this broker's registration
+
+    def registered(self, epoch: int) -> None:
+        """Commands for another epoch are not for this process."""
+        self.commands.broker_epoch = epoch
+        if self._following is not None:
+            self._following.node_epoch = epoch
+
+    def session_lost(self) -> None:
+        """Leads nothing any more that others may lead by now."""
+        self._broker.controller_link.stop()
+        self._broker.partitions.step_down()
+
+    def _storage_failed(self, partition: Partition, problem: StorageError) -> None:
+        self._broker.partitions.storage_trouble(partition, problem)
+
+    # Of the channels
+
+    def broker_dead(self, broker_id: int, epoch: int) -> None:
+        """Takes its leaderships away."""
+        log.warning("broker %d has ended: nobody listens where it was", broker_id)
+        self._broker.failover.found_dead(broker_id, epoch)
+        self._watching.want([BROKER_IDS])
+
+    def broker_reached(self, broker_id: int) -> None:
+        """Takes it back, if it was taken for dead."""
+        if self._broker.failover.found_alive(broker_id):
+            log.info("broker %d listens again", broker_id)
+            self._watching.want([BROKER_IDS])
+
+    def replicas_deleted(self, broker_id: int, topics: Sequence[str]) -> None:
+        """Ends the deletion of topics that nobody has any more."""
+        self._begin(self._confirm(broker_id, topics))
+
+    async def _confirm(self, broker_id: int, topics: Sequence[str]) -> None:
+        try:
+            await self._broker.controller.replicas_deleted(broker_id, topics)
+        except (KafkaError, StoreError) as problem:
+            log.warning("the deletion of %s goes on later: %s", ", ".join(topics), problem)
+
+    def replicas_failed(self, broker_id: int, partitions: Sequence[tuple[bytes, int]]) -> None:
+        """Tells of it."""
+        log.error("broker %d cannot read or write %d of its partitions", broker_id, len(partitions))
+
+    def office_lost(self, controller_epoch: int) -> None:
+        """A later controller is at work."""
+        self._broker.controller.resign()
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def fetch_limits(config: BrokerConfig) -> FetchLimits:
+    """The ``replica.fetch.*`` keys."""
+    return FetchLimits(
+        wait_ms=config.int("replica.fetch.wait.max.ms"),
+        bytes_min=config.int("replica.fetch.min.bytes"),
+        bytes_max=config.int("replica.fetch.response.max.bytes"),
+        partition_bytes_max=config.int("replica.fetch.max.bytes"),
+        backoff_ms=config.int("replica.fetch.backoff.ms"),
+    )

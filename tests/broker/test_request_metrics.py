@@ -10,7 +10,7 @@ from test_request_order import COSTLY, SMALL, Peer, served, until
 from tidemill.broker.requests import FETCH, PRODUCE, TIMED_EVERY
 from tidemill.replication.partition import Partition
 from tidemill.server.app import BrokerServer
-from tidemill.server.broker_metrics import families
+from tidemill.server.broker_metrics import PARTITIONS_A_TURN, families
 from tidemill.server.metrics import ProcessMetrics, render
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -57,9 +57,26 @@ def test_a_wait_counts_into_the_time_of_a_request(tmp_path: Path) -> None:
     served(test, tmp_path)
 
 
+def test_many_partitions_are_walked_in_several_turns(tmp_path: Path) -> None:
+    async def test(server: BrokerServer, partition: Partition) -> None:
+        entry = server.broker.partitions.topics.by_name[partition.topic.encode()]
+        before = sum(one is None for one in families(server))
+        entry.partitions.extend([partition] * (3 * PARTITIONS_A_TURN))
+        try:
+            found = list(families(server))
+        finally:
+            del entry.partitions[-3 * PARTITIONS_A_TURN :]
+        assert found.count(None) - before == 3
+        (partitions,) = [one for one in found if one is not None and one.name == "tidemill_partitions"]
+        ((_, count),) = partitions.samples
+        assert count == sum(1 for _ in server.broker.partitions.all()) + 3 * PARTITIONS_A_TURN
+
+    served(test, tmp_path)
+
+
 def test_the_page_on_operations_names_every_metric_and_no_other(tmp_path: Path) -> None:
     async def test(server: BrokerServer, partition: Partition) -> None:
-        made = [*families(server), *ProcessMetrics().families()]
+        made = [one for one in (*families(server), *ProcessMetrics().families()) if one is not None]
         names = {one.name + ("_total" if one.kind == "counter" else "") for one in made}
         page = OPERATIONS.read_text(encoding="utf-8")
         table = page[page.index("| metric |") : page.index("Lag of a group")]

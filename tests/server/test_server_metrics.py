@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -131,6 +131,30 @@ def test_metrics_and_health_answer() -> None:
         assert int(headers["content-length"]) > 0
 
     with_endpoint(do)
+
+
+def test_others_have_their_turn_while_metrics_are_gathered() -> None:
+    turns: list[str] = []
+
+    def gather() -> Iterator[Family | None]:
+        for number in range(3):
+            turns.append("gather")
+            yield gauge(f"x{number}", "x", number)
+            yield None
+
+    async def do() -> None:
+        made = MetricsEndpoint(gather, lambda: (True, {}))
+        await made.start("127.0.0.1", 0)
+        done = asyncio.create_task(ask(made, b"GET /metrics HTTP/1.1\r\n\r\n"))
+        while not done.done():
+            turns.append("other")
+            await asyncio.sleep(0)
+        assert set(parsed((await done)[2])) >= {"x0", "x1", "x2"}
+        await made.stop()
+
+    run(do())
+    first = turns.index("gather")
+    assert turns[first : first + 5] == ["gather", "other", "gather", "other", "gather"]
 
 
 def test_an_unwell_broker_answers_503() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.requests import TIMED_EVERY
 from tidemill.model.errors import ErrorCode
@@ -11,16 +11,43 @@ from tidemill.server.metrics import HISTOGRAM, Family, counter, gauge
 from tidemill.wire.apis import API, ApiKey
 
 if TYPE_CHECKING:
+    from tidemill.replication.partition import Partition
     from tidemill.server.app import BrokerServer
 
+PARTITIONS_A_TURN: Final = 200
+"""Walked in one turn of the loop: about a millisecond."""
+METADATA_A_TURN: Final = 5_000
 
-def families(server: BrokerServer) -> Iterator[Family]:
-    """Everything that the broker counts."""
+
+class Held:
+    """What all partitions here are together."""
+
+    def __init__(self) -> None:
+        self.partitions = 0
+        self.leaders = 0
+        self.under_replicated = 0
+        self.failed = 0
+        self.without_leader = 0
+        self.waiting_appends = 0
+
+    def note(self, one: Partition) -> None:
+        """Counts a partition."""
+        self.partitions += 1
+        self.leaders += one.is_leader
+        self.under_replicated += one.is_leader and len(one.isr) < len(one.replicas)
+        self.failed += bool(one.failed)
+        self.waiting_appends += one.waiting_appends
+
+
+def families(server: BrokerServer) -> Iterator[Family | None]:
+    """Everything that the broker counts; None where others may have their turn before it goes on."""
+    held = Held()
     yield from _connections(server)
     yield from _requests(server)
-    yield from _topics(server)
-    yield from _waiting(server)
-    yield from _cluster(server)
+    yield from _topics(server, held)
+    yield from _metadata(server, held)
+    yield from _waiting(server, held)
+    yield from _cluster(server, held)
     yield from _compaction(server)
 
 
@@ -91,41 +118,56 @@ def _name(key: int) -> str:
     return API[ApiKey(key)].name if key in API else f"unknown-{key}"
 
 
-def _topics(server: BrokerServer) -> Iterator[Family]:
+def _topics(server: BrokerServer, held: Held) -> Iterator[Family | None]:
     messages = counter("tidemill_topic_messages_in", "Records appended, by topic.")
     bytes_in = counter("tidemill_topic_bytes_in", "Bytes of batches appended, by topic.")
     bytes_out = counter("tidemill_topic_bytes_out", "Bytes of batches sent to readers, by topic.")
     size = gauge("tidemill_topic_log_size_bytes", "Bytes of the topic's logs on this broker.")
-    for entry in server.broker.partitions.topics.by_name.values():
-        held = [one for one in entry.partitions if one is not None]
-        messages.add(sum(int(one.messages_in) for one in held), topic=entry.name)
-        bytes_in.add(sum(int(one.bytes_in) for one in held), topic=entry.name)
-        bytes_out.add(sum(int(one.bytes_out) for one in held), topic=entry.name)
-        size.add(sum(int(one.log.size_bytes) for one in held), topic=entry.name)
-    yield from (messages, bytes_in, bytes_out, size)
-    yield from _conversions(server)
-
-
-def _conversions(server: BrokerServer) -> Iterator[Family]:
     produced = counter(
         "tidemill_topic_produce_message_conversions", "Records converted on their way in, by topic."
     )
     fetched = counter(
         "tidemill_topic_fetch_message_conversions", "Records converted for readers of old formats, by topic."
     )
-    for entry in server.broker.partitions.topics.by_name.values():
-        held = [one for one in entry.partitions if one is not None]
-        produced.add(sum(int(one.produce_conversions) for one in held), topic=entry.name)
-        fetched.add(sum(int(one.fetch_conversions) for one in held), topic=entry.name)
-    yield from (produced, fetched)
+    every = (messages, bytes_in, bytes_out, size, produced, fetched)
+    for entry in list(server.broker.partitions.topics.by_name.values()):
+        sums = [0] * len(every)
+        for one in list(entry.partitions):
+            if one is None:
+                continue
+            held.note(one)
+            values = (
+                one.messages_in,
+                one.bytes_in,
+                one.bytes_out,
+                one.log.size_bytes,
+                one.produce_conversions,
+                one.fetch_conversions,
+            )
+            sums = [before + int(value) for before, value in zip(sums, values, strict=True)]
+            if held.partitions % PARTITIONS_A_TURN == 0:
+                yield None
+        for family, value in zip(every, sums, strict=True):
+            family.add(value, topic=entry.name)
+    yield from every
 
 
-def _waiting(server: BrokerServer) -> Iterator[Family]:
-    held = list(server.broker.partitions.all())
+def _metadata(server: BrokerServer, held: Held) -> Iterator[Family | None]:
+    """Counts the partitions of the cluster that nobody leads."""
+    seen = 0
+    for topic in list(server.broker.metadata.topics.values()):
+        for one in topic.partitions:
+            held.without_leader += one.leader < 0
+            seen += 1
+            if seen % METADATA_A_TURN == 0:
+                yield None
+
+
+def _waiting(server: BrokerServer, held: Held) -> Iterator[Family]:
     waiting = gauge(
         "tidemill_waiting_requests", "Requests that wait: produces for replicas, fetches for data."
     )
-    waiting.add(sum(one.waiting_appends for one in held), api="Produce")
+    waiting.add(held.waiting_appends, api="Produce")
     waiting.add(int(server.fetches.waiting), api="Fetch")
     yield waiting
     yield gauge(
@@ -148,20 +190,20 @@ def _waiting(server: BrokerServer) -> Iterator[Family]:
     yield gauge("tidemill_fetch_sessions", "Fetch sessions kept.", len(server.sessions.sessions))
 
 
-def _cluster(server: BrokerServer) -> Iterator[Family]:
+def _cluster(server: BrokerServer, held: Held) -> Iterator[Family]:
     broker = server.broker
-    held = list(broker.partitions.all())
-    yield gauge("tidemill_partitions", "Partitions with a replica here.", len(held))
-    yield gauge("tidemill_leaders", "Partitions led here.", sum(one.is_leader for one in held))
+    yield gauge("tidemill_partitions", "Partitions with a replica here.", held.partitions)
+    yield gauge("tidemill_leaders", "Partitions led here.", held.leaders)
     yield gauge(
         "tidemill_under_replicated_partitions",
         "Partitions led here with fewer in-sync replicas than replicas.",
-        sum(one.is_leader and len(one.isr) < len(one.replicas) for one in held),
+        held.under_replicated,
     )
-    offline = sum(
-        one.leader < 0 for topic in broker.metadata.topics.values() for one in topic.partitions
-    ) + sum(bool(one.failed) for one in held)
-    yield gauge("tidemill_offline_partitions", "Partitions without a leader, or on a failed disk.", offline)
+    yield gauge(
+        "tidemill_offline_partitions",
+        "Partitions without a leader, or on a failed disk.",
+        held.without_leader + held.failed,
+    )
     yield gauge(
         "tidemill_active_controller",
         "1 when this broker is the controller.",

@@ -62,12 +62,13 @@ class Answer(NamedTuple):
 class MetricsEndpoint:
     """Serves ``/metrics`` from ``gather`` and ``/healthz`` from ``health``.
 
-    ``health`` answers (well?, details): 200 or 503, with the details as JSON. Both are called on the loop.
+    ``health`` answers (well?, details): 200 or 503, with the details as JSON. Both are called on the loop;
+    where ``gather`` gives None, others have their turn.
     """
 
     def __init__(
         self,
-        gather: Callable[[], Iterable[Family]],
+        gather: Callable[[], Iterable[Family | None]],
         health: Callable[[], tuple[bool, dict[str, Any]]],
     ) -> None:
         self._gather = gather
@@ -129,7 +130,12 @@ class MetricsEndpoint:
 
     async def _page(self, path: str, accept: str) -> Answer:
         if path == "/metrics":
-            families = list(self._gather())
+            families = []
+            for family in self._gather():
+                if family is None:
+                    await asyncio.sleep(0)
+                else:
+                    families.append(family)
             loop = asyncio.get_running_loop()
             content_type, body = await loop.run_in_executor(None, render, families, accept)
             return Answer(200, content_type, body)

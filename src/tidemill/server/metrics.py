@@ -97,7 +97,7 @@ def open_files() -> int | None:
     return None
 
 
-def render(families: Iterable[Family], accept: str = "") -> tuple[str, bytes]:
+def render(families: Iterable[Family | None], accept: str = "") -> tuple[str, bytes]:
     """Content type and body for a scrape whose ``Accept`` header is ``accept``."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
     from prometheus_client.exposition import choose_encoder
@@ -119,7 +119,7 @@ def render(families: Iterable[Family], accept: str = "") -> tuple[str, bytes]:
                 made.add_metric([labels.get(n, "") for n in names], value)
         return made
 
-    gathered = [translated(family) for family in families]
+    gathered = [translated(family) for family in families if family is not None]
 
     class Gathered(Collector):
         def collect(self) -> Iterable[Metric]:

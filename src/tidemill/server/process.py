@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from types import FrameType
 from typing import Any, Protocol
 
@@ -244,7 +245,7 @@ async def _start_metrics(config: BrokerConfig, server: Server, stopping: asyncio
     def health() -> tuple[bool, dict[str, Any]]:
         return (False, {"reason": "stopping"}) if stopping.is_set() else server.health()
 
-    endpoint = MetricsEndpoint(lambda: [*process.families(), *server.metrics()], health)
+    endpoint = MetricsEndpoint(lambda: chain(process.families(), server.metrics()), health)
     host = config.str("tidemill.metrics.host")
     try:
         await endpoint.start(host, port)

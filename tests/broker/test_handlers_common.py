@@ -5,11 +5,57 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tidemill.broker.dispatch import Dispatch
 from tidemill.broker.handlers.common import within
 from tidemill.model.errors import ErrorCode, KafkaError
+
+
+def test_a_stop_waits_for_what_outlived_its_request() -> None:
+    ended: list[str] = []
+
+    async def work() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        ended.append("work")
+
+    async def story() -> None:
+        with pytest.raises(KafkaError, match="it goes on"):
+            await within(0, work())
+        dispatch: Any = SimpleNamespace(tasks=set())
+        await Dispatch.stop(dispatch)
+        assert ended == ["work"]
+
+    asyncio.run(story())
+
+
+def test_a_stop_breaks_off_what_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken_off: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            broken_off.append("work")
+            raise
+
+    async def story() -> None:
+        with pytest.raises(KafkaError, match="it goes on"):
+            await within(0, work())
+        tasks: set[asyncio.Future[None]] = set()
+        handler = asyncio.ensure_future(within(60_000, work()))
+        tasks.add(handler)
+        handler.add_done_callback(tasks.discard)
+        dispatch: Any = SimpleNamespace(tasks=tasks)
+        await Dispatch.stop(dispatch)
+        assert broken_off == ["work", "work"]
+
+    monkeypatch.setattr("tidemill.broker.dispatch.STOP_S_MAX", 0.01)
+    asyncio.run(story())
 
 
 def test_what_outlives_its_request_goes_on_and_its_failure_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,7 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 from tidemill.broker.context import Peer, RequestContext
+from tidemill.broker.handlers.common import going_on
 from tidemill.broker.registry import APIS, Api
 from tidemill.controller.configs import ResourceType
 from tidemill.model.counters import TimeHistogram
@@ -130,14 +131,16 @@ class Dispatch:
             self.note(context.api_key, started)
 
     async def stop(self) -> None:
-        """Lets the handlers that are under way end, and breaks off those that do not."""
-        tasks = list(self.tasks)
+        """Lets handlers end, and changes that outlived their requests; breaks off those that do not."""
+        tasks = [*self.tasks, *going_on()]
         if not tasks:
             return
-        _, late = await asyncio.wait(tasks, timeout=STOP_S_MAX)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        await asyncio.wait(tasks, timeout=STOP_S_MAX)
+        # A handler that is broken off leaves behind what it waited for.
+        while late := [task for task in (*self.tasks, *going_on()) if not task.done()]:
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
 
     def note(self, api_key: int, started: float) -> None:
         """Counts the time that a request took."""

@@ -110,6 +110,12 @@ _going_on: set[asyncio.Future[Any]] = set()
 """Work that outlived its request. The loop itself would let go of it half way: it holds tasks weakly."""
 
 
+def going_on() -> list[asyncio.Future[Any]]:
+    """What outlived its request in this loop, and has not ended yet."""
+    loop = asyncio.get_running_loop()
+    return [task for task in _going_on if task.get_loop() is loop]
+
+
 def _ended(task: asyncio.Future[Any]) -> None:
     _going_on.discard(task)
     problem = None if task.cancelled() else task.exception()

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tidemill.cli.options import parse_moment
-from tidemill.model.errors import ConfigError
+from tidemill.client import Consumer
+from tidemill.model.errors import ConfigError, KafkaError
+from tidemill.model.types import TopicPartition
 from tidemill.testing import Broker
 
 Run = Callable[..., str]
@@ -84,6 +86,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("serve --config folder", USAGE, "folder is a directory: name a properties file"),
         ("serve -p 70000", USAGE, "70000 is out of range: allowed is 0 to 65535"),
         ("pipeline load -t x -o out --option nonsense", USAGE, "it must be KEY=VALUE"),
+        ("pipeline load -t x -o out --option nonsense=1", USAGE, "option nonsense='1' is unknown"),
+        ("pipeline load -t x -o out --trigger soon", USAGE, "trigger 'soon'"),
+        ("pipeline publish missing -t x", USAGE, "there is no file missing"),
         ("completion csh", USAGE, "'csh' is not one of"),
     ],
 )
@@ -136,6 +141,8 @@ def test_moments_that_no_clock_shows(text: str) -> None:
     ("line", "said"),
     [
         ('{"value": 1, "timestamp": 99999999999999999999}', "a whole number of at most 64 bits is needed"),
+        ('{"value": [1, NaN]}', "a number in it that JSON does not have"),
+        ('{"value": 1e400}', "a number in it that JSON does not have"),
         ('{"value": 1, "headers": [{"key": "\\ud800", "value": "x"}]}', "has half of a character in it"),
     ],
 )
@@ -164,3 +171,10 @@ def test_damage_is_told_with_its_place(cli: Run, files: Path, broker: Broker) ->
     assert said.startswith("one\ntwo\ntidemill: hurt-0 cannot be read at offsets 2 to 3: ")
     assert said.endswith("what is behind that is read from offset 4 on\n")
     assert cli("consume", "hurt", "--offset", "4", "-e") == "one\ntwo\n"
+    group = cli("consume", "hurt", "-g", "hurt-readers", "--offset", "2", "-e", code=FAILED)
+    assert group.startswith("tidemill: hurt-0 cannot be read at offsets 2 to 3: ")
+    with Consumer(broker.bootstrap, enable_auto_commit=False) as consumer:
+        consumer.assign([TopicPartition("hurt", 0)])
+        consumer.seek(TopicPartition("hurt", 0), 2)
+        with pytest.raises(KafkaError, match="hurt-0 cannot be read from offset 2 on: "):
+            consumer.poll_arrow(10)

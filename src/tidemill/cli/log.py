@@ -89,7 +89,10 @@ def dump(paths: tuple[str, ...], named: str | None, as_json: bool, **flags: Any)
     """
     from tidemill.log.files import SystemFiles
 
-    paths += tuple(FILES.convert(path, None, None) for path in (named or "").split(",") if path)
+    try:
+        paths += tuple(FILES.convert(path, None, None) for path in (named or "").split(",") if path)
+    except click.BadParameter as problem:
+        raise click.UsageError(f"--files: {problem.message}") from None
     if not paths:
         raise click.UsageError("name files or the directory of a partition")
     files, options = SystemFiles(), _options(flags)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
 
 from tidemill.cli.options import Target, Whole, bootstrap_option, pairs
+from tidemill.model.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -95,7 +97,8 @@ def load(**given: Any) -> None:
         trigger=given["trigger"],
         tasks=given["tasks"],
     )
-    options = check_load(job)
+    with wrong_usage():
+        options = check_load(job)
     Target(options.bootstrap, {}).check_reachable()
     check_topics_to_load(options, job.checkpoint)
     result = _with_spark(given, lambda spark: _shown(given["as_json"], lambda tell: run(spark, job, tell)))
@@ -142,7 +145,8 @@ def publish(**given: Any) -> None:
         timestamp=given["timestamp"],
         fields=given["fields"],
     )
-    options = check_publish(job, given["paths"])
+    with wrong_usage():
+        options = check_publish(job, given["paths"])
     Target(options.bootstrap, {}).check_reachable()
     check_topic_to_write(options)
     result = _with_spark(
@@ -153,6 +157,15 @@ def publish(**given: Any) -> None:
         {"rows": result.rows, "seconds": round(result.seconds, 3)},
         f"published {result.rows:,} messages to {given['topic']}, {result.seconds:.1f} s",
     )
+
+
+@contextmanager
+def wrong_usage() -> Iterator[None]:
+    """Makes wrong usage of what the checks before a job refuse."""
+    try:
+        yield
+    except ConfigError as problem:
+        raise click.UsageError(str(problem)) from None
 
 
 def _selection(topics: tuple[str, ...], pattern: str | None) -> dict[str, str]:

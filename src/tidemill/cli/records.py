@@ -142,7 +142,11 @@ def _bytes_of(found: dict[str, Any], name: str) -> bytes | None:
         return None
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    try:
+        text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise BadInput(f"{name} has a number in it that JSON does not have (NaN, or beyond 1e308)") from None
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _is_text(text: str) -> bool:

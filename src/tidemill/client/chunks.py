@@ -176,18 +176,22 @@ class Chunk:
         answer = self._answer
         position = answer.start
         while not self.exhausted:
-            columns = decode_columns(
-                answer.data,
-                self.next_offset,
-                OFFSET_MAX,
-                position,
-                include_headers,
-                self._check_crcs,
-                bytes_max,
-                self._all_aborted or None,
-                answer.start,
-                answer.end,
-            )
+            try:
+                columns = decode_columns(
+                    answer.data,
+                    self.next_offset,
+                    OFFSET_MAX,
+                    position,
+                    include_headers,
+                    self._check_crcs,
+                    bytes_max,
+                    self._all_aborted or None,
+                    answer.start,
+                    answer.end,
+                )
+            except KafkaError as problem:
+                problem.args = (self._placed(str(problem), None),)
+                raise
             self.next_offset = max(self.next_offset, int(columns.next_offset))
             position = int(columns.next_position)
             self.exhausted = not columns.unfinished

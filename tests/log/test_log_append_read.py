@@ -12,9 +12,10 @@ from tidemill.log.errors import OffsetOutOfRange
 from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.log.recovery import open_log
+from tidemill.log.scan import WINDOW_BYTES
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
-from tidemill.records.batch import Batch, parse_batches
+from tidemill.records.batch import RECORDS, Batch, parse_batches
 from tidemill.testing.files import FaultyFiles
 
 NOW = 1_700_000_000_000
@@ -83,6 +84,30 @@ def test_a_limit_in_a_later_segment_costs_no_look_into_the_files(batch: MakeBatc
             assert len([name for name, _ in files.operations if name == "read_at"]) <= 1
             assert piece.position + piece.size == log.segments[int(log.segment_at(offset))].size
     assert stored(log, 50, limit=53)[-1].last_offset <= 52
+
+
+def test_a_look_up_among_large_batches_reads_their_headers_and_not_their_records(batch: MakeBatch) -> None:
+    files = FaultyFiles()
+    files.make_directory("/t-0")
+    config = LogConfig(index_interval_bytes=1 << 30)
+    log = open_log(files, "/t-0", TopicPartition("t", 0), config, now_ms=NOW)
+    places = []
+    for size in [10_000] * 70 + [1, 1, 10_000]:
+        places.append(int(log.active.size))
+        log.append([batch(1, value=bytes(size))], 0, NOW)
+    counts: list[int] = []
+    file = log.active.file()
+    read_at = file.read_at
+
+    def counted(position: int, count: int) -> bytes:
+        counts.append(count)
+        return read_at(position, count)
+
+    file.read_at = counted  # type: ignore[method-assign]
+    assert [log.active.position_of(offset) for offset in range(73)] == places
+    counts.clear()
+    assert log.active.position_of(72) == places[72]
+    assert sum(counts) <= 3 * WINDOW_BYTES + 73 * RECORDS
 
 
 def test_the_first_batch_may_exceed_the_bytes_asked_for_only_when_said_so(

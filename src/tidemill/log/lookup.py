@@ -8,8 +8,10 @@ Source: KIP-79, KIP-734 (the largest timestamp); Apache Kafka, ``LogSegment.find
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tidemill.log.scan import BatchScan
-from tidemill.log.segment import Segment
+from tidemill.log.segment import Segment, first_reaching
 from tidemill.records.batch import APPEND_TIME_FLAG, CODEC_MASK, CONTROL_FLAG, NONE
 from tidemill.records.cursor import open_cursor
 from tidemill.records.reader import UNPACKED_BYTES_MAX
@@ -17,10 +19,12 @@ from tidemill.records.reader import UNPACKED_BYTES_MAX
 
 def first_at(segments: list[Segment], timestamp: int, start_offset: int) -> tuple[int, int] | None:
     """The first record, by offset, whose timestamp is at least ``timestamp``."""
-    for at, segment in enumerate(segments):
-        beyond = at + 1 < len(segments) and segments[at + 1].base_offset <= start_offset
-        if beyond or segment.size == 0 or segment.max_timestamp() < timestamp:
-            continue
+    at = 0
+    while at + 1 < len(segments) and segments[at + 1].base_offset <= start_offset:
+        at += 1
+    while (at := first_reaching(segments, at, timestamp, True)) < len(segments):
+        segment = segments[at]
+        at += 1
         from_offset = max(int(segment.time_index.lookup(timestamp)), start_offset)
         found = _first_in(segment, segment.index.lookup(from_offset), timestamp, start_offset)
         if found is not None:
@@ -82,19 +86,20 @@ def _largest_in(segment: Segment, start_offset: int) -> tuple[int, int] | None:
     return best if best is not None and best[0] >= 0 else None
 
 
-def _records(scan: BatchScan) -> list[tuple[int, int]]:
-    """(timestamp, offset) of the records of the batch at which the scan stands."""
+def _records(scan: BatchScan) -> Iterator[tuple[int, int]]:
+    """(timestamp, offset) of the records of the batch at which the scan stands, as they are unpacked."""
     attributes = scan.attributes
     if scan.magic == 2:
         if attributes & CONTROL_FLAG:
-            return [(scan.max_timestamp, scan.last_offset)]
+            yield scan.max_timestamp, scan.last_offset
+            return
         if attributes & APPEND_TIME_FLAG:
-            return [(scan.max_timestamp, offset) for offset in range(scan.base_offset, scan.last_offset + 1)]
+            yield from ((scan.max_timestamp, at) for at in range(scan.base_offset, scan.last_offset + 1))
+            return
     elif attributes & CODEC_MASK == NONE:
-        return [(scan.max_timestamp, scan.last_offset)]
+        yield scan.max_timestamp, scan.last_offset
+        return
     data, at = scan.whole()
     cursor = open_cursor(data, at, at + scan.size, False, UNPACKED_BYTES_MAX)
-    records = []
     while cursor.step():
-        records.append((int(cursor.timestamp), int(cursor.offset)))
-    return records
+        yield int(cursor.timestamp), int(cursor.offset)

@@ -101,7 +101,10 @@ class BatchScan:
         return True
 
     def _load(self, position: i64, left: i64) -> None:
-        count: i64 = self.window_bytes if self.window_bytes < left else left
+        # After a batch that is larger than a window the next is likely to be: only its header is read.
+        count: i64 = self.window_bytes if self.size < self.window_bytes else RECORDS
+        if count > left:
+            count = left
         self.window = self.file.read_at(position, count)
         self.window_position = position
 

@@ -440,3 +440,21 @@ class Segment:
         OPEN_FILES.closed(self)
         self.index.release()
         self.time_index.release()
+
+
+def first_reaching(segments: list[Segment], at: i64, timestamp: i64, may_read: bool) -> i64:
+    """The place, from ``at`` on, of the first segment that may hold a record of ``timestamp`` or later.
+
+    The number of segments: there is none. -1: that would have to be read from the files, and may not be
+    (``may_read``). A log of many segments is walked here, where a step costs nanoseconds.
+    """
+    count: i64 = len(segments)
+    while at < count:
+        segment = segments[at]
+        if segment.size > 0:
+            if not may_read and segment._max_timestamp == UNKNOWN:
+                return -1
+            if segment.max_timestamp() >= timestamp:
+                return at
+        at += 1
+    return count

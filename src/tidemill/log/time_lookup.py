@@ -12,7 +12,7 @@ from typing import Final
 from tidemill.log.errors import storage_error
 from tidemill.log.log import Log
 from tidemill.log.lookup import first_at, largest
-from tidemill.log.segment import Segment
+from tidemill.log.segment import Segment, first_reaching
 from tidemill.model.errors import StorageError
 
 LARGEST: Final = -3
@@ -30,20 +30,21 @@ def is_warm(log: Log, timestamp: int) -> bool:
 
 
 def _is_warm(log: Log, timestamp: int) -> bool:
-    target: Segment | None = None
-    for segment in log.segments[log.segment_at(log.start_offset) :]:
-        if segment.size == 0:
-            continue
-        if not segment.knows_timestamps:
-            return False
-        if timestamp == LARGEST:
-            if segment.base_offset < log.start_offset:
+    first = log.segment_at(log.start_offset)
+    if timestamp == LARGEST:
+        target: Segment | None = None
+        for segment in log.segments[first:]:
+            if segment.size == 0:
+                continue
+            if not segment.knows_timestamps or segment.base_offset < log.start_offset:
                 return False  # a whole segment is read to find it
             if target is None or segment.max_timestamp() > target.max_timestamp():
                 target = segment
-        elif segment.max_timestamp() >= timestamp:
-            target = segment
-            break
+    else:
+        at = first_reaching(log.segments, first, timestamp, False)
+        if at < 0:
+            return False
+        target = log.segments[at] if at < len(log.segments) else None
     if target is None:
         return True
     if not target.index.is_cached() or not target.time_index.is_cached():

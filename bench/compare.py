@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import mmap
 import os
 import statistics
 import sys
@@ -26,19 +25,7 @@ import compaction
 import conversion
 import flat
 import spark
-from peers import Figures, Kafka, Peer, Tidemill, load
-
-
-def warm_memory(count: int) -> None:
-    """Takes and frees ``count`` bytes, so that the pages that a run will take are ready.
-
-    A virtual machine gives freed pages back to its host within seconds, and touching each first then costs
-    several times what writing a log does: without this, the host would be measured.
-    """
-    chunk = b"x" * (1 << 20)
-    with mmap.mmap(-1, count) as pages:
-        for _ in range(count >> 20):
-            pages.write(chunk)
+from peers import Figures, Kafka, Peer, Tidemill, load, warm_memory
 
 
 def with_cpu(peer: Peer, size: int, count: int) -> Figures:

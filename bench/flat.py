@@ -11,42 +11,25 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from load import connect, idle_fetch, topic
-from peers import Peer, Tidemill, load
+from peers import Peer, Tidemill, counted_calls, load
 
 TURNS = 5
 SECONDS = 2.0
 
 
-def counted_calls(peer: Peer) -> subprocess.Popen[str] | None:
-    """A ``perf`` that counts the broker's system calls until it is interrupted; None where it may not."""
-    if shutil.which("perf") is None:
-        return None
-    counting = subprocess.Popen(
-        ["perf", "stat", "-x,", "-e", "raw_syscalls:sys_enter", "-p", str(peer.pid)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    time.sleep(0.3)
-    return counting if counting.poll() is None else None
-
-
 def cost(peer: Peer) -> tuple[float, float]:
     """Microseconds of processor time and system calls of one small produce."""
-    counting = counted_calls(peer)
+    counting = counted_calls(peer.pid)
     cpu, calls = peer.cpu_s(), peer.system_calls()
     done = load("requests", peer.bootstrap, 16, 5, SECONDS)["requests"] * SECONDS
     used_us, called = (peer.cpu_s() - cpu) / done * 1e6, float(peer.system_calls() - calls)

@@ -4,11 +4,15 @@ load.py throughput BOOTSTRAP COUNT BYTES        produce COUNT messages, then con
 load.py latency BOOTSTRAP COUNT                 one message at a time, each waited for
 load.py requests BOOTSTRAP CONNECTIONS DEPTH SECONDS [IDLE]
                                                 small produces over raw sockets, IDLE consumers waiting
+load.py spread BOOTSTRAP TOPIC PARTITIONS CONNECTIONS DEPTH SECONDS
+                                                the same, each to another partition of a topic that is there
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import selectors
 import socket
 import struct
@@ -17,6 +21,7 @@ import time
 from typing import Any
 
 PARTITIONS = 3
+Figures = dict[str, float]
 
 
 def topic(bootstrap: str, name: str) -> str:
@@ -29,7 +34,7 @@ def topic(bootstrap: str, name: str) -> str:
     return name
 
 
-def throughput(bootstrap: str, count: int, size: int) -> dict[str, float]:
+def throughput(bootstrap: str, count: int, size: int) -> Figures:
     """Messages a second, produced and then consumed."""
     from confluent_kafka import Consumer, Producer, TopicPartition
 
@@ -74,7 +79,7 @@ def throughput(bootstrap: str, count: int, size: int) -> dict[str, float]:
     return {"produce": count / produced_s, "consume": count / consumed_s}
 
 
-def latency(bootstrap: str, count: int) -> dict[str, float]:
+def latency(bootstrap: str, count: int) -> Figures:
     """Microseconds that a message takes to be acknowledged, sent alone."""
     from confluent_kafka import Producer
 
@@ -120,25 +125,44 @@ def connect(bootstrap: str) -> socket.socket:
     return made
 
 
-def requests(bootstrap: str, connections: int, depth: int, seconds: float, idle: int) -> dict[str, float]:
+def requests(bootstrap: str, connections: int, depth: int, seconds: float, idle: int) -> Figures:
     """Small produces a second, ``depth`` of them in flight on each connection."""
     name = topic(bootstrap, f"requests-{time.time_ns()}")
     waiting_on = topic(bootstrap, f"idle-{time.time_ns()}")
     idlers = [connect(bootstrap) for _ in range(idle)]
     for one in idlers:
         one.sendall(idle_fetch(waiting_on))
+    frames = [[small_produce(name, number % PARTITIONS)] for number in range(connections)]
+    figures = drive(bootstrap, name, frames, depth, seconds)
+    for one in idlers:
+        one.close()
+    return figures
+
+
+def spread(
+    bootstrap: str, name: str, partitions: int, connections: int, depth: int, seconds: float
+) -> Figures:
+    """As :func:`requests`, to a topic that is there, each produce to another of so many partitions."""
+    order = random.Random(1).sample(range(partitions), partitions)
+    frames = [small_produce(name, partition) for partition in order]
+    begins = [number * partitions // connections for number in range(connections)]
+    return drive(bootstrap, name, [frames[begin:] + frames[:begin] for begin in begins], depth, seconds)
+
+
+def drive(bootstrap: str, name: str, frames: list[list[bytes]], depth: int, seconds: float) -> Figures:
+    """Keeps ``depth`` produces in flight on a connection for each list of ``frames``, which it repeats."""
     reply_bytes = 4 + 4 + 4 + 2 + len(name) + 4 + 4 + 2 + 8 + 8 + 8 + 4
     selector = selectors.DefaultSelector()
     opened: list[list[Any]] = []
-    for number in range(connections):
-        state = [connect(bootstrap), small_produce(name, number % PARTITIONS), b""]
+    for turns in frames:
+        state: list[Any] = [connect(bootstrap), itertools.cycle(turns), b""]
         selector.register(state[0], selectors.EVENT_READ, state)
         opened.append(state)
     error_at = reply_bytes - 4 - 8 - 8 - 8 - 2
     done = failed = 0
     begin = time.perf_counter()
     for state in opened:
-        state[0].sendall(state[1] * depth)
+        state[0].sendall(b"".join(itertools.islice(state[1], depth)))
     while (now := time.perf_counter()) - begin < seconds:
         for key, _ in selector.select(0.1):
             state = key.data
@@ -150,11 +174,9 @@ def requests(bootstrap: str, connections: int, depth: int, seconds: float, idle:
             state[2] = data[count * reply_bytes :]
             done += count
             if count:
-                state[0].sendall(state[1] * count)
+                state[0].sendall(b"".join(itertools.islice(state[1], count)))
     if failed:
         raise SystemExit(f"bench: {failed} of {done} requests failed")
-    for one in idlers:
-        one.close()
     return {"requests": done / (now - begin)}
 
 
@@ -167,6 +189,9 @@ def main(arguments: list[str]) -> None:
     elif what == "requests":
         idle = int(numbers[3]) if len(numbers) > 3 else 0
         figures = requests(bootstrap, int(numbers[0]), int(numbers[1]), float(numbers[2]), idle)
+    elif what == "spread":
+        partitions, connections, depth = map(int, numbers[1:4])
+        figures = spread(bootstrap, numbers[0], partitions, connections, depth, float(numbers[4]))
     else:
         raise SystemExit(__doc__)
     print(json.dumps(figures))

@@ -6,6 +6,7 @@ Run as a program, it brings Apache Kafka's jars and prints where they are.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import shutil
 import signal
@@ -72,6 +73,32 @@ def load(*arguments: object) -> Figures:
         raise SystemExit(f"bench: {' '.join(map(str, arguments))}: {done.stderr[-2000:]}")
     figures: Figures = json.loads(done.stdout.splitlines()[-1])
     return figures
+
+
+def warm_memory(count: int) -> None:
+    """Takes and frees ``count`` bytes, so that the pages that a run will take are ready.
+
+    A virtual machine gives freed pages back to its host within seconds, and touching each first then costs
+    several times what writing a log does: without this, the host would be measured.
+    """
+    chunk = b"x" * (1 << 20)
+    with mmap.mmap(-1, count) as pages:
+        for _ in range(count >> 20):
+            pages.write(chunk)
+
+
+def counted_calls(pid: int) -> subprocess.Popen[str] | None:
+    """A ``perf`` that counts the system calls of a process until it is interrupted; None where it may not."""
+    if shutil.which("perf") is None:
+        return None
+    counting = subprocess.Popen(
+        ["perf", "stat", "-x,", "-e", "raw_syscalls:sys_enter", "-p", str(pid)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(0.3)
+    return counting if counting.poll() is None else None
 
 
 def free_port() -> int:

@@ -3,20 +3,27 @@
     python bench/sizes.py [--gigabytes 1,10,50] [--partitions 1,2000] [--turns 7] [--data DIR]
 
 The logs are made: the header of each batch is there, its records are a hole in the file, which no look-up
-reads. So 50 GB take 1 GB of disk. Each measure is a process of its own that opens the logs as a start after a
-clean stop does, touches them all, and then takes turns; the median turn counts. Microseconds are of the
+reads. So all of them take 2 GB of disk. Each case is a process that opens its logs as a start after a clean
+stop does and touches them all; then the cases take turns, and the median counts. Microseconds are of the
 processor; system calls are counted by ``perf`` where it is there and may, else the reads and writes that the
 kernel counts. The last columns are ratios to the first case: 1.00 is flat.
 
-append   a batch of 1 KB to a partition by chance
-fetch    the range of the log that holds an offset by chance, of at most 1 MB
-by time  the first offset at or after a time by chance, as ListOffsets asks (its record is not unpacked here)
+write    a bare write(2) of 1 KB to a file by chance, among as many as the segments written to, and as large:
+         what the kernel alone takes. With 2,000 files that is twice as much: each write finds another inode,
+         whose time of change goes to the journal, and pages that no cache of the processor holds
+append   a batch of 1 KB to a partition by chance: to be compared with the write beside it
+to one   a batch of 1 KB to one partition while the others are there: compared with an append to the only one
+fetch    the range of the log that holds an offset, of at most 1 MB
+by time  the first offset at or after a time, as ListOffsets asks (its record is not unpacked here)
+
+Look-ups go to a hundred places by chance, so many in each case: 20,000 places in 50 GB are more bytes than a
+processor's caches hold, in 1 GB they are not, and the caches would be measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import os
 import random
 import resource
@@ -30,7 +37,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from peers import counted_calls, warm_memory
 
 TOPIC = "sized"
 BATCH_BYTES = 256 * 1024
@@ -38,6 +50,7 @@ RECORDS = 256
 SEGMENT_BYTES = 1 << 30
 NOW_MS = 1_700_000_000_000
 OPERATIONS = 20_000
+PLACES = 100
 HEADER = struct.Struct(">qiibIhiqqqhii")
 
 
@@ -91,8 +104,20 @@ def make(data: Path, gigabytes: float, partitions: int) -> None:
         raise SystemExit(f"bench: {problems[0]}")
 
 
-def measure(data: Path, turns: int) -> dict[str, list[float]]:
-    """Microseconds and system calls of each operation, in this process."""
+def open_files(directory: Path, count: int, size: int) -> list[int]:
+    """Descriptors of empty files of ``size`` bytes, at whose ends is written."""
+    directory.mkdir()
+    opened = []
+    for number in range(count):
+        descriptor = os.open(directory / str(number), os.O_RDWR | os.O_CREAT)
+        os.ftruncate(descriptor, size)
+        os.lseek(descriptor, 0, os.SEEK_END)
+        opened.append(descriptor)
+    return opened
+
+
+def operations(data: Path) -> dict[str, Callable[[], None]]:
+    """What is measured, each as so many :data:`OPERATIONS` in this process."""
     from tidemill.log.config import LogConfig
     from tidemill.log.files import SystemFiles
     from tidemill.log.manager import LogManager
@@ -106,76 +131,133 @@ def measure(data: Path, turns: int) -> dict[str, list[float]]:
     logs = list(manager.logs.values())
     ends = [int(log.end_offset) for log in logs]
     record = build_batch([(NOW_MS, None, os.urandom(900), None)])
-    batch = parse_batch(record, 0, len(record))
+    batches = [parse_batch(record, 0, len(record))]
     chance = random.Random(1)
     places = [chance.randrange(len(logs)) for _ in range(OPERATIONS)]
-    offsets = [chance.randrange(ends[place]) for place in places]
+    files = open_files(data / "bare", len(logs), int(logs[0].active.size))
+    found = [(log, chance.randrange(ends[log])) for log in places[:PLACES]]
+    look_ups = [(logs[log], offset, ends[log]) for log, offset in chance.choices(found, k=OPERATIONS)]
+
+    def write() -> None:
+        for place in places:
+            os.write(files[place], record)
 
     def append() -> None:
         for place in places:
-            logs[place].append([batch], 0, NOW_MS)
+            logs[place].append(batches, 0, NOW_MS)
+
+    def to_one() -> None:
+        log = logs[0]
+        for _ in places:
+            log.append(batches, 0, NOW_MS)
 
     def fetch() -> None:
-        for place, offset in zip(places, offsets, strict=True):
-            logs[place].read(offset, 1 << 20, ends[place], True)
+        for log, offset, end in look_ups:
+            log.read(offset, 1 << 20, end, True)
 
     def by_time() -> None:
-        for place, offset in zip(places, offsets, strict=True):
-            logs[place].offset_for_timestamp(NOW_MS + offset)
+        for log, offset, _ in look_ups:
+            log.offset_for_timestamp(NOW_MS + offset)
 
-    found: dict[str, list[float]] = {}
-    for name, work in (("append", append), ("fetch", fetch), ("by time", by_time)):
-        for log in logs:
-            log.append([batch], 0, NOW_MS)
-        work()
-        figures = [cost(work) for _ in range(turns)]
-        found[name] = [statistics.median(column) for column in zip(*figures, strict=True)]
-    return found
+    for log in logs:
+        log.append(batches, 0, NOW_MS)
+    return {"write": write, "append": append, "to one": to_one, "fetch": fetch, "by time": by_time}
 
 
-def cost(work: Callable[[], None]) -> tuple[float, float]:
-    """Microseconds of the processor and system calls of an operation."""
-    counting = counted_calls()
-    calls, cpu = own_calls(), time.process_time()
-    work()
-    used, called = time.process_time() - cpu, float(own_calls() - calls)
-    if counting is not None:
-        counting.send_signal(signal.SIGINT)
-        first = counting.communicate()[1].split(",")[0]
-        called = float(first) if first.isdigit() else called
-    return used / OPERATIONS * 1e6, called / OPERATIONS
+def serve(data: Path) -> None:
+    """Takes a turn for each line of input, which names the operation; answers with the processor's µs."""
+    work = operations(data)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        warm_memory(4 * 1024 * OPERATIONS)
+        begin = time.process_time()
+        work[line.strip()]()
+        print((time.process_time() - begin) / OPERATIONS * 1e6, flush=True)
 
 
-def counted_calls() -> subprocess.Popen[str] | None:
-    """A ``perf`` that counts the system calls of this process until it is interrupted; None: it may not."""
-    if shutil.which("perf") is None:
-        return None
-    command = ["perf", "stat", "-x,", "-e", "raw_syscalls:sys_enter", "-p", str(os.getpid())]
-    counting = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    time.sleep(0.3)
-    return counting if counting.poll() is None else None
+class Case:
+    """Logs of one size, and the process that has them open; ``with`` makes them and takes them away."""
+
+    def __init__(self, data: Path, gigabytes: float, partitions: int) -> None:
+        self.data = data / f"tidemill-sizes-{gigabytes:g}-{partitions}"
+        self.gigabytes = gigabytes
+        self.partitions = partitions
+        self.process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Case:
+        try:
+            make(self.data, self.gigabytes, self.partitions)
+            command = [sys.executable, __file__, "--serve", str(self.data)]
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            self.answer()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        shutil.rmtree(self.data, ignore_errors=True)
+
+    def answer(self) -> str:
+        if self.process is None or self.process.stdout is None:
+            raise RuntimeError("the process was not started")
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"bench: the process of {self.data.name} ended, see above")
+        return line
+
+    def turn(self, name: str) -> float:
+        """Microseconds of the processor of one operation."""
+        if self.process is None or self.process.stdin is None:
+            raise RuntimeError("the process was not started")
+        self.process.stdin.write(f"{name}\n")
+        self.process.stdin.flush()
+        return float(self.answer())
+
+    def calls(self, name: str) -> float:
+        """System calls of one operation: another turn, for counting takes time, too."""
+        if self.process is None:
+            raise RuntimeError("the process was not started")
+        counting = counted_calls(self.process.pid)
+        before = self.file_calls()
+        self.turn(name)
+        called = float(self.file_calls() - before)
+        if counting is not None:
+            counting.send_signal(signal.SIGINT)
+            first = counting.communicate()[1].split(",")[0]
+            called = float(first) if first.isdigit() else called
+        return called / OPERATIONS
+
+    def file_calls(self) -> int:
+        if self.process is None:
+            raise RuntimeError("the process was not started")
+        lines = Path(f"/proc/{self.process.pid}/io").read_text().split()
+        return int(lines[lines.index("syscr:") + 1]) + int(lines[lines.index("syscw:") + 1])
 
 
-def own_calls() -> int:
-    lines = Path("/proc/self/io").read_text().split()
-    return int(lines[lines.index("syscr:") + 1]) + int(lines[lines.index("syscw:") + 1])
-
-
-def measured(data: Path, gigabytes: float, partitions: int, turns: int) -> dict[str, list[float]]:
-    """The figures of one size, by a process of its own."""
-    make(data, gigabytes, partitions)
-    try:
-        done = subprocess.run(
-            [sys.executable, __file__, "--measure", str(data), "--turns", str(turns)],
-            capture_output=True,
-            text=True,
-        )
-    finally:
-        shutil.rmtree(data, ignore_errors=True)
-    if done.returncode:
-        raise SystemExit(f"bench: {done.stderr[-2000:]}")
-    found: dict[str, list[float]] = json.loads(done.stdout)
-    return found
+def measure(cases: list[Case], turns: int) -> None:
+    """Prints a row for each operation and case."""
+    least: dict[str, tuple[float, float]] = {}
+    for name in ("write", "append", "to one", "fetch", "by time"):
+        asked = [case for case in cases if name != "to one" or case.partitions > 1]
+        for case in asked:
+            case.turn(name)  # the first one opens what it needs
+        calls = [case.calls(name) for case in asked]
+        figures = [[case.turn(name) for case in asked] for _ in range(turns)]
+        for case, called, column in zip(asked, calls, zip(*figures, strict=True), strict=True):
+            cpu = statistics.median(column)
+            first = "append" if name == "to one" else name
+            cpu_least, calls_least = least.setdefault(first, (cpu, called))
+            print(
+                f"| {name} | {case.gigabytes:g} | {case.partitions} | {cpu:.2f} | {called:.3f}"
+                f" | {cpu / cpu_least:.2f} | {called / calls_least if calls_least else 1:.2f} |",
+                flush=True,
+            )
 
 
 def numbers(text: str, kind: Callable[[str], Any]) -> list[Any]:
@@ -188,26 +270,18 @@ def main() -> None:
     parser.add_argument("--partitions", default="1,2000")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--data", default=tempfile.gettempdir(), help="where the logs are made, on a disk")
-    parser.add_argument("--measure", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.measure:
-        print(json.dumps(measure(Path(options.measure), options.turns)))
+    if options.serve:
+        serve(Path(options.serve))
         return
-    data = Path(options.data) / "tidemill-sizes"
     sizes = numbers(options.gigabytes, float)
     counts = numbers(options.partitions, int)
-    cases = [(size, counts[0]) for size in sizes] + [(sizes[-1], count) for count in counts[1:]]
-    print("| GB | partitions | operation | CPU µs | calls | CPU, ratio | calls, ratio |")
+    wanted = [(size, counts[0]) for size in sizes] + [(sizes[-1], count) for count in counts[1:]]
+    print("| operation | GB | partitions | CPU µs | calls | CPU, ratio | calls, ratio |")
     print("|---|---|---|---|---|---|---|")
-    least: dict[str, list[float]] = {}
-    for size, count in cases:
-        for name, (cpu, calls) in measured(data, size, count, options.turns).items():
-            cpu_least, calls_least = least.setdefault(name, [cpu, calls])
-            print(
-                f"| {size:g} | {count} | {name} | {cpu:.2f} | {calls:.3f}"
-                f" | {cpu / cpu_least:.2f} | {calls / calls_least if calls_least else 1:.2f} |",
-                flush=True,
-            )
+    with contextlib.ExitStack() as stack:
+        measure([stack.enter_context(Case(Path(options.data), *one)) for one in wanted], options.turns)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,100 @@
+"""What a small produce costs a broker that has 2,000 partitions: ours and Apache Kafka, in turn.
+
+    python bench/partitions.py [--partitions 2000] [--turns 5] [--only tidemill|kafka] [--data DIR]
+
+The same requests, one message of 100 bytes each, go to three places, in turn:
+
+the only one   the one partition of a broker without others
+one of many    one partition of a broker that has 2,000: what lies beside it should cost nothing
+spread         each to another of the 2,000: the kernel's share of an append doubles with the number of files
+               (see ``sizes.py``), and replies, written back and index pages are those of 2,000 logs
+
+Microseconds of the broker's processor time and system calls of a request; medians of the turns, and ratios to
+the first line. The first turns warm the brokers up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from peers import Kafka, Peer, Tidemill, counted_calls, load, warm_memory
+
+TOPIC = "partitions"
+CONNECTIONS = 16
+DEPTH = 5
+SECONDS = 2.0
+WARM_TURNS = 2
+
+
+def make_topic(peer: Peer, partitions: int) -> None:
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": peer.bootstrap})
+    for made in admin.create_topics([NewTopic(TOPIC, partitions, 1)]).values():
+        made.result()
+
+
+def cost(peer: Peer, partitions: int) -> tuple[float, float]:
+    """Microseconds of the broker's processor and its system calls, of one request."""
+    warm_memory(256 << 20)
+    cpu = peer.cpu_s()
+    made = (
+        load("spread", peer.bootstrap, TOPIC, partitions, CONNECTIONS, DEPTH, SECONDS)["requests"] * SECONDS
+    )
+    used_us = (peer.cpu_s() - cpu) / made * 1e6
+    counting, before = counted_calls(peer.pid), peer.system_calls()
+    made = (
+        load("spread", peer.bootstrap, TOPIC, partitions, CONNECTIONS, DEPTH, SECONDS)["requests"] * SECONDS
+    )
+    called = float(peer.system_calls() - before)
+    if counting is not None:
+        counting.send_signal(signal.SIGINT)
+        first = counting.communicate()[1].split(",")[0]
+        called = float(first) if first.isdigit() else called
+    return used_us, called / made
+
+
+def measure(kind: type[Kafka] | type[Tidemill], options: argparse.Namespace) -> None:
+    """Prints the rows of one broker."""
+    data, many = Path(options.data), options.partitions
+    with kind(data / f"{kind.name}-one") as alone, kind(data / f"{kind.name}-many") as filled:
+        make_topic(alone, 1)
+        make_topic(filled, many)
+        places = {"the only one": (alone, 1), f"one of {many:,}": (filled, 1), "spread": (filled, many)}
+        turns: dict[str, list[tuple[float, float]]] = {name: [] for name in places}
+        for turn in range(WARM_TURNS + options.turns):
+            for name, (peer, partitions) in places.items():
+                figures = cost(peer, partitions)
+                if turn >= WARM_TURNS:
+                    turns[name].append(figures)
+    least: list[float] = []
+    for name, rows in turns.items():
+        cpu, calls = (statistics.median(column) for column in zip(*rows, strict=True))
+        least = least or [cpu, calls]
+        ratios = f"{cpu / least[0]:.2f} | {calls / least[1]:.2f}"
+        print(f"| {kind.name} | {name} | {cpu:.2f} | {calls:.3f} | {ratios} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--partitions", type=int, default=2000)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--only", default="", choices=["", "tidemill", "kafka"])
+    parser.add_argument("--data", default=tempfile.gettempdir(), help="where the data directories are made")
+    options = parser.parse_args()
+    print("| broker | produces to | CPU µs | calls | CPU, ratio | calls, ratio |")
+    print("|---|---|---|---|---|---|")
+    for kind in (Tidemill, Kafka):
+        if options.only in ("", kind.name):
+            measure(kind, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -34,6 +34,9 @@ JOB_S_MAX = 120.0
 IDLE_S = 60.0
 KEPT_MAX = 8
 """Replies after which what follows is kept, for the fetches that come next."""
+ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_TRIM_THRESHOLD_": str(8 << 20)}
+"""Has the C library of Linux keep the memory of pieces for the next: pages that the system gives anew, and
+clears, cost a quarter of a conversion."""
 PROGRAM = "from tidemill.broker.conversion_process import main; main()"
 
 
@@ -60,6 +63,7 @@ class Process:
                     [sys.executable, "-c", PROGRAM, str(window)],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
+                    env={**os.environ, **ALLOCATION},
                     start_new_session=True,
                     pass_fds=(window,),
                 )

@@ -68,6 +68,7 @@ def plan_takeover(
     image: ClusterImage,
     lost: Iterable[int] = (),
     is_unclean: Callable[[TopicImage], bool] = never,
+    stopping: frozenset[int] = NOBODY,
 ) -> list[Plan]:
     """What a new controller has to put right in each topic.
 
@@ -77,7 +78,7 @@ def plan_takeover(
     gone = frozenset(lost)
     plans = []
     for topic in image.topics.values():
-        plan = _plan_elections(image, topic, topic.partitions, is_unclean(topic), gone, NOBODY)
+        plan = _plan_elections(image, topic, topic.partitions, is_unclean(topic), gone, stopping)
         if topic.topic_id == ZERO_ID:
             plan = _with_new_id(plan)
         if plan.operations:

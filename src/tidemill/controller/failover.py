@@ -10,11 +10,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from tidemill.controller.elections import plan_takeover, write_state
+from tidemill.controller.elections import plan_broker_change, write_state
 from tidemill.controller.isr import IsrChange, plan_isr_change
 from tidemill.controller.office import Office
 from tidemill.controller.topics import Plan, unknown_topic
-from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage, TopicImage, load_brokers
+from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage, load_brokers
 from tidemill.coordination.port import BadVersion, Operation
 from tidemill.model.errors import ErrorCode, KafkaError
 
@@ -76,7 +76,9 @@ class Failover:
             logger.info("brokers that came: %s, that went: %s; there are %s", came, gone, list(living))
             image = office.image.with_brokers(living)
             lost = [broker for broker in came if living[broker].lost_unsynced]
-            await office.change(plan_takeover(image, lost, office.is_unclean), image)
+            plans = plan_broker_change(image, gone, came, lost, office.is_unclean, office.stopping(image))
+            await office.change(plans, image)
+            await office.finish_moves()
             if came:
                 await office.finish_deletions()
 
@@ -88,7 +90,7 @@ class Failover:
         office = self._office
         results: list[PartitionImage | KafkaError] = []
         async with office.changing():
-            changes = _Changes(office.image)
+            changes = _Changes(office.image, office.stopping())
             for one in wanted:
                 try:
                     results.append(changes.plan(one))
@@ -96,6 +98,7 @@ class Failover:
                     results.append(error)
             try:
                 await office.change(changes.plans())
+                await office.finish_moves()
             except BadVersion as problem:
                 office.check_active()
                 # Somebody else has written a state, an administrator for instance.
@@ -112,8 +115,9 @@ def _epoch(brokers: Mapping[int, BrokerImage], broker: int) -> int | None:
 class _Changes:
     """In-sync sets of several partitions, planned one by one, written together."""
 
-    def __init__(self, image: ClusterImage) -> None:
+    def __init__(self, image: ClusterImage, stopping: frozenset[int]) -> None:
         self._image = image
+        self._stopping = stopping
         self._partitions: dict[bytes, list[PartitionImage]] = {}
         self._operations: dict[bytes, list[Operation]] = {}
 
@@ -124,7 +128,7 @@ class _Changes:
             raise unknown_topic(wanted.topic_id.hex() if topic is None else topic.name)
         partitions = self._partitions.setdefault(wanted.topic_id, list(topic.partitions))
         old = partitions[wanted.partition]
-        new = plan_isr_change(self._image, old, wanted.change)
+        new = plan_isr_change(self._image, old, wanted.change, self._stopping)
         if new is not old:
             partitions[wanted.partition] = new
             operations = self._operations.setdefault(wanted.topic_id, [])
@@ -136,9 +140,6 @@ class _Changes:
         plans = []
         for topic_id, operations in self._operations.items():
             topic = self._image.topics_by_id[topic_id]
-            partitions = tuple(self._partitions[topic_id])
-            renewed = TopicImage(
-                topic.name, topic_id, partitions, topic.config, topic.node_version, topic.has_config_node
-            )
+            renewed = topic.with_partitions(self._partitions[topic_id])
             plans.append(Plan(renewed, operations))
         return plans

@@ -11,8 +11,10 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from random import Random
+from typing import TypeVar
 
 from tidemill.controller.elections import plan_takeover
+from tidemill.controller.reassignment import plan_progress
 from tidemill.controller.topics import Plan, fence
 from tidemill.coordination.encoding import encode_id, new_id
 from tidemill.coordination.image import ClusterImage, Delta, TopicImage, load_image
@@ -27,6 +29,7 @@ from tidemill.coordination.nodes import (
     ControllerEpochNode,
     ControllerNode,
 )
+from tidemill.coordination.pieces import in_pieces
 from tidemill.coordination.port import (
     BadVersion,
     Create,
@@ -46,11 +49,15 @@ from tidemill.model.ports import Clock
 
 logger = logging.getLogger(__name__)
 
-OPERATIONS_PER_TRANSACTION_MAX = 1000
-"""Large writes that need not be atomic are cut in such pieces: a ZooKeeper request holds at most 1 MB."""
-
 NO_CONTROLLER_VERSION = -1
 
+OTHERS_S = 2.0
+"""How long a command waits for the other brokers to carry it out; they do so later all the same."""
+
+ATTEMPTS = 5
+"""Of a change that somebody else's writes come in the way of."""
+
+Result = TypeVar("Result")
 Announce = Callable[[Delta], Awaitable[None]]
 
 
@@ -81,6 +88,8 @@ class Office:
         self._image = ClusterImage()
         self._epoch_version = NO_CONTROLLER_VERSION
         self._writing = asyncio.Lock()
+        self._stopping: dict[int, int] = {}
+        """Brokers that are about to stop, and the epochs of their registrations."""
         self._is_stale = False
         """A write failed: what the store holds may be something else than the image."""
 
@@ -177,6 +186,7 @@ class Office:
         self._is_stale = False
         lost = [one.broker_id for one in self._image.brokers.values() if one.lost_unsynced]
         await self.write(plan_takeover(self._image, lost, self.is_unclean))
+        await self.write(plan_progress(self._image))
         for listener in self.office_listeners:
             listener(True)
         delta = Delta.between(ClusterImage(), self._image)
@@ -195,6 +205,22 @@ class Office:
             for listener in self.office_listeners:
                 listener(False)
 
+    async def finish_moves(self) -> None:
+        """Ends the moves whose new replicas are in sync. To be called within :meth:`changing`."""
+
+    def note_stopping(self, broker_id: int) -> None:
+        """A broker is about to stop, and leads nothing anew, until it registers again."""
+        self._stopping[broker_id] = self._image.brokers[broker_id].epoch
+
+    def stopping(self, image: ClusterImage | None = None) -> frozenset[int]:
+        """Those that live in ``image`` (the present one), and are about to stop."""
+        brokers = (image if image is not None else self._image).brokers
+        return frozenset(
+            broker
+            for broker, epoch in self._stopping.items()
+            if broker in brokers and brokers[broker].epoch == epoch
+        )
+
     def is_unclean(self, topic: TopicImage) -> bool:
         """Whether a topic rather loses records than waits for a replica that was in sync."""
         chosen = topic.config.get("unclean.leader.election.enable")
@@ -210,10 +236,30 @@ class Office:
         async with self._writing:
             self.check_active()
             if self._is_stale:
-                before, self._image = self._image, await load_image(self.store)
+                before = self._image
+                # Who lives is decided elsewhere.
+                self._image = (await load_image(self.store)).with_brokers(before.brokers)
                 self._is_stale = False
+                # What was written half way is finished.
+                await self.write(plan_takeover(self._image, (), self.is_unclean, self.stopping()))
                 await self._announce(Delta.between(before, self._image))
             yield
+
+    async def decided(self, once: Callable[[], Awaitable[Result]]) -> Result:
+        """What ``once`` returns: it decides and writes, within :meth:`changing`.
+
+        Where somebody else has written what it wanted to, it is asked again, about what he wrote.
+        """
+        for attempts_left in reversed(range(ATTEMPTS)):
+            async with self.changing():
+                try:
+                    return await once()
+                except BadVersion as problem:
+                    self.check_active()
+                    if not attempts_left:
+                        raise
+                    logger.info("a change is decided again: %s", problem)
+        raise AssertionError("the last attempt returns or raises")
 
     def check_active(self) -> None:
         """Raises NOT_CONTROLLER unless this broker is the controller, as far as it knows."""
@@ -246,8 +292,8 @@ class Office:
         # An administrator who writes a topic's node leaves those below it to the controller.
         made = [operation.path for operation in operations if isinstance(operation, Create)]
         await ensure_paths(self.store, map(parent_of, made))
-        for start in range(0, len(operations), OPERATIONS_PER_TRANSACTION_MAX):
-            await self.write_operations(operations[start : start + OPERATIONS_PER_TRANSACTION_MAX])
+        for piece in in_pieces(operations):
+            await self.write_operations(piece)
         if plans:
             self._image = self._image.with_topics(plan.topic for plan in plans)
 
@@ -262,9 +308,10 @@ class Office:
             raise
 
     async def attempt(self, operations: Sequence[Operation]) -> KafkaError | None:
-        """Writes as the controller, and says what went wrong in the protocol's terms."""
+        """Writes as the controller, in pieces, and says what went wrong in the protocol's terms."""
         try:
-            await self.write_operations(operations)
+            for piece in in_pieces(operations):
+                await self.write_operations(piece)
         except BadVersion as error:
             if error.path == CONTROLLER_EPOCH:
                 return KafkaError("another broker has become the controller", ErrorCode.NOT_CONTROLLER)
@@ -279,3 +326,9 @@ class Office:
             logger.error("The coordination store refused a write: %s", error)
             return KafkaError(str(error), ErrorCode.KAFKA_STORAGE_ERROR)
         return None
+
+
+async def wait_for(delta: Delta | None) -> None:
+    """Waits a while until the other brokers have carried out a change."""
+    if delta is not None and delta.others:
+        await asyncio.wait(delta.others, timeout=OTHERS_S)

@@ -18,6 +18,8 @@ from tidemill.controller.configs import (
     plan_broker_config,
     plan_topic_config,
 )
+from tidemill.controller.leading import Leading
+from tidemill.controller.moving import Moves
 from tidemill.controller.names import TakenNames
 from tidemill.controller.office import Announce, Office
 from tidemill.controller.topics import (
@@ -79,6 +81,8 @@ class Controller(Office):
         random: Random | None = None,
     ) -> None:
         super().__init__(store, broker_id, config, announce, clock, random)
+        self.moves = Moves(self)
+        self.leading = Leading(self)
         self._deleting: dict[str, set[int]] = {}
         """By topic: the brokers that have not confirmed yet that their replicas are gone."""
 
@@ -206,6 +210,10 @@ class Controller(Office):
                 others = delta.others
         await _wait_for(others)
         return outcomes
+
+    async def finish_moves(self) -> None:
+        """Ends the moves whose new replicas are in sync."""
+        await self.moves.finish()
 
     async def finish_deletions(self) -> None:
         """Goes on with the deletions that were begun before: once by another controller, say."""

@@ -331,6 +331,8 @@ class BrokerServer:
         if self._stopped:
             return
         self._stopped = True
+        if self._started and self.cluster is not None:
+            await self.cluster.hand_over()
         if self._listening:
             self.acceptor.close()
         for listener_sockets in self._sockets:

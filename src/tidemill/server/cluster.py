@@ -15,13 +15,19 @@ from tidemill.broker.channels import Channels, Hears
 from tidemill.broker.commands import Commands
 from tidemill.broker.controller_link import ControllerLink
 from tidemill.broker.following import Following
+from tidemill.broker.handing_over import hand_over
 from tidemill.broker.isr_changes import IsrChanges
 from tidemill.broker.links import Links
 from tidemill.controller.failover import Failover
 from tidemill.controller.shell import Controller
 from tidemill.controller.watching import Watching
 from tidemill.coordination.image import Delta
-from tidemill.coordination.nodes import BROKER_IDS, BrokerRegistration
+from tidemill.coordination.nodes import (
+    BROKER_IDS,
+    PREFERRED_REPLICA_ELECTION,
+    REASSIGN_PARTITIONS,
+    BrokerRegistration,
+)
 from tidemill.coordination.port import StoreError
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError, StorageError
@@ -54,7 +60,14 @@ class Cluster(Hears, Events):
         self.membership = Membership(broker.store, broker.controller, self)
         self._channels = Channels(broker.node_id, self._links.listener, self._links.open_to, self)
         broker.failover.registered_listeners.append(self._channels.registered)
-        self._watching = Watching(broker.store, {BROKER_IDS: broker.failover.brokers_changed})
+        self._watching = Watching(
+            broker.store,
+            {
+                BROKER_IDS: broker.failover.brokers_changed,
+                REASSIGN_PARTITIONS: broker.controller.moves.take_wishes,
+                PREFERRED_REPLICA_ELECTION: broker.controller.leading.take_elections,
+            },
+        )
         broker.controller.office_listeners.append(self._office_changed)
         broker.controller_link = ControllerLink(
             broker.node_id, self._links.open, self.membership.controller_dead
@@ -108,6 +121,10 @@ class Cluster(Hears, Events):
         except StoreError as problem:
             log.warning("the registration could not be renewed: %s", problem)
 
+    async def hand_over(self) -> None:
+        """Has others lead what this broker leads, as far as they can."""
+        await hand_over(self._broker, self.commands.broker_epoch)
+
     async def stop(self) -> None:
         """Leaves the cluster; the nodes go with the session."""
         await self.membership.leave()
@@ -115,6 +132,7 @@ class Cluster(Hears, Events):
         self._channels.stop()
         self._isr_changes.stop()
         self._broker.controller_link.stop()
+        self._broker.controller.resign()
         if self._following is not None:
             await self._following.stop()
         for task in list(self._tasks):

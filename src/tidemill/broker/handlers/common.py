@@ -11,8 +11,10 @@ from tidemill.broker.context import RequestContext
 from tidemill.broker.metadata import BrokerImage, ClusterImage, PartitionImage
 from tidemill.controller.configs import ResourceType
 from tidemill.controller.names import name_problem
+from tidemill.coordination.port import StoreError
 from tidemill.model.configs import Key
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import TopicPartition
 
 log = logging.getLogger("tidemill.broker")
 
@@ -83,6 +85,20 @@ def shown_keys(keys: Mapping[str, Key]) -> list[Key]:
 def external_text(error: KafkaError) -> str:
     """What the client reads of an error."""
     return shortened(str(error))
+
+
+def store_error(error: StoreError) -> KafkaError:
+    """What a client is told when the coordination store did not take a change."""
+    code = error.code if isinstance(error, KafkaError) else ErrorCode.UNKNOWN_SERVER_ERROR
+    return KafkaError(f"{error}. Try again.", code)
+
+
+def by_topic(results: Mapping[TopicPartition, Result]) -> dict[str, dict[int, Result]]:
+    """Results by topic and number, as responses have them."""
+    grouped: dict[str, dict[int, Result]] = {}
+    for (topic, number), result in results.items():
+        grouped.setdefault(topic, {})[number] = result
+    return grouped
 
 
 def shortened(text: str) -> str:

@@ -1,0 +1,60 @@
+"""Before this broker stops: what it leads goes to others first, so that clients hardly notice the stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from tidemill.broker.broker import Broker
+from tidemill.coordination.port import StoreError
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import TopicPartition
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.controlled_shutdown import ControlledShutdownRequest, ControlledShutdownResponse
+
+log = logging.getLogger("tidemill.broker")
+
+VERSIONS = (3, 3)
+
+
+async def hand_over(broker: Broker, epoch: int) -> None:
+    """Asks the controller, here or elsewhere, until nothing is left that another broker could lead.
+
+    ``epoch`` is that of this broker's registration. After ``controlled.shutdown.max.retries`` attempts the
+    rest is given up: it is led again when one of its replicas in sync is back.
+    """
+    config = broker.config
+    if not config.bool("controlled.shutdown.enable") or set(broker.metadata.image.brokers) <= {
+        broker.node_id
+    }:
+        return
+    rest_s = config.int("controlled.shutdown.retry.backoff.ms") / 1000
+    for attempts_left in reversed(range(max(1, config.int("controlled.shutdown.max.retries")))):
+        try:
+            remaining = await _ask(broker, epoch)
+        except (KafkaError, StoreError) as problem:
+            log.warning("leaderships cannot be handed over: %s", problem)
+        else:
+            if not remaining:
+                log.info("what this broker led is led by others")
+                return
+            log.warning(
+                "%d partitions have no other replica in sync, %s-%d for instance",
+                len(remaining),
+                *remaining[0],
+            )
+        if attempts_left:
+            await asyncio.sleep(rest_s)
+
+
+async def _ask(broker: Broker, epoch: int) -> Sequence[TopicPartition]:
+    if broker.controller.is_active:
+        return await broker.controller.leading.shut_down(broker.node_id, epoch)
+    request = ControlledShutdownRequest(broker_id=broker.node_id, broker_epoch=epoch)
+    link = broker.controller_link
+    answer: ControlledShutdownResponse = await link.ask(ApiKey.CONTROLLED_SHUTDOWN, VERSIONS, request)
+    if answer.error_code != 0:
+        code = ErrorCode(answer.error_code)
+        raise KafkaError(f"the controller answers {code.name}", code)
+    return [TopicPartition(one.topic_name, one.partition_index) for one in answer.remaining_partitions]

@@ -1,0 +1,63 @@
+"""AlterPartitionReassignments: partitions move to other brokers, or stop moving."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidemill.broker.context import RequestContext
+from tidemill.broker.handlers.common import external_text, store_error, within
+from tidemill.coordination.port import StoreError
+from tidemill.model.errors import KafkaError
+from tidemill.model.types import TopicPartition
+from tidemill.wire.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ReassignablePartition,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+)
+
+if TYPE_CHECKING:
+    from tidemill.broker.broker import Broker
+
+
+async def handle(
+    broker: Broker, context: RequestContext, request: AlterPartitionReassignmentsRequest
+) -> AlterPartitionReassignmentsResponse:
+    """One result a partition, once its move has begun; where one comes twice, the last wish counts."""
+    wishes = {
+        TopicPartition(context.internal_name(topic.name), one.partition_index): one.replicas
+        for topic in request.topics
+        for one in topic.partitions
+    }
+    allowed = request.allow_replication_factor_change
+    response = AlterPartitionReassignmentsResponse(
+        allow_replication_factor_change=allowed, error_code=0, error_message=None, responses=[]
+    )
+    try:
+        work = broker.controller.moves.alter(wishes, factor_may_change=allowed)
+        errors = await within(request.timeout_ms, work)
+    except (KafkaError, StoreError) as problem:
+        error = problem if isinstance(problem, KafkaError) else store_error(problem)
+        response.error_code, response.error_message = error.code, external_text(error)
+        return response
+    response.responses = [
+        ReassignableTopicResponse(
+            name=topic.name,
+            partitions=[_result(context.internal_name(topic.name), one, errors) for one in topic.partitions],
+        )
+        for topic in request.topics
+    ]
+    return response
+
+
+def _result(
+    topic: str, wished: ReassignablePartition, errors: dict[TopicPartition, KafkaError]
+) -> ReassignablePartitionResponse:
+    number = wished.partition_index
+    error = errors.get(TopicPartition(topic, number))
+    return ReassignablePartitionResponse(
+        partition_index=number,
+        error_code=error.code if error is not None else 0,
+        error_message=external_text(error) if error is not None else None,
+    )

@@ -1,0 +1,64 @@
+"""ElectLeaders: preferred replicas lead again, or whoever lives leads what nobody does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidemill.broker.context import RequestContext
+from tidemill.broker.handlers.common import by_topic, external_text, store_error, within
+from tidemill.coordination.port import StoreError
+from tidemill.model.errors import KafkaError
+from tidemill.model.types import TopicPartition
+from tidemill.wire.messages.elect_leaders import (
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    PartitionResult,
+    ReplicaElectionResult,
+)
+
+if TYPE_CHECKING:
+    from tidemill.broker.broker import Broker
+
+
+ERROR_CODE_FROM = 1
+"""Before, the partitions' results are the only place to say what is wrong with all of it."""
+
+
+async def handle(
+    broker: Broker, context: RequestContext, request: ElectLeadersRequest
+) -> ElectLeadersResponse:
+    """One result a partition; when all were asked for, those only where an election was needed."""
+    wanted: list[TopicPartition] | None = None
+    if request.topic_partitions is not None:
+        wanted = [
+            TopicPartition(context.internal_name(topic.topic), number)
+            for topic in request.topic_partitions
+            for number in topic.partitions
+        ]
+    results: dict[TopicPartition, KafkaError | None]
+    failure: KafkaError | None = None
+    try:
+        work = broker.controller.leading.elect(wanted, request.election_type)
+        results = await within(request.timeout_ms, work)
+    except KafkaError as error:
+        failure = error
+    except StoreError as error:
+        failure = store_error(error)
+    if failure is not None:
+        results = dict.fromkeys(wanted or (), failure)
+    return ElectLeadersResponse(
+        error_code=failure.code if failure is not None and context.api_version >= ERROR_CODE_FROM else 0,
+        replica_election_results=[
+            ReplicaElectionResult(
+                topic=context.external_name(name),
+                partition_result=[_result(number, error) for number, error in errors.items()],
+            )
+            for name, errors in by_topic(results).items()
+        ],
+    )
+
+
+def _result(number: int, error: KafkaError | None) -> PartitionResult:
+    if error is None:
+        return PartitionResult(partition_id=number, error_code=0, error_message=None)
+    return PartitionResult(partition_id=number, error_code=error.code, error_message=external_text(error))

@@ -1,0 +1,136 @@
+"""Who leads, at work: elections on request, the return to preferred leaders, brokers that stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from tidemill.controller.office import Office, wait_for
+from tidemill.controller.preferred import ElectionType, imbalanced, plan_elections
+from tidemill.controller.shutdown import ANY_EPOCH, check_stopping, plan_shutdown
+from tidemill.coordination.encoding import NodeFormatError
+from tidemill.coordination.image import Delta
+from tidemill.coordination.nodes import PartitionListNode
+from tidemill.coordination.port import BadVersion, Delete, NoNode, StoreError
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+FIRST_BALANCE_S = 5.0
+"""How long after taking the office the balance is looked at first; then at the configured interval."""
+
+
+class Leading:
+    """Moves leaderships while all brokers live."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+        self._balancing: asyncio.Task[None] | None = None
+        office.office_listeners.append(self._office_changed)
+
+    async def elect(
+        self, partitions: Iterable[TopicPartition] | None, election_type: int = ElectionType.PREFERRED
+    ) -> dict[TopicPartition, KafkaError | None]:
+        """Elects leaders of ``partitions``, or of all that need it; None for each that has one, or why not.
+
+        Raises INVALID_REQUEST for a type that there is not, NOT_CONTROLLER, StoreError.
+        """
+        office = self._office
+        wanted = list(dict.fromkeys(partitions)) if partitions is not None else None
+
+        async def once() -> tuple[dict[TopicPartition, KafkaError | None], Delta | None]:
+            decisions = plan_elections(office.image, wanted, election_type, office.stopping())
+            elected = [
+                TopicPartition(plan.topic.name, after.partition)
+                for plan in decisions.plans
+                for before, after in zip(
+                    office.image.topics[plan.topic.name].partitions, plan.topic.partitions, strict=True
+                )
+                if before is not after
+            ]
+            return {**dict.fromkeys(elected), **decisions.errors}, await office.change(decisions.plans)
+
+        results, delta = await office.decided(once)
+        await wait_for(delta)
+        return results
+
+    async def take_elections(self) -> None:
+        """Elects what an administrator wrote to /admin/preferred_replica_election, and removes the node.
+
+        Raises NOT_CONTROLLER, StoreError.
+        """
+        store = self._office.store
+        node = await store.get(PartitionListNode.election_path)
+        if node is None:
+            return
+        try:
+            partitions = PartitionListNode.decode(PartitionListNode.election_path, node.data)
+        except NodeFormatError as problem:
+            logger.error("%s", problem)
+            return
+        for partition, error in (await self.elect(partitions)).items():
+            if error is not None and error.code != ErrorCode.ELECTION_NOT_NEEDED:
+                logger.warning("%s is not led as an administrator asked: %s", partition, error)
+        async with self._office.changing():
+            try:
+                await self._office.write_operations([Delete(PartitionListNode.election_path, node.version)])
+            except (BadVersion, NoNode):
+                self._office.check_active()  # He asks for others by now, which are looked at next.
+
+    async def shut_down(self, broker: int, epoch: int = ANY_EPOCH) -> list[TopicPartition]:
+        """Relieves a broker that is about to stop; what it still leads, because nobody else could.
+
+        Raises BROKER_NOT_AVAILABLE, STALE_BROKER_EPOCH, NOT_CONTROLLER, StoreError.
+        """
+        office = self._office
+
+        async def once() -> tuple[list[TopicPartition], Delta | None]:
+            check_stopping(office.image, broker, epoch)
+            office.note_stopping(broker)
+            plans, remaining = plan_shutdown(office.image, broker, office.stopping())
+            return remaining, await office.change(plans)
+
+        remaining, delta = await office.decided(once)
+        logger.info("broker %d is about to stop, and still leads %d partitions", broker, len(remaining))
+        await wait_for(delta)
+        return remaining
+
+    async def balance(self) -> int:
+        """Returns leaderships to preferred replicas where brokers lead too little; how many.
+
+        Raises NOT_CONTROLLER, StoreError.
+        """
+        office = self._office
+
+        async def once() -> tuple[int, Delta | None]:
+            percentage = office.config().int("leader.imbalance.per.broker.percentage")
+            wanted = imbalanced(office.image, percentage, office.stopping())
+            plans = plan_elections(office.image, wanted, ElectionType.PREFERRED, office.stopping()).plans
+            return len(wanted), await office.change(plans)
+
+        count, delta = await office.decided(once)
+        await wait_for(delta)
+        return count
+
+    def _office_changed(self, is_ours: bool) -> None:
+        if self._balancing is not None:
+            self._balancing.cancel()
+            self._balancing = None
+        if is_ours:
+            self._balancing = asyncio.get_running_loop().create_task(self._keep_balance())
+
+    async def _keep_balance(self) -> None:
+        await asyncio.sleep(FIRST_BALANCE_S)
+        while True:
+            config = self._office.config()
+            if config.bool("auto.leader.rebalance.enable"):
+                try:
+                    count = await self.balance()
+                except (KafkaError, StoreError) as problem:
+                    logger.warning("leaders could not return to preferred replicas: %s", problem)
+                else:
+                    if count:
+                        logger.info("%d partitions are led by their preferred replicas again", count)
+            await asyncio.sleep(config.int("leader.imbalance.check.interval.seconds"))

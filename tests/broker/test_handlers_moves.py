@@ -1,0 +1,444 @@
+"""The APIs that move replicas and leaderships, over a real controller of several brokers and a real store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_handlers_topics import SmallBroker, broker_in, run
+
+from tidemill.controller.failover import Failover, WantedIsr
+from tidemill.controller.isr import IsrChange
+from tidemill.controller.shell import Controller
+from tidemill.coordination.image import Delta, PartitionImage, load_image
+from tidemill.coordination.nodes import (
+    BrokerNode,
+    BrokerRegistration,
+    Endpoint,
+    PartitionListNode,
+    ReassignmentNode,
+    TopicNode,
+)
+from tidemill.coordination.port import Create, Delete, SetData, Store
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import TopicPartition
+from tidemill.wire.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from tidemill.wire.messages.controlled_shutdown import ControlledShutdownRequest
+from tidemill.wire.messages.create_topics import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreateTopicsRequest,
+)
+from tidemill.wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
+from tidemill.wire.messages.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsTopics,
+)
+
+PREFERRED, UNCLEAN = 0, 1
+FIRST = TopicPartition("t", 0)
+
+
+class Brokers:
+    """Broker 7, which is the controller, and others of which there is only the registration."""
+
+    def __init__(self, asked: SmallBroker) -> None:
+        self.asked = asked
+        self.store: Store = asked.store
+        self.controller: Controller = asked.controller
+        self.failover = Failover(asked.controller)
+
+    async def come(self, *broker_ids: int) -> None:
+        """Others register."""
+        for one in broker_ids:
+            endpoint = Endpoint("INSIDE", "PLAINTEXT", f"10.0.0.{one}", 19092)
+            data = BrokerNode.encode(BrokerRegistration(one, (endpoint,), f"rack-{one}"))
+            await self.store.transact([Create(BrokerNode.path(one), data, ephemeral=True)])
+        await self.failover.brokers_changed()
+
+    async def go(self, *broker_ids: int) -> None:
+        """Others end."""
+        for one in broker_ids:
+            await self.store.transact([Delete(BrokerNode.path(one))])
+        await self.failover.brokers_changed()
+
+    async def have(self, *replicas: Sequence[int], name: str = "t") -> None:
+        """Makes a topic with these replicas."""
+        placed = [
+            CreatableReplicaAssignment(partition_index=n, broker_ids=list(r)) for n, r in enumerate(replicas)
+        ]
+        made = CreatableTopic(
+            name=name, num_partitions=-1, replication_factor=-1, assignments=placed, configs=[]
+        )
+        (result,) = (await self.asked.ask(CreateTopicsRequest(topics=[made], timeout_ms=5000), 5)).topics
+        assert result.error_code == 0, result.error_message
+
+    def partition(self, number: int = 0, name: str = "t") -> PartitionImage:
+        """A partition as everybody was told of it."""
+        return self.asked.metadata.image.topics[name].partitions[number]
+
+    async def in_sync(self, *isr: int, number: int = 0) -> None:
+        """The leader asks for this in-sync set."""
+        now = self.controller.image.topics["t"].partitions[number]
+        change = IsrChange(now.leader, now.leader_epoch, now.partition_epoch, [(one, -1) for one in isr])
+        topic_id = self.controller.image.topics["t"].topic_id
+        (result,) = await self.failover.alter_isr([WantedIsr(topic_id, number, change)])
+        assert isinstance(result, PartitionImage), result
+
+    async def alter(
+        self, wishes: Mapping[int, list[int] | None], version: int = 0, *, factor_may_change: bool = True
+    ) -> dict[int, int]:
+        """Wishes for partitions of the topic; the codes."""
+        partitions = [ReassignablePartition(partition_index=n, replicas=r) for n, r in wishes.items()]
+        request = AlterPartitionReassignmentsRequest(
+            timeout_ms=5000,
+            allow_replication_factor_change=factor_may_change,
+            topics=[ReassignableTopic(name="t", partitions=partitions)],
+        )
+        response = await self.asked.ask(request, version)
+        assert response.error_code == 0
+        ((name, results),) = [(topic.name, topic.partitions) for topic in response.responses]
+        assert name == "t"
+        assert all(bool(one.error_message) == bool(one.error_code) for one in results)
+        return {one.partition_index: one.error_code for one in results}
+
+    async def moving(
+        self, topics: Any = None
+    ) -> dict[tuple[str, int], tuple[list[int], list[int], list[int]]]:
+        """What is listed: replicas, adding, removing."""
+        request = ListPartitionReassignmentsRequest(timeout_ms=5000, topics=topics)
+        response = await self.asked.ask(request, 0)
+        assert response.error_code == 0
+        return {
+            (topic.name, one.partition_index): (one.replicas, one.adding_replicas, one.removing_replicas)
+            for topic in response.topics
+            for one in topic.partitions
+        }
+
+    async def elect(self, version: int, kind: int, numbers: list[int] | None) -> dict[int, int]:
+        """Asks for elections in the topic; the codes."""
+        listed = None if numbers is None else [TopicPartitions(topic="t", partitions=numbers)]
+        request = ElectLeadersRequest(election_type=kind, topic_partitions=listed, timeout_ms=5000)
+        response = await self.asked.ask(request, version)
+        assert response.error_code == 0
+        return {
+            one.partition_id: one.error_code
+            for topic in response.replica_election_results
+            for one in topic.partition_result
+        }
+
+    async def agrees_with_store(self) -> None:
+        """What the controller knows is what a new one would read."""
+        known, stored = self.controller.image, await load_image(self.store)
+        for name, topic in known.topics.items():
+            other = stored.topics[name]
+            assert other.node_version == topic.node_version
+            assert list(map(str, other.partitions)) == list(map(str, topic.partitions))
+            for one, two in zip(topic.partitions, other.partitions, strict=True):
+                assert one.partition_epoch == two.partition_epoch
+
+
+@asynccontextmanager
+async def brokers_in(directory: Path, **config: Any) -> AsyncIterator[Brokers]:
+    """Brokers 7, 1, 2 and 3."""
+    async with broker_in(directory, **config) as asked:
+        brokers = Brokers(asked)
+        await brokers.come(1, 2, 3)
+        yield brokers
+        asked.controller.resign()
+
+
+# Moves
+
+
+def test_a_partition_moves(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with brokers_in(tmp_path) as brokers:
+            await brokers.have([7, 1], [1, 7])
+            assert await brokers.moving() == {}
+            assert await brokers.alter({0: [2, 3]}) == {0: 0}
+            assert await brokers.moving() == {("t", 0): ([2, 3, 7, 1], [2, 3], [7, 1])}
+            only = [ListPartitionReassignmentsTopics(name="t", partition_indexes=[1, 9])]
+            assert await brokers.moving(only) == {}
+            await brokers.agrees_with_store()
+            told = brokers.partition()
+            assert (told.leader, told.isr, told.leader_epoch) == (7, [7, 1], 1)
+            await brokers.in_sync(7, 1, 2)
+            assert len(await brokers.moving()) == 1
+            await brokers.in_sync(7, 1, 2, 3)
+            assert await brokers.moving() == {}
+            told = brokers.partition()
+            assert (told.leader, told.replicas, told.isr, told.leader_epoch) == (2, [2, 3], [2, 3], 2)
+            await brokers.agrees_with_store()
+
+    run(story())
+
+
+def test_a_move_is_cancelled(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with brokers_in(tmp_path) as brokers:
+            await brokers.have([7, 1], [1, 7])
+            await brokers.alter({0: [2, 7]})
+            await brokers.in_sync(7, 1)
+            assert await brokers.alter({0: None, 1: None, 2: None}) == {
+                0: 0,
+                1: ErrorCode.NO_REASSIGNMENT_IN_PROGRESS,
+                2: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            }
+            told = brokers.partition()
+            assert (told.leader, told.replicas, told.adding) == (7, [7, 1], [])
+            await brokers.agrees_with_store()
+
+    run(story())
+
+
+def test_what_cannot_be_is_told_of_each_partition(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with brokers_in(tmp_path) as brokers:
+            await brokers.have([7], [7], [7])
+            assert await brokers.alter({0: [8], 1: [], 2: [1]}) == {
+                0: ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                1: ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                2: 0,
+            }
+            assert await brokers.alter({0: [1, 2]}, 1, factor_may_change=False) == {
+                0: ErrorCode.INVALID_REPLICATION_FACTOR
+            }
+            assert await brokers.alter({0: [7, 2]}, 1) == {0: 0}
+
+    run(story())
+
+
+def test_a_move_goes_on_under_the_next_controller(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with brokers_in(tmp_path) as brokers:
+            await brokers.have([7, 1])
+            await brokers.alter({0: [2, 1]})
+            # The leader gets the replica in sync just before the controller ends.
+            state = brokers.controller.image.topics["t"].partitions[0]
+            path = "/brokers/topics/t/partitions/0/state"
+            data = b'{"controller_epoch":1,"leader":7,"version":1,"leader_epoch":1,"isr":[7,1,2]}'
+            await brokers.store.transact([SetData(path, data, state.partition_epoch)])
+            brokers.controller.resign()
+            await brokers.store.transact([Delete("/controller")])
+            assert await brokers.controller.activate()
+            told = brokers.partition()
+            assert (told.leader, told.replicas, told.isr, told.leader_epoch) == (2, [2, 1], [1, 2], 2)
+            assert await brokers.moving() == {}
+            await brokers.agrees_with_store()
+
+    run(story())
+
+
+def test_another_writer_of_the_topics_node_does_not_hinder_a_move(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with brokers_in(tmp_path) as brokers:
+            await brokers.have([7], [7])
+            node = await brokers.store.get(TopicNode.path("t"))
+            assert node is not None
+            await brokers.store.transact([SetData(TopicNode.path("t"), node.data)])
+            assert await brokers.alter({0: [1], 1: [2]}) == {0: 0, 1: 0}
+            assert len(await brokers.moving()) == 2
+            await brokers.agrees_with_store()
+
+    run(story())
+
+
+def test_who_is_not_the_controller_says_so(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with brokers_in(tmp_path) as brokers:
+            await brokers.have([7])
+            brokers.controller.resign()
+            topics = [ReassignableTopic(name="t", partitions=[])]
+            asked = brokers.asked
+            for request, version in (
+                (AlterPartitionReassignmentsRequest(topics=topics), 0),
+                (ListPartitionReassignmentsRequest(topics=None), 0),
+                (ElectLeadersRequest(topic_partitions=None), 2),
+                (ControlledShutdownRequest(broker_id=1, broker_epoch=-1), 3),
+            ):
+                assert (await asked.ask(request, version)).error_code == ErrorCode.NOT_CONTROLLER
+            named = ElectLeadersRequest(topic_partitions=[TopicPartitions(topic="t", partitions=[0])])
+            (topic,) = (await asked.ask(named, 0)).replica_election_results
+            assert [one.error_code for one in topic.partition_result] == [ErrorCode.NOT_CONTROLLER]
+
+    run(story())
+
+
+# What administrators write
+
+
+def test_an_administrators_node_is_carried_out_and_goes_with_the_last_of_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with brokers_in(tmp_path) as brokers:
+            await brokers.have([7], [7], [7], [7])
+            numbers = {n: TopicPartition("t", n) for n in range(5)}
+            wishes = {numbers[0]: [1], numbers[1]: [2], numbers[2]: [9], numbers[3]: [7], numbers[4]: [7]}
+            await brokers.store.transact([Create(ReassignmentNode.path, ReassignmentNode.encode(wishes))])
+
+            async def left() -> set[int] | None:
+                node = await brokers.store.get(ReassignmentNode.path)
+                return None if node is None else {p.partition for p in ReassignmentNode.decode(node.data)}
+
+            for _ in range(2):  # Its own writing of the node is looked at, too.
+                await brokers.controller.moves.take_wishes()
+                assert await left() == {0, 1}
+            await brokers.in_sync(7, 1)
+            assert await left() == {1}
+            assert await brokers.alter({1: [3]}) == {1: 0}, "what comes later takes precedence"
+            assert await left() is None
+            assert list(await brokers.moving()) == [("t", 1)]
+            await brokers.controller.moves.take_wishes()
+
+    run(story())
+
+
+def test_nodes_that_cannot_be_read_stay_for_the_administrator(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with brokers_in(tmp_path) as brokers:
+            await brokers.have([7])
+            paths = [ReassignmentNode.path, PartitionListNode.election_path]
+            await brokers.store.transact([Create(path, b"{}") for path in paths])
+            await brokers.controller.moves.take_wishes()
+            await brokers.controller.leading.take_elections()
+            assert await brokers.alter({0: [1]}) == {0: 0}
+            assert all([await brokers.store.exists(path) for path in paths])
+            await brokers.store.transact([Delete(path) for path in paths])
+
+    run(story())
+    for path in (ReassignmentNode.path, PartitionListNode.election_path):
+        assert any(path in record.message for record in caplog.records)
+
+
+def test_elections_that_an_administrator_asks_for(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with brokers_in(tmp_path) as brokers:
+            await brokers.have([1, 7], [7, 1])
+            await brokers.go(1)
+            await brokers.come(1)
+            await brokers.in_sync(7, 1)
+            asked = [TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)]
+            path = PartitionListNode.election_path
+            await brokers.store.transact([Create(path, PartitionListNode.encode(asked))])
+            await brokers.controller.leading.take_elections()
+            assert brokers.partition().leader == 1
+            assert not await brokers.store.exists(path)
+            await brokers.controller.leading.take_elections()
+
+    run(story())
+
+
+# Elections
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_preferred_replicas_lead_again(tmp_path: Path, version: int) -> None:
+    async def story() -> None:
+        async with brokers_in(tmp_path) as brokers:
+            await brokers.have([1, 7], [7, 1], [1, 7])
+            await brokers.go(1)
+            assert brokers.partition().leader == 7
+            unavailable = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+            assert await brokers.elect(version, PREFERRED, None) == {0: unavailable, 2: unavailable}
+            await brokers.come(1)
+            await brokers.in_sync(7, 1)
+            assert await brokers.elect(version, PREFERRED, [0, 1, 2, 3]) == {
+                0: 0,
+                1: ErrorCode.ELECTION_NOT_NEEDED,
+                2: unavailable,
+                3: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            }
+            told = brokers.partition()
+            assert (told.leader, told.isr, told.leader_epoch) == (1, [7, 1], 2)
+            await brokers.in_sync(7, 1, number=2)
+            assert await brokers.elect(version, PREFERRED, None) == {2: 0}
+            assert await brokers.elect(version, PREFERRED, None) == {}
+            await brokers.agrees_with_store()
+
+    run(story())
+
+
+def test_unclean_elections_and_types_that_there_are_not(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with brokers_in(tmp_path) as brokers:
+            await brokers.have([1, 2], [7, 3])
+            await brokers.in_sync(1)
+            await brokers.go(1)
+            assert brokers.partition().leader == -1
+            assert await brokers.elect(1, UNCLEAN, [0, 1]) == {0: 0, 1: ErrorCode.ELECTION_NOT_NEEDED}
+            assert (brokers.partition().leader, brokers.partition().isr) == (2, [2])
+            request = ElectLeadersRequest(election_type=5, topic_partitions=None)
+            assert (await brokers.asked.ask(request, 2)).error_code == ErrorCode.INVALID_REQUEST
+
+    run(story())
+
+
+def test_leaders_return_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.controller.leading.FIRST_BALANCE_S", 0.0)
+
+    async def story() -> None:
+        async with brokers_in(tmp_path, leader_imbalance_check_interval_seconds=1) as brokers:
+            await brokers.have([1, 7], [7, 1])
+            await brokers.go(1)
+            await brokers.come(1)
+            returned = asyncio.Event()
+
+            async def look(delta: Delta) -> None:
+                if delta.image.topics["t"].partitions[0].leader == 1:
+                    returned.set()
+
+            brokers.asked.metadata.on_change(look)
+            await brokers.in_sync(7, 1)
+            async with asyncio.timeout(30):
+                await returned.wait()
+            await brokers.agrees_with_store()
+
+    run(story())
+
+
+# Shutdowns
+
+
+@pytest.mark.parametrize("version", range(4))
+def test_a_broker_hands_over_before_it_stops(tmp_path: Path, version: int) -> None:
+    async def story() -> None:
+        async with brokers_in(tmp_path) as brokers:
+            await brokers.have([1, 7], [7, 1], [1, 2])
+            await brokers.have([1], name="u")
+            await brokers.in_sync(1, number=2)
+            epoch = brokers.controller.image.brokers[1].epoch
+
+            async def leave(broker: int, of_epoch: int = epoch) -> Any:
+                return await brokers.asked.ask(
+                    ControlledShutdownRequest(broker_id=broker, broker_epoch=of_epoch), version
+                )
+
+            assert (await leave(9, -1)).error_code == ErrorCode.BROKER_NOT_AVAILABLE
+            if version >= 2:
+                assert (await leave(1, epoch - 1)).error_code == ErrorCode.STALE_BROKER_EPOCH
+            response = await leave(1)
+            assert response.error_code == 0
+            assert [(p.topic_name, p.partition_index) for p in response.remaining_partitions] == [("t", 2)]
+            assert (brokers.partition(0).leader, brokers.partition(0).isr) == (7, [7])
+            assert (brokers.partition(1).leader, brokers.partition(1).isr) == (7, [7])
+            # It is elected no more, and gets in sync no more, until it has started again.
+            assert await brokers.elect(2, PREFERRED, [0]) == {0: ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE}
+            assert await brokers.alter({1: [1, 2]}) == {1: 0}, "a replica that is there may stay"
+            await brokers.go(1)
+            await brokers.come(1)
+            assert not brokers.controller.stopping()
+            await brokers.in_sync(7, 1)
+            assert await brokers.elect(2, PREFERRED, [0]) == {0: 0}
+            await brokers.agrees_with_store()
+
+    run(story())

@@ -6,7 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from paths_bench import FETCH, IDS, NODE, Bench, Client, batch, bench_in
+from paths_bench import (
+    FETCH,
+    IDS,
+    NODE,
+    Bench,
+    Client,
+    batch,
+    bench_in,
+    fetch_request,
+    parts_of,
+    values_of,
+)
 from replica_stage import Broker
 
 from tidemill.broker.handlers.list_offsets import look_up
@@ -208,3 +219,21 @@ def test_a_new_leader_tells_no_end_before_it_knows_it(bench: Bench, version: int
     assert end(FOLLOWER) == 2
     partition.fetched_by(FOLLOWER, 2, 0, 1)
     assert end() == 2
+
+
+def test_a_new_leader_lets_consumers_wait_until_it_knows_how_far_it_is_committed(bench: Bench) -> None:
+    partition = bench.partition()
+    partition.become(NODE, 3, (NODE, FOLLOWER), (NODE,), 0, 0)
+    for value in (b"a", b"b"):
+        partition.append([built(value)], 1, 0)
+    partition.high_watermark = 1  # what it knew when it followed
+    partition.become(NODE, 4, (NODE, FOLLOWER), (NODE, FOLLOWER), 1, 0)
+    reader = bench.client()
+    part = parts_of(reader.ask(FETCH, 12, fetch_request(12, {("t", 0): 0})))["t", 0]
+    assert (part.error_code, part.high_watermark, part.records or b"") == (0, -1, b"")
+    reader.fetch(12, {("t", 0): 0}, max_wait_ms=60_000)
+    assert reader.is_silent()
+    partition.fetched_by(FOLLOWER, 2, 0, 1)
+    part = parts_of(reader.fetched(12))["t", 0]
+    assert (part.error_code, part.high_watermark) == (0, 2)
+    assert values_of(part) == [b"a", b"b"]

@@ -128,6 +128,14 @@ class Partition(Awaited):
         """Whether a sync that appends wait for was asked for, and has not ended."""
         return self._flushing
 
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether this broker leads anew, and does not know yet how far the leader before had committed.
+
+        It had at least as much as consumers were told then.
+        """
+        return self.replication is not None and self.high_watermark < self.epoch_start
+
     def become(
         self,
         leader: i32,

@@ -169,7 +169,7 @@ def check_settled(partition: Partition, version: int) -> None:
     What consumers were told by the leader before may be beyond its high watermark, which must not seem to go
     back for them. Source: KIP-207.
     """
-    if partition.replication is not None and partition.high_watermark < partition.epoch_start:
+    if partition.is_unsettled:
         raise KafkaError(
             f"{partition.topic}-{partition.index} is led anew, its followers have not told how far they are",
             ErrorCode.OFFSET_NOT_AVAILABLE

@@ -132,6 +132,15 @@ def test_settings_of_a_topic_are_told_to_programs_that_ask(cli: Run) -> None:
     assert "asked\tretention.ms\t604800000\tdefault" in told
 
 
+def test_every_partition_of_a_new_topic_that_has_no_log_is_named(own: Broker, to_own: Run) -> None:
+    for number in (1, 3):
+        (Path(own.data_dir) / f"blocked-{number}").touch()
+    said = to_own("topic", "create", "blocked", "-p", "5", code=1)
+    assert "the topic is there now, but partitions 1, 3 of blocked have no log here; 1: cannot create" in said
+    assert "blocked-1: File exists; there is a file where a directory should be" in said
+    assert "exists already" in to_own("topic", "create", "blocked", code=1)
+
+
 def test_the_command_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["broker", "--help"]) == 0
     assert "alter" in capsys.readouterr().out

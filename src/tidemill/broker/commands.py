@@ -19,6 +19,7 @@ from tidemill.broker.context import RequestContext
 from tidemill.broker.log_configs import log_config
 from tidemill.broker.metadata import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
 from tidemill.coordination.nodes import BrokerRegistration, ConfigNode, Endpoint
+from tidemill.log.errors import failure_of
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.model.types import TopicPartition
 from tidemill.replication.manager import PartitionState
@@ -149,11 +150,12 @@ class Commands:
         settings: Mapping[str, str],
         turn: Turn,
     ) -> None:
-        """Makes the logs that are missing, and takes the states over. Raises the first problem."""
+        """Makes the logs that are missing, and takes the states over. Raises what it could not, in one."""
         if not states:
             return
         broker = self._broker
         config = log_config(broker.config, settings)
+        failures: dict[int, KafkaError] = {}
         failure: KafkaError | None = None
         for state in states:
             await turn.next()
@@ -163,7 +165,7 @@ class Commands:
                     broker.logs.create(key, topic_id, config, broker.clock.wall_ms())
                 except KafkaError as problem:
                     log.error("%s-%d: %s", name, state.partition, problem)
-                    failure = failure or problem
+                    failures[state.partition] = problem
         for start in range(0, len(states), LOGS_A_TURN):
             try:
                 piece = states[start : start + LOGS_A_TURN]
@@ -172,6 +174,8 @@ class Commands:
                 log.error("%s: %s", name, problem)
                 failure = failure or problem
             await asyncio.sleep(0)
+        if failures:
+            raise failure_of(name, failures)
         if failure is not None:
             raise failure
 

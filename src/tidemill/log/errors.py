@@ -68,13 +68,15 @@ PARTITIONS_NAMED_MAX = 20
 """Of more partitions that cannot be had the rest is counted."""
 
 
-def failure_of(topic: str, failures: Mapping[int, StorageError]) -> StorageError:
+def failure_of(topic: str, failures: Mapping[int, KafkaError]) -> KafkaError:
     """One error for all partitions of a topic that have no log here: which, and why the first has none."""
     first = failures[min(failures)]
     if len(failures) == 1:
         return first
     named = ", ".join(map(str, sorted(failures)[:PARTITIONS_NAMED_MAX]))
     more = f" and {len(failures) - PARTITIONS_NAMED_MAX} more" if len(failures) > PARTITIONS_NAMED_MAX else ""
-    error = type(first)(f"partitions {named}{more} of {topic} have no log here; {min(failures)}: {first}")
-    error.number = first.number
+    text = f"partitions {named}{more} of {topic} have no log here; {min(failures)}: {first}"
+    error = type(first)(text, first.code)
+    if isinstance(first, StorageError) and isinstance(error, StorageError):
+        error.number = first.number
     return error

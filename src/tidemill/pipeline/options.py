@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tidemill.client.config import CONSUMER, PRODUCER, ClientConfig
 from tidemill.model.errors import ConfigError
+from tidemill.model.faults import fault_of
 from tidemill.model.types import TopicPartition
 
 EARLIEST = -2
@@ -396,7 +397,9 @@ def _json_object(option: str, text: str, form: str) -> dict[str, Any]:
     try:
         table = json.loads(text)
     except ValueError as problem:
-        raise ConfigError(f"option {option}={text!r} is no JSON ({problem}): {form} is the form") from None
+        raise ConfigError(
+            f"option {option}={text!r} is no JSON ({fault_of(problem)}): {form} is the form"
+        ) from None
     if not isinstance(table, dict):
         raise ConfigError(f"option {option}={text!r}: {form} is the form")
     return table

@@ -79,9 +79,10 @@ def _result(broker: Broker, name: str, outcome: Outcome, validate_only: bool) ->
     topic = outcome.topic
     if outcome.error is not None or topic is None:
         error = outcome.error or KafkaError()
-        return CreatableTopicResult(
-            name=name, error_code=error.code, error_message=external_text(error), configs=[]
-        )
+        text = external_text(error)
+        if topic is not None:
+            text = f"the topic is there now, but {text}"
+        return CreatableTopicResult(name=name, error_code=error.code, error_message=text, configs=[])
     config = broker.config.topic_config(topic.config)
     return CreatableTopicResult(
         name=name,

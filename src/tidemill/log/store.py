@@ -304,11 +304,13 @@ class LogStore:
                 job.add(segment.file())
                 job.add_path(segment.index.path)
                 job.add_path(segment.time_index.path)
-                job.add_path(self._transaction_index(segment))
+                if self.has_aborts:
+                    job.add_path(self._transaction_index(segment))
             elif whole and segment.size > 0:
                 job.add(segment.file())
-                # Unlike the others it must be whole: recovery makes it anew from the recovery point on only.
-                job.add_path(self._transaction_index(segment))
+                if self.has_aborts:
+                    # Unlike the others it must be whole: recovery makes it anew from the recovery point on.
+                    job.add_path(self._transaction_index(segment))
             at += 1
         job.base_offset = int(self.active.base_offset)
         job.position = int(self.active.size) if whole else 0

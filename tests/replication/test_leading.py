@@ -150,6 +150,23 @@ def test_the_last_one_in_sync_commits_alone() -> None:
     assert partition.high_watermark == 2
 
 
+def test_who_asked_for_a_larger_set_waits_for_its_new_member_before_the_answer() -> None:
+    broker, partition = led((1,))
+    partition.fetched_by(2, 0, 0, 1)
+    assert broker.events.wanted == [((1, 2), 7)]
+    # The controller may have written it by now, and elect broker 2 next.
+    broker.write(0, b"a")
+    assert partition.high_watermark == 0
+    assert partition.holds_back(-1, 1)
+    partition.fetched_by(2, 1, 0, 2)
+    assert partition.high_watermark == 1
+    broker.write(0, b"b")
+    partition.isr_refused(3)
+    assert partition.high_watermark == 2
+    broker.write(0, b"c")
+    assert partition.high_watermark == 3
+
+
 def test_who_leads_no_more_says_so() -> None:
     broker, partition = led()
     broker.write(0, b"a")

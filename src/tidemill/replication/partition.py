@@ -362,12 +362,16 @@ class Partition(Awaited):
 
     def _want_isr(self, replication: Replicas, isr: tuple[int, ...]) -> None:
         replication.pending = isr
+        # The controller may have written a larger set before this leader learns of it: from now on nothing
+        # counts as committed that its new member does not have.
+        self._alone = False
         self.events.isr_wanted(self, isr, replication.partition_epoch)
 
     def isr_refused(self, now_ms: i64) -> None:
         """The controller did not write the set that was asked for: the one before holds."""
         if self.replication is not None:
             self.replication.pending = ()
+            self._alone = self.is_leader and len(self.isr) == 1
             self._commit(now_ms)
             # Who asked for its place in the set asks again with its next fetch.
             self.tell_news()

@@ -15,6 +15,7 @@ consumer   acks=1, on a partition without other replicas
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import resource
 import shutil
@@ -104,6 +105,16 @@ class Peer:
 
     def answer(self) -> bytes:
         return self.socket.recv(1 << 20)
+
+    def large_answer(self) -> bytes:
+        """To a request, or with an answer, that does not go through a socket in one piece."""
+        data = b""
+        while len(data) < 4 or len(data) < 4 + struct.unpack_from(">i", data)[0]:
+            self.connection.readable()
+            self.connection.writable()
+            with contextlib.suppress(BlockingIOError):
+                data += self.answer()
+        return data
 
 
 class Leader:
@@ -214,10 +225,8 @@ class Case:
         self.produce = produce_frame(-1 if follows else 1)
         first = fetch_frame(replica, 0, True, idle).replace(struct.pack(">q", OFFSET), bytes(8))
         self.reader.ask(first.replace(struct.pack(">i", WAIT_MS), bytes(4)))
-        answer = self.reader.answer()
+        answer = self.reader.large_answer()
         session = struct.unpack_from(">i", answer, 4 + 4 + 1 + 4 + 2)[0]
-        while len(answer) < 4 + struct.unpack_from(">i", answer)[0]:
-            answer += self.reader.answer()
         self.named, self.unnamed = Frame(replica, True, session), Frame(replica, False, session)
         self.epoch, self.offset = 1, 0
         self.reader.ask(self.unnamed.at(1, 0))

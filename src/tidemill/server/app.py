@@ -49,7 +49,7 @@ from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
 from tidemill.server.cluster import Cluster
 from tidemill.server.listeners import Acceptor, Limits, addresses_of, bind
-from tidemill.server.policies import policies_of
+from tidemill.server.policies import policies_of, selection_of
 from tidemill.server.store import open_store
 from tidemill.transactions.producer_ids import ProducerIds
 
@@ -207,6 +207,7 @@ class BrokerServer:
             topics, self.loop, self.deadlines, self.sessions, config.int("fetch.max.bytes")
         )
         self.fetches.aborted = AbortedTransactions(broker.files)
+        self.fetches.selector = selection_of(broker)
         self.down_conversion = DownConversion(self.loop, self.conversions)
         self.fetches.down = self.down_conversion
         self.dispatch = Dispatch(broker, self.loop, self._readers)

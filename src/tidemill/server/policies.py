@@ -1,11 +1,14 @@
-"""Deletion policies that the configuration names: ``log.deletion.policy.class=module:function``."""
+"""Functions that the configuration names as ``module:function``: deletion policies, replica selectors."""
 
 from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from tidemill.broker.broker import Broker
+from tidemill.broker.replica_selection import RACK_AWARE, ReplicaSelection, rack_aware
 from tidemill.log.config import LogConfig
 from tidemill.log.retention import POLICIES, Policy, SegmentFacts
 from tidemill.model.configs import BrokerConfig
@@ -14,6 +17,7 @@ from tidemill.model.errors import ConfigError
 log = logging.getLogger("tidemill.log")
 
 KEY = "log.deletion.policy.class"
+SELECTOR_KEY = "replica.selector.class"
 TOLD_MAX = 20
 
 
@@ -25,28 +29,48 @@ def policies_of(config: BrokerConfig) -> tuple[Policy, ...]:
     if ":" not in name:
         log.warning("%s=%s has no effect: it names no Python function (module:function)", KEY, name)
         return POLICIES
-    return (*POLICIES, _Guarded(name, _found(name)))
+    return (*POLICIES, _Guarded(name, _found(KEY, name)))
 
 
-def _found(name: str) -> Policy:
+def selection_of(broker: Broker) -> ReplicaSelection | None:
+    """What chooses the replica that a consumer reads from; None: always the leader. Raises ConfigError."""
+    name = broker.config.str(SELECTOR_KEY)
+    if not name:
+        return None
+    if name == RACK_AWARE:
+        select = rack_aware
+    elif ":" in name:
+        select = _found(SELECTOR_KEY, name)
+    else:
+        log.warning(
+            "%s=%s has no effect: it is neither %s nor a Python function (module:function)",
+            SELECTOR_KEY,
+            name,
+            RACK_AWARE,
+        )
+        return None
+    return ReplicaSelection(name, select, lambda: broker.metadata.brokers, broker.clock)
+
+
+def _found(key: str, name: str) -> Callable[..., Any]:
     module_name, _, function_name = name.partition(":")
     try:
-        found: Policy = getattr(importlib.import_module(module_name), function_name)
+        found: Callable[..., Any] = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError, ValueError) as problem:
         raise ConfigError(
-            f"{KEY}={name} cannot be used: {problem}. Name a function as module:function, and have its "
+            f"{key}={name} cannot be used: {problem}. Name a function as module:function, and have its "
             "module where Python finds it (PYTHONPATH)."
         ) from None
     except Exception as problem:
         # Whatever a module of somebody else does when it is imported.
         kind = type(problem).__name__
         raise ConfigError(
-            f"{KEY}={name} cannot be used: importing {module_name} failed ({kind}: {problem}). Try it with "
+            f"{key}={name} cannot be used: importing {module_name} failed ({kind}: {problem}). Try it with "
             f"python -c 'import {module_name}'."
         ) from problem
     if not callable(found):
         raise ConfigError(
-            f"{KEY}={name} cannot be used: it is no function, but {type(found).__name__}. Name a function."
+            f"{key}={name} cannot be used: it is no function, but {type(found).__name__}. Name a function."
         )
     return found
 

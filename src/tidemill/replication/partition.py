@@ -372,7 +372,10 @@ class Partition(Awaited):
         if self.replication is not None:
             self.replication.pending = ()
             self._alone = self.is_leader and len(self.isr) == 1
-            self._commit(now_ms)
+            if self._alone and not self._flushing:
+                self._advance(self.log.end_offset, 0)
+            else:
+                self._commit(now_ms)
             # Who asked for its place in the set asks again with its next fetch.
             self.tell_news()
 

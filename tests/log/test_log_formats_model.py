@@ -1,41 +1,57 @@
-"""Any sequence of produces in any format, to a topic whose format changes, read in any, against a list."""
+"""Any sequence of produces to a compacted topic: any format, codec and timestamp type, of producer and topic;
+converted, compacted, crashed, recovered, and read in any format, against a model.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from contextlib import suppress
+from random import Random
+from typing import NamedTuple
 
 import pytest
+from compaction_model import Model
+from compaction_stage import SMALL, MortalFiles, Row, clean, opened
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tidemill.log.config import LogConfig
 from tidemill.log.log import Log
-from tidemill.log.recovery import Opening
-from tidemill.log.removals import Removals
-from tidemill.model.types import TopicPartition
-from tidemill.records.batch import Batch
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.records.batch import ZSTD, Batch
 from tidemill.records.builder import build_batch
 from tidemill.records.convert import KEEP_CODEC, down, for_storage
 from tidemill.records.cursor import open_cursor
 from tidemill.records.message_set import build_message_set
+from tidemill.records.reader import iter_stored
 from tidemill.records.validate import Limits
-from tidemill.testing.files import FaultyFiles
+from tidemill.testing.files import Killed
 
 NOW = 1_700_000_000_000
-DIRECTORY = "/data/t-0"
+DIRECTORY = "/d/t-0"
+DAY = 24 * 60 * 60 * 1000
 LIMITS = Limits(max_batch_bytes=1 << 20, timestamp_after_ms=(1 << 63) - 1)
 NO_TYPE, CREATE, APPEND = -1, 0, 1
 
 Read = tuple[int, int, int, bytes | None, bytes | None]
 """Offset, timestamp, its type, key, value."""
 
-blobs = st.none() | st.binary(max_size=20)
-contents = st.lists(st.tuples(st.integers(0, 1 << 40), blobs, blobs), min_size=1, max_size=6)
-codecs = st.integers(0, 3)
+Contents = list[tuple[int, bytes | None, bytes | None]]
+keys = st.none() | st.sampled_from([b"", b"a", b"b", b"c", b"k" * 33])
+values = st.none() | st.binary(max_size=20)
+contents = st.lists(st.tuples(st.integers(0, 1 << 40), keys, values), min_size=1, max_size=6)
 
 
-def sent_bytes(magic: int, codec: int, records: list[tuple[int, bytes | None, bytes | None]]) -> bytes:
+class Stored(NamedTuple):
+    """How a record is stored."""
+
+    magic: int
+    codec: int
+    kind: int
+
+
+def sent_bytes(magic: int, codec: int, records: Contents) -> bytes:
     """What a producer sends."""
     if magic == 2:
         return build_batch([(*one, []) for one in records], codec)
@@ -55,101 +71,231 @@ def read_all(data: bytes, first_offset: int) -> list[Read]:
 
 
 class FormatsMachine(RuleBasedStateMachine):
-    """The model is a list of what was stored, with the format that it is stored in."""
+    """The model knows what was stored; beside it what it does not: format, codec and timestamp type."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.files = FaultyFiles()
+        self.files = MortalFiles()
         self.files.make_directory(DIRECTORY)
-        self.stored: list[tuple[int, Read]] = []
-        self.magic = 2
-        self.codec = KEEP_CODEC
+        self.model = Model()
+        self.stored: list[Stored] = []
+        self.magic, self.codec, self.append_time = 2, KEEP_CODEC, False
         self.clock = NOW
+        self.clean_end = -1
 
     @initialize(
-        segment_bytes=st.integers(1200, 4000), interval=st.integers(0, 600), append_time=st.booleans()
+        segment_bytes=st.integers(800, 3000), interval=st.integers(0, 600), retention_ms=st.integers(0, DAY)
     )
-    def begin(self, segment_bytes: int, interval: int, append_time: bool) -> None:
-        self.append_time = append_time
-        self.config = LogConfig(
-            segment_bytes=segment_bytes,
-            index_interval_bytes=interval,
-            message_timestamp_type="LogAppendTime" if append_time else "CreateTime",
-        )
-        self.log = self.open(False)
+    def begin(self, segment_bytes: int, interval: int, retention_ms: int) -> None:
+        self.settings = {
+            "segment_bytes": segment_bytes,
+            "index_interval_bytes": interval,
+            "delete_retention_ms": retention_ms,
+        }
+        self.retention_ms = retention_ms
+        self.log = self.open(0, False)
 
-    def open(self, clean: bool) -> Log:
-        opening = Opening(
-            self.files,
-            DIRECTORY,
-            TopicPartition("t", 0),
-            self.config,
-            removals=Removals(),
-            now_ms=self.clock,
-            recovery_point=0,
-            start_offset=0,
-            clean=clean,
+    def open(self, recovery_point: int, clean: bool) -> Log:
+        log = opened(
+            self.files, DIRECTORY, settings=self.settings, recovery_point=recovery_point, clean=clean
         )
-        log = opening.open()
-        assert opening.warnings == []
+        log.clean_end = self.clean_end
+        log.set_config(self.config())
         return log
 
-    @rule(magic=st.integers(0, 2), codec=st.integers(KEEP_CODEC, 3))
-    def store_as(self, magic: int, codec: int) -> None:
-        self.magic, self.codec = magic, codec
+    def config(self) -> LogConfig:
+        kind = "LogAppendTime" if self.append_time else "CreateTime"
+        return LogConfig(**{**SMALL, **self.settings}, message_timestamp_type=kind)  # type: ignore[arg-type]
 
-    @rule(magic=st.integers(0, 2), codec=codecs, records=contents)
-    def produce(self, magic: int, codec: int, records: Any) -> None:
+    @rule(magic=st.integers(0, 2), codec=st.integers(KEEP_CODEC, 4), append_time=st.booleans())
+    def store_as(self, magic: int, codec: int, append_time: bool) -> None:
+        self.magic, self.append_time = magic, append_time
+        self.codec = KEEP_CODEC if codec == ZSTD and magic < 2 else codec
+        self.log.set_config(self.config())
+
+    @rule(magic=st.integers(0, 2), codec=st.integers(0, 4), records=contents)
+    def produce(self, magic: int, codec: int, records: Contents) -> None:
+        if codec == ZSTD and (magic < 2 or (self.magic < 2 and self.codec == KEEP_CODEC)):
+            codec = 0
         self.clock += 1
         data = sent_bytes(magic, codec, records)
         made = for_storage(
             data, 0, len(data), self.magic, self.codec, LIMITS, self.clock, self.append_time, None
         )
-        base = len(self.stored)
+        base = int(self.log.end_offset)
         if isinstance(made, Batch):
             result = self.log.append([made], 0, self.clock)
         else:
             result = self.log.append_messages(made, 0, self.clock)
         assert (result.base_offset, result.last_offset) == (base, base + len(records) - 1)
-        for at, (time_ms, key, value) in enumerate(records):
-            timestamp, kind = time_ms if magic else -1, CREATE
-            if self.magic == 0:
-                timestamp, kind = -1, NO_TYPE
-            elif self.append_time:
-                timestamp, kind = self.clock, APPEND
-            self.stored.append((self.magic, (base + at, timestamp, kind, key, value)))
+        kind = NO_TYPE if self.magic == 0 else APPEND if self.append_time else CREATE
+        times = [
+            -1 if self.magic == 0 else self.clock if self.append_time else time_ms if magic else -1
+            for time_ms, _, _ in records
+        ]
+        rows = [(time_ms, *row[1:]) for time_ms, row in zip(times, records, strict=True)]
+        if self.magic == 2:
+            self.model.append(base, rows)
+        else:
+            self.model.append_old(base, 1, False, rows)
+        used = codec if self.codec == KEEP_CODEC else self.codec
+        self.stored += [Stored(self.magic, used, kind)] * len(records)
+
+    @rule()
+    def roll(self) -> None:
+        self.log.roll(self.clock)
 
     @rule(clean=st.booleans())
     def reopen(self, clean: bool) -> None:
+        recovery_point = int(self.log.recovery_point)
         if clean:
             self.log.close(self.clock)
+            recovery_point = int(self.log.recovery_point)
         self.files.kill()
-        self.log = self.open(clean)
+        self.log = self.open(recovery_point, clean)
+
+    @rule(luck=st.integers(0, 3))
+    def lose_power(self, luck: int) -> None:
+        """Closed segments were synced, as each second; of the active one the beginning stays, perhaps."""
+        sync = self.log.begin_flush(whole=False)
+        sync.run()
+        self.log.finish_flush(sync, self.clock)
+        self.keep_names()
+        recovery_point = int(self.log.recovery_point)
+        self.files.power_cut(Random(luck) if luck else None)
+        self.log = self.open(recovery_point, False)
+        end = int(self.log.end_offset)
+        assert end >= recovery_point
+        del self.stored[end:]
+        self.model.rows = [row for row in self.model.rows if row[0] < end]
+        self.model.old = {offset for offset in self.model.old if offset < end}
+
+    def keep_names(self) -> None:
+        """The partition's directory is there since long, and what it held when it was made."""
+        for directory in (DIRECTORY, "/d", "/"):
+            self.files.sync_directory(directory)
+
+    @rule(later_ms=st.integers(0, DAY), rolls=st.booleans(), chunk_bytes=st.sampled_from([100, 4096]))
+    def compact(self, later_ms: int, rolls: bool, chunk_bytes: int) -> None:
+        if self.make_dirty(rolls):
+            after = self.after_cleaning(later_ms)
+            clean(self.log, self.clock, chunk_bytes=chunk_bytes)
+            self.clean_end = int(self.log.clean_end)
+            self.model = after
+
+    @rule(
+        later_ms=st.integers(0, DAY),
+        operations=st.integers(0, 120),
+        ending=st.sampled_from(["kill", "power cut", "power cut with luck"]),
+    )
+    def compact_and_crash(self, later_ms: int, operations: int, ending: str) -> None:
+        if not self.make_dirty(True):
+            return
+        self.log.flush(self.clock)
+        self.keep_names()
+        recovery_point = int(self.log.recovery_point)
+        bases = [int(one.base_offset) for one in self.log.segments]
+        after = self.after_cleaning(later_ms)
+        self.files.left = operations
+        with suppress(Killed):
+            clean(self.log, self.clock)
+        self.files.left = -1
+        if ending == "kill":
+            self.files.kill()
+        else:
+            self.files.power_cut(Random(operations) if "luck" in ending else None)
+        self.log = self.open(recovery_point, False)
+        self.model = self.which(after, bases)
+
+    def make_dirty(self, rolls: bool) -> bool:
+        if rolls:
+            self.log.roll(self.clock)
+        return bool(self.log.active.base_offset > max(self.log.clean_end, 0))
+
+    def after_cleaning(self, later_ms: int) -> Model:
+        """The model as it has to be when the log is cleaned now."""
+        self.clock += later_ms
+        self.files.now_ms = self.clock
+        written = [(int(one.base_offset), self.files.modified_ms(one.path)) for one in self.log.segments]
+        model = copy.deepcopy(self.model)
+        first_dirty, end = max(int(self.log.clean_end), 0), int(self.log.active.base_offset)
+        model.clean(first_dirty, end, self.clock, self.retention_ms, written)
+        return model
+
+    def which(self, after: Model, bases: list[int]) -> Model:
+        """The log is new up to the beginning of a segment, and old from there on; its model."""
+        found = read_all(self.whole(), 0)
+        for cut in [*bases, int(self.log.end_offset)]:
+            rows = [row for row in after.rows if row[0] < cut]
+            rows += [row for row in self.model.rows if row[0] >= cut]
+            if found == self.seen(rows):
+                after.rows = rows
+                after.horizons = {
+                    int(one.base_offset): int(one.base_timestamp)
+                    for one in iter_stored(self.whole())
+                    if isinstance(one, Batch) and one.has_delete_horizon
+                }
+                return after
+        raise AssertionError(f"neither old nor new: {found}, not {self.model.rows} nor {after.rows}")
+
+    def whole(self) -> bytes:
+        """All bytes of the log."""
+        return b"".join(self.files.read(segment.path)[: segment.size] for segment in self.log.segments)
+
+    def seen(self, rows: list[Row], magic: int = 2) -> list[Read]:
+        """As a reader sees them who knows formats up to ``magic``."""
+        return [
+            (offset, time_ms, self.stored[offset].kind, key, value)
+            if magic > 0
+            else (offset, -1, NO_TYPE, key, value)
+            for offset, time_ms, key, value in rows
+        ]
 
     @rule(magic=st.integers(0, 2), bytes_max=st.integers(1, 3000), part=st.floats(0, 1))
     def read(self, magic: int, bytes_max: int, part: float) -> None:
-        """As a reader that knows formats up to ``magic``."""
-        first = offset = round(len(self.stored) * part)
+        """In pieces; one who knows no zstd reads up to there."""
+        end = int(self.log.end_offset)
+        first = offset = round(end * part)
         found: list[Read] = []
-        while offset < len(self.stored):
-            piece = self.log.read(offset, bytes_max, len(self.stored), True)
-            assert piece is not None
+        limit = end
+        while offset < end and (piece := self.log.read(offset, bytes_max, end, True)) is not None:
             data = piece.read()
+            following = max(int(one.next_offset) for one in iter_stored(data))
             if magic < 2:
-                made = down(data, 0, len(data), magic, offset, bytes_max)
-                data = made.data
-                assert made.next_offset > offset
+                try:
+                    made = down(data, 0, len(data), magic, offset, bytes_max)
+                except KafkaError as refused:
+                    if refused.code != ErrorCode.UNSUPPORTED_COMPRESSION_TYPE:
+                        raise
+                    limit = offset
+                    break
+                data, following = made.data, int(made.next_offset)
+            assert following > offset
             found += read_all(data, offset)
-            offset = found[-1][0] + 1
-        assert found == [
-            one if magic > 0 or stored == 0 else (one[0], -1, NO_TYPE, *one[3:])
-            for stored, one in self.stored[first:]
-        ]
+            offset = following
+        rows = [row for row in self.model.rows if first <= row[0] < limit]
+        assert found == self.seen(rows, magic)
+        if limit < end:
+            assert next(self.stored[row[0]].codec for row in self.model.rows if row[0] >= limit) == ZSTD
+
+    @rule(time_ms=st.integers(0, 1 << 40) | st.integers(NOW, NOW + DAY))
+    def look_up_a_time(self, time_ms: int) -> None:
+        fitting = [(row[1], row[0]) for row in self.model.rows if row[1] >= time_ms]
+        assert self.log.offset_for_timestamp(time_ms) == (fitting[0] if fitting else None)
 
     @invariant()
-    def ends_agree(self) -> None:
+    def reads_as_the_model(self) -> None:
         if hasattr(self, "log"):
             assert (self.log.start_offset, self.log.end_offset) == (0, len(self.stored))
+            assert read_all(self.whole(), 0) == self.seen(self.model.rows)
+
+    @invariant()
+    def formats_and_codecs_stay(self) -> None:
+        if hasattr(self, "log"):
+            for one in iter_stored(self.whole()):
+                if not isinstance(one, Batch) or one.record_count:
+                    stored = self.stored[one.last_offset]
+                    assert (one.magic, one.codec) == (stored.magic, stored.codec)
 
 
 @pytest.mark.slow
@@ -159,8 +305,8 @@ def test_records_of_any_format_stay_what_they_are_whatever_is_done_to_them() -> 
     run_state_machine_as_test(
         FormatsMachine,
         settings=settings(
-            max_examples=80,
-            stateful_step_count=25,
+            max_examples=150,
+            stateful_step_count=30,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow],
         ),

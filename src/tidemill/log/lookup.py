@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from tidemill.log.scan import BatchScan
 from tidemill.log.segment import Segment, first_reaching
-from tidemill.records.batch import APPEND_TIME_FLAG, CODEC_MASK, CONTROL_FLAG, NONE
+from tidemill.records.batch import APPEND_TIME_FLAG, CODEC_MASK, CONTROL_FLAG, NONE, RECORD_COUNT
 from tidemill.records.cursor import open_cursor
 from tidemill.records.reader import UNPACKED_BYTES_MAX
 
@@ -93,13 +93,16 @@ def _records(scan: BatchScan) -> Iterator[tuple[int, int]]:
         if attributes & CONTROL_FLAG:
             yield scan.max_timestamp, scan.last_offset
             return
-        if attributes & APPEND_TIME_FLAG:
-            yield from ((scan.max_timestamp, at) for at in range(scan.base_offset, scan.last_offset + 1))
-            return
     elif attributes & CODEC_MASK == NONE:
         yield scan.max_timestamp, scan.last_offset
         return
     data, at = scan.whole()
+    if scan.magic == 2 and attributes & APPEND_TIME_FLAG:
+        count = int.from_bytes(data[at + RECORD_COUNT : at + RECORD_COUNT + 4], "big")
+        offsets = range(scan.base_offset, scan.last_offset + 1)
+        if count == len(offsets):  # else compaction left only some of them, or none
+            yield from ((scan.max_timestamp, offset) for offset in offsets)
+            return
     cursor = open_cursor(data, at, at + scan.size, False, UNPACKED_BYTES_MAX)
     while cursor.step():
         yield int(cursor.timestamp), int(cursor.offset)

@@ -434,21 +434,6 @@ def test_a_start_after_lost_writes_gives_new_leader_epochs(tmp_path: Path) -> No
     asyncio.run(restart())
 
 
-def test_internal_topics_have_their_own_settings_and_as_many_replicas_as_can_be(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            topic = await setting.controller.create_internal_topic("__consumer_offsets")
-            assert await setting.controller.create_internal_topic("__consumer_offsets") is topic
-            assert topic.internal
-            assert len(topic.partitions) == 50
-            assert topic.partitions[0].replicas == [0]
-            assert topic.config["cleanup.policy"] == "compact"
-            transactions = await setting.controller.create_internal_topic("__transaction_state")
-            assert transactions.config["min.insync.replicas"] == "1"
-
-    asyncio.run(story())
-
-
 def test_producer_ids_come_in_blocks_that_are_given_once(tmp_path: Path) -> None:
     async def story() -> None:
         async with started(tmp_path) as setting:

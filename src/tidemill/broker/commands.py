@@ -179,6 +179,14 @@ class Commands:
         if failure is not None:
             raise failure
 
+    async def take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
+        """Takes settings (by kind and name) over that somebody wrote to the store."""
+        async with self._one_at_a_time:
+            metadata = self._broker.metadata
+            image = metadata.image.with_settings(settings)
+            if image is not metadata.image:
+                await metadata.publish(Delta.between(metadata.image, image))
+
     # Controllers of other processes
 
     def are_open_to(self, context: RequestContext) -> bool:

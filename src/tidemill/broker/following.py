@@ -118,7 +118,7 @@ class LeaderLoop:
         """Until there is something to follow, or a partition has rested."""
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.fetcher.limits.backoff_ms / 1000):
+            async with asyncio.timeout(self.fetcher.rest_ms(self.now_ms()) / 1000):
                 await self._changed.wait()
 
     def _meet(self, trouble: Trouble) -> None:

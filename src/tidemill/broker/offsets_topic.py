@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from typing import TYPE_CHECKING
 
+from tidemill.broker.automatic_topics import make_topics
 from tidemill.groups.ports import (
     OFFSETS_TOPIC,
     CoordinatorEndpoint,
@@ -109,4 +110,7 @@ class ClusterOffsetsTopic:
 
     async def ensure(self) -> None:
         """Creates the topic where it is missing."""
-        await self._broker.controller.create_internal_topic(OFFSETS_TOPIC)
+        if OFFSETS_TOPIC not in self._broker.metadata.topics:
+            errors = await make_topics(self._broker, [OFFSETS_TOPIC])
+            for error in errors.values():
+                raise error

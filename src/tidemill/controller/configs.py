@@ -161,14 +161,16 @@ def plan_broker_config(
     alterations: Sequence[Alteration] | None,
     settings: Sequence[tuple[str, str | None]] = (),
 ) -> ConfigPlan:
-    """Changes the run-time settings of this broker, or (``name`` empty) of all brokers.
+    """Changes the run-time settings of one broker, or (``name`` empty) of all brokers.
 
     ``config`` is what holds at present on this broker.
     """
     entity = DEFAULT_ENTITY
     if name:
-        check_own_broker(name, broker_id)
-        entity = str(broker_id)
+        # Another broker passes on what it was asked to change of itself.
+        if not (name.isascii() and name.isdigit() and len(name) <= 9 and int(name) in image.brokers):
+            check_own_broker(name, broker_id)
+        entity = str(int(name))
     current = image.broker_configs.get(entity, {})
     if alterations is None:
         result = touched = replacement(settings)

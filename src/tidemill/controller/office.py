@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import TypeVar
 
@@ -284,6 +284,14 @@ class Office:
         delta = Delta.between(before, self._image)
         await self._announce(delta)
         return delta
+
+    async def take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
+        """Takes settings (by kind and name) over that somebody wrote to the store. Raises NOT_CONTROLLER."""
+        async with self.changing():
+            before = self._image
+            self._image = before.with_settings(settings)
+            if self._image is not before:
+                await self._announce(Delta.between(before, self._image))
 
     async def write(self, plans: Iterable[Plan]) -> None:
         """Writes ``plans``, in pieces, and makes them part of the image. Raises StoreError."""

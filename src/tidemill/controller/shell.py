@@ -36,11 +36,12 @@ from tidemill.coordination.encoding import new_id
 from tidemill.coordination.image import Delta, TopicImage
 from tidemill.coordination.nodes import (
     BROKER_SEQUENCE,
+    ConfigChangeNode,
     ConfigNode,
     DeleteTopicNode,
     TopicNode,
 )
-from tidemill.coordination.port import Delete, Operation, SetData, Store, ensure_paths, subtree
+from tidemill.coordination.port import Create, Delete, Operation, SetData, Store, ensure_paths, subtree
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.ports import Clock
@@ -124,40 +125,6 @@ class Controller(Office):
             outcomes, others = await self._carry_out(names, decided)
         await _wait_for(others)
         return outcomes
-
-    async def create_internal_topic(self, name: str) -> TopicImage:
-        """The internal topic of that name, made if it is missing; KafkaError when that is not possible."""
-        topic = self._image.topics.get(name)
-        if topic is None:
-            (outcome,) = await self.create_topics([self.automatic_topic(name)])
-            topic = outcome.topic if outcome.error is None else self._image.topics.get(name)
-            if topic is None:
-                raise outcome.error or KafkaError(f"the topic {name} could not be made")
-        return topic
-
-    def automatic_topic(self, name: str) -> NewTopic:
-        """What a topic is like that is made because somebody asked for it."""
-        config = self.config()
-        living = max(1, len(self._image.brokers))
-        if name == "__consumer_offsets":
-            settings = {
-                "cleanup.policy": "compact",
-                "compression.type": "producer",
-                "segment.bytes": str(config.int("offsets.topic.segment.bytes")),
-            }
-            factor = min(config.int("offsets.topic.replication.factor"), living)
-            return NewTopic(name, config.int("offsets.topic.num.partitions"), factor, config=settings)
-        if name == "__transaction_state":
-            factor = min(config.int("transaction.state.log.replication.factor"), living)
-            settings = {
-                "cleanup.policy": "compact",
-                "compression.type": "uncompressed",
-                "segment.bytes": str(config.int("transaction.state.log.segment.bytes")),
-                "min.insync.replicas": str(min(config.int("transaction.state.log.min.isr"), factor)),
-                "unclean.leader.election.enable": "false",
-            }
-            return NewTopic(name, config.int("transaction.state.log.num.partitions"), factor, config=settings)
-        return NewTopic(name)
 
     async def create_partitions(
         self, growths: Iterable[Growth], *, validate_only: bool = False
@@ -280,7 +247,12 @@ class Controller(Office):
         )
 
     async def _carry_out_config(self, plan: ConfigPlan) -> None:
-        error = await self.attempt(plan.operations)
+        operations = list(plan.operations)
+        if self.store.session_timeout_s:  # Others share it, and have to hear of the change.
+            kind, name = ("brokers", plan.broker or "") if plan.topic is None else ("topics", plan.topic.name)
+            note = ConfigChangeNode.encode(kind, name)
+            operations.append(Create(ConfigChangeNode.prefix, note, sequential=True))
+        error = await self.attempt(operations)
         if error is not None:
             raise error
         before = self._image

@@ -263,6 +263,26 @@ class ClusterImage:
             self.cluster_id, self.controller_id, self.controller_epoch, self.brokers, configs=configs
         )
 
+    def with_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> ClusterImage:
+        """The same with other settings of topics and brokers, by kind and name. Itself when none is other."""
+        topics = dict(self.topics)
+        brokers = dict(self.broker_configs)
+        for (kind, name), config in settings.items():
+            topic = topics.get(name) if kind == "topics" else None
+            if topic is not None and dict(topic.config) != dict(config):
+                topics[name] = TopicImage(
+                    name, topic.topic_id, topic.partitions, config, topic.node_version, topic.has_config_node
+                )
+            elif kind == "brokers" and dict(brokers.get(name, {})) != dict(config):
+                brokers[name] = config
+        if all(topics[name] is topic for name, topic in self.topics.items()) and brokers == dict(
+            self.broker_configs
+        ):
+            return self
+        return self._changed(
+            self.cluster_id, self.controller_id, self.controller_epoch, self.brokers, topics, configs=brokers
+        )
+
     def _changed(
         self,
         cluster_id: str,
@@ -399,6 +419,19 @@ async def _load_broker_configs(store: Store) -> dict[str, dict[str, str]]:
         name: ConfigNode.decode(path, node.data)
         for name, path, node in zip(names, paths, nodes, strict=True)
         if node is not None
+    }
+
+
+async def load_settings(
+    store: Store, entities: Iterable[tuple[str, str]]
+) -> dict[tuple[str, str], dict[str, str]]:
+    """What was set for these entities, by kind and name; nothing for those without a node."""
+    entities = list(entities)
+    paths = [ConfigNode.path(kind, name) for kind, name in entities]
+    nodes = await store.get_many(paths) if paths else []
+    return {
+        entity: ConfigNode.decode(path, node.data) if node is not None else {}
+        for entity, path, node in zip(entities, paths, nodes, strict=True)
     }
 
 

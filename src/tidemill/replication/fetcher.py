@@ -170,11 +170,10 @@ class LeaderFetcher:
         else:
             told = [one for one in self._changed.values() if self._has_news(one)]
         self._changed.clear()
-        flushes = any(followed.partition.flush_under_way for followed in self._resting.values())
         topics = self._topics(told)
         request = FetchRequest(
             replica_state=ReplicaState(replica_id=self.node_id, replica_epoch=self.node_epoch),
-            max_wait_ms=min(self.limits.wait_ms, FLUSH_LOOK_MS) if flushes else self.limits.wait_ms,
+            max_wait_ms=min(self.limits.wait_ms, self.rest_ms(now_ms)),
             min_bytes=self.limits.bytes_min,
             max_bytes=self.limits.bytes_max,
             session_id=self._session_id,
@@ -184,6 +183,14 @@ class LeaderFetcher:
         )
         self._forgotten.clear()
         return request
+
+    def rest_ms(self, now_ms: int) -> int:
+        """How soon a partition that rests is to be followed again."""
+        soonest = max(self.limits.backoff_ms, self.limits.wait_ms)
+        for followed in self._resting.values():
+            flushes = followed.partition.flush_under_way
+            soonest = min(soonest, FLUSH_LOOK_MS if flushes else max(1, followed.rests_until_ms - now_ms))
+        return soonest
 
     def _has_news(self, followed: Followed) -> bool:
         return followed.told is None or followed.told != self._ask(followed)

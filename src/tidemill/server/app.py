@@ -122,6 +122,7 @@ class BrokerServer:
         self.cluster = Cluster(broker, self._logs_removed)
         image = await broker.controller.load(stored_cluster_id or None)
         broker.cluster_id = image.cluster_id
+        broker.metadata.image = image
         broker.logs.claim(image.cluster_id, broker.node_id)
         broker.config = effective_config(config, image, broker.node_id)
         self._load_logs(image.topics)

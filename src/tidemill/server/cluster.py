@@ -18,6 +18,7 @@ from tidemill.broker.following import Following
 from tidemill.broker.handing_over import hand_over
 from tidemill.broker.isr_changes import IsrChanges
 from tidemill.broker.links import Links
+from tidemill.broker.settings_watch import SettingsWatch
 from tidemill.controller.failover import Failover
 from tidemill.controller.shell import Controller
 from tidemill.controller.watching import Watching
@@ -75,6 +76,7 @@ class Cluster(Hears, Events):
         self._isr_changes = IsrChanges(
             broker, broker.controller_link, broker.failover, lambda: self.commands.broker_epoch
         )
+        self._settings = SettingsWatch(broker) if is_shared else None
         self._following: Following | None = None
 
     def join_partitions(self) -> None:
@@ -96,6 +98,8 @@ class Cluster(Hears, Events):
     async def register(self, registration: BrokerRegistration) -> None:
         """Takes this broker's place. Raises KafkaError when its id is taken, StoreError."""
         await self.membership.join(registration)
+        if self._settings is not None:
+            self._settings.start()
 
     async def wait_told(self) -> None:
         """Waits a while until the controller has told this broker what it leads."""
@@ -128,6 +132,8 @@ class Cluster(Hears, Events):
     async def stop(self) -> None:
         """Leaves the cluster; the nodes go with the session."""
         await self.membership.leave()
+        if self._settings is not None:
+            await self._settings.stop()
         self._watching.stop()
         self._channels.stop()
         self._isr_changes.stop()
@@ -163,6 +169,8 @@ class Cluster(Hears, Events):
         self.commands.broker_epoch = epoch
         if self._following is not None:
             self._following.node_epoch = epoch
+        if self._settings is not None:
+            self._settings.read_all()
 
     def session_lost(self) -> None:
         """Leads nothing any more that others may lead by now."""

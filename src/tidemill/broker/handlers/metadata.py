@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tidemill.broker.automatic_topics import make_topics
 from tidemill.broker.context import RequestContext
 from tidemill.broker.handlers.common import (
     CLUSTER_OPERATIONS,
@@ -75,16 +76,12 @@ def _to_create(broker: Broker, context: RequestContext, request: MetadataRequest
 async def _create_and_answer(
     broker: Broker, context: RequestContext, request: MetadataRequest, missing: Sequence[str]
 ) -> MetadataResponse:
-    controller = broker.controller
-    errors: dict[str, ErrorCode] = {}
     try:
-        outcomes = await controller.create_topics([controller.automatic_topic(name) for name in missing])
+        problems = await make_topics(broker, missing)
     except KafkaError as error:
         errors = dict.fromkeys(missing, error.code)
     else:
-        for outcome in outcomes:
-            if outcome.error is not None and outcome.error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
-                errors[outcome.name] = outcome.error.code
+        errors = {name: problem.code for name, problem in problems.items()}
     return _answer(broker, context, request, errors)
 
 

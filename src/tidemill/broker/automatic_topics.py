@@ -1,0 +1,70 @@
+"""Topics that are made because somebody asked for them, by whichever broker is the controller."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tidemill.controller.automatic import automatic_topic
+from tidemill.controller.topics import NewTopic
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+
+if TYPE_CHECKING:
+    from tidemill.broker.broker import Broker
+
+VERSIONS = (7, 7)
+TIMEOUT_MS = 10_000
+HEARD_S = 2.0
+"""How long this broker waits to hear of what the controller has made."""
+LOOK_S = 0.01
+
+
+async def make_topics(broker: Broker, names: Sequence[str]) -> dict[str, KafkaError]:
+    """Makes those that are missing; the errors of the others by name. Raises KafkaError for all of them.
+
+    When it returns, this broker knows them, unless the controller is late with its news.
+    """
+    # Alone a broker has no more replicas to give; in a cluster the others may only be late.
+    replicas_max = len(broker.metadata.brokers) if broker.config.store() == "embedded" else None
+    topics = [automatic_topic(broker.config, name, replicas_max) for name in names]
+    if broker.controller.is_active:
+        outcomes = await broker.controller.create_topics(topics)
+        errors = {outcome.name: outcome.error for outcome in outcomes if outcome.error is not None}
+    else:
+        request = CreateTopicsRequest(topics=[_wanted(one) for one in topics], timeout_ms=TIMEOUT_MS)
+        answer: CreateTopicsResponse = await broker.controller_link.ask(
+            ApiKey.CREATE_TOPICS, VERSIONS, request
+        )
+        errors = {
+            one.name: KafkaError(one.error_message or "", ErrorCode(one.error_code))
+            for one in answer.topics
+            if one.error_code != 0
+        }
+    errors = {name: one for name, one in errors.items() if one.code != ErrorCode.TOPIC_ALREADY_EXISTS}
+    await _hear(broker, [one.name for one in topics if one.name not in errors])
+    return errors
+
+
+async def _hear(broker: Broker, names: Sequence[str]) -> None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + HEARD_S
+    while not all(name in broker.metadata.topics for name in names) and loop.time() < deadline:
+        await asyncio.sleep(LOOK_S)
+
+
+def _wanted(topic: NewTopic) -> CreatableTopic:
+    return CreatableTopic(
+        name=topic.name,
+        num_partitions=topic.partition_count,
+        replication_factor=topic.replication_factor,
+        assignments=[],
+        configs=[CreatableTopicConfig(name=name, value=value) for name, value in topic.config.items()],
+    )

@@ -1,0 +1,91 @@
+"""Settings that others wrote to the store: every broker reads them again when it is told that they changed.
+
+Whoever changes settings of a topic or broker writes a numbered note of it. A broker that sees a gap in the
+numbers, or was without a session for a while, reads everything again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tidemill.broker.broker import Broker
+from tidemill.controller.watching import Watching
+from tidemill.coordination.image import load_settings
+from tidemill.coordination.nodes import CONFIG_CHANGES, ConfigChangeNode
+from tidemill.coordination.port import Delete, NoNode
+
+KINDS = ("topics", "brokers")
+NOTES_KEPT = 100
+"""Older notes are removed by the controller."""
+
+Entity = tuple[str, str]
+
+
+class SettingsWatch:
+    """Keeps this broker's view of settings current."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._seen: int | None = None
+        self._watching = Watching(broker.store, {CONFIG_CHANGES: self._changed})
+
+    def start(self) -> None:
+        """Begins to watch; what was written since this broker read the store is read again."""
+        self._watching.start()
+
+    def read_all(self) -> None:
+        """Everything is to be read again: notes may have been missed."""
+        self._seen = None
+        self._watching.want([CONFIG_CHANGES])
+
+    async def stop(self) -> None:
+        """Watches no longer."""
+        await self._watching.stopped()
+
+    async def _changed(self) -> None:
+        store = self._broker.store
+        notes = {_number(name): name for name in await store.children(CONFIG_CHANGES)}
+        last = max(notes, default=-1)
+        if self._seen is None or (notes and min(notes) > self._seen + 1):
+            entities = self._all_entities()
+        else:
+            paths = [f"{CONFIG_CHANGES}/{notes[number]}" for number in sorted(notes) if number > self._seen]
+            nodes = await store.get_many(paths)
+            entities = dict.fromkeys(
+                _entity(ConfigChangeNode.decode(node.data)) for node in nodes if node is not None
+            )
+        known = [entity for entity in entities if entity[0] in KINDS]
+        settings = await load_settings(store, known)
+        await self._take(settings)
+        self._seen = last
+        if self._broker.controller.is_active and len(notes) > NOTES_KEPT:
+            await self._remove([notes[number] for number in sorted(notes)[:-NOTES_KEPT]])
+
+    def _all_entities(self) -> dict[Entity, None]:
+        image = self._broker.metadata.image
+        entities: dict[Entity, None] = {("topics", name): None for name in image.topics}
+        entities |= {("brokers", name): None for name in (*image.broker_configs, "<default>")}
+        return entities | {("brokers", str(self._broker.node_id)): None}
+
+    async def _take(self, settings: Mapping[Entity, Mapping[str, str]]) -> None:
+        if self._broker.controller.is_active:
+            await self._broker.controller.take_settings(settings)
+        else:
+            await self._broker.commands.take_settings(settings)
+
+    async def _remove(self, names: list[str]) -> None:
+        for name in names:
+            try:
+                await self._broker.store.transact([Delete(f"{CONFIG_CHANGES}/{name}")])
+            except NoNode:
+                continue
+
+
+def _number(name: str) -> int:
+    digits = name.rpartition("_")[2]
+    return int(digits) if digits.isdigit() else -1
+
+
+def _entity(path: str) -> Entity:
+    kind, _, name = path.partition("/")
+    return kind, name

@@ -1,0 +1,39 @@
+"""What a topic is like that is made because somebody asked for it.
+
+No input or output here; see :mod:`tidemill.controller.topics`.
+"""
+
+from __future__ import annotations
+
+from tidemill.controller.topics import NewTopic
+from tidemill.model.configs import BrokerConfig
+
+
+def automatic_topic(config: BrokerConfig, name: str, replicas_max: int | None = None) -> NewTopic:
+    """The topic of that name; those of the brokers' own have settings of their own.
+
+    ``replicas_max`` bounds the factor that is configured for these: with fewer brokers none could be made.
+    """
+    if name == "__consumer_offsets":
+        settings = {
+            "cleanup.policy": "compact",
+            "compression.type": "producer",
+            "segment.bytes": str(config.int("offsets.topic.segment.bytes")),
+        }
+        factor = _bounded(config.int("offsets.topic.replication.factor"), replicas_max)
+        return NewTopic(name, config.int("offsets.topic.num.partitions"), factor, config=settings)
+    if name == "__transaction_state":
+        factor = _bounded(config.int("transaction.state.log.replication.factor"), replicas_max)
+        settings = {
+            "cleanup.policy": "compact",
+            "compression.type": "uncompressed",
+            "segment.bytes": str(config.int("transaction.state.log.segment.bytes")),
+            "min.insync.replicas": str(min(config.int("transaction.state.log.min.isr"), factor)),
+            "unclean.leader.election.enable": "false",
+        }
+        return NewTopic(name, config.int("transaction.state.log.num.partitions"), factor, config=settings)
+    return NewTopic(name)
+
+
+def _bounded(factor: int, replicas_max: int | None) -> int:
+    return factor if replicas_max is None else max(1, min(factor, replicas_max))

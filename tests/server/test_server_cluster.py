@@ -1,0 +1,153 @@
+"""Three brokers on ZooKeeper: real processes, a real server, real clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cluster_stage import Stage, cluster, until
+from confluent_kafka import Consumer, Producer
+
+from tidemill.client import ClientError, ConfigResource, ResourceType
+from tidemill.testing.zookeeper import ZooKeeper
+
+
+@pytest.fixture(scope="module")
+def stage(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
+    """Three brokers for the tests of this module; each leaves all of them running."""
+    with cluster(f"{zookeeper_server.address}/test-cluster") as found:
+        yield found
+
+
+def produce(stage: Stage, topic: str, values: range, partition: int = 0) -> list[int]:
+    """Writes the numbers with ``acks=all``; the offsets that were acknowledged, in order."""
+    offsets: list[int] = []
+
+    def told(error: object, message: object) -> None:
+        assert error is None, error
+        offsets.append(message.offset())  # type: ignore[attr-defined]
+
+    producer = Producer({"bootstrap.servers": stage.bootstrap, "acks": "all", "linger.ms": 0, "log_level": 0})
+    for value in values:
+        producer.produce(topic, str(value).encode(), partition=partition, on_delivery=told)
+    assert producer.flush(30) == 0
+    return offsets
+
+
+def consume(stage: Stage, topic: str, count: int, group: str) -> list[int]:
+    """The first so many numbers of a topic, read as a member of ``group``, and committed."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": stage.bootstrap,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "log_level": 0,
+        }
+    )
+    consumer.subscribe([topic])
+    values: list[int] = []
+    try:
+        until(lambda: _poll(consumer, values) >= count, f"{count} messages of {topic}")
+        consumer.commit(asynchronous=False)
+    finally:
+        consumer.close()
+    return values
+
+
+def _poll(consumer: Consumer, values: list[int]) -> int:
+    message = consumer.poll(0.2)
+    if message is not None and message.error() is None:
+        values.append(int(message.value() or b""))
+    return len(values)
+
+
+def test_what_is_asked_of_any_broker_is_known_to_all_and_replicated(stage: Stage) -> None:
+    for number in stage.brokers:
+        with stage.admin(number) as admin:
+            admin.create_topic(f"asked-{number}", 3, 3)
+    for number in stage.brokers:
+        with stage.admin(number) as admin:
+            for described in admin.describe_topics([f"asked-{one}" for one in stage.brokers]).values():
+                assert sorted(one.leader for one in described.partitions) == [1, 2, 3]
+                assert all(sorted(one.isr) == [1, 2, 3] for one in described.partitions)
+    assert produce(stage, "asked-1", range(100)) == list(range(100))
+    assert consume(stage, "asked-1", 100, "asked") == list(range(100))
+    with stage.admin() as admin:
+        admin.delete_topic("asked-2")
+    for number in stage.brokers:
+        with stage.admin(number) as admin:
+            assert "asked-2" not in {topic.name for topic in admin.list_topics()}
+
+
+def test_a_topic_that_a_client_asks_for_is_made_by_the_controller(stage: Stage) -> None:
+    for number, broker in stage.brokers.items():
+        producer = Producer({"bootstrap.servers": broker.bootstrap, "acks": "all", "log_level": 0})
+        producer.produce(f"automatic-{number}", b"1")
+        assert producer.flush(30) == 0
+
+
+def test_settings_that_one_broker_changed_hold_on_all(stage: Stage) -> None:
+    for number in stage.brokers:
+        with stage.admin(number) as admin:
+            admin.create_topic(f"set-{number}", 1, 3)
+            admin.alter_configs(
+                ConfigResource(ResourceType.TOPIC, f"set-{number}"), {"retention.ms": str(number)}
+            )
+    for number in stage.brokers:
+        with stage.admin(number) as admin:
+            for topic in stage.brokers:
+                until(
+                    lambda topic=topic, admin=admin: (  # type: ignore[misc]
+                        admin.topic_configs(f"set-{topic}")["retention.ms"].value == str(topic)
+                    ),
+                    f"broker {number} knows the settings of set-{topic}",
+                )
+
+
+def test_a_killed_leader_is_followed_by_another_and_comes_back(stage: Stage) -> None:
+    with stage.admin() as admin:
+        admin.create_topic("killed", 1, 3)
+        victim = admin.describe_topic("killed").partitions[0].leader
+    assert produce(stage, "killed", range(50)) == list(range(50))
+    assert consume(stage, "killed", 10, "killed")[:10] == list(range(10))
+    stage.brokers[victim].kill()
+    assert produce(stage, "killed", range(50, 100)) == list(range(50, 100))
+    assert stage.leaders("killed") != [victim]
+    with pytest.raises(ClientError, match="UNKNOWN_TOPIC"), stage.admin(_other(stage, victim)) as admin:
+        admin.delete_topic("never-there")
+    stage.brokers[victim].start()
+
+    def in_sync() -> bool:
+        with stage.admin(victim) as admin:
+            return sorted(admin.describe_topic("killed").partitions[0].isr) == [1, 2, 3]
+
+    until(in_sync, "the killed broker is in sync again")
+    assert consume(stage, "killed", 100, "killed-again") == list(range(100))
+
+
+def _other(stage: Stage, number: int) -> int:
+    return next(one for one in stage.brokers if one != number)
+
+
+def test_a_topic_is_deleted_everywhere_once_a_dead_replica_has_come_back(stage: Stage) -> None:
+    with stage.admin() as admin:
+        admin.create_topic("doomed", 2, 3)
+    stage.brokers[2].kill()
+    with stage.admin(1, 3) as admin:
+        admin.delete_topic("doomed")
+        assert "doomed" not in {topic.name for topic in admin.list_topics()}
+        with pytest.raises(ClientError, match="still being deleted"):
+            admin.create_topic("doomed", 1, 3)
+    stage.brokers[2].start()
+
+    def made() -> bool:
+        try:
+            with stage.admin() as admin:
+                admin.create_topic("doomed", 1, 3)
+        except ClientError:
+            return False
+        return True
+
+    until(made, "the name is free again")
+    assert produce(stage, "doomed", range(5)) == list(range(5))

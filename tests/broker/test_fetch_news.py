@@ -436,3 +436,34 @@ def test_a_follower_that_waits_for_another_one_is_noted_with_every_fetch(bench: 
     bench.clock.now_ms += LAG_MS + 1
     follower.fetch(15, {}, session_id=number, session_epoch=2, **who)
     assert parts_of(follower.fetched(15))["t", 0].high_watermark == 1
+
+
+@pytest.mark.parametrize("leaves", ["appended", "forgotten", "session ends"])
+def test_when_a_follower_was_caught_up_is_known_however_long_nothing_happened(
+    bench: Bench, leaves: str
+) -> None:
+    partition = bench.partition()
+    partition.lag_ms_max = LAG_MS
+    partition.become(NODE, 1, REPLICAS, (NODE, 2), 0, bench.clock.now_ms)
+    changes: list[Any] = []
+    bench.manager.change_isr = lambda *change: changes.append(change[1])
+    follower = bench.client()
+    who = {"replica_state": ReplicaState(replica_id=2, replica_epoch=1)}
+    follower.fetch(15, {("t", 0): 0, ("t", 1): 0}, session_epoch=0, **who)
+    number = follower.fetched(15).session_id
+    for epoch in range(1, 6):
+        bench.clock.now_ms += LAG_MS
+        follower.fetch(15, {}, session_id=number, session_epoch=epoch, **who)
+        follower.fetched(15)
+    bench.clock.now_ms += LAG_MS
+    gone = [("t", 0)] if leaves == "forgotten" else []
+    if leaves != "appended":
+        epoch = -1 if leaves == "session ends" else 6
+        follower.fetch(15, {}, forgotten=gone, session_id=number, session_epoch=epoch, **who)
+        follower.fetched(15)
+    data = batch(b"a")
+    partition.append([parse_batch(data, 0, len(data))], 1, bench.clock.now_ms)
+    partition.drop_lagging(bench.clock.now_ms)
+    assert changes == []
+    partition.drop_lagging(bench.clock.now_ms + 1)
+    assert changes == [(NODE,)]

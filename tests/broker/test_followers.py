@@ -27,6 +27,7 @@ from tidemill.records.batch import Batch, parse_batch
 from tidemill.records.reader import iter_records
 from tidemill.replication.fetcher import FetchLimits, LeaderFetcher
 from tidemill.replication.partition import Partition
+from tidemill.wire.messages.fetch import ReplicaState
 from tidemill.wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest
 
 VERSIONS = range(15, 19)
@@ -237,3 +238,67 @@ def test_a_new_leader_lets_consumers_wait_until_it_knows_how_far_it_is_committed
     part = parts_of(reader.fetched(12))["t", 0]
     assert (part.error_code, part.high_watermark) == (0, 2)
     assert values_of(part) == [b"a", b"b"]
+
+
+def fetched(
+    bench: Bench, client: Client, session: int, epoch: int, offsets: dict[tuple[str, int], int]
+) -> int:
+    """The follower asks from ``offsets`` on; the session that it asks in."""
+    client.fetch(
+        18,
+        offsets,
+        session_id=session,
+        session_epoch=epoch,
+        replica_state=ReplicaState(replica_id=FOLLOWER, replica_epoch=1),
+    )
+    response = client.fetched(18)
+    assert response.error_code == 0
+    number: int = response.session_id
+    return number
+
+
+def test_produces_of_one_connection_wait_for_replicas_together_and_are_answered_in_order(
+    bench: Bench,
+) -> None:
+    for index in range(2):
+        bench.partition("t", index).become(NODE, 0, (NODE, FOLLOWER), (NODE, FOLLOWER), 0, 0)
+    writer, follower = bench.client(), bench.client()
+    first, second = bench.partition("t", 0), bench.partition("t", 1)
+    # Sent without waiting for answers: partition 0, partition 1, both, and partition 0 again.
+    numbers = [
+        writer.produce(9, {("t", index): batch(b"%d" % number) for index in indexes})
+        for number, indexes in enumerate(([0], [1], [0, 1], [0]))
+    ]
+    # All are appended before one is committed.
+    bench.until(lambda: (first.log.end_offset, second.log.end_offset) == (3, 2))
+    assert first.high_watermark == second.high_watermark == 0
+    session = fetched(bench, follower, 0, 0, {("t", 0): 0, ("t", 1): 0})
+    # What is committed first was sent second: its answer keeps its place.
+    fetched(bench, follower, session, 1, {("t", 1): 1})
+    assert second.high_watermark == 1
+    assert writer.is_silent()
+    fetched(bench, follower, session, 2, {("t", 0): 1})
+    assert [part.base_offset for part in writer.produced(9, numbers[0])] == [0]
+    assert [part.base_offset for part in writer.produced(9, numbers[1])] == [0]
+    # Of the third one partition is there, and not the other; the fourth does not overtake it.
+    fetched(bench, follower, session, 3, {("t", 0): 3})
+    assert first.high_watermark == 3
+    assert writer.is_silent()
+    fetched(bench, follower, session, 4, {("t", 1): 2})
+    assert [part.base_offset for part in writer.produced(9, numbers[2])] == [1, 1]
+    assert [part.base_offset for part in writer.produced(9, numbers[3])] == [2]
+
+
+def test_a_produce_whose_replicas_do_not_come_holds_up_those_behind_it_until_its_timeout(
+    bench: Bench,
+) -> None:
+    for index in range(2):
+        bench.partition("t", index).become(NODE, 0, (NODE, FOLLOWER), (NODE, FOLLOWER), 0, 0)
+    writer, follower = bench.client(), bench.client()
+    slow = writer.produce(9, {("t", 0): batch(b"a")}, timeout_ms=200)
+    quick = writer.produce(9, {("t", 1): batch(b"b")})
+    bench.until(lambda: bench.partition("t", 1).log.end_offset == 1)
+    fetched(bench, follower, 0, 0, {("t", 1): 1})
+    assert bench.partition("t", 1).high_watermark == 1
+    assert writer.produced(9, slow)[0].error_code == ErrorCode.REQUEST_TIMED_OUT
+    assert writer.produced(9, quick)[0].error_code == 0

@@ -189,10 +189,14 @@ class FetchSession:
         """Has ``part`` looked at by the next fetch."""
         if part.has_news:
             return
+        self._note_follower(part)
         part.has_news = True
         self.news[part] = None
+
+    def _note_follower(self, part: FetchPart) -> None:
+        """Tells of the fetches of a follower in which ``part`` was not looked at, for it had no news."""
         partition = part.waits_at
-        if self._replica_id >= 0 and partition is not None:
+        if self._replica_id >= 0 and partition is not None and not part.has_news:
             partition.asked_again(self._replica_id, self.used_ms)
 
     def read_as(self, replica_id: i32, isolation: i32, version: i16) -> None:
@@ -225,6 +229,7 @@ class FetchSession:
                 self._drop(gone)
 
     def _drop(self, part: FetchPart) -> None:
+        self._note_follower(part)
         part.leave()
         part.session = None
         self.news.pop(part, None)
@@ -259,6 +264,7 @@ class FetchSession:
         if self.parked:
             return
         for part in self.parts.values():
+            self._note_follower(part)
             part.leave()
             part.session = None
 

@@ -159,7 +159,7 @@ def drive(bootstrap: str, name: str, frames: list[list[bytes]], depth: int, seco
         selector.register(state[0], selectors.EVENT_READ, state)
         opened.append(state)
     error_at = reply_bytes - 4 - 8 - 8 - 8 - 2
-    done = failed = 0
+    done = failed = error = 0
     begin = time.perf_counter()
     for state in opened:
         state[0].sendall(b"".join(itertools.islice(state[1], depth)))
@@ -170,13 +170,14 @@ def drive(bootstrap: str, name: str, frames: list[list[bytes]], depth: int, seco
             count = len(data) // reply_bytes
             for index in range(count):
                 at = index * reply_bytes + error_at
-                failed += data[at : at + 2] != b"\x00\x00"
+                if data[at : at + 2] != b"\x00\x00":
+                    failed, error = failed + 1, int.from_bytes(data[at : at + 2], "big", signed=True)
             state[2] = data[count * reply_bytes :]
             done += count
             if count:
                 state[0].sendall(b"".join(itertools.islice(state[1], count)))
     if failed:
-        raise SystemExit(f"bench: {failed} of {done} requests failed")
+        raise SystemExit(f"bench: {failed} of {done} requests failed, the last with error {error}")
     return {"requests": done / (now - begin)}
 
 

@@ -20,6 +20,7 @@ import signal
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -31,14 +32,28 @@ CONNECTIONS = 16
 DEPTH = 5
 SECONDS = 2.0
 WARM_TURNS = 2
+PATIENCE_S = 120.0
 
 
 def make_topic(peer: Peer, partitions: int) -> None:
-    from confluent_kafka.admin import AdminClient, NewTopic
+    """Makes the topic, and waits until every partition is led: Apache Kafka answers before that."""
+    from confluent_kafka import KafkaException, TopicPartition
+    from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
     admin = AdminClient({"bootstrap.servers": peer.bootstrap})
     for made in admin.create_topics([NewTopic(TOPIC, partitions, 1)]).values():
         made.result()
+    deadline = time.monotonic() + PATIENCE_S
+    wanted = {TopicPartition(TOPIC, partition): OffsetSpec.latest() for partition in range(partitions)}
+    while True:
+        try:
+            for found in admin.list_offsets(wanted).values():
+                found.result()
+            return
+        except KafkaException as problem:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"bench: {peer.name} does not lead all of {TOPIC}: {problem}") from problem
+            time.sleep(0.2)
 
 
 def cost(peer: Peer, partitions: int) -> tuple[float, float]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
 from cluster_stage import Stage, cluster, until
 from confluent_kafka import Consumer, Producer
+from kazoo.client import KazooClient
 
 from tidemill.client import ClientError, ConfigResource, ResourceType
 from tidemill.testing.zookeeper import ZooKeeper
@@ -103,6 +105,43 @@ def test_settings_that_one_broker_changed_hold_on_all(stage: Stage) -> None:
                     ),
                     f"broker {number} knows the settings of set-{topic}",
                 )
+
+
+def test_topics_that_are_written_to_the_store_are_made_grown_and_deleted(stage: Stage) -> None:
+    address, _, path = stage.address.partition("/")
+    client = KazooClient(address)
+    client.start()
+    client.chroot = f"/{path}"
+    try:
+        node = {"version": 1, "partitions": {"0": [2, 3]}}
+        client.create("/config/topics/written", b'{"version":1,"config":{"retention.ms":"77777"}}')
+        client.create("/brokers/topics/written", json.dumps(node).encode())
+        until(lambda: _partitions(stage, "written") == [[2, 3]], "the topic is made")
+        assert produce(stage, "written", range(3)) == [0, 1, 2]
+        with stage.admin(1) as admin:
+            assert admin.topic_configs("written")["retention.ms"].value == "77777"
+        data, _ = client.get("/brokers/topics/written")
+        grown = json.loads(data)
+        assert grown["topic_id"]
+        grown["partitions"]["1"] = [3, 1]
+        client.set("/brokers/topics/written", json.dumps(grown).encode())
+        until(lambda: _partitions(stage, "written") == [[2, 3], [3, 1]], "the partition is made")
+        assert produce(stage, "written", range(3), 1) == [0, 1, 2]
+        client.create("/admin/delete_topics/written")
+        until(lambda: client.exists("/brokers/topics/written") is None, "the topic is deleted")
+        client.create("/admin/delete_topics/never-there")
+        until(lambda: client.exists("/admin/delete_topics/never-there") is None, "the mark is removed")
+    finally:
+        client.stop()
+        client.close()
+
+
+def _partitions(stage: Stage, topic: str) -> list[list[int]]:
+    """The replicas of a topic's partitions that are led, as some broker tells."""
+    with stage.admin() as admin:
+        if topic not in {one.name for one in admin.list_topics()}:
+            return []
+        return [one.replicas for one in admin.describe_topic(topic).partitions if one.leader >= 0]
 
 
 def test_a_killed_leader_is_followed_by_another_and_comes_back(stage: Stage) -> None:

@@ -146,8 +146,11 @@ class Controller(Office):
         await _wait_for(others)
         return outcomes
 
-    async def delete_topics(self, names: Iterable[str]) -> list[Outcome]:
-        """Deletes topics; one outcome each, in order. The topics are gone for everybody when it returns."""
+    async def delete_topics(self, names: Iterable[str], *, are_marked: bool = False) -> list[Outcome]:
+        """Deletes topics; one outcome each, in order. The topics are gone for everybody when it returns.
+
+        ``are_marked``: somebody has marked them in the store already.
+        """
         names = list(names)
         others: list[asyncio.Future[None]] = []
         async with self.changing():
@@ -157,9 +160,8 @@ class Controller(Office):
                     ErrorCode.TOPIC_DELETION_DISABLED,
                 )
             topics = [self._image.topics.get(name) for name in names]
-            errors = await asyncio.gather(
-                *(self.attempt(deletion_mark(topic)) for topic in topics if topic is not None)
-            )
+            marks = [[] if are_marked else deletion_mark(topic) for topic in topics if topic is not None]
+            errors = await asyncio.gather(*(self.attempt(mark) for mark in marks))
             remaining = iter(errors)
             outcomes = [
                 Outcome(name, topic, next(remaining) if topic is not None else unknown_topic(name))

@@ -19,14 +19,17 @@ from tidemill.broker.handing_over import hand_over
 from tidemill.broker.isr_changes import IsrChanges
 from tidemill.broker.links import Links
 from tidemill.broker.settings_watch import SettingsWatch
+from tidemill.controller.administering import Administering
 from tidemill.controller.failover import Failover
 from tidemill.controller.shell import Controller
 from tidemill.controller.watching import Watching
 from tidemill.coordination.image import Delta
 from tidemill.coordination.nodes import (
     BROKER_IDS,
+    DELETE_TOPICS,
     PREFERRED_REPLICA_ELECTION,
     REASSIGN_PARTITIONS,
+    TOPICS,
     BrokerRegistration,
 )
 from tidemill.coordination.port import StoreError
@@ -50,9 +53,9 @@ class Cluster(Hears, Events):
         self._broker = broker
         self._tasks: set[asyncio.Task[None]] = set()
         self._links = Links(broker)
-        is_shared = broker.config.store() != "embedded"
+        self._is_shared = broker.config.store() != "embedded"
         self.commands = broker.commands = Commands(
-            broker, removed, self._links.listener if is_shared else None
+            broker, removed, self._links.listener if self._is_shared else None
         )
         broker.controller = Controller(
             broker.store, broker.node_id, lambda: broker.config, self._announce, broker.clock
@@ -61,10 +64,13 @@ class Cluster(Hears, Events):
         self.membership = Membership(broker.store, broker.controller, self)
         self._channels = Channels(broker.node_id, self._links.listener, self._links.open_to, self)
         broker.failover.registered_listeners.append(self._channels.registered)
+        self._administering = Administering(broker.controller, lambda path: self._watching.want([path]))
         self._watching = Watching(
             broker.store,
             {
                 BROKER_IDS: broker.failover.brokers_changed,
+                TOPICS: self._administering.topics_changed,
+                DELETE_TOPICS: self._administering.deletions_wanted,
                 REASSIGN_PARTITIONS: broker.controller.moves.take_wishes,
                 PREFERRED_REPLICA_ELECTION: broker.controller.leading.take_elections,
             },
@@ -76,7 +82,7 @@ class Cluster(Hears, Events):
         self._isr_changes = IsrChanges(
             broker, broker.controller_link, broker.failover, lambda: self.commands.broker_epoch
         )
-        self._settings = SettingsWatch(broker) if is_shared else None
+        self._settings = SettingsWatch(broker) if self._is_shared else None
         self._following: Following | None = None
 
     def join_partitions(self) -> None:
@@ -152,10 +158,11 @@ class Cluster(Hears, Events):
         await self.commands.carry_out(delta)
 
     def _office_changed(self, is_ours: bool) -> None:
-        if is_ours:
+        if is_ours and self._is_shared:
             self._watching.start()
         else:
             self._watching.stop()
+            self._administering.stop()
             self._channels.stop()
 
     def controller_is(self, broker_id: int) -> None:

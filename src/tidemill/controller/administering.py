@@ -1,0 +1,108 @@
+"""Topics that administrators make, grow and delete by writing nodes, as Apache Kafka's old tools do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from tidemill.controller.elections import plan_takeover
+from tidemill.controller.shell import Controller
+from tidemill.coordination.encoding import NodeFormatError
+from tidemill.coordination.image import ClusterImage, TopicImage, load_topics
+from tidemill.coordination.nodes import DELETE_TOPICS, TOPICS, DeleteTopicNode, TopicNode
+from tidemill.coordination.port import Delete, Event, EventKind, StoreError, Watch
+
+logger = logging.getLogger(__name__)
+
+
+class Administering:
+    """Compares the nodes of topics with what the controller knows."""
+
+    def __init__(self, controller: Controller, look: Callable[[str], None]) -> None:
+        """``look`` is called with the path (TOPICS) at which :meth:`topics_changed` has to look again."""
+        self._controller = controller
+        self._look = look
+        self._watches: dict[str, Watch] = {}
+        self._touched: set[str] = set()
+
+    def stop(self) -> None:
+        """Watches no topic any more."""
+        for watch in self._watches.values():
+            watch.cancel()
+        self._watches.clear()
+        self._touched.clear()
+
+    async def topics_changed(self) -> None:
+        """Takes over new topics, and partitions that were added. Raises StoreError, NOT_CONTROLLER."""
+        controller = self._controller
+        names = set(await controller.store.children(TOPICS))
+        await self._watch(names)
+        async with controller.changing():
+            image = controller.image
+            touched, self._touched = self._touched, set()
+            wanted = [
+                name
+                for name in names
+                if name not in image.deleting and (name not in image.topics or name in touched)
+            ]
+            if wanted:
+                try:
+                    await self._take(image, sorted(wanted))
+                except StoreError:
+                    self._touched |= touched
+                    raise
+
+    async def _take(self, image: ClusterImage, names: list[str]) -> None:
+        controller = self._controller
+        found: dict[str, TopicImage] = {}
+        for name in names:
+            try:
+                found.update(await load_topics(controller.store, [name]))
+            except NodeFormatError as problem:
+                logger.error("a topic is left alone: %s", problem)
+        fresh = [topic for name, topic in found.items() if _is_news(image.topics.get(name), topic)]
+        if not fresh:
+            return
+        logger.info("topics were written to the store: %s", ", ".join(topic.name for topic in fresh))
+        only = ClusterImage(
+            image.cluster_id,
+            image.controller_id,
+            image.controller_epoch,
+            image.brokers,
+            {topic.name: topic for topic in fresh},
+        )
+        plans = plan_takeover(only, (), controller.is_unclean, controller.stopping())
+        await controller.change(plans, image.with_topics(fresh))
+
+    async def _watch(self, names: set[str]) -> None:
+        for name in names - set(self._watches):
+            self._watches[name] = await self._controller.store.watch(TopicNode.path(name), self._happened)
+            self._touched.add(name)
+        for name in set(self._watches) - names:
+            self._watches.pop(name).cancel()
+
+    def _happened(self, event: Event) -> None:
+        if event.kind in (EventKind.CREATED, EventKind.DATA_CHANGED):
+            self._touched.add(event.path.removeprefix(f"{TOPICS}/"))
+            self._look(TOPICS)
+
+    async def deletions_wanted(self) -> None:
+        """Deletes the topics that are marked for it. Raises StoreError, NOT_CONTROLLER."""
+        controller = self._controller
+        marked = await controller.store.children(DELETE_TOPICS)
+        new = [name for name in marked if name not in controller.image.deleting]
+        known = [name for name in new if name in controller.image.topics]
+        if known:
+            logger.info("topics were marked for deletion in the store: %s", ", ".join(known))
+            for outcome in await controller.delete_topics(known, are_marked=True):
+                if outcome.error is not None:
+                    logger.error("%s is not deleted: %s", outcome.name, outcome.error)
+        async with controller.changing():
+            for name in new:
+                if name not in known and name not in controller.image.deleting:
+                    await controller.write_operations([Delete(DeleteTopicNode.path(name))])
+
+
+def _is_news(known: TopicImage | None, found: TopicImage) -> bool:
+    """Whether a topic is new, or was written by somebody else since."""
+    return known is None or found.node_version != known.node_version

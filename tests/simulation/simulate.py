@@ -6,13 +6,16 @@ import argparse
 import sys
 import time
 from collections import Counter
+from contextlib import ExitStack
 
+from full_cluster import FullCluster
 from plain_cluster import PlainCluster
+from planted import PLANTED
 from story import Violation
 
 from simulation import Report, Simulation
 
-KINDS: dict[str, type[Simulation]] = {"replication": PlainCluster}
+KINDS: dict[str, type[Simulation]] = {"replication": PlainCluster, "cluster": FullCluster}
 
 
 def main() -> int:
@@ -23,7 +26,16 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1, help="how many, one after the other")
     parser.add_argument("--steps", type=int, default=2000, help="of each, until nothing breaks any more")
     parser.add_argument("--go-on", action="store_true", help="go on after a seed that fails")
+    parser.add_argument("--planted", choices=sorted(PLANTED), help="with a fault put in: it must be found")
     options = parser.parse_args()
+    with ExitStack() as stack:
+        for patch in PLANTED[options.planted]() if options.planted else ():
+            stack.enter_context(patch)
+        return simulate(options)
+
+
+def simulate(options: argparse.Namespace) -> int:
+    """Runs all seeds; 1 when one of them fails."""
     began = time.perf_counter()
     reports: list[Report] = []
     failed = 0

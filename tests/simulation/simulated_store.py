@@ -21,6 +21,7 @@ from simulated_loop import PROCESS
 from simulated_network import WORLD, Machine, Network
 
 from tidemill.coordination.port import (
+    Create,
     Delete,
     Event,
     EventKind,
@@ -30,6 +31,7 @@ from tidemill.coordination.port import (
     SessionExpired,
     SessionListener,
     SessionState,
+    SetData,
     Store,
     StoreUnavailable,
     Watch,
@@ -110,6 +112,8 @@ class StoreServer:
         self.sessions: dict[int, Session] = {}
         self.told: Callable[[str], None] = lambda text: None
         """For the story of a run."""
+        self.written: Callable[[str, bytes], None] = lambda path, data: None
+        """Called with each node that was written, and its data."""
         self._last_session = 0x100
 
     def connect(self, connection: Connection, number: int, timeout_s: float) -> Session | None:
@@ -154,6 +158,9 @@ class StoreServer:
     def transact(self, session: Session, operations: Sequence[Operation]) -> list[Result]:
         """Does the operations; who watches is told."""
         applied = self.tree.apply(operations, session.number)
+        for operation, result in zip(operations, applied.results, strict=True):
+            if isinstance(operation, Create | SetData):
+                self.written(result.path, operation.data)
         self._deliver(applied.events)
         return applied.results
 

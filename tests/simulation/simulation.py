@@ -20,7 +20,7 @@ from random import Random
 from typing import Any, NamedTuple, Protocol
 from unittest import mock
 
-from simulated_clients import ALL, LEADER, Consumer, Producer
+from simulated_clients import ALL, LEADER, Client, Consumer, Producer
 from simulated_disk import SimulatedFiles
 from simulated_faults import Faults
 from simulated_loop import Process, SimulatedClock, SimulatedLoop
@@ -95,7 +95,7 @@ class Node:
             await server.start()
         except TidemillError as problem:
             story.add(f"cannot start: {problem}")
-            self._end(process)
+            self.end(process)
             return
         except Exception as problem:
             logging.getLogger("tidemill.simulated").exception("the start broke")
@@ -104,8 +104,8 @@ class Node:
         story.add("serves")
         self.server = server
 
-    def _end(self, process: Process) -> None:
-        """The process gives up; somebody starts it again."""
+    def end(self, process: Process) -> None:
+        """The process has given up, or has stopped; somebody starts it again."""
         if self.process is process and self.is_running:
             self.stop()
             self.files.kill()
@@ -144,6 +144,8 @@ class Simulation:
         self.producers: list[Producer] = []
         self.consumers: list[Consumer] = []
         self._stopped = self.loop.create_future()
+        self._end_step = 1 << 60
+        """The first part takes until here: what it takes to come up is not counted."""
         self._tasks: list[asyncio.Task[None]] = []
 
     # -- what kinds of cluster differ in
@@ -169,6 +171,10 @@ class Simulation:
 
     async def prepare(self) -> None:
         """What a client does before all others begin."""
+
+    def more_clients(self) -> list[Client]:
+        """Clients beside producers and consumers."""
+        return []
 
     # -- the run
 
@@ -224,6 +230,7 @@ class Simulation:
         for node in self.nodes:
             node.boot()
         await self._begin_clients()
+        self._end_step = self.loop.steps + self.steps
         faults = Faults(self)
         breaking = self.loop.create_task(faults.run(), context=WORLD)
         await self._stopped
@@ -243,7 +250,7 @@ class Simulation:
                     if partition.is_leader and not partition.failed:
                         place = (partition.topic, int(partition.index))
                         self.testimony.leads(place, int(partition.leader_epoch), node.node_id)
-        if steps >= self.steps and not self._stopped.done():
+        if steps >= self._end_step and not self._stopped.done():
             self._stopped.set_result(None)
 
     def _stop(self) -> None:
@@ -297,9 +304,12 @@ class Simulation:
                 again=random.choice((0.0, 0.02)),
             )
             self.consumers.append(consumer)
-        for one in (*self.producers, *self.consumers):
+        for one in self._clients():
             process = self.process(one.name)
             self._tasks.append(self.loop.create_task(one.run(), context=process.context))
+
+    def _clients(self) -> list[Client]:
+        return [*self.producers, *self.consumers, *self.more_clients()]
 
     # -- the end
 
@@ -316,10 +326,10 @@ class Simulation:
 
     async def _come_to_rest(self) -> None:
         deadline = self.loop.time() + REST_S
-        for producer in self.producers:
-            producer.ended = True
         for consumer in self.consumers:
             consumer.again = 0.0
+        for client in self._clients():
+            client.ended = client not in self.consumers
         while missing := self._unrest():
             self._check_stopped()
             if self.loop.time() > deadline:
@@ -331,9 +341,9 @@ class Simulation:
 
     def _unrest(self) -> str:
         """What is still amiss; empty when nothing is."""
-        for producer in self.producers:
-            if not producer.is_settled:
-                return f"{producer.name} does not know what became of its messages"
+        for client in self._clients():
+            if not client.is_settled:
+                return f"{client.name} does not know what became of what it asked for"
         for place in self.places():
             found = self._replicas(place)
             if len(found) < len(self.nodes):

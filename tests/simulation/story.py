@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from simulated_loop import PROCESS, START_S, SimulatedLoop
 
-LINES_KEPT = 4000
+LINES_KEPT = 50_000
 LINES_TOLD = 120
 
 

@@ -130,11 +130,11 @@ class Testimony:
         if place not in self.excused:
             self.story.violate(f"{consumer} asked {place} for offset {position}, and was given {found}")
 
-    def end_told(self, consumer: str, place: Place, end: int, how: str, must_not_go_back: bool) -> None:
+    def end_told(self, consumer: str, place: Place, end: int, how: str) -> None:
         """A consumer was told where the partition ends for readers."""
         key = (consumer, place)
         before = self._ends.get(key, -1)
-        if end < before and must_not_go_back and place not in self.excused:
+        if end < before and place not in self.excused:
             self.story.violate(f"{consumer} was told that {place} ends at {before}, and now {end} ({how})")
         self._ends[key] = max(before, end)
 

@@ -1,0 +1,217 @@
+"""Simulations of whole brokers: :class:`~tidemill.server.app.BrokerServer` as ``tidemill serve`` runs it.
+
+Replaced are only its sockets, its files, its clock, and the coordination store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+from unittest import mock
+
+from simulated_clients import PORT, Client, Refused
+from simulated_groups import OFFSETS, Committer
+from simulated_loop import PROCESS, Process
+from simulated_network import WORLD, Listening
+from simulated_store import SimulatedStore, StoreServer
+from testimony import Place
+
+from simulation import TOPIC, Node, Simulation
+from tidemill.coordination.nodes import PartitionStateNode
+from tidemill.model.configs import BrokerConfig
+from tidemill.model.errors import ErrorCode
+from tidemill.net.link import LinkError
+from tidemill.replication.manager import ReplicaManager
+from tidemill.server import app
+from tidemill.server.app import BrokerServer
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+
+SETTINGS = {
+    "zookeeper.connect": "store:2181",
+    "log.dirs": "/data",
+    "log.cleaner.enable": "false",
+    "num.recovery.threads.per.data.dir": "1",
+    "queued.max.request.bytes": str(1 << 30),
+    "replica.lag.time.max.ms": "1500",
+    "replica.fetch.wait.max.ms": "150",
+    "replica.fetch.backoff.ms": "50",
+    "replica.high.watermark.checkpoint.interval.ms": "2000",
+    "log.flush.offset.checkpoint.interval.ms": "3000",
+    "offsets.topic.num.partitions": "1",
+    "offsets.topic.replication.factor": "3",
+    "offsets.commit.timeout.ms": "1000",
+    "auto.create.topics.enable": "false",
+}
+STOP_S_MAX = 8.0
+"""Whoever stops in order for longer is killed."""
+CREATE_VERSION = 5
+
+
+class Whole:
+    """A whole broker, for the time of one process."""
+
+    def __init__(self, node: Node, config: BrokerConfig) -> None:
+        self.server = BrokerServer(config)
+        self.server.broker.clock = node.clock
+        self.server.broker.files = node.files
+
+    @property
+    def partitions(self) -> ReplicaManager:
+        """What it leads and follows."""
+        return self.server.broker.partitions
+
+    @property
+    def store(self) -> SimulatedStore:
+        """Its session."""
+        return cast(SimulatedStore, self.server.broker.store)
+
+    async def start(self) -> None:
+        """Returns when it serves."""
+        await self.server.start()
+
+
+class Admin(Client):
+    """Makes the topic."""
+
+    async def make(self, partitions: int, min_isr: int) -> None:
+        """Returns once its partitions have leaders."""
+        while True:
+            try:
+                await self._create(partitions, min_isr)
+                for partition in range(partitions):
+                    await self.leader(partition)
+            except (LinkError, Refused) as problem:
+                self.story.add(f"{type(problem).__name__}: {problem}")
+                await asyncio.sleep(0.2)
+            else:
+                return
+
+    async def _create(self, partitions: int, min_isr: int) -> None:
+        topic = CreatableTopic(
+            name=self.topic,
+            num_partitions=partitions,
+            replication_factor=3,
+            assignments=[],
+            configs=[CreatableTopicConfig(name="min.insync.replicas", value=str(min_isr))],
+        )
+        request = CreateTopicsRequest(topics=[topic], timeout_ms=1000)
+        address = self.random.choice(self._bootstrap)
+        answer = await self.ask(address, ApiKey.CREATE_TOPICS, CREATE_VERSION, request)
+        code = answer.topics[0].error_code
+        if code not in (0, ErrorCode.TOPIC_ALREADY_EXISTS):
+            raise Refused(code)
+
+
+class FullCluster(Simulation):
+    """Three whole brokers, a store, and a group that commits its positions."""
+
+    def __init__(self, seed: int, steps: int) -> None:
+        super().__init__(seed, steps)
+        self.session_s = self.random.choice((0.8, 2.0))
+        self.store = StoreServer(self.network)
+        self.store.told = lambda text: self.story.add(text, "the store")
+        self.store.written = self._written
+        self._configs: dict[str, BrokerConfig] = {}
+        self.committers = [
+            Committer(
+                f"group-{number}",
+                [node.name for node in self.nodes],
+                TOPIC,
+                self.testimony,
+                self.random,
+                partition=0,
+            )
+            for number in range(self.random.choice((0, 1, 2)))
+        ]
+
+    def make_server(self, node: Node) -> Whole:
+        config = self._configs.get(node.name)
+        if config is None:
+            settings = {
+                **SETTINGS,
+                "node.id": str(node.node_id),
+                "listeners": f"PLAINTEXT://{node.name}:{PORT}",
+            }
+            config = BrokerConfig.from_sources(
+                None, [f"{key}={value}" for key, value in settings.items()], {}
+            )
+            self._configs[node.name] = config
+        return Whole(node, config)
+
+    def patches(self) -> list[Any]:
+        return [
+            mock.patch.object(app, "bind", self._bind),
+            mock.patch.object(app, "open_store", self._open_store),
+        ]
+
+    def _bind(self, name: str, host: str, port: int, backlog: int) -> list[Listening]:
+        process = PROCESS.get()
+        if process is None:
+            raise RuntimeError("a process listens, not the world")
+        return [Listening(self.network, self.network.machine(process.name), port)]
+
+    async def _open_store(self, *_: Any) -> SimulatedStore:
+        return await SimulatedStore.open(self.store, self.session_s)
+
+    def _written(self, path: str, data: bytes) -> None:
+        """Somebody wrote to the store: states of partitions say which replicas are in sync."""
+        parts = path.split("/")
+        if path.startswith("/brokers/topics/") and parts[-1] == "state":
+            state = PartitionStateNode.decode(parts[3], int(parts[5]), data)
+            self.story.add(f"{parts[3]}-{parts[5]} is {state}", "the store")
+            self.testimony.state_written((parts[3], int(parts[5])), tuple(state.isr))
+
+    async def prepare(self) -> None:
+        addresses = [node.name for node in self.nodes]
+        admin = Admin("admin", addresses, TOPIC, self.testimony, self.random)
+        await admin.make(self.partition_count, self.min_isr)
+
+    def more_clients(self) -> list[Client]:
+        return list(self.committers)
+
+    def places(self) -> list[Place]:
+        return [*super().places(), *([(OFFSETS, 0)] if self.committers else [])]
+
+    # -- faults
+
+    def cluster_faults(self) -> list[Callable[[Node], None]]:
+        return [self.lose_store, self.end_session, self.shut_down]
+
+    def _store_of(self, node: Node) -> SimulatedStore | None:
+        server = node.server
+        return server.store if isinstance(server, Whole) else None
+
+    def lose_store(self, node: Node) -> None:
+        """The connection to the store breaks."""
+        store = self._store_of(node)
+        if store is not None:
+            self.story.count("lost connections to the store")
+            self.story.add(f"*** {node.name} loses its connection to the store", "the world")
+            self.loop.call_soon(store.lose_connection, context=node.process.context)
+
+    def end_session(self, node: Node) -> None:
+        """The store ends a session, and its client learns of it."""
+        store = self._store_of(node)
+        if store is not None:
+            self.story.count("ended sessions")
+            self.story.add(f"*** the session of {node.name} is ended", "the world")
+            self.store.end(store.session_id, "is ended")
+
+    def shut_down(self, node: Node) -> None:
+        """The broker is told to stop, does so in order, and is started again."""
+        server, process = node.server, node.process
+        if not node.is_running or not isinstance(server, Whole) or process.paused:
+            return
+        self.story.count("faults")
+        self.story.count("stops in order")
+        self.story.add(f"*** {node.name} is told to stop", "the world")
+        node.server = None
+        self.loop.create_task(self._stop_in_order(node, server, process), context=process.context)
+        self.network.world_timer(self.loop.time() + STOP_S_MAX, lambda: node.end(process))
+
+    async def _stop_in_order(self, node: Node, server: Whole, process: Process) -> None:
+        await server.server.stop()
+        self.story.add("has stopped")
+        self.loop.call_soon(node.end, process, context=WORLD)

@@ -1,0 +1,105 @@
+"""Consumers that read from a follower in their rack: real processes, a real ZooKeeper, real clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from cluster_stage import Stage, until
+from confluent_kafka import Consumer, Producer
+
+from tidemill.broker.replica_selection import RACK_AWARE
+from tidemill.testing import Broker
+from tidemill.testing.zookeeper import ZooKeeper
+
+
+@pytest.fixture(scope="module")
+def stage(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
+    """Two brokers, each in a rack of its own."""
+    address = f"{zookeeper_server.address}/test-nearby"
+    common = {
+        "zookeeper.connect": address,
+        "default.replication.factor": "2",
+        "offsets.topic.replication.factor": "2",
+        "replica.selector.class": RACK_AWARE,
+    }
+    with ExitStack() as stack:
+        yield Stage(
+            address,
+            {
+                number: stack.enter_context(
+                    Broker({**common, "node.id": str(number), "broker.rack": f"rack-{number}"})
+                )
+                for number in (1, 2)
+            },
+        )
+
+
+class Reader:
+    """A consumer in a rack, and the broker that it reads from."""
+
+    def __init__(self, stage: Stage, topic: str, rack: str) -> None:
+        self.topic = topic
+        self.reads_from = -1
+        self.values: list[int] = []
+        self.consumer = Consumer(
+            {
+                "bootstrap.servers": stage.bootstrap,
+                "group.id": f"{topic}-{rack}",
+                "auto.offset.reset": "earliest",
+                "client.rack": rack,
+                "statistics.interval.ms": 100,
+                "stats_cb": self._seen,
+                "log_level": 0,
+            }
+        )
+        self.consumer.subscribe([topic])
+
+    def _seen(self, text: str) -> None:
+        topic = json.loads(text)["topics"].get(self.topic, {"partitions": {}})
+        self.reads_from = topic["partitions"].get("0", {"broker": -1})["broker"]
+
+    def read(self, count: int) -> list[int]:
+        until(lambda: self._poll() >= count, f"{count} messages, {len(self.values)} came")
+        return self.values
+
+    def _poll(self) -> int:
+        message = self.consumer.poll(0.2)
+        if message is not None and message.error() is None:
+            self.values.append(int(message.value() or b""))
+        return len(self.values)
+
+
+def produce(stage: Stage, topic: str, values: range) -> None:
+    producer = Producer({"bootstrap.servers": stage.bootstrap, "acks": "all", "linger.ms": 0, "log_level": 0})
+    for value in values:
+        producer.produce(topic, str(value).encode(), partition=0)
+    assert producer.flush(30) == 0
+
+
+@pytest.mark.slow
+def test_a_consumer_reads_from_the_follower_in_its_rack_and_goes_back_when_it_is_gone(stage: Stage) -> None:
+    with stage.admin() as admin:
+        admin.create_topic("nearby", 1, 2)
+    (leader,) = stage.leaders("nearby")
+    follower = 3 - leader
+    produce(stage, "nearby", range(100))
+    near, far = Reader(stage, "nearby", f"rack-{follower}"), Reader(stage, "nearby", f"rack-{leader}")
+    try:
+        for reader, broker in ((near, follower), (far, leader)):
+            assert reader.read(100) == list(range(100))
+            until(lambda r=reader, b=broker: r._poll() >= 0 and r.reads_from == b, f"reading from {broker}")  # type: ignore[misc]
+        # What comes is read there, too.
+        for number in range(100, 105):
+            produce(stage, "nearby", range(number, number + 1))
+            assert near.read(number + 1)[-1] == number
+        assert near.reads_from == follower
+        stage.brokers[follower].kill()
+        produce(stage, "nearby", range(105, 110))
+        assert near.read(110) == list(range(110))
+        stage.brokers[follower].start()
+    finally:
+        near.consumer.close()
+        far.consumer.close()

@@ -24,7 +24,7 @@ from tidemill.records.builder import build_batch
 from tidemill.records.convert import KEEP_CODEC, down, for_storage
 from tidemill.records.cursor import open_cursor
 from tidemill.records.message_set import build_message_set
-from tidemill.records.reader import iter_stored
+from tidemill.records.reader import iter_stored, read_stored
 from tidemill.records.validate import Limits
 from tidemill.testing.files import Killed
 
@@ -107,14 +107,22 @@ class FormatsMachine(RuleBasedStateMachine):
         kind = "LogAppendTime" if self.append_time else "CreateTime"
         return LogConfig(**{**SMALL, **self.settings}, message_timestamp_type=kind)  # type: ignore[arg-type]
 
-    @rule(magic=st.integers(0, 2), codec=st.integers(KEEP_CODEC, 4), append_time=st.booleans())
+    @rule(
+        settings=st.tuples(st.integers(0, 2), st.integers(KEEP_CODEC, 4), st.booleans()),
+        sent=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), contents), min_size=1, max_size=4),
+    )
+    def produce(self, settings: tuple[int, int, bool], sent: list[tuple[int, int, Contents]]) -> None:
+        """To the topic as it is set up now."""
+        self.store_as(*settings)
+        for magic, codec, records in sent:
+            self.produce_one(magic, codec, records)
+
     def store_as(self, magic: int, codec: int, append_time: bool) -> None:
         self.magic, self.append_time = magic, append_time
         self.codec = KEEP_CODEC if codec == ZSTD and magic < 2 else codec
         self.log.set_config(self.config())
 
-    @rule(magic=st.integers(0, 2), codec=st.integers(0, 4), records=contents)
-    def produce(self, magic: int, codec: int, records: Contents) -> None:
+    def produce_one(self, magic: int, codec: int, records: Contents) -> None:
         if codec == ZSTD and (magic < 2 or (self.magic < 2 and self.codec == KEEP_CODEC)):
             codec = 0
         self.clock += 1
@@ -169,6 +177,7 @@ class FormatsMachine(RuleBasedStateMachine):
         del self.stored[end:]
         self.model.rows = [row for row in self.model.rows if row[0] < end]
         self.model.old = {offset for offset in self.model.old if offset < end}
+        self.model.horizons = {base: ms for base, ms in self.model.horizons.items() if base < end}
 
     def keep_names(self) -> None:
         """The partition's directory is there since long, and what it held when it was made."""
@@ -251,11 +260,16 @@ class FormatsMachine(RuleBasedStateMachine):
             for offset, time_ms, key, value in rows
         ]
 
-    @rule(magic=st.integers(0, 2), bytes_max=st.integers(1, 3000), part=st.floats(0, 1))
-    def read(self, magic: int, bytes_max: int, part: float) -> None:
+    @rule(bytes_max=st.integers(1, 3000), part=st.floats(0, 1))
+    def read(self, bytes_max: int, part: float) -> None:
+        """As readers of each format."""
+        for magic in range(3):
+            self.read_as(magic, bytes_max, round(int(self.log.end_offset) * part))
+
+    def read_as(self, magic: int, bytes_max: int, first: int) -> None:
         """In pieces; one who knows no zstd reads up to there."""
         end = int(self.log.end_offset)
-        first = offset = round(end * part)
+        offset = first
         found: list[Read] = []
         limit = end
         while offset < end and (piece := self.log.read(offset, bytes_max, end, True)) is not None:
@@ -290,12 +304,17 @@ class FormatsMachine(RuleBasedStateMachine):
             assert read_all(self.whole(), 0) == self.seen(self.model.rows)
 
     @invariant()
-    def formats_and_codecs_stay(self) -> None:
-        if hasattr(self, "log"):
-            for one in iter_stored(self.whole()):
-                if not isinstance(one, Batch) or one.record_count:
-                    stored = self.stored[one.last_offset]
-                    assert (one.magic, one.codec) == (stored.magic, stored.codec)
+    def headers_say_what_is_inside(self) -> None:
+        if not hasattr(self, "log"):
+            return
+        for one in iter_stored(self.whole()):
+            stored = self.stored[one.last_offset]
+            times = [int(record.timestamp) for record in read_stored(one)]
+            if isinstance(one, Batch) and one.has_delete_horizon:
+                assert self.model.horizons[int(one.base_offset)] == one.base_timestamp
+            if times:
+                assert (one.magic, one.codec) == (stored.magic, stored.codec)
+                assert max(times) == (one.max_timestamp if isinstance(one, Batch) else one.timestamp)
 
 
 @pytest.mark.slow
@@ -305,7 +324,7 @@ def test_records_of_any_format_stay_what_they_are_whatever_is_done_to_them() -> 
     run_state_machine_as_test(
         FormatsMachine,
         settings=settings(
-            max_examples=150,
+            max_examples=200,
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from random import Random
 from typing import Any, cast
 from unittest import mock
 
@@ -18,6 +19,7 @@ from simulated_store import SimulatedStore, StoreServer
 from testimony import Place
 
 from simulation import TOPIC, Node, Simulation
+from tidemill.controller import office
 from tidemill.coordination.nodes import PartitionStateNode
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode
@@ -25,6 +27,7 @@ from tidemill.net.link import LinkError
 from tidemill.replication.manager import ReplicaManager
 from tidemill.server import app
 from tidemill.server.app import BrokerServer
+from tidemill.server.listeners import Acceptor
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 
@@ -47,6 +50,27 @@ SETTINGS = {
 STOP_S_MAX = 8.0
 """Whoever stops in order for longer is killed."""
 CREATE_VERSION = 5
+
+
+class InOrder(dict[Any, None]):
+    """A set that is walked in the order in which things came."""
+
+    def add(self, one: Any) -> None:
+        """Puts one in."""
+        self[one] = None
+
+    def discard(self, one: Any) -> None:
+        """Takes one out, if it is there."""
+        self.pop(one, None)
+
+
+class OrderedAcceptor(Acceptor):
+    """An acceptor that closes its connections in order: sets of objects have none."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        connections: Any = InOrder()
+        self.connections = connections
 
 
 class Whole:
@@ -143,8 +167,13 @@ class FullCluster(Simulation):
     def patches(self) -> list[Any]:
         return [
             mock.patch.object(app, "bind", self._bind),
+            mock.patch.object(app, "Acceptor", OrderedAcceptor),
             mock.patch.object(app, "open_store", self._open_store),
+            mock.patch.object(office, "Random", self._new_random),
         ]
+
+    def _new_random(self) -> Random:
+        return Random(self.random.getrandbits(32))
 
     def _bind(self, name: str, host: str, port: int, backlog: int) -> list[Listening]:
         process = PROCESS.get()

@@ -61,6 +61,17 @@ PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 """For which process the present callback runs; None for the world itself."""
 
 
+class NumberedTask(asyncio.Task[Any]):
+    """A task that lies in sets where its number puts it, and not where its address does."""
+
+    def __init__(self, number: int, coro: Coroutine[Any, Any, Any], **options: Any) -> None:
+        self._number = number
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class NothingLeft(RuntimeError):
     """Nothing will ever happen again, and what is waited for has not happened."""
 
@@ -164,7 +175,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[Any]:
         """A task of the process in whose context it is made."""
-        task = super().create_task(coro, name=name, context=context)
+        self._order += 1
+        task = NumberedTask(self._order, coro, loop=self, name=name, context=context)
         process = PROCESS.get() if context is None else context.get(PROCESS)
         if process is not None:
             process.tasks.add(task)

@@ -12,6 +12,7 @@ import contextlib
 import gc
 import logging
 import random as global_random
+import secrets
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -186,6 +187,7 @@ class Simulation:
             for patch in (
                 mock.patch.object(net_link, "_connect", self.network.connect),
                 mock.patch.object(uuid, "uuid4", self._next_uuid),
+                mock.patch.object(secrets, "token_bytes", self.random.randbytes),
                 *self.patches(),
             ):
                 stack.enter_context(patch)

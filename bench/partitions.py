@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from peers import Kafka, Peer, Tidemill, counted_calls, load, warm_memory
+from peers import Kafka, Peer, Tidemill, counted_calls, end_in_order, load, warm_memory
 
 TOPIC = "partitions"
 CONNECTIONS = 16
@@ -36,8 +36,9 @@ PATIENCE_S = 120.0
 
 
 def make_topic(peer: Peer, partitions: int) -> None:
-    """Makes the topic, and waits until every partition is led: Apache Kafka answers before that."""
-    from confluent_kafka import KafkaException, TopicPartition
+    """Makes the topic, waits until every partition is led, and writes to each: the first produce to one syncs
+    a file, with both brokers."""
+    from confluent_kafka import KafkaException, Producer, TopicPartition
     from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
     admin = AdminClient({"bootstrap.servers": peer.bootstrap})
@@ -49,11 +50,16 @@ def make_topic(peer: Peer, partitions: int) -> None:
         try:
             for found in admin.list_offsets(wanted).values():
                 found.result()
-            return
+            break
         except KafkaException as problem:
             if time.monotonic() > deadline:
                 raise SystemExit(f"bench: {peer.name} does not lead all of {TOPIC}: {problem}") from problem
             time.sleep(0.2)
+    producer = Producer({"bootstrap.servers": peer.bootstrap})
+    for partition in range(partitions):
+        producer.produce(TOPIC, b"first", partition=partition)
+    if left := producer.flush(PATIENCE_S):
+        raise SystemExit(f"bench: {peer.name} did not take the first produce of {left} partitions")
 
 
 def cost(peer: Peer, partitions: int) -> tuple[float, float]:
@@ -104,6 +110,7 @@ def main() -> None:
     parser.add_argument("--only", default="", choices=["", "tidemill", "kafka"])
     parser.add_argument("--data", default=tempfile.gettempdir(), help="where the data directories are made")
     options = parser.parse_args()
+    end_in_order()
     print("| broker | produces to | CPU µs | calls | CPU, ratio | calls, ratio |")
     print("|---|---|---|---|---|---|")
     for kind in (Tidemill, Kafka):

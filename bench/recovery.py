@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from peers import Kafka, Peer, Tidemill
+from peers import Kafka, Peer, Tidemill, end_in_order
 
 TOPIC = "recovered"
 VALUE_BYTES = 1000
@@ -163,6 +163,7 @@ def main() -> None:
     parser.add_argument("--only", default="", choices=["", "tidemill", "kafka"])
     parser.add_argument("--data", default=tempfile.gettempdir(), help="where the data directories are made")
     options = parser.parse_args()
+    end_in_order()
     settings = [f"num.recovery.threads.per.data.dir={options.threads}"]
     print("| partitions | broker | checked, MB | first start, s | median, s | CPU s | of Kafka's time |")
     print("|---|---|---|---|---|---|---|")

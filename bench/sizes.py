@@ -42,7 +42,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from peers import counted_calls, warm_memory
+from peers import counted_calls, end_in_order, warm_memory
 
 TOPIC = "sized"
 BATCH_BYTES = 256 * 1024
@@ -275,6 +275,7 @@ def main() -> None:
     if options.serve:
         serve(Path(options.serve))
         return
+    end_in_order()
     sizes = numbers(options.gigabytes, float)
     counts = numbers(options.partitions, int)
     wanted = [(size, counts[0]) for size in sizes] + [(sizes[-1], count) for count in counts[1:]]

@@ -10,15 +10,10 @@ from tidemill.controller.automatic import automatic_topic
 from tidemill.controller.topics import NewTopic
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.wire.apis import ApiKey
-from tidemill.wire.messages.create_topics import (
-    CreatableTopic,
-    CreatableTopicConfig,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-)
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
+    from tidemill.broker.controller_link import ControllerLink
 
 VERSIONS = (7, 7)
 TIMEOUT_MS = 10_000
@@ -35,19 +30,11 @@ async def make_topics(broker: Broker, names: Sequence[str]) -> dict[str, KafkaEr
     # Alone a broker has no more replicas to give; in a cluster the others may only be late.
     replicas_max = len(broker.metadata.brokers) if broker.config.store() == "embedded" else None
     topics = [automatic_topic(broker.config, name, replicas_max) for name in names]
-    if broker.controller.is_active:
+    if broker.controller.is_active or broker.controller_link is None:
         outcomes = await broker.controller.create_topics(topics)
         errors = {outcome.name: outcome.error for outcome in outcomes if outcome.error is not None}
     else:
-        request = CreateTopicsRequest(topics=[_wanted(one) for one in topics], timeout_ms=TIMEOUT_MS)
-        answer: CreateTopicsResponse = await broker.controller_link.ask(
-            ApiKey.CREATE_TOPICS, VERSIONS, request
-        )
-        errors = {
-            one.name: KafkaError(one.error_message or "", ErrorCode(one.error_code))
-            for one in answer.topics
-            if one.error_code != 0
-        }
+        errors = await _ask(broker.controller_link, topics)
     errors = {name: one for name, one in errors.items() if one.code != ErrorCode.TOPIC_ALREADY_EXISTS}
     await _hear(broker, [one.name for one in topics if one.name not in errors])
     return errors
@@ -61,11 +48,30 @@ async def _hear(broker: Broker, names: Sequence[str]) -> None:
             await asyncio.sleep(LOOK_S)
 
 
-def _wanted(topic: NewTopic) -> CreatableTopic:
-    return CreatableTopic(
-        name=topic.name,
-        num_partitions=topic.partition_count,
-        replication_factor=topic.replication_factor,
-        assignments=[],
-        configs=[CreatableTopicConfig(name=name, value=value) for name, value in topic.config.items()],
+async def _ask(link: ControllerLink, topics: Sequence[NewTopic]) -> dict[str, KafkaError]:
+    from tidemill.wire.messages.create_topics import (
+        CreatableTopic,
+        CreatableTopicConfig,
+        CreateTopicsRequest,
+        CreateTopicsResponse,
     )
+
+    request = CreateTopicsRequest(
+        topics=[
+            CreatableTopic(
+                name=topic.name,
+                num_partitions=topic.partition_count,
+                replication_factor=topic.replication_factor,
+                assignments=[],
+                configs=[CreatableTopicConfig(name=key, value=value) for key, value in topic.config.items()],
+            )
+            for topic in topics
+        ],
+        timeout_ms=TIMEOUT_MS,
+    )
+    answer: CreateTopicsResponse = await link.ask(ApiKey.CREATE_TOPICS, VERSIONS, request)
+    return {
+        one.name: KafkaError(one.error_message or "", ErrorCode(one.error_code))
+        for one in answer.topics
+        if one.error_code != 0
+    }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tidemill.model.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
-    from tidemill.broker.commands import Commands
+    from tidemill.broker.carrying_out import CarryingOut
     from tidemill.broker.controller_link import ControllerLink
     from tidemill.broker.metadata import MetadataCache
     from tidemill.controller.failover import Failover
@@ -34,8 +34,9 @@ class Broker:
     metadata: MetadataCache
     controller: Controller
     failover: Failover
-    controller_link: ControllerLink
-    commands: Commands
+    controller_link: ControllerLink | None = None
+    """None for a broker without others."""
+    commands: CarryingOut
     groups: GroupService
     producer_ids: ProducerIds
     node_id: int

@@ -8,12 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from tidemill.broker.commands import (
-    DURING_DELETION,
-    SECURITY_PROTOCOLS,
-    WHOLE_IMAGE,
-    changed_partitions,
-)
+from tidemill.broker.carrying_out import changed_partitions
+from tidemill.broker.commands import DURING_DELETION, SECURITY_PROTOCOLS, WHOLE_IMAGE
 from tidemill.coordination.image import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey

@@ -8,20 +8,16 @@ here before is not for this one.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from tidemill.broker.broker import Broker
-from tidemill.broker.context import RequestContext
-from tidemill.broker.log_configs import log_config
+from tidemill.broker.carrying_out import CarryingOut, Turn
 from tidemill.broker.metadata import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
 from tidemill.coordination.nodes import BrokerRegistration, ConfigNode, Endpoint
-from tidemill.log.errors import failure_of
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
-from tidemill.model.types import TopicPartition
 from tidemill.replication.manager import PartitionState
 from tidemill.wire.messages.leader_and_isr import (
     LeaderAndIsrPartitionError,
@@ -45,8 +41,6 @@ from tidemill.wire.messages.update_metadata import (
 
 log = logging.getLogger("tidemill.broker")
 
-LOGS_A_TURN = 50
-"""Logs that are made, or partitions that are led or followed, before the loop does its other work."""
 DURING_DELETION = -2
 """As a leader, and as a leader epoch: the topic is being deleted."""
 WHOLE_IMAGE = 1
@@ -54,144 +48,15 @@ SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 """By their numbers in UpdateMetadata."""
 
 
-class Commands:
-    """Carries out what controllers decide, one command at a time."""
+class Commands(CarryingOut):
+    """Carries out what controllers, here or elsewhere, decide."""
 
     def __init__(
         self, broker: Broker, removed: Callable[[], Awaitable[None]], listener: str | None = None
     ) -> None:
-        """``removed`` is awaited after logs were deleted, before that is confirmed.
-
-        ``listener`` is the one through which brokers reach each other; None: there are no others.
-        """
-        self.listener = listener
-        self.controller_epoch = 0
-        self.broker_epoch = -1
-        """Of this broker's registration; -1 as long as it is not registered."""
-        self.heard = asyncio.Event()
-        """Set once the first command for this registration was carried out."""
-        self._broker = broker
-        self._removed = removed
-        self._one_at_a_time = asyncio.Lock()
+        super().__init__(broker, removed, listener)
         self._settings: dict[str, Mapping[str, str]] = {}
         """Settings of topics that the image does not have yet."""
-
-    # The controller of this process
-
-    async def carry_out(self, delta: Delta) -> None:
-        """Carries out a change that this process's controller has decided, and makes its image current."""
-        async with self._one_at_a_time:
-            if delta.image.controller_epoch < self.controller_epoch:
-                log.warning("a later controller has sent commands: this one's are not carried out")
-                return
-            self.controller_epoch = delta.image.controller_epoch
-            await self._remove(delta)
-            turn = Turn()
-            for topic in delta.created:
-                await self._put(delta, topic, topic.partitions, turn)
-            for old, topic in delta.changed:
-                await self._put(delta, topic, changed_partitions(old, topic), turn)
-                await self._let_go(delta, old, topic)
-            await self._broker.metadata.publish(delta)
-            self.heard.set()
-
-    async def _remove(self, delta: Delta) -> None:
-        partitions = self._broker.partitions
-        for topic in delta.deleted:
-            try:
-                partitions.remove_topic(topic.name, topic.topic_id)
-            except KafkaError as problem:
-                log.error("%s: %s", topic.name, problem)
-                delta.fail(topic.name, problem)
-        if delta.deleted:
-            await self._removed()
-
-    async def _put(
-        self, delta: Delta, topic: TopicImage, changed: Iterable[PartitionImage], turn: Turn
-    ) -> None:
-        states = [
-            PartitionState(
-                one.partition,
-                one.leader,
-                one.leader_epoch,
-                tuple(one.replicas),
-                tuple(one.isr),
-                one.partition_epoch,
-            )
-            for one in changed
-            if self._broker.node_id in one.replicas
-        ]
-        try:
-            await self._take(topic.name, topic.topic_id, topic.internal, states, topic.config, turn)
-        except KafkaError as problem:
-            delta.fail(topic.name, problem)
-
-    async def _let_go(self, delta: Delta, old: TopicImage, new: TopicImage) -> None:
-        node = self._broker.node_id
-        gone = [
-            before.partition
-            for before, after in zip(old.partitions, new.partitions, strict=False)
-            if before is not after and node in before.replicas and node not in after.replicas
-        ]
-        for index in gone:
-            try:
-                self._broker.partitions.stop_replica(new.name, index, delete=True)
-            except KafkaError as problem:
-                delta.fail(new.name, problem)
-        if gone:
-            await self._removed()
-
-    async def _take(
-        self,
-        name: str,
-        topic_id: bytes,
-        internal: bool,
-        states: Sequence[PartitionState],
-        settings: Mapping[str, str],
-        turn: Turn,
-    ) -> None:
-        """Makes the logs that are missing, and takes the states over. Raises what it could not, in one."""
-        if not states:
-            return
-        broker = self._broker
-        config = log_config(broker.config, settings)
-        failures: dict[int, KafkaError] = {}
-        failure: KafkaError | None = None
-        for state in states:
-            await turn.next()
-            if broker.partitions.find(name, state.partition) is None:
-                try:
-                    key = TopicPartition(name, state.partition)
-                    broker.logs.create(key, topic_id, config, broker.clock.wall_ms())
-                except KafkaError as problem:
-                    log.error("%s-%d: %s", name, state.partition, problem)
-                    failures[state.partition] = problem
-        for start in range(0, len(states), LOGS_A_TURN):
-            try:
-                piece = states[start : start + LOGS_A_TURN]
-                broker.partitions.put_topic(name, topic_id, internal, piece, config)
-            except KafkaError as problem:
-                log.error("%s: %s", name, problem)
-                failure = failure or problem
-            await asyncio.sleep(0)
-        if failures:
-            raise failure_of(name, failures)
-        if failure is not None:
-            raise failure
-
-    async def take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
-        """Takes settings (by kind and name) over that somebody wrote to the store."""
-        async with self._one_at_a_time:
-            metadata = self._broker.metadata
-            image = metadata.image.with_settings(settings)
-            if image is not metadata.image:
-                await metadata.publish(Delta.between(metadata.image, image))
-
-    # Controllers of other processes
-
-    def are_open_to(self, context: RequestContext) -> bool:
-        """Whether a request among brokers may come as this one came: others than brokers could send it."""
-        return self.listener is not None and context.listener.name == self.listener
 
     def _refusal(self, request: Any) -> ErrorCode | None:
         if request.controller_epoch < self.controller_epoch:
@@ -314,25 +179,6 @@ class Commands:
     def _settings_of(self, name: str) -> Mapping[str, str]:
         known = self._broker.metadata.image.topics.get(name)
         return known.config if known is not None else self._settings.get(name, {})
-
-
-class Turn:
-    """Lets the loop do its other work after every so many steps."""
-
-    def __init__(self) -> None:
-        self._steps = 0
-
-    async def next(self) -> None:
-        """One more step."""
-        self._steps += 1
-        if self._steps % LOGS_A_TURN == 0:
-            await asyncio.sleep(0)
-
-
-def changed_partitions(old: TopicImage, new: TopicImage) -> list[PartitionImage]:
-    """The partitions of ``new`` that are not as they were."""
-    known = old.partitions
-    return [one for place, one in enumerate(new.partitions) if place >= len(known) or one is not known[place]]
 
 
 def _state(one: LeaderAndIsrPartitionState) -> PartitionState:

@@ -95,7 +95,7 @@ class Dispatch:
 
     def _belongs_elsewhere(self, request: Any) -> bool:
         """Whether the controller, another broker, has to answer. Levels of loggers are each broker's own."""
-        if self.broker.controller.is_active:
+        if self.broker.controller.is_active or self.broker.controller_link is None:
             return False
         resources = getattr(request, "resources", ())
         return all(one.resource_type != ResourceType.BROKER_LOGGER for one in resources)
@@ -103,7 +103,9 @@ class Dispatch:
     async def _pass_on(self, api: Api, context: RequestContext, request: Any, data: bytes) -> Any:
         """The controller's answer; where it cannot be had, ours, which says so."""
         link = self.broker.controller_link
-        answer = await link.forward(bytes(data), context.principal, context.client_address)
+        answer = None
+        if link is not None:
+            answer = await link.forward(bytes(data), context.principal, context.client_address)
         if answer is not None:
             return SIZE.pack(len(answer)) + answer
         outcome = api.handler()(self.broker, context, request)

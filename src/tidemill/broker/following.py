@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable
 from tidemill.model.errors import StorageError
 from tidemill.model.ports import Clock
 from tidemill.net.link import Link, LinkError
-from tidemill.replication.fetcher import FetchLimits, Follows, LeaderFetcher, Trouble
+from tidemill.replication.fetcher import FetchLimits, LeaderFetcher, Trouble
+from tidemill.replication.follows import Follows
 from tidemill.replication.partition import Partition
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.list_offsets import (

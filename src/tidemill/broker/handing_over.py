@@ -53,6 +53,8 @@ async def _ask(broker: Broker, epoch: int) -> Sequence[TopicPartition]:
         return await broker.controller.leading.shut_down(broker.node_id, epoch)
     request = ControlledShutdownRequest(broker_id=broker.node_id, broker_epoch=epoch)
     link = broker.controller_link
+    if link is None:
+        return []
     answer: ControlledShutdownResponse = await link.ask(ApiKey.CONTROLLED_SHUTDOWN, VERSIONS, request)
     if answer.error_code != 0:
         code = ErrorCode(answer.error_code)

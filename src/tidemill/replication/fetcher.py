@@ -49,18 +49,6 @@ Key = tuple[bytes, int]
 """Topic id and partition."""
 
 
-class Follows:
-    """What follows the leaders of partitions."""
-
-    def follow(self, partition: Partition) -> None:
-        """Fetches from the leader of ``partition``, in the epoch that it is in now."""
-        raise NotImplementedError
-
-    def leave(self, partition: Partition) -> None:
-        """Fetches it no longer, if it was."""
-        raise NotImplementedError
-
-
 class FetchLimits(NamedTuple):
     """``replica.fetch.*``: ms, bytes."""
 

@@ -24,7 +24,7 @@ from tidemill.model.ports import Clock
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.validate import Limits
 from tidemill.replication.checkpoints import Checkpoints
-from tidemill.replication.fetcher import Follows
+from tidemill.replication.follows import Follows
 from tidemill.replication.full_disks import FullDisks
 from tidemill.replication.moves import Mover
 from tidemill.replication.partition import Partition, PartitionEvents

@@ -47,9 +47,9 @@ from tidemill.net.deadlines import Deadlines
 from tidemill.net.memory import Memory
 from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
-from tidemill.server.cluster import Cluster
 from tidemill.server.listeners import Acceptor, Limits, addresses_of, bind
 from tidemill.server.policies import policies_of, selection_of
+from tidemill.server.seat import Seat, take_seat
 from tidemill.server.store import open_store
 from tidemill.transactions.producer_ids import ProducerIds
 
@@ -89,7 +89,7 @@ class BrokerServer:
         self._writers = ThreadPoolExecutor(2, thread_name_prefix="write-back")
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="read-ahead")
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="unpack")
-        self.cluster: Cluster | None = None
+        self.seat: Seat | None = None
         self._endpoints: tuple[Endpoint, ...] = ()
         self._listening = False
         self._started = False
@@ -119,7 +119,7 @@ class BrokerServer:
         broker.store = await open_store(config, broker.logs, broker.files)
         broker.metadata = MetadataCache()
         broker.node_id = await self._choose_node_id(config)
-        self.cluster = Cluster(broker, self._logs_removed)
+        self.seat = take_seat(broker, self._logs_removed)
         image = await broker.controller.load(stored_cluster_id or None)
         broker.cluster_id = image.cluster_id
         broker.metadata.image = image
@@ -128,14 +128,14 @@ class BrokerServer:
         self._load_logs(image.topics)
         self._build_request_path()
         broker.metadata.on_change(self._apply)
-        self.cluster.join_partitions()
-        await self.cluster.register(self._registration())
+        self.seat.join_partitions()
+        await self.seat.register(self._registration())
         self._start_upkeep()
         broker.partitions.mover.resume()
         if not broker.controller.is_active:
             # Its commands come in through the listeners.
             self._listen()
-        await self.cluster.wait_told()
+        await self.seat.wait_told()
         await broker.groups.wait_loaded(GROUPS_LOAD_S)
         if not self._listening:
             self._listen()
@@ -333,8 +333,8 @@ class BrokerServer:
         if self._stopped:
             return
         self._stopped = True
-        if self._started and self.cluster is not None:
-            await self.cluster.hand_over()
+        if self._started and self.seat is not None:
+            await self.seat.hand_over()
         if self._listening:
             self.acceptor.close()
         for listener_sockets in self._sockets:
@@ -351,8 +351,8 @@ class BrokerServer:
     async def _stop_requests(self) -> None:
         """Ends what clients asked for: after this nothing is appended any more."""
         broker = self.broker
-        if self.cluster is not None:
-            await self.cluster.stop()
+        if self.seat is not None:
+            await self.seat.stop()
         if hasattr(broker, "groups"):
             await broker.groups.stop()
         if self._listening:

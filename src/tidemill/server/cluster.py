@@ -1,14 +1,9 @@
-"""This broker as one of a cluster: how the parts are joined that brokers talk to each other with.
-
-A broker on its own store has no others: then the controller's changes are carried out here, and that is all.
-"""
+"""This broker as one of a cluster: how the parts are joined that brokers talk to each other with."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
 
 from tidemill.broker.broker import Broker
 from tidemill.broker.channels import Channels, Hears
@@ -20,8 +15,6 @@ from tidemill.broker.isr_changes import IsrChanges
 from tidemill.broker.links import Links
 from tidemill.broker.settings_watch import SettingsWatch
 from tidemill.controller.administering import Administering
-from tidemill.controller.failover import Failover
-from tidemill.controller.shell import Controller
 from tidemill.controller.watching import Watching
 from tidemill.coordination.image import Delta
 from tidemill.coordination.nodes import (
@@ -37,31 +30,18 @@ from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.replication.fetcher import FetchLimits
 from tidemill.replication.partition import Partition
-from tidemill.server.membership import Events, Membership
+from tidemill.server.seat import Seat
 
 log = logging.getLogger("tidemill.server")
 
-FIRST_COMMAND_S = 10.0
-"""How long the start waits for the controller to say what this broker leads."""
 
-
-class Cluster(Hears, Events):
-    """Joins controller, channels, commands and following; made before the broker registers."""
+class Cluster(Seat, Hears):
+    """Joins controller, channels, commands and following."""
 
     def __init__(self, broker: Broker, removed: Callable[[], Awaitable[None]]) -> None:
         """``removed`` is awaited after logs were deleted."""
-        self._broker = broker
-        self._tasks: set[asyncio.Task[None]] = set()
         self._links = Links(broker)
-        self._is_shared = broker.config.store() != "embedded"
-        self.commands = broker.commands = Commands(
-            broker, removed, self._links.listener if self._is_shared else None
-        )
-        broker.controller = Controller(
-            broker.store, broker.node_id, lambda: broker.config, self._announce, broker.clock
-        )
-        broker.failover = Failover(broker.controller)
-        self.membership = Membership(broker.store, broker.controller, self)
+        super().__init__(broker, Commands(broker, removed, self._links.listener))
         self._channels = Channels(broker.node_id, self._links.listener, self._links.open_to, self)
         broker.failover.registered_listeners.append(self._channels.registered)
         self._administering = Administering(broker.controller, lambda path: self._watching.want([path]))
@@ -76,13 +56,13 @@ class Cluster(Hears, Events):
             },
         )
         broker.controller.office_listeners.append(self._office_changed)
-        broker.controller_link = ControllerLink(
+        self._link = broker.controller_link = ControllerLink(
             broker.node_id, self._links.open, self.membership.controller_dead
         )
         self._isr_changes = IsrChanges(
-            broker, broker.controller_link, broker.failover, lambda: self.commands.broker_epoch
+            broker, self._link, broker.failover, lambda: self.commands.broker_epoch
         )
-        self._settings = SettingsWatch(broker) if self._is_shared else None
+        self._settings = SettingsWatch(broker)
         self._following: Following | None = None
 
     def join_partitions(self) -> None:
@@ -103,33 +83,8 @@ class Cluster(Hears, Events):
 
     async def register(self, registration: BrokerRegistration) -> None:
         """Takes this broker's place. Raises KafkaError when its id is taken, StoreError."""
-        await self.membership.join(registration)
-        if self._settings is not None:
-            self._settings.start()
-
-    async def wait_told(self) -> None:
-        """Waits a while until the controller has told this broker what it leads."""
-        try:
-            async with asyncio.timeout(FIRST_COMMAND_S):
-                await self.commands.heard.wait()
-        except TimeoutError:
-            log.warning("no controller has sent a command within %g s; it is waited for", FIRST_COMMAND_S)
-            self._begin(self._accept_when_told())
-            return
-        await self._accept()
-
-    async def _accept_when_told(self) -> None:
-        await self.commands.heard.wait()
-        await self._accept()
-
-    async def _accept(self) -> None:
-        broker = self._broker
-        if not broker.logs.missed:
-            broker.logs.accept()
-        try:
-            await self.membership.clear_loss()
-        except StoreError as problem:
-            log.warning("the registration could not be renewed: %s", problem)
+        await super().register(registration)
+        self._settings.start()
 
     async def hand_over(self) -> None:
         """Has others lead what this broker leads, as far as they can."""
@@ -137,28 +92,22 @@ class Cluster(Hears, Events):
 
     async def stop(self) -> None:
         """Leaves the cluster; the nodes go with the session."""
-        await self.membership.leave()
-        if self._settings is not None:
-            await self._settings.stop()
-        self._watching.stop()
-        self._channels.stop()
+        await self._settings.stop()
+        await super().stop()
         self._isr_changes.stop()
-        self._broker.controller_link.stop()
-        self._broker.controller.resign()
+        self._link.stop()
         if self._following is not None:
             await self._following.stop()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # Of the controller
 
-    async def _announce(self, delta: Delta) -> None:
+    async def announce(self, delta: Delta) -> None:
+        """Tells the others, too."""
         delta.others = self._channels.tell(delta)
-        await self.commands.carry_out(delta)
+        await super().announce(delta)
 
     def _office_changed(self, is_ours: bool) -> None:
-        if is_ours and self._is_shared:
+        if is_ours:
             self._watching.start()
         else:
             self._watching.stop()
@@ -167,21 +116,20 @@ class Cluster(Hears, Events):
 
     def controller_is(self, broker_id: int) -> None:
         """Goes where the controller is."""
-        self._broker.controller_link.set_controller(broker_id)
+        self._link.set_controller(broker_id)
 
     # Of this broker's registration
 
     def registered(self, epoch: int) -> None:
         """Commands for another epoch are not for this process."""
-        self.commands.broker_epoch = epoch
+        super().registered(epoch)
         if self._following is not None:
             self._following.node_epoch = epoch
-        if self._settings is not None:
-            self._settings.read_all()
+        self._settings.read_all()
 
     def session_lost(self) -> None:
         """Leads nothing any more that others may lead by now."""
-        self._broker.controller_link.stop()
+        self._link.stop()
         self._broker.partitions.step_down()
 
     def _storage_failed(self, partition: Partition, problem: StorageError) -> None:
@@ -203,7 +151,7 @@ class Cluster(Hears, Events):
 
     def replicas_deleted(self, broker_id: int, topics: Sequence[str]) -> None:
         """Ends the deletion of topics that nobody has any more."""
-        self._begin(self._confirm(broker_id, topics))
+        self.begin(self._confirm(broker_id, topics))
 
     async def _confirm(self, broker_id: int, topics: Sequence[str]) -> None:
         try:
@@ -218,11 +166,6 @@ class Cluster(Hears, Events):
     def office_lost(self, controller_epoch: int) -> None:
         """A later controller is at work."""
         self._broker.controller.resign()
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def fetch_limits(config: BrokerConfig) -> FetchLimits:

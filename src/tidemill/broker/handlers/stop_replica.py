@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidemill.broker.commands import Commands
 from tidemill.broker.context import RequestContext
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.stop_replica import StopReplicaRequest, StopReplicaResponse
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 async def handle(broker: Broker, context: RequestContext, request: StopReplicaRequest) -> StopReplicaResponse:
     """Has it carried out, if it came as brokers' requests do."""
-    if not broker.commands.are_open_to(context):
+    commands = broker.commands
+    if not isinstance(commands, Commands) or not commands.are_open_to(context):
         return StopReplicaResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, partition_errors=[])
-    return await broker.commands.stop_replica(request)
+    return await commands.stop_replica(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidemill.broker.commands import Commands
 from tidemill.broker.context import RequestContext
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
@@ -16,6 +17,7 @@ async def handle(
     broker: Broker, context: RequestContext, request: UpdateMetadataRequest
 ) -> UpdateMetadataResponse:
     """Has it carried out, if it came as brokers' requests do."""
-    if not broker.commands.are_open_to(context):
+    commands = broker.commands
+    if not isinstance(commands, Commands) or not commands.are_open_to(context):
         return UpdateMetadataResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    return await broker.commands.update_metadata(request)
+    return await commands.update_metadata(request)

@@ -1,0 +1,17 @@
+"""What partitions ask of whatever follows their leaders."""
+
+from __future__ import annotations
+
+from tidemill.replication.partition import Partition
+
+
+class Follows:
+    """What follows the leaders of partitions."""
+
+    def follow(self, partition: Partition) -> None:
+        """Fetches from the leader of ``partition``, in the epoch that it is in now."""
+        raise NotImplementedError
+
+    def leave(self, partition: Partition) -> None:
+        """Fetches it no longer, if it was."""
+        raise NotImplementedError

@@ -1,0 +1,106 @@
+"""This broker's place among the brokers of its cluster, as far as one alone needs it.
+
+The controller's changes are carried out here; for a broker on its own store that is all there is. What
+brokers need that have others beside them is in :mod:`tidemill.server.cluster`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from tidemill.broker.broker import Broker
+from tidemill.broker.carrying_out import CarryingOut
+from tidemill.controller.failover import Failover
+from tidemill.controller.shell import Controller
+from tidemill.coordination.image import Delta
+from tidemill.coordination.nodes import BrokerRegistration
+from tidemill.coordination.port import StoreError
+from tidemill.server.membership import Events, Membership
+
+log = logging.getLogger("tidemill.server")
+
+FIRST_COMMAND_S = 10.0
+"""How long the start waits for the controller to say what this broker leads."""
+
+
+class Seat(Events):
+    """A broker that has no others; made before it registers."""
+
+    def __init__(self, broker: Broker, commands: CarryingOut) -> None:
+        self._broker = broker
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.commands = broker.commands = commands
+        broker.controller = Controller(
+            broker.store, broker.node_id, lambda: broker.config, self.announce, broker.clock
+        )
+        broker.failover = Failover(broker.controller)
+        self.membership = Membership(broker.store, broker.controller, self)
+
+    def join_partitions(self) -> None:
+        """Has the partitions follow leaders, and ask for in-sync sets; to be called once they are loaded."""
+
+    async def register(self, registration: BrokerRegistration) -> None:
+        """Takes this broker's place. Raises KafkaError when its id is taken, StoreError."""
+        await self.membership.join(registration)
+
+    async def wait_told(self) -> None:
+        """Waits a while until the controller has told this broker what it leads."""
+        try:
+            async with asyncio.timeout(FIRST_COMMAND_S):
+                await self.commands.heard.wait()
+        except TimeoutError:
+            log.warning("no controller has sent a command within %g s; it is waited for", FIRST_COMMAND_S)
+            self.begin(self._accept_when_told())
+            return
+        await self._accept()
+
+    async def _accept_when_told(self) -> None:
+        await self.commands.heard.wait()
+        await self._accept()
+
+    async def _accept(self) -> None:
+        broker = self._broker
+        if not broker.logs.missed:
+            broker.logs.accept()
+        try:
+            await self.membership.clear_loss()
+        except StoreError as problem:
+            log.warning("the registration could not be renewed: %s", problem)
+
+    async def hand_over(self) -> None:
+        """Has others lead what this broker leads, as far as they can."""
+
+    async def stop(self) -> None:
+        """Leaves the cluster; the nodes go with the session."""
+        await self.membership.leave()
+        self._broker.controller.resign()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def announce(self, delta: Delta) -> None:
+        """Has a change carried out that this process's controller has decided."""
+        await self.commands.carry_out(delta)
+
+    def registered(self, epoch: int) -> None:
+        """Commands for another epoch are not for this process."""
+        self.commands.broker_epoch = epoch
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Starts something that ends by itself, or with the stop."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def take_seat(broker: Broker, removed: Callable[[], Awaitable[None]]) -> Seat:
+    """The place of a broker as its configuration wants it; ``removed`` is awaited after logs were deleted."""
+    if broker.config.store() == "embedded":
+        return Seat(broker, CarryingOut(broker, removed))
+    # Imported here: a broker without others needs nothing of it.
+    from tidemill.server.cluster import Cluster
+
+    return Cluster(broker, removed)

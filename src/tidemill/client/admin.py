@@ -7,8 +7,8 @@
 Every call waits for its outcome and raises ClientError where it failed. Timeouts are in seconds,
 ``default.api.timeout.ms`` unless told. An admin may be used by several threads.
 
-The calls are in :mod:`tidemill.client.admin_topics`, :mod:`tidemill.client.admin_configs` and
-:mod:`tidemill.client.admin_groups`; here are those for the cluster.
+The calls are in :mod:`tidemill.client.admin_topics`, :mod:`tidemill.client.admin_configs`,
+:mod:`tidemill.client.admin_groups` and :mod:`tidemill.client.admin_moves`; here are those for the cluster.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from tidemill.client.admin_base import grace
 from tidemill.client.admin_configs import ConfigAdmin
 from tidemill.client.admin_groups import GroupAdmin
+from tidemill.client.admin_moves import MoveAdmin
 from tidemill.client.admin_topics import HIGH_WATERMARK, TopicAdmin
 from tidemill.client.admin_types import BrokerDescription, ClusterDescription, LogDirectory, ReplicaSize
 from tidemill.client.cluster import CONTROL
@@ -29,7 +30,7 @@ from tidemill.wire.messages import describe_log_dirs
 from tidemill.wire.messages.describe_cluster import DescribeClusterRequest
 
 
-class Admin(TopicAdmin, ConfigAdmin, GroupAdmin):
+class Admin(TopicAdmin, ConfigAdmin, GroupAdmin, MoveAdmin):
     """Administrates a cluster. Configuration as for the other clients (:mod:`tidemill.client.config`)."""
 
     def describe_cluster(self, timeout: float | None = None) -> ClusterDescription:

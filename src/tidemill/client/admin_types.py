@@ -63,6 +63,19 @@ class TopicDescription(NamedTuple):
     partitions: list[PartitionDescription]
 
 
+class PartitionMove(NamedTuple):
+    """A move that is under way: all replicas, with those that come and those that go."""
+
+    replicas: list[int]
+    adding: list[int]
+    removing: list[int]
+
+    @property
+    def target(self) -> list[int]:
+        """The replicas once it is done, the preferred leader first."""
+        return [broker for broker in self.replicas if broker not in self.removing]
+
+
 class BrokerDescription(NamedTuple):
     """A broker of the cluster."""
 

@@ -24,6 +24,15 @@ NEXT_STEP: dict[ErrorCode, str] = {
     ErrorCode.INVALID_TOPIC_EXCEPTION: "names have 1 to 249 of a-z A-Z 0-9 . _ -, and are not . or ..",
     ErrorCode.INVALID_PARTITIONS: "the number of partitions is at least 1 and can only grow",
     ErrorCode.INVALID_REPLICATION_FACTOR: "use at most as many replicas as there are live brokers",
+    ErrorCode.INVALID_REPLICA_ASSIGNMENT: "name brokers that live, each once; "
+    "'tidemill broker list' shows them",
+    ErrorCode.NO_REASSIGNMENT_IN_PROGRESS: "nothing is to be stopped; 'tidemill reassign list' shows "
+    "what moves",
+    ErrorCode.REASSIGNMENT_IN_PROGRESS: "wait for the move's end, or cancel it",
+    ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE: "start the preferred replica's broker, and wait until the "
+    "replica is in sync",
+    ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE: "start a broker that has a replica",
+    ErrorCode.ELECTION_NOT_NEEDED: "the right replica leads already",
     ErrorCode.INVALID_CONFIG: "correct the key or its value",
     ErrorCode.POLICY_VIOLATION: "a policy of the cluster refuses it; ask its operator",
     ErrorCode.NON_EMPTY_GROUP: "stop the members of the group first",

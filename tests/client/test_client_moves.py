@@ -1,0 +1,71 @@
+"""Moves and elections as the admin client asks for them. What they do is shown with several brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tidemill.client import Admin
+from tidemill.client.connection import Connection
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import TopicPartition
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages import elect_leaders
+
+NewTopic = Callable[..., str]
+
+
+def codes(outcomes: dict[TopicPartition, Any]) -> list[ErrorCode | None]:
+    return [problem and problem.code for problem in outcomes.values()]
+
+
+def test_what_moves_and_what_cannot_is_told_for_each_partition(admin: Admin, new_topic: NewTopic) -> None:
+    topic = new_topic(2)
+    (own,) = admin.describe_topic(topic).partitions[0].replicas
+    first, second, none = (TopicPartition(topic, number) for number in (0, 1, 7))
+    outcomes = admin.alter_reassignments({first: [own], second: [own, own + 1000], none: [own]})
+    assert outcomes[first] is None
+    assert codes(outcomes)[1:] == [
+        ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+    assert str(outcomes[second]).startswith(f"cannot move {second}: INVALID_REPLICA_ASSIGNMENT (")
+    assert codes(admin.alter_reassignments({first: None})) == [ErrorCode.NO_REASSIGNMENT_IN_PROGRESS]
+    assert admin.list_reassignments() == {}
+    assert admin.list_reassignments([first, none]) == {}
+
+
+def test_leaders_that_are_right_are_not_elected(admin: Admin, new_topic: NewTopic) -> None:
+    topic = new_topic(1)
+    item = TopicPartition(topic, 0)
+    assert item not in admin.elect_leaders()
+    assert codes(admin.elect_leaders([item])) == [ErrorCode.ELECTION_NOT_NEEDED]
+    assert codes(admin.elect_leaders([item], unclean=True)) == [ErrorCode.ELECTION_NOT_NEEDED]
+    missing = TopicPartition(topic, 5)
+    assert codes(admin.elect_leaders([missing])) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+
+
+def test_an_election_is_asked_for_again_when_the_controller_has_moved(
+    admin: Admin, new_topic: NewTopic, monkeypatch: Any
+) -> None:
+    item = TopicPartition(new_topic(1), 0)
+    asked: list[ApiKey] = []
+    call = Connection.call
+
+    def moved_once(self: Connection, key: ApiKey, request: Any, **others: Any) -> Any:
+        if key != ApiKey.ELECT_LEADERS or asked:
+            return call(self, key, request, **others)
+        asked.append(key)
+        result = elect_leaders.PartitionResult(
+            partition_id=0, error_code=ErrorCode.NOT_CONTROLLER, error_message=None
+        )
+        return elect_leaders.ElectLeadersResponse(
+            error_code=0,
+            replica_election_results=[
+                elect_leaders.ReplicaElectionResult(topic=item.topic, partition_result=[result])
+            ],
+        )
+
+    monkeypatch.setattr(Connection, "call", moved_once)
+    assert codes(admin.elect_leaders([item])) == [ErrorCode.ELECTION_NOT_NEEDED]
+    assert asked == [ApiKey.ELECT_LEADERS]

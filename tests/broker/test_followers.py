@@ -302,3 +302,21 @@ def test_a_produce_whose_replicas_do_not_come_holds_up_those_behind_it_until_its
     assert bench.partition("t", 1).high_watermark == 1
     assert writer.produced(9, slow)[0].error_code == ErrorCode.REQUEST_TIMED_OUT
     assert writer.produced(9, quick)[0].error_code == 0
+
+
+def test_a_follower_that_had_to_cut_its_log_learns_what_is_committed(bench: Bench) -> None:
+    follower = Follower(bench)
+    mine, theirs = follower.partitions[0], bench.partition("t", 0)
+    for partition in (mine, theirs):
+        partition.become(int(partition.node_id), 1, (NODE, FOLLOWER), (int(partition.node_id),))
+        partition.append([built(b"both")], 1, 0)
+    mine.append([built(b"alone")], 1, 0)
+    theirs.become(NODE, 2, (NODE, FOLLOWER), (NODE,), 1, 0)
+    mine.become(NODE, 2, (NODE, FOLLOWER), (NODE,))
+    mine.high_watermark = 0
+    follower.start()
+    follower.round()
+    assert (mine.log.end_offset, mine.high_watermark) == (1, 0)
+    # Nothing is written any more: what is committed is all the news that there is.
+    follower.round()
+    assert mine.high_watermark == 1

@@ -300,8 +300,10 @@ class FetchSession:
         return parts
 
     def note(self, part: FetchPart) -> None:
-        """Remembers what the client was told. After an error it is told anew in any case."""
-        part.told_high_watermark = part.high_watermark if part.error == 0 else -1
+        """Remembers what the client was told. After an error it is told anew in any case, and so is a
+        follower that has to cut its log first."""
+        heeded = part.error == 0 and part.diverging_end < 0
+        part.told_high_watermark = part.high_watermark if heeded else -1
         part.told_log_start = part.log_start
 
 

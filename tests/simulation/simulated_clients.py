@@ -7,6 +7,7 @@ clients do when something goes wrong: they ask who leads now, and try again.
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -73,6 +74,11 @@ class Client:
                 self.story.add(f"{type(problem).__name__}: {problem}")
                 self._leaders.clear()
                 await asyncio.sleep(self.random.random() * 2 * REST_S)
+            except Exception as problem:  # noqa: BLE001 - it is told
+                # The answer was none that a client can make sense of.
+                self.story.add(traceback.format_exc())
+                self.story.violate(f"{self.name} broke: {problem!r}")
+                return
 
     @property
     def is_settled(self) -> bool:

@@ -86,8 +86,10 @@ class Committer(Client):
             topics=[OffsetFetchRequestTopic(name=topic, partition_indexes=[partition])],
         )
         answer = await self.ask(self._coordinator, ApiKey.OFFSET_FETCH, FETCH_VERSION, request)
+        if answer.error_code:
+            raise Refused(answer.error_code)
         one = answer.topics[0].partitions[0]
-        if answer.error_code or one.error_code:
-            raise Refused(answer.error_code or one.error_code)
+        if one.error_code:
+            raise Refused(one.error_code)
         self.story.add(f"finds {one.committed_offset} at {self._coordinator}")
         self.testimony.committed_found(self.name, self.place, one.committed_offset, (OFFSETS, 0))

@@ -139,7 +139,9 @@ def compact_here(directory: Path, clean_end: int) -> None:
     """As the broker and its cleaner do together."""
     now_ms = int(time.time() * 1000)
     settings = LogConfig(cleanup_policy=("compact",), segment_bytes=SEGMENT_BYTES, delete_retention_ms=1)
-    log = open_log(FILES, str(directory), KEPT, settings, now_ms=now_ms)
+    # Made anew, an index of aborted transactions does not know of batches that the cleaner took.
+    point = active_base(directory)
+    log = open_log(FILES, str(directory), KEPT, settings, now_ms=now_ms, recovery_point=point)
     log.clean_end = clean_end
     log.flush(now_ms)
     job = job_for(candidate(log, int(log.end_offset), now_ms), CleanerSettings(), now_ms)

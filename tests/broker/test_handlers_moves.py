@@ -14,7 +14,8 @@ from test_handlers_topics import SmallBroker, broker_in, run
 from tidemill.controller.failover import Failover, WantedIsr
 from tidemill.controller.isr import IsrChange
 from tidemill.controller.shell import Controller
-from tidemill.coordination.image import Delta, PartitionImage, load_image
+from tidemill.coordination.image import Delta, PartitionImage
+from tidemill.coordination.loading import load_image
 from tidemill.coordination.nodes import (
     BrokerNode,
     BrokerRegistration,

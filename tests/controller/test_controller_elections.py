@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
-from controller_images import VERSION, cluster, clusters, partition, topic
+from controller_images import VERSION, cluster, clusters, living, partition, topic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.controller.elections import elect, plan_broker_change, plan_takeover
+from tidemill.controller.elections import elect, plan_broker_change, plan_failed_replicas, plan_takeover
 from tidemill.coordination.image import NO_BROKER, ClusterImage, PartitionImage
 from tidemill.coordination.port import SetData
 
@@ -150,3 +150,26 @@ def test_two_thousand_partitions_of_a_dead_broker_are_decided_in_no_time() -> No
     plans = plan_broker_change(image, gone=[3])
     assert time.process_time() - began < 0.5, "a tenth of that is usual"
     assert sum(len(plan.operations) for plan in plans) == 2000
+
+
+def test_a_replica_that_cannot_be_read_leads_nothing_until_its_broker_comes_back() -> None:
+    image = cluster(
+        (1, 2, 3), topic("t", partition([1, 2, 3]), partition([2, 3, 1]), partition([1], isr=[1]))
+    )
+    topic_id = image.topics["t"].topic_id
+    (plan,) = plan_failed_replicas(image, 1, {topic_id: [0, 1, 2], b"?" * 16: [0]})
+    assert [(p.leader, p.isr, p.leader_epoch) for p in plan.topic.partitions] == [
+        (2, [2, 3], 5),
+        (2, [2, 3], 4),
+        (NO_BROKER, [1], 5),
+    ]
+    failed = image.with_topics([plan.topic])
+    assert plan_failed_replicas(failed, 1, {topic_id: [0, 1, 2]}) == []
+    (other,) = plan_broker_change(failed.with_brokers(living(1, 3)), gone=[2])
+    assert [(p.leader, p.isr) for p in other.topic.partitions][:2] == [(3, [3]), (3, [3])]
+    (back,) = plan_broker_change(failed, came=[1])
+    assert [(p.leader, p.offline) for p in back.topic.partitions] == [
+        (2, frozenset()),
+        (2, frozenset()),
+        (1, frozenset()),
+    ]

@@ -12,7 +12,8 @@ import pytest
 from tidemill.controller.shell import Controller
 from tidemill.controller.topics import NewTopic
 from tidemill.coordination.embedded import EmbeddedStore
-from tidemill.coordination.image import Delta, load_image
+from tidemill.coordination.image import Delta
+from tidemill.coordination.loading import load_image
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.coordination.pieces import OPERATIONS_MAX
 from tidemill.coordination.port import Operation, Result, StoreUnavailable

@@ -16,7 +16,8 @@ from tidemill.controller.producer_ids import claim_block
 from tidemill.controller.shell import ConfigCommand, Controller, generate_broker_id
 from tidemill.controller.topics import Growth, NewTopic
 from tidemill.coordination.embedded import EmbeddedStore
-from tidemill.coordination.image import ClusterImage, Delta, load_image
+from tidemill.coordination.image import ClusterImage, Delta
+from tidemill.coordination.loading import load_image
 from tidemill.coordination.nodes import BrokerRegistration, Endpoint, TopicNode
 from tidemill.coordination.port import Create, SetData, Store, StoreError, subtree
 from tidemill.model.configs import BrokerConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.coordination.embedded import APPLICATION_ID, LAYOUT_VERSION, EmbeddedStore
-from tidemill.coordination.image import load_image
+from tidemill.coordination.loading import load_image
 from tidemill.coordination.port import Create, ensure_paths, parent_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "formats" / "coordination-store.md"

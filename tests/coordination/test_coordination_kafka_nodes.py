@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.coordination.image import load_image
+from tidemill.coordination.loading import load_image
 from tidemill.coordination.nodes import (
     CLUSTER_ID,
     PRODUCER_ID_BLOCK,

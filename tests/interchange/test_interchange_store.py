@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, New
 from kafka_peer import Kafka, class_path, wait_led
 
 from tidemill.client import Admin
-from tidemill.coordination.image import load_image
+from tidemill.coordination.loading import load_image
 from tidemill.coordination.nodes import (
     CONTROLLER,
     CONTROLLER_EPOCH,

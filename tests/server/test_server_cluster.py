@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from cluster_stage import Stage, cluster, until
@@ -190,3 +191,24 @@ def test_a_topic_is_deleted_everywhere_once_a_dead_replica_has_come_back(stage: 
 
     until(made, "the name is free again")
     assert produce(stage, "doomed", range(5)) == list(range(5))
+
+
+def test_what_a_failed_data_directory_held_is_led_by_others(stage: Stage, tmp_path: Path) -> None:
+    with stage.admin() as admin:
+        admin.create_topic("burnt", 6, 3)
+        led = [one.partition for one in admin.describe_topic("burnt").partitions if one.leader == 3]
+    assert produce(stage, "burnt", range(10), led[0]) == list(range(10))
+    moved = tmp_path / "moved-away"
+    directory = Path(stage.brokers[3].data_dir)
+    directory.rename(moved)
+    until(lambda: 3 not in stage.leaders("burnt"), "others lead what broker 3 led")
+    assert produce(stage, "burnt", range(10), led[0]) == list(range(10, 20))
+    stage.brokers[3].kill()
+    moved.rename(directory)
+    stage.brokers[3].start()
+
+    def in_sync() -> bool:
+        with stage.admin() as admin:
+            return all(len(one.isr) == 3 for one in admin.describe_topic("burnt").partitions)
+
+    until(in_sync, "broker 3 has caught up")

@@ -193,6 +193,13 @@ class Channels:
                     told.append(channel.tell(command))
         return told
 
+    def repeat(self, image: ClusterImage, broker_id: int) -> None:
+        """Tells a broker all that it has to know once more: its answer says which replicas it has."""
+        channel = self._channels.get(broker_id)
+        command = commands_for(Delta(image, image), broker_id, whole=True)
+        if channel is not None and command is not None:
+            channel.tell(command)
+
     def _follow(self, image: ClusterImage) -> None:
         """Opens channels to brokers that came, and ends those to brokers that went."""
         for broker_id, channel in list(self._channels.items()):

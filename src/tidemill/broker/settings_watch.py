@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from tidemill.broker.broker import Broker
 from tidemill.controller.watching import Watching
-from tidemill.coordination.image import load_settings
+from tidemill.coordination.loading import load_settings
 from tidemill.coordination.nodes import CONFIG_CHANGES, ConfigChangeNode
 from tidemill.coordination.port import Delete, NoNode
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from tidemill.controller.elections import plan_takeover
 from tidemill.controller.shell import Controller
 from tidemill.coordination.encoding import NodeFormatError
-from tidemill.coordination.image import ClusterImage, TopicImage, load_topics
+from tidemill.coordination.image import ClusterImage, TopicImage
+from tidemill.coordination.loading import load_topics
 from tidemill.coordination.nodes import DELETE_TOPICS, TOPICS, DeleteTopicNode, TopicNode
 from tidemill.coordination.port import Delete, Event, EventKind, StoreError, Watch
 

@@ -27,22 +27,24 @@ def elect(
 ) -> PartitionImage | None:
     """The state that a partition gets now that some brokers live and others do not; None to leave it.
 
-    The dead leave the in-sync set, and so do those in ``lost``: they live, but may have lost what they had
-    not synced. Where nobody else is in sync, they are all there is, and stay. The leader stays, or the first
-    of the replicas in sync takes over, but none that is ``stopping``. With nobody to lead, the partition
-    waits for the last members, or with ``unclean`` the first replica that lives leads alone, and what it
-    does not have is gone.
+    The dead leave the in-sync set, as do those whose replica is offline, and those in ``lost``: they live,
+    but may have lost what they had not synced. Where nobody else is in sync, they are all there is, and stay.
+    The leader stays, or the first of the replicas in sync takes over, but none that is ``stopping``. With
+    nobody to lead, the partition waits for the last members, or with ``unclean`` the first replica that lives
+    leads alone, and what it does not have is gone.
 
     The leader epoch grows when the leader changes, or may have lost something.
     """
-    living = [broker for broker in partition.replicas if broker in image.brokers]
+    living = [
+        broker for broker in partition.replicas if broker in image.brokers and broker not in partition.offline
+    ]
     able = [broker for broker in living if broker not in stopping] if stopping else living
     if partition.partition_epoch < 0:
         # It never had a state: the replicas that live are in sync, being empty.
         leader = next(iter(able or living), NO_BROKER)
         number, adding, removing = partition.partition, partition.adding, partition.removing
         return PartitionImage(number, leader, 0, partition.replicas, living, 0, adding, removing)
-    there = [broker for broker in partition.isr if broker in image.brokers]
+    there = [broker for broker in partition.isr if broker in living]
     isr = [broker for broker in there if broker not in lost] or there
     leader = partition.leader
     if leader not in isr:
@@ -100,14 +102,43 @@ def plan_broker_change(
     not looked at. The rest as in :func:`plan_takeover`.
     """
     losers = frozenset(lost)
+    returned = frozenset(came)
     touched = losers.union(gone, came)
     plans = []
     for topic in image.topics.values():
-        partitions = [p for p in topic.partitions if not touched.isdisjoint(p.replicas)]
+        partitions = [
+            p if returned.isdisjoint(p.offline) else p.with_offline(p.offline - returned)
+            for p in topic.partitions
+            if not touched.isdisjoint(p.replicas)
+        ]
         if partitions:
             plan = _plan_elections(image, topic, partitions, is_unclean(topic), losers, stopping)
-            if plan.operations:
+            if plan.topic is not topic:
                 plans.append(plan)
+    return plans
+
+
+def plan_failed_replicas(
+    image: ClusterImage,
+    broker: int,
+    failed: Mapping[bytes, Iterable[int]],
+    is_unclean: Callable[[TopicImage], bool] = never,
+    stopping: frozenset[int] = NOBODY,
+) -> list[Plan]:
+    """What becomes of the partitions (by topic id) whose replicas on a broker that lives have failed."""
+    plans = []
+    for topic_id, numbers in failed.items():
+        topic = image.topics_by_id.get(topic_id)
+        if topic is None:
+            continue
+        partitions = [
+            one.with_offline(one.offline | {broker})
+            for one in (topic.partition(number) for number in set(numbers))
+            if one is not None and broker in one.replicas and broker not in one.offline
+        ]
+        plan = _plan_elections(image, topic, partitions, is_unclean(topic), NOBODY, stopping)
+        if plan.topic is not topic:
+            plans.append(plan)
     return plans
 
 
@@ -124,6 +155,8 @@ def _plan_elections(
         elected = elect(image, partition, unclean=unclean, lost=lost, stopping=stopping)
         if elected is not None:
             changed[partition.partition] = elected
+        elif partition is not topic.partitions[partition.partition]:
+            changed[partition.partition] = partition
     return plan_states(topic, changed, image.controller_epoch)
 
 
@@ -131,7 +164,9 @@ def plan_states(topic: TopicImage, changed: Mapping[int, PartitionImage], contro
     """Gives the partitions of these numbers other states."""
     operations: list[Operation] = []
     for number, partition in changed.items():
-        operations += write_state(topic.name, topic.partitions[number], partition, controller_epoch)
+        old = topic.partitions[number]
+        if partition.partition_epoch != old.partition_epoch:
+            operations += write_state(topic.name, old, partition, controller_epoch)
     if not changed:
         return Plan(topic, operations)
     return Plan(topic.with_partitions(changed.get(p.partition, p) for p in topic.partitions), operations)

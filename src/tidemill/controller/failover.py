@@ -10,11 +10,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from tidemill.controller.elections import plan_broker_change, write_state
+from tidemill.controller.elections import plan_broker_change, plan_failed_replicas, write_state
 from tidemill.controller.isr import IsrChange, plan_isr_change
 from tidemill.controller.office import Office
 from tidemill.controller.topics import Plan, unknown_topic
-from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage, load_brokers
+from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage
+from tidemill.coordination.loading import load_brokers
 from tidemill.coordination.port import BadVersion, Operation
 from tidemill.model.errors import ErrorCode, KafkaError
 
@@ -81,6 +82,23 @@ class Failover:
             await office.finish_moves()
             if came:
                 await office.finish_deletions()
+
+    async def replicas_failed(self, broker_id: int, failed: Sequence[tuple[bytes, int]]) -> None:
+        """Has others lead the partitions (by topic id) that a broker cannot read or write any more.
+
+        They are offline there until the broker registers again. Raises StoreError, NOT_CONTROLLER.
+        """
+        office = self._office
+        by_topic: dict[bytes, list[int]] = {}
+        for topic_id, number in failed:
+            by_topic.setdefault(topic_id, []).append(number)
+        async with office.changing():
+            plans = plan_failed_replicas(
+                office.image, broker_id, by_topic, office.is_unclean, office.stopping()
+            )
+            if plans:
+                logger.warning("broker %d has lost replicas of %d topics", broker_id, len(plans))
+                await office.change(plans)
 
     async def alter_isr(self, wanted: Sequence[WantedIsr]) -> list[PartitionImage | KafkaError]:
         """Writes in-sync sets that leaders ask for; each partition's state afterwards, or why not.

@@ -17,7 +17,8 @@ from tidemill.controller.elections import plan_takeover
 from tidemill.controller.reassignment import plan_progress
 from tidemill.controller.topics import Plan, fence
 from tidemill.coordination.encoding import encode_id, new_id
-from tidemill.coordination.image import ClusterImage, Delta, TopicImage, load_image
+from tidemill.coordination.image import ClusterImage, Delta, TopicImage
+from tidemill.coordination.loading import load_image
 from tidemill.coordination.nodes import (
     CLUSTER_ID,
     CONTROLLER,

@@ -9,26 +9,12 @@ import asyncio
 from collections.abc import Iterable, Mapping
 
 from tidemill.coordination.nodes import (
-    BROKER_IDS,
-    CLUSTER_ID,
-    CONTROLLER,
-    CONTROLLER_EPOCH,
     DEFAULT_ENTITY,
-    DELETE_TOPICS,
-    TOPICS,
-    BrokerNode,
     BrokerRegistration,
-    ClusterIdNode,
-    ConfigNode,
-    ControllerEpochNode,
-    ControllerNode,
     Endpoint,
     PartitionState,
-    PartitionStateNode,
     TopicAssignment,
-    TopicNode,
 )
-from tidemill.coordination.port import Node, NoNode, Store, StoreError
 from tidemill.model.errors import KafkaError
 from tidemill.model.types import ZERO_ID
 
@@ -51,6 +37,7 @@ class PartitionImage:
         "isr",
         "leader",
         "leader_epoch",
+        "offline",
         "partition",
         "partition_epoch",
         "removing",
@@ -67,6 +54,7 @@ class PartitionImage:
         partition_epoch: int = 0,
         adding: list[int] | None = None,
         removing: list[int] | None = None,
+        offline: frozenset[int] = frozenset(),
     ) -> None:
         self.partition = partition
         self.leader = leader
@@ -77,6 +65,8 @@ class PartitionImage:
         """The version of the partition's state in the store."""
         self.adding = adding if adding is not None else []
         self.removing = removing if removing is not None else []
+        self.offline = offline
+        """Brokers that live, but cannot read or write their replica. The store does not tell."""
 
     def __repr__(self) -> str:
         moving = f", adding={self.adding}, removing={self.removing}" if self.is_moving else ""
@@ -111,6 +101,21 @@ class PartitionImage:
             self.partition_epoch + 1,
             self.adding,
             self.removing,
+            self.offline,
+        )
+
+    def with_offline(self, offline: frozenset[int]) -> PartitionImage:
+        """The same state with other replicas that cannot be read or written."""
+        return PartitionImage(
+            self.partition,
+            self.leader,
+            self.leader_epoch,
+            self.replicas,
+            self.isr,
+            self.partition_epoch,
+            self.adding,
+            self.removing,
+            offline,
         )
 
 
@@ -381,109 +386,6 @@ class Delta:
         self.failures.setdefault(topic, error)
 
 
-async def load_image(store: Store) -> ClusterImage:
-    """Reads the whole cluster from the store; NodeFormatError or StoreError for what cannot be understood."""
-    cluster, controller, epoch = await store.get_many([CLUSTER_ID, CONTROLLER, CONTROLLER_EPOCH])
-    topics = await load_topics(store, await _children(store, TOPICS))
-    deleting = {}
-    for name in await _children(store, DELETE_TOPICS):
-        topic = topics.pop(name, None)
-        deleting[name] = topic if topic is not None else TopicImage(name, ZERO_ID, (), {})
-    return ClusterImage(
-        ClusterIdNode.decode(cluster.data) if cluster is not None else "",
-        ControllerNode.decode(controller.data) if controller is not None else NO_BROKER,
-        ControllerEpochNode.decode(epoch.data) if epoch is not None else 0,
-        await load_brokers(store),
-        topics,
-        await _load_broker_configs(store),
-        deleting,
-    )
-
-
-async def load_brokers(store: Store) -> dict[int, BrokerImage]:
-    """The living brokers by id, lowest first."""
-    ids = sorted(int(name) for name in await _children(store, BROKER_IDS))
-    nodes = await store.get_many([BrokerNode.path(broker_id) for broker_id in ids])
-    return {
-        broker_id: BrokerImage(BrokerNode.decode(broker_id, node.data), node.creation_id)
-        for broker_id, node in zip(ids, nodes, strict=True)
-        if node is not None
-    }
-
-
-async def _load_broker_configs(store: Store) -> dict[str, dict[str, str]]:
-    names = await _children(store, "/config/brokers")
-    paths = [ConfigNode.path("brokers", name) for name in names]
-    nodes = await store.get_many(paths)
-    return {
-        name: ConfigNode.decode(path, node.data)
-        for name, path, node in zip(names, paths, nodes, strict=True)
-        if node is not None
-    }
-
-
-async def load_settings(
-    store: Store, entities: Iterable[tuple[str, str]]
-) -> dict[tuple[str, str], dict[str, str]]:
-    """What was set for these entities, by kind and name; nothing for those without a node."""
-    entities = list(entities)
-    paths = [ConfigNode.path(kind, name) for kind, name in entities]
-    nodes = await store.get_many(paths) if paths else []
-    return {
-        entity: ConfigNode.decode(path, node.data) if node is not None else {}
-        for entity, path, node in zip(entities, paths, nodes, strict=True)
-    }
-
-
-async def load_topics(store: Store, names: list[str]) -> dict[str, TopicImage]:
-    """The topics of these names, by name; those that are gone meanwhile are left out."""
-    topic_nodes = await store.get_many([TopicNode.path(name) for name in names])
-    config_paths = [ConfigNode.path("topics", name) for name in names]
-    config_nodes = await store.get_many(config_paths)
-    assignments: list[tuple[str, Node, TopicAssignment, dict[str, str], bool]] = []
-    state_paths: list[str] = []
-    for name, node, path, config in zip(names, topic_nodes, config_paths, config_nodes, strict=True):
-        if node is None:
-            continue
-        assignment = TopicNode.decode(name, node.data)
-        settings = ConfigNode.decode(path, config.data) if config is not None else {}
-        assignments.append((name, node, assignment, settings, config is not None))
-        state_paths += [PartitionStateNode.path(name, number) for number in range(len(assignment.replicas))]
-    states = iter(await store.get_many(state_paths))
-    topics = {}
-    for name, node, assignment, settings, has_config_node in assignments:
-        partitions = tuple(
-            _partition(name, number, assignment, next(states)) for number in range(len(assignment.replicas))
-        )
-        topic_id = assignment.topic_id if assignment.topic_id is not None else ZERO_ID
-        topics[name] = TopicImage(name, topic_id, partitions, settings, node.version, has_config_node)
-    return topics
-
-
-def _partition(topic: str, number: int, assignment: TopicAssignment, node: Node | None) -> PartitionImage:
-    replicas = assignment.replicas.get(number)
-    if replicas is None:
-        known = sorted(assignment.replicas)
-        raise StoreError(
-            f"{TopicNode.path(topic)} has no partition {number} although it has {known[-1]}: partitions are "
-            "numbered without gaps. Correct the node."
-        )
-    adding, removing = assignment.adding.get(number), assignment.removing.get(number)
-    if node is None:
-        return PartitionImage(number, NO_BROKER, 0, replicas, [], -1, adding, removing)
-    state = PartitionStateNode.decode(topic, number, node.data)
-    return PartitionImage(
-        number, state.leader, state.leader_epoch, replicas, state.isr, node.version, adding, removing
-    )
-
-
 def partition_state(partition: PartitionImage, controller_epoch: int) -> PartitionState:
     """What the partition's state node holds when a controller of that epoch writes it."""
     return PartitionState(partition.leader, partition.leader_epoch, partition.isr, controller_epoch)
-
-
-async def _children(store: Store, path: str) -> list[str]:
-    try:
-        return await store.children(path)
-    except NoNode:
-        return []

@@ -94,6 +94,8 @@ class ReplicaManager(PartitionEvents):
         """None where no broker follows another."""
         self.lag_ms_max = 30_000
         """``replica.lag.time.max.ms``: who has not caught up for so long is not in sync."""
+        self.directory_failed: Callable[[], None] | None = None
+        """Called when a data directory was put aside."""
         self.full_disks = FullDisks(logs, clock)
         self._flushes: set[asyncio.Future[None]] = set()
         self._stopping = False
@@ -353,6 +355,8 @@ class ReplicaManager(PartitionEvents):
             if partition is not None:
                 self._fail(partition, reason)
         self.report_warnings()
+        if self.directory_failed is not None:
+            self.directory_failed()
 
     def storage_trouble(self, partition: Partition, error: KafkaError) -> None:
         """Puts the data directory aside when its disk is broken; not from within the request that met it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -20,12 +22,14 @@ from tidemill.coordination.image import Delta
 from tidemill.coordination.nodes import (
     BROKER_IDS,
     DELETE_TOPICS,
+    LOG_DIR_EVENTS,
     PREFERRED_REPLICA_ELECTION,
     REASSIGN_PARTITIONS,
     TOPICS,
     BrokerRegistration,
+    LogDirEventNode,
 )
-from tidemill.coordination.port import StoreError
+from tidemill.coordination.port import Create, Delete, NoNode, StoreError
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.replication.fetcher import FetchLimits
@@ -33,6 +37,8 @@ from tidemill.replication.partition import Partition
 from tidemill.server.seat import Seat
 
 log = logging.getLogger("tidemill.server")
+
+TELL_AGAIN_S = 1.0
 
 
 class Cluster(Seat, Hears):
@@ -53,6 +59,7 @@ class Cluster(Seat, Hears):
                 DELETE_TOPICS: self._administering.deletions_wanted,
                 REASSIGN_PARTITIONS: broker.controller.moves.take_wishes,
                 PREFERRED_REPLICA_ELECTION: broker.controller.leading.take_elections,
+                LOG_DIR_EVENTS: self._directories_failed,
             },
         )
         broker.controller.office_listeners.append(self._office_changed)
@@ -80,6 +87,7 @@ class Cluster(Seat, Hears):
         broker.partitions.following = self._following
         broker.partitions.lag_ms_max = config.int("replica.lag.time.max.ms")
         broker.partitions.change_isr = self._isr_changes.want
+        broker.partitions.directory_failed = lambda: self.begin(self._tell_failed())
 
     async def register(self, registration: BrokerRegistration) -> None:
         """Takes this broker's place. Raises KafkaError when its id is taken, StoreError."""
@@ -117,6 +125,9 @@ class Cluster(Seat, Hears):
     def controller_is(self, broker_id: int) -> None:
         """Goes where the controller is."""
         self._link.set_controller(broker_id)
+        failed = self._own_failed() if broker_id == self._broker.node_id else []
+        if failed:
+            self.replicas_failed(broker_id, failed)
 
     # Of this broker's registration
 
@@ -131,6 +142,24 @@ class Cluster(Seat, Hears):
         """Leads nothing any more that others may lead by now."""
         self._link.stop()
         self._broker.partitions.step_down()
+
+    async def _tell_failed(self) -> None:
+        """Has the controller ask which replicas are left here."""
+        data = LogDirEventNode.encode(self._broker.node_id)
+        while True:
+            try:
+                await self._broker.store.transact([Create(LogDirEventNode.prefix, data, sequential=True)])
+                return
+            except StoreError as problem:
+                log.warning("the failed data directory cannot be told of yet: %s", problem)
+                await asyncio.sleep(TELL_AGAIN_S)
+
+    def _own_failed(self) -> list[tuple[bytes, int]]:
+        return [
+            (partition.log.topic_id, int(partition.index))
+            for partition in self._broker.partitions.all()
+            if partition.failed
+        ]
 
     def _storage_failed(self, partition: Partition, problem: StorageError) -> None:
         self._broker.partitions.storage_trouble(partition, problem)
@@ -160,8 +189,29 @@ class Cluster(Seat, Hears):
             log.warning("the deletion of %s goes on later: %s", ", ".join(topics), problem)
 
     def replicas_failed(self, broker_id: int, partitions: Sequence[tuple[bytes, int]]) -> None:
-        """Tells of it."""
+        """Has others lead them."""
         log.error("broker %d cannot read or write %d of its partitions", broker_id, len(partitions))
+        self.begin(self._relieve(broker_id, partitions))
+
+    async def _relieve(self, broker_id: int, partitions: Sequence[tuple[bytes, int]]) -> None:
+        try:
+            await self._broker.failover.replicas_failed(broker_id, partitions)
+        except (KafkaError, StoreError) as problem:
+            log.error("partitions that broker %d cannot serve stay with it: %s", broker_id, problem)
+
+    async def _directories_failed(self) -> None:
+        """Finds out which replicas brokers have lost that told of a failed data directory."""
+        store = self._broker.store
+        paths = [f"{LOG_DIR_EVENTS}/{name}" for name in await store.children(LOG_DIR_EVENTS)]
+        nodes = await store.get_many(paths)
+        for broker_id in {LogDirEventNode.decode(node.data) for node in nodes if node is not None}:
+            if broker_id == self._broker.node_id:
+                await self._broker.failover.replicas_failed(broker_id, self._own_failed())
+            else:
+                self._channels.repeat(self._broker.controller.image, broker_id)
+        for path in paths:
+            with contextlib.suppress(NoNode):
+                await store.transact([Delete(path)])
 
     def office_lost(self, controller_epoch: int) -> None:
         """A later controller is at work."""

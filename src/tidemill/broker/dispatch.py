@@ -19,6 +19,7 @@ from tidemill.broker.context import Peer, RequestContext
 from tidemill.broker.handlers.common import going_on
 from tidemill.broker.registry import APIS, Api
 from tidemill.controller.configs import ResourceType
+from tidemill.coordination.port import StoreUnavailable
 from tidemill.model.counters import TimeHistogram
 from tidemill.model.errors import KafkaError, ProtocolError
 from tidemill.net.connection import Connection, Reply
@@ -125,6 +126,11 @@ class Dispatch:
             raise
         except ProtocolError as problem:
             connection.close(str(problem))
+        except StoreUnavailable as problem:
+            # Whoever asked, a controller for instance, asks again over another connection.
+            name = ApiKey(context.api_key).name
+            log.warning("%s of %s cannot be answered: %s", name, connection.context, problem)
+            connection.close_after_replies(str(problem))
         except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
             connection.crash(problem)
         else:

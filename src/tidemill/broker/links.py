@@ -5,6 +5,7 @@ from __future__ import annotations
 from tidemill.broker.broker import Broker
 from tidemill.coordination.image import BrokerImage
 from tidemill.coordination.nodes import BrokerNode
+from tidemill.coordination.port import StoreError
 from tidemill.model.configs import BrokerConfig
 from tidemill.net.link import Link, LinkError
 
@@ -42,7 +43,10 @@ class Links:
         """A connection to a broker by its id. Raises LinkError."""
         known = self._broker.metadata.brokers.get(broker_id)
         if known is None:
-            node = await self._broker.store.get(BrokerNode.path(broker_id))
+            try:
+                node = await self._broker.store.get(BrokerNode.path(broker_id))
+            except StoreError as problem:
+                raise LinkError(f"broker {broker_id} cannot be looked up: {problem}") from None
             if node is None:
                 raise LinkError(f"broker {broker_id} is not registered")
             known = BrokerImage(BrokerNode.decode(broker_id, node.data), node.creation_id)

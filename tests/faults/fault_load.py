@@ -1,0 +1,393 @@
+"""Clients that write and read numbered messages all the time, and note what they did and saw."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from fault_checker import Readers
+from fault_history import History
+
+from tidemill.client import ClientError
+from tidemill.client import Consumer as OwnConsumer
+from tidemill.client import Producer as OwnProducer
+
+PATIENCE_MS = 120_000
+UNDERWAY_MAX = 40
+"""Messages of one writer and partition that wait for their acknowledgement."""
+QUIET: dict[str, Any] = {
+    "log_level": 0,
+    "reconnect.backoff.ms": 20,
+    "reconnect.backoff.max.ms": 200,
+    "retry.backoff.ms": 20,
+    "retry.backoff.max.ms": 200,
+    "socket.connection.setup.timeout.ms": 1000,
+    "topic.metadata.refresh.fast.interval.ms": 50,
+    "error_cb": lambda error: None,
+}
+RETRIED_S = 10
+
+
+class Client(threading.Thread):
+    """Something that goes on until it is told to end."""
+
+    def __init__(self, name: str, history: History, topic: str, partitions: int) -> None:
+        super().__init__(name=name, daemon=True)
+        self.history = history
+        self.topic = topic
+        self.partitions = partitions
+        self.ending = threading.Event()
+        self.failure = ""
+
+    def run(self) -> None:
+        """Keeps what ends it before its time."""
+        try:
+            self.work()
+        except Exception as problem:  # noqa: BLE001 - whatever it is, the run tells of it
+            self.failure = f"{self.name} ended: {type(problem).__name__}: {problem}"
+
+    def work(self) -> None:
+        """What it does."""
+        raise NotImplementedError
+
+
+class Writer(Client):
+    """Writes to all partitions in turn; numbers count by partition."""
+
+    idempotent = True
+
+    def __init__(
+        self, name: str, history: History, topic: str, partitions: int, bootstrap: str, pause_s: float
+    ) -> None:
+        super().__init__(name, history, topic, partitions)
+        self.pause_s = pause_s
+        self.written = [0] * partitions
+        self.done = [0] * partitions
+        self.open(bootstrap)
+
+    def open(self, bootstrap: str) -> None:
+        """Makes the producer."""
+        raise NotImplementedError
+
+    def send(self, place: int, number: int, value: bytes) -> None:
+        """Hands one message over."""
+        raise NotImplementedError
+
+    def attend(self, seconds: float) -> None:
+        """Waits so long, and hears of acknowledgements."""
+        time.sleep(seconds)
+
+    def work(self) -> None:
+        """Writes, and at the end waits for what is under way."""
+        while not self.ending.is_set():
+            for place in range(self.partitions):
+                if self.written[place] - self.done[place] < UNDERWAY_MAX:
+                    number = self.written[place]
+                    self.written[place] += 1
+                    self.history.add("send", by=self.name, p=place, n=number)
+                    self.send(place, number, f"{self.name} {number}".encode())
+            self.attend(self.pause_s)
+        deadline = time.monotonic() + PATIENCE_MS / 1000 + 10
+        while self.done != self.written and time.monotonic() < deadline:
+            self.attend(0.05)
+        if self.done != self.written:
+            self.failure = f"{self.name} never heard of {sum(self.written) - sum(self.done)} messages"
+
+    def told(self, place: int, number: int, offset: int, error: str, sure: bool = False) -> None:
+        """A message was acknowledged, or failed."""
+        self.done[place] += 1
+        if error:
+            self.history.add("fail", by=self.name, p=place, n=number, error=error, sure=sure)
+        else:
+            self.history.add("ack", by=self.name, p=place, n=number, o=offset)
+
+
+class LibrdkafkaWriter(Writer):
+    """confluent-kafka; ``config`` says how it writes."""
+
+    def __init__(self, *arguments: Any, config: dict[str, Any]) -> None:
+        self._config = config
+        self.idempotent = bool(config.get("enable.idempotence"))
+        super().__init__(*arguments)
+
+    def open(self, bootstrap: str) -> None:
+        """Makes the producer."""
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "linger.ms": 2,
+                "request.timeout.ms": RETRIED_S * 1000,
+                "message.timeout.ms": PATIENCE_MS,
+                **QUIET,
+                **self._config,
+            }
+        )
+
+    def send(self, place: int, number: int, value: bytes) -> None:
+        """Hands one message over."""
+
+        def delivered(error: Any, message: Any) -> None:
+            if error is None:
+                self.told(place, number, message.offset(), "")
+            else:
+                self.told(place, number, -1, str(error))
+
+        self._producer.produce(self.topic, value, partition=place, on_delivery=delivered)
+
+    def attend(self, seconds: float) -> None:
+        """Serves callbacks."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self._producer.poll(left)
+
+
+class OwnWriter(Writer):
+    """The project's own producer, with its defaults: idempotent."""
+
+    def open(self, bootstrap: str) -> None:
+        """Makes the producer."""
+        self._producer = OwnProducer(
+            bootstrap,
+            {
+                "linger.ms": 2,
+                "request.timeout.ms": RETRIED_S * 1000,
+                "delivery.timeout.ms": PATIENCE_MS,
+                "max.block.ms": PATIENCE_MS,
+                "retry.backoff.ms": 20,
+            },
+        )
+
+    def send(self, place: int, number: int, value: bytes) -> None:
+        """Hands one message over."""
+
+        def delivered(metadata: Any, error: Any) -> None:
+            offset = metadata.offset if metadata is not None else -1
+            self.told(place, number, offset, "" if error is None else str(error))
+
+        self._producer.send(self.topic, value, partition=place, on_delivery=delivered)
+
+    def work(self) -> None:
+        """Writes, and closes."""
+        super().work()
+        self._producer.close(5)
+
+
+class Reader(Client):
+    """Reads all partitions from their beginnings; a thread of confluent-kafka."""
+
+    def __init__(self, name: str, history: History, topic: str, partitions: int, bootstrap: str) -> None:
+        super().__init__(name, history, topic, partitions)
+        self.position = [0] * partitions
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": f"{topic}-alone",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "fetch.wait.max.ms": 100,
+                **QUIET,
+            }
+        )
+
+    def work(self) -> None:
+        """Polls."""
+        self._consumer.assign([TopicPartition(self.topic, place, 0) for place in range(self.partitions)])
+        while not self.ending.is_set():
+            self.poll()
+        self._consumer.close()
+
+    def poll(self) -> None:
+        """One poll, noted."""
+        records = []
+        for message in self._consumer.consume(200, 0.1):
+            error = message.error()
+            if error is None:
+                place, offset = message.partition(), message.offset()
+                records.append([place, offset, (message.value() or b"").decode()])
+                self.position[place] = offset + 1
+            elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+                self.history.add("reset", by=self.name, p=message.partition(), error=str(error))
+        if records:
+            self.history.add("poll", by=self.name, m=records)
+
+
+class Member(Client):
+    """A member of the group, which commits what it has noted."""
+
+    def __init__(self, name: str, history: History, topic: str, partitions: int, bootstrap: str) -> None:
+        super().__init__(name, history, topic, partitions)
+        self.position = [0] * partitions
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": f"{topic}-group",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "session.timeout.ms": 6000,
+                "heartbeat.interval.ms": 500,
+                "fetch.wait.max.ms": 100,
+                **QUIET,
+            }
+        )
+
+    def work(self) -> None:
+        """Polls and commits."""
+        self._consumer.subscribe([self.topic], on_assign=self._assigned)
+        while not self.ending.is_set():
+            records = [
+                [message.partition(), message.offset(), (message.value() or b"").decode()]
+                for message in self._consumer.consume(200, 0.2)
+                if message.error() is None
+            ]
+            if records:
+                self.history.add("poll", by=self.name, m=records)
+                for place, offset, _ in records:
+                    self.position[place] = max(self.position[place], offset + 1)
+                self._commit(records)
+        self._consumer.close()
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self.history.add("place", by=self.name, p=[one.partition for one in partitions])
+
+    def _commit(self, records: list[list[Any]]) -> None:
+        ends = {place: offset + 1 for place, offset, _ in records}
+        wanted = [TopicPartition(self.topic, place, offset) for place, offset in ends.items()]
+        try:
+            done = self._consumer.commit(offsets=wanted, asynchronous=False)
+        except KafkaException:
+            return  # Of the group's partitions another member has some by now, or its broker is gone.
+        for one in done or []:
+            if one.error is None:
+                self.history.add("commit", by=self.name, p=one.partition, o=one.offset)
+
+
+class OwnReader(Client):
+    """The project's own consumer, from the beginnings of all partitions."""
+
+    def __init__(self, name: str, history: History, topic: str, partitions: int, bootstrap: str) -> None:
+        super().__init__(name, history, topic, partitions)
+        self.position = [0] * partitions
+        self._consumer = OwnConsumer(
+            bootstrap,
+            {"auto.offset.reset": "none", "fetch.max.wait.ms": 100, "reconnect.backoff.max.ms": 200},
+        )
+
+    def work(self) -> None:
+        """Polls."""
+        self._consumer.assign([(self.topic, place) for place in range(self.partitions)])
+        from tidemill.model.types import TopicPartition as Place
+
+        for place in range(self.partitions):
+            self._consumer.seek(Place(self.topic, place), 0)
+        while not self.ending.is_set():
+            try:
+                found = self._consumer.poll(0.2, max_records=200)
+            except ClientError as problem:
+                if "OUT_OF_RANGE" in str(problem) or "out of range" in str(problem):
+                    self.history.add("reset", by=self.name, p=-1, error=str(problem))
+                    raise
+                continue
+            records = []
+            for one in found:
+                records.append([one.partition, one.offset, (one.value or b"").decode()])
+                self.position[one.partition] = one.offset + 1
+            if records:
+                self.history.add("poll", by=self.name, m=records)
+        self._consumer.close()
+
+
+class Load:
+    """All clients of a run."""
+
+    def __init__(
+        self, history: History, topic: str, partitions: int, bootstrap: str, pause_s: float = 0.05
+    ) -> None:
+        self.history = history
+        self.topic = topic
+        self.partitions = partitions
+        common = (history, topic, partitions, bootstrap)
+        self.writers: list[Writer] = [
+            LibrdkafkaWriter("idempotent", *common, pause_s, config={"enable.idempotence": True}),
+            LibrdkafkaWriter("plain", *common, pause_s, config={"acks": "all", "max.in.flight": 1}),
+            OwnWriter("own", *common, pause_s),
+        ]
+        self.readers = [Reader("reader", *common), OwnReader("own-reader", *common)]
+        self.members = [Member("member-1", *common), Member("member-2", *common)]
+
+    @property
+    def clients(self) -> list[Client]:
+        """All of them."""
+        return [*self.writers, *self.readers, *self.members]
+
+    @property
+    def idempotent(self) -> list[str]:
+        """Writers that write every message once."""
+        return [writer.name for writer in self.writers if writer.idempotent]
+
+    @property
+    def known_readers(self) -> Readers:
+        """For the checker."""
+        return Readers(
+            frozenset(one.name for one in self.readers), frozenset(one.name for one in self.members)
+        )
+
+    def start(self) -> None:
+        """Starts all."""
+        for one in self.clients:
+            one.start()
+
+    def failures(self) -> list[str]:
+        """Of clients that ended before their time, or heard nothing."""
+        return [one.failure for one in self.clients if one.failure]
+
+    def end_writers(self) -> None:
+        """Ends the writers, once they have heard of all that they wrote."""
+        for writer in self.writers:
+            writer.ending.set()
+        for writer in self.writers:
+            writer.join(PATIENCE_MS / 1000 + 20)
+
+    def end_readers(self, ends: list[int], patience_s: float = 40.0) -> None:
+        """Ends the readers, once they and the group have read up to there, or after that time."""
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            group = [max(found) for found in zip(*(one.position for one in self.members), strict=True)]
+            positions = [group, *(one.position for one in self.readers)]
+            if all(place >= end for found in positions for place, end in zip(found, ends, strict=True)):
+                break
+            time.sleep(0.05)
+        for one in (*self.readers, *self.members):
+            one.ending.set()
+        for one in (*self.readers, *self.members):
+            one.join(20)
+
+
+def read_all(bootstrap: str, topic: str, partitions: int, history: History) -> list[int]:
+    """Notes all that the partitions hold; where they end."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "all",
+            "auto.offset.reset": "error",
+            "enable.partition.eof": True,
+            **QUIET,
+        }
+    )
+    consumer.assign([TopicPartition(topic, place, 0) for place in range(partitions)])
+    held: dict[int, list[list[Any]]] = {place: [] for place in range(partitions)}
+    ended: set[int] = set()
+    deadline = time.monotonic() + 60
+    while len(ended) < partitions and time.monotonic() < deadline:
+        for message in consumer.consume(1000, 0.2):
+            if message.error() is None:
+                held[message.partition()].append([message.offset(), (message.value() or b"").decode()])
+            elif message.error().code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
+    consumer.close()
+    if len(ended) < partitions:
+        raise RuntimeError(f"only partitions {sorted(ended)} could be read to their end")
+    for place, records in held.items():
+        history.add("final", p=place, m=records)
+    return [max((offset for offset, _ in records), default=-1) + 1 for records in held.values()]

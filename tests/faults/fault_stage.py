@@ -1,0 +1,212 @@
+"""The cluster that faults are done to: three brokers and a ZooKeeper, each a process of its own.
+
+Where that is possible every broker has a network and a disk of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from fault_disks import Disk, disk, no_slow_disks, no_small_disks
+from fault_network import CLIENTS, STORE, Network, network, unavailable
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException
+from kazoo.handlers.threading import KazooTimeoutError
+
+from tidemill.client import Admin, ClientError
+from tidemill.coordination.nodes import ControllerNode
+from tidemill.testing import Broker
+from tidemill.testing.zookeeper import ZooKeeper
+
+BROKERS = 3
+SLOW_DISK = 3
+"""The broker whose disk can be slow."""
+SESSION_S = 3.0
+CHROOT = "/faults"
+
+
+class PlacedBroker(Broker):
+    """A broker on a host of a :class:`Network`."""
+
+    def __init__(
+        self, config: dict[str, Any], directory: Path, log_path: Path, inside: list[str], host: str
+    ) -> None:
+        super().__init__(config, data_dir=directory, timeout_s=60)
+        self.host = host
+        self._inside = inside
+        self._log_path = str(log_path)
+
+    def _command(self, ready_descriptor: int) -> list[str]:
+        return [*self._inside, *super()._command(ready_descriptor)]
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the process."""
+        os.kill(self.pid, number)
+
+
+class Stage:
+    """``brokers[1]`` and so on, and what can be done to them."""
+
+    def __init__(
+        self,
+        zookeeper: ZooKeeper,
+        brokers: dict[int, PlacedBroker],
+        net: Network | None,
+        disks: dict[int, Disk],
+    ) -> None:
+        self.zookeeper = zookeeper
+        self.brokers = brokers
+        self.network = net
+        self.disks = disks
+        self.store_address = f"{net.address(CLIENTS) if net else '127.0.0.1'}:{zookeeper.port}"
+
+    @property
+    def bootstrap(self) -> str:
+        """Addresses of all brokers."""
+        return ",".join(broker.bootstrap for broker in self.brokers.values())
+
+    def admin(self) -> Admin:
+        """An administration client."""
+        return Admin(self.bootstrap)
+
+    def asked(self, question: Callable[[KazooClient], Any]) -> Any:
+        """What the store answers; None when it does not answer."""
+        client = KazooClient(f"{self.store_address}{CHROOT}", timeout=5)
+        try:
+            client.start(timeout=10)
+            return question(client)
+        except (KazooException, KazooTimeoutError):
+            return None
+        finally:
+            client.stop()
+            client.close()
+
+    def controller(self) -> int:
+        """The broker that is the controller; 0 when none is known."""
+        found = self.asked(lambda client: client.get("/controller")[0])
+        return ControllerNode.decode(found) if found else 0
+
+    def leaders(self, topic: str) -> list[int]:
+        """Who leads each partition; empty when nobody knows."""
+        try:
+            with self.admin() as admin:
+                return [one.leader for one in admin.describe_topic(topic).partitions]
+        except ClientError:
+            return []
+
+    def expire_session(self, number: int) -> bool:
+        """Ends a broker's session behind its back. False: it has none."""
+        found = self.asked(lambda client: client.get(f"/brokers/ids/{number}")[1])
+        if found is None:
+            return False
+        session_id = found.ephemeralOwner
+        client = KazooClient(
+            self.store_address, timeout=5, client_id=(session_id, session_password(session_id))
+        )
+        try:
+            client.start(timeout=10)
+        finally:
+            client.stop()
+            client.close()
+        return True
+
+    def unsettled(self, topics: list[str]) -> str:
+        """What is not as it should be: a broker that does not run, a replica that is not in sync."""
+        stopped = [number for number, broker in self.brokers.items() if not broker.running]
+        if stopped:
+            return f"brokers {stopped} do not run"
+        try:
+            with self.admin() as admin:
+                found = admin.describe_topics(topics)
+        except ClientError as problem:
+            return str(problem)
+        for topic in found.values():
+            for one in topic.partitions:
+                if one.leader < 0 or len(one.isr) < len(one.replicas):
+                    return f"{topic.name}-{one.partition}: leader {one.leader}, in-sync set {one.isr}"
+        return ""
+
+    def settle(self, topics: list[str], patience_s: float) -> str:
+        """Waits until everything is in sync; what is not after that time."""
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            left = self.unsettled(topics)
+            if not left:
+                return ""
+            time.sleep(0.1)
+        return left
+
+    def complaints(self) -> list[str]:
+        """Tracebacks in the logs of brokers, each with what is around it."""
+        found = []
+        for number, broker in self.brokers.items():
+            lines = broker.log.splitlines()
+            for place, line in enumerate(lines):
+                if line.startswith("Traceback") or " CRITICAL " in line or "never retrieved" in line:
+                    text = "\n".join(lines[max(0, place - 3) : place + 25])
+                    found.append(f"broker {number}:\n{text}")
+        return found
+
+
+def session_password(session_id: int) -> bytes:
+    """The password of a session: ZooKeeper's server draws it from Java's random numbers, seeded by the id.
+
+    ``SessionTrackerImpl``'s neighbour ``ZooKeeperServer.generatePasswd``: the secret is a constant there.
+    """
+    seed = ((session_id ^ 0xB3415C00) ^ 0x5DEECE66D) & ((1 << 48) - 1)
+    password = b""
+    for _ in range(4):
+        seed = (seed * 0x5DEECE66D + 0xB) & ((1 << 48) - 1)
+        password += struct.pack("<I", seed >> 16 & 0xFFFFFFFF)
+    return password
+
+
+class OpenZooKeeper(ZooKeeper):
+    """A server that other namespaces reach as well."""
+
+    def __init__(self) -> None:
+        super().__init__({"clientPortAddress": "0.0.0.0"})
+
+
+@contextmanager
+def stage(base: Path, *, isolated: bool, session_s: float = SESSION_S, **settings: str) -> Iterator[Stage]:
+    """Three brokers; ``isolated``: as far as this machine allows, with networks and disks of their own.
+
+    ``settings`` are keys of brokers, with ``__`` for their dots.
+    """
+    config = {
+        "zookeeper.session.timeout.ms": str(int(session_s * 1000)),
+        "default.replication.factor": str(BROKERS),
+        "offsets.topic.replication.factor": str(BROKERS),
+        "min.insync.replicas": "2",
+        "replica.lag.time.max.ms": "4000",
+        **{key.replace("__", "."): value for key, value in settings.items()},
+    }
+    with ExitStack() as stack:
+        net = stack.enter_context(network(BROKERS)) if isolated and not unavailable() else None
+        zookeeper = stack.enter_context(OpenZooKeeper())
+        store = f"{net.address(STORE) if net else '127.0.0.1'}:{zookeeper.port}{CHROOT}"
+        brokers: dict[int, PlacedBroker] = {}
+        disks: dict[int, Disk] = {}
+        for number in range(1, BROKERS + 1):
+            home = base / str(number)
+            home.mkdir(parents=True)
+            if isolated and not no_small_disks():
+                may_be_slow = number == SLOW_DISK and not no_slow_disks()
+                disks[number] = stack.enter_context(disk(home / "disk", may_be_slow=may_be_slow))
+            broker = PlacedBroker(
+                {**config, "zookeeper.connect": store, "node.id": str(number)},
+                home / "disk",
+                home / "broker.log",
+                net.inside(number) if net else [],
+                net.address(number) if net else "127.0.0.1",
+            )
+            brokers[number] = stack.enter_context(broker)
+        yield Stage(zookeeper, brokers, net, disks)

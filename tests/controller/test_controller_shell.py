@@ -18,7 +18,14 @@ from tidemill.controller.topics import Growth, NewTopic
 from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.image import ClusterImage, Delta
 from tidemill.coordination.loading import load_image
-from tidemill.coordination.nodes import BrokerRegistration, Endpoint, TopicNode
+from tidemill.coordination.nodes import (
+    BrokerRegistration,
+    Endpoint,
+    PartitionState,
+    PartitionStateNode,
+    TopicAssignment,
+    TopicNode,
+)
 from tidemill.coordination.port import Create, SetData, Store, StoreError, subtree
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -489,3 +496,29 @@ def test_a_thousand_topics_are_made_and_loaded(tmp_path: Path) -> None:
 
     asyncio.run(make())
     asyncio.run(load())
+
+
+def test_nobody_in_sync_is_waited_for_until_somebody_allows_to_lose_records(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with started(tmp_path) as setting:
+            await setting.controller.create_topics([NewTopic("t")])
+            waiting = PartitionStateNode.encode(PartitionState(-1, 1, [9], 1))
+            await setting.store.transact(
+                [
+                    SetData(TopicNode.path("t"), TopicNode.encode(TopicAssignment(None, {0: [9, 0]}))),
+                    SetData(PartitionStateNode.path("t", 0), waiting),
+                ]
+            )
+            other = Setting(setting.store)
+            await other.controller.load()
+            assert await other.controller.activate()
+            assert other.controller.image.topics["t"].partitions[0].leader == -1
+            change = Alteration("unclean.leader.election.enable", AlterOperation.SET, "true")
+            (error,) = await other.controller.alter_configs(
+                [ConfigCommand(ResourceType.TOPIC, "t", [change])]
+            )
+            assert error is None
+            partition = other.controller.image.topics["t"].partitions[0]
+            assert (partition.leader, partition.isr, partition.leader_epoch) == (0, [0], 2)
+
+    asyncio.run(story())

@@ -123,7 +123,7 @@ class CarryingOut:
         if not states:
             return
         broker = self._broker
-        config = log_config(broker.config, settings)
+        config = log_config(broker.config, name, settings)
         failures: dict[int, KafkaError] = {}
         failure: KafkaError | None = None
         for state in states:

@@ -33,8 +33,6 @@ REFUSED_TIMES = 3
 REFUSED_EVERY_S = 0.1
 """A broker that refuses connections so often, at this distance, has ended."""
 RETRY_S = 0.5
-PATIENCE_S = 30.0
-"""``controller.socket.timeout.ms``: a broker that hangs is left to its session."""
 VERSIONS = {
     ApiKey.LEADER_AND_ISR: (5, 7),
     ApiKey.STOP_REPLICA: (3, 4),
@@ -66,8 +64,12 @@ class Hears:
 class Channel:
     """One broker, in one registration."""
 
-    def __init__(self, to: BrokerImage, listener: str, connect: Connect, hears: Hears) -> None:
+    def __init__(
+        self, to: BrokerImage, listener: str, connect: Connect, hears: Hears, patience_s: float
+    ) -> None:
+        """``patience_s``: how long an answer may take. A broker that hangs is left to its session."""
         self.to = to
+        self._patience_s = patience_s
         self.is_dead = False
         """Nobody listens where the broker was; it is tried all the same."""
         self._listener = listener
@@ -141,7 +143,7 @@ class Channel:
         try:
             for key, request in requests_of(command, self.to, self._listener):
                 low, high = VERSIONS[key]
-                answer = await link.ask(key, link.version_of(key, low, high), request, PATIENCE_S)
+                answer = await link.ask(key, link.version_of(key, low, high), request, self._patience_s)
                 if answer.error_code == ErrorCode.STALE_CONTROLLER_EPOCH:
                     self._hears.office_lost(command.controller_epoch)
                 elif answer.error_code != 0:
@@ -173,7 +175,11 @@ class Channel:
 class Channels:
     """All channels of a controller while it is in office."""
 
-    def __init__(self, own_id: int, listener: str, connect: Connect, hears: Hears) -> None:
+    def __init__(
+        self, own_id: int, listener: str, connect: Connect, hears: Hears, patience_s: float = 30.0
+    ) -> None:
+        """``patience_s``: how long an answer may take (``controller.socket.timeout.ms``)."""
+        self._patience_s = patience_s
         self._own_id = own_id
         self._listener = listener
         self._connect = connect
@@ -214,7 +220,9 @@ class Channels:
                 continue
             known = self._channels.get(broker_id)
             if known is None:
-                self._channels[broker_id] = Channel(broker, self._listener, self._connect, self._hears)
+                self._channels[broker_id] = Channel(
+                    broker, self._listener, self._connect, self._hears, self._patience_s
+                )
             else:
                 known.to = broker
 

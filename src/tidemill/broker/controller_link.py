@@ -26,7 +26,6 @@ REFUSED_EVERY_S = 0.1
 RETRY_S = 0.5
 REACH_S = 5.0
 """How long a request waits for a connection to the controller."""
-PATIENCE_S = 30.0
 NOBODY = -1
 
 
@@ -34,9 +33,17 @@ class ControllerLink:
     """The connection to whichever broker is the controller."""
 
     def __init__(
-        self, own_id: int, connect: Callable[[int], Awaitable[Link]], dead: Callable[[int], None]
+        self,
+        own_id: int,
+        connect: Callable[[int], Awaitable[Link]],
+        dead: Callable[[int], None],
+        patience_s: float = 30.0,
     ) -> None:
-        """``dead`` is called with the controller's id when its process has ended."""
+        """``dead`` is called with the controller's id when its process has ended.
+
+        ``patience_s``: how long an answer may take (``request.timeout.ms``).
+        """
+        self._patience_s = patience_s
         self._own_id = own_id
         self._connect = connect
         self._dead = dead
@@ -117,7 +124,7 @@ class ControllerLink:
                     if not link.closed:
                         break
                     await asyncio.sleep(0.01)
-            return await link.ask(key, link.version_of(key, *versions), request, PATIENCE_S)
+            return await link.ask(key, link.version_of(key, *versions), request, self._patience_s)
         except (LinkError, TimeoutError, asyncio.CancelledError) as problem:
             if isinstance(problem, asyncio.CancelledError):
                 task = asyncio.current_task()

@@ -30,8 +30,6 @@ FETCH_VERSIONS = (15, 18)
 """From 15 on a follower names itself in a tagged field, and topics go by id."""
 LIST_OFFSETS_VERSIONS = (4, 11)
 LATEST, EARLIEST = -1, -2
-PATIENCE_S = 30.0
-"""``replica.socket.timeout.ms``: a leader that is silent for longer is asked anew."""
 TOLD_AGAIN_MS = 60_000
 """A partition's trouble is logged once in this time."""
 
@@ -103,9 +101,9 @@ class LeaderLoop:
             if request is None:
                 await self._rest()
                 continue
-            answer = await link.ask(
-                ApiKey.FETCH, version, request, PATIENCE_S + self.fetcher.limits.wait_ms / 1000
-            )
+            limits = self.fetcher.limits
+            patience_s = (limits.patience_ms + limits.wait_ms) / 1000
+            answer = await link.ask(ApiKey.FETCH, version, request, patience_s)
             if answer.error_code != 0 and request.session_id == 0:
                 # It is not that a session was forgotten: asked again at once, it would answer the same.
                 raise LinkError(f"it answers a fetch with error {answer.error_code}")
@@ -175,7 +173,7 @@ class LeaderLoop:
             )
         request = ListOffsetsRequest(replica_id=self.fetcher.node_id, topics=list(topics.values()))
         version = link.version_of(ApiKey.LIST_OFFSETS, *LIST_OFFSETS_VERSIONS)
-        answer = await link.ask(ApiKey.LIST_OFFSETS, version, request, PATIENCE_S)
+        answer = await link.ask(ApiKey.LIST_OFFSETS, version, request, self.fetcher.limits.patience_ms / 1000)
         return {
             (topic.name, one.partition_index): one.offset
             for topic in answer.topics

@@ -9,8 +9,6 @@ from tidemill.coordination.port import StoreError
 from tidemill.model.configs import BrokerConfig
 from tidemill.net.link import Link, LinkError
 
-CONNECT_S = 5.0
-"""How long a broker has to take a connection and to say what it speaks."""
 PLAINTEXT = "PLAINTEXT"
 
 
@@ -66,4 +64,5 @@ class Links:
                 f"{self.listener!r}; brokers speak {PLAINTEXT} with each other"
             )
         client_id = f"broker-{self._broker.node_id}"
-        return await Link.open(to.broker_id, endpoint.host, endpoint.port, client_id, CONNECT_S)
+        patience_s = self._broker.config.int("socket.connection.setup.timeout.ms") / 1000
+        return await Link.open(to.broker_id, endpoint.host, endpoint.port, client_id, patience_s)

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from typing import Final
 
 from tidemill.log.config import LogConfig
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.configs.formats import magic_of
 
+log = logging.getLogger("tidemill.broker")
 
-def log_config(config: BrokerConfig, overrides: Mapping[str, str]) -> LogConfig:
-    """The settings of a topic's logs: its own over the broker's defaults."""
+SPAN_MS_MAX: Final = 1 << 62
+"""The longest time that is added to a moment: the sum is still an int64."""
+
+
+def log_config(config: BrokerConfig, name: str, overrides: Mapping[str, str]) -> LogConfig:
+    """The settings of the logs of topic ``name``: its own over the broker's defaults.
+
+    Those that cannot be read are told as errors, and the broker goes on: with them nobody could reach it to
+    mend them.
+    """
     topic = config.topic_config(overrides)
+    for key, problem in topic.unreadable.items():
+        log.error(
+            "topic %s: its setting %s (%s holds until it is set again, or deleted)",
+            name,
+            problem,
+            topic.rendered(key),
+        )
     return LogConfig(
         cleanup_policy=tuple(topic.list("cleanup.policy")),
         compression_gzip_level=topic.int("compression.gzip.level"),
         compression_lz4_level=topic.int("compression.lz4.level"),
         compression_type=topic.str("compression.type"),
         compression_zstd_level=topic.int("compression.zstd.level"),
-        delete_retention_ms=topic.int("delete.retention.ms"),
-        file_delete_delay_ms=topic.int("file.delete.delay.ms"),
+        delete_retention_ms=min(topic.int("delete.retention.ms"), SPAN_MS_MAX),
+        file_delete_delay_ms=min(topic.int("file.delete.delay.ms"), SPAN_MS_MAX),
         flush_messages=topic.int("flush.messages"),
         flush_ms=topic.int("flush.ms"),
         index_interval_bytes=topic.int("index.interval.bytes"),

@@ -51,6 +51,7 @@ from tidemill.model.ports import Clock
 logger = logging.getLogger(__name__)
 
 NO_CONTROLLER_VERSION = -1
+UNCLEAN = "unclean.leader.election.enable"
 
 OTHERS_S = 2.0
 """How long a command waits for the other brokers to carry it out; they do so later all the same."""
@@ -224,9 +225,9 @@ class Office:
 
     def is_unclean(self, topic: TopicImage) -> bool:
         """Whether a topic rather loses records than waits for a replica that was in sync."""
-        chosen = topic.config.get("unclean.leader.election.enable")
+        chosen = topic.config.get(UNCLEAN)
         if chosen is None:
-            return self.config().bool("unclean.leader.election.enable")
+            return self.config().bool(UNCLEAN)
         return chosen.lower() == "true"
 
     # Changes
@@ -292,7 +293,18 @@ class Office:
             before = self._image
             self._image = before.with_settings(settings)
             if self._image is not before:
-                await self._announce(Delta.between(before, self._image))
+                delta = Delta.between(before, self._image)
+                await self._announce(delta)
+                await self.elect_leaderless(delta)
+
+    async def elect_leaderless(self, delta: Delta) -> None:
+        """Elects where nobody could lead, if ``delta`` changed settings so that somebody may now.
+
+        To be called within :meth:`changing`, once the change is carried out. Raises StoreError.
+        """
+        touched = any(old.config.get(UNCLEAN) != new.config.get(UNCLEAN) for old, new in delta.reconfigured)
+        if touched or delta.broker_configs_changed:
+            await self.change(plan_takeover(self._image, (), self.is_unclean, self.stopping()))
 
     async def write(self, plans: Iterable[Plan]) -> None:
         """Writes ``plans``, in pieces, and makes them part of the image. Raises StoreError."""

@@ -41,7 +41,16 @@ from tidemill.coordination.nodes import (
     DeleteTopicNode,
     TopicNode,
 )
-from tidemill.coordination.port import Create, Delete, Operation, SetData, Store, ensure_paths, subtree
+from tidemill.coordination.port import (
+    Create,
+    Delete,
+    Operation,
+    SetData,
+    Store,
+    StoreError,
+    ensure_paths,
+    subtree,
+)
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.ports import Clock
@@ -265,6 +274,10 @@ class Controller(Office):
             self._image = before.with_broker_config(plan.broker or "", plan.settings)
             delta = Delta(before, self._image, broker_configs_changed=True)
         await self._announce(delta)
+        try:
+            await self.elect_leaderless(delta)
+        except StoreError as problem:
+            logger.warning("who may lead now is decided with the next change: %s", problem)
         for failure in delta.failures.values():
             raise failure
 

@@ -57,6 +57,8 @@ class FetchLimits(NamedTuple):
     bytes_max: int = 10 * 1024 * 1024
     partition_bytes_max: int = 1024 * 1024
     backoff_ms: int = 1000
+    patience_ms: int = 30_000
+    """A leader that is silent for longer than this and ``wait_ms`` is asked over another connection."""
 
 
 class Trouble(NamedTuple):

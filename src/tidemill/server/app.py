@@ -43,6 +43,7 @@ from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.configs import Listener as ConfiguredListener
 from tidemill.model.configs.listeners import ANY_HOST
+from tidemill.model.errors import ConfigError
 from tidemill.net.deadlines import Deadlines
 from tidemill.net.memory import Memory
 from tidemill.replication.manager import ReplicaManager
@@ -150,14 +151,19 @@ class BrokerServer:
             return stored
         if config.store() == "embedded":
             return ALONE
+        if not config.bool("broker.id.generation.enable"):
+            raise ConfigError(
+                "this broker has no broker.id, and broker.id.generation.enable is false: give it one"
+            )
         return await generate_broker_id(self.broker.store, config.int("reserved.broker.max.id"))
 
     def _load_logs(self, topics: Any) -> None:
         broker = self.broker
 
+        @cache  # a topic has many partitions, and what is wrong with its settings is told once
         def config_of(topic: str) -> Any:
             image = topics.get(topic)
-            return log_config(broker.config, image.config if image is not None else {})
+            return log_config(broker.config, topic, image.config if image is not None else {})
 
         began = broker.clock.monotonic()
         broker.logs.load(broker.clock.wall_ms(), config_of)
@@ -270,11 +276,11 @@ class BrokerServer:
             )
             self.compaction.reconfigured()
             for image in delta.image.topics.values():
-                broker.partitions.reconfigure(image.name, log_config(broker.config, image.config))
+                broker.partitions.reconfigure(image.name, log_config(broker.config, image.name, image.config))
         if delta.deleted:
             broker.groups.topics_deleted([image.name for image in delta.deleted])
         for _, image in delta.reconfigured:
-            broker.partitions.reconfigure(image.name, log_config(broker.config, image.config))
+            broker.partitions.reconfigure(image.name, log_config(broker.config, image.name, image.config))
 
     async def _logs_removed(self) -> None:
         """Takes deleted logs out of the checkpoints before their deletion is confirmed."""

@@ -48,7 +48,14 @@ class Cluster(Seat, Hears):
         """``removed`` is awaited after logs were deleted."""
         self._links = Links(broker)
         super().__init__(broker, Commands(broker, removed, self._links.listener))
-        self._channels = Channels(broker.node_id, self._links.listener, self._links.open_to, self)
+        config = broker.config
+        self._channels = Channels(
+            broker.node_id,
+            self._links.listener,
+            self._links.open_to,
+            self,
+            config.int("controller.socket.timeout.ms") / 1000,
+        )
         broker.failover.registered_listeners.append(self._channels.registered)
         self._administering = Administering(broker.controller, lambda path: self._watching.want([path]))
         self._watching = Watching(
@@ -64,7 +71,10 @@ class Cluster(Seat, Hears):
         )
         broker.controller.office_listeners.append(self._office_changed)
         self._link = broker.controller_link = ControllerLink(
-            broker.node_id, self._links.open, self.membership.controller_dead
+            broker.node_id,
+            self._links.open,
+            self.membership.controller_dead,
+            config.int("request.timeout.ms") / 1000,
         )
         self._isr_changes = IsrChanges(
             broker, self._link, broker.failover, lambda: self.commands.broker_epoch
@@ -219,11 +229,12 @@ class Cluster(Seat, Hears):
 
 
 def fetch_limits(config: BrokerConfig) -> FetchLimits:
-    """The ``replica.fetch.*`` keys."""
+    """The ``replica.*`` keys."""
     return FetchLimits(
         wait_ms=config.int("replica.fetch.wait.max.ms"),
         bytes_min=config.int("replica.fetch.min.bytes"),
         bytes_max=config.int("replica.fetch.response.max.bytes"),
         partition_bytes_max=config.int("replica.fetch.max.bytes"),
         backoff_ms=config.int("replica.fetch.backoff.ms"),
+        patience_ms=config.int("replica.socket.timeout.ms"),
     )

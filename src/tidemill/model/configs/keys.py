@@ -31,7 +31,7 @@ YES = ""
 
 # Features that come with a later version.
 _LATER = "comes with a later version: "
-REPLICATION = _LATER + "replication between brokers"
+BETWEEN_BROKERS = _LATER + "TLS and SASL between brokers; they speak PLAINTEXT"
 SECURITY = _LATER + "TLS, SASL and access lists"
 KERBEROS = _LATER + "SASL by Kerberos"
 OAUTH = _LATER + "SASL by OAuth tokens"
@@ -46,6 +46,9 @@ REBOOTSTRAP = _LATER + "beginning anew from bootstrap.servers; known brokers are
 # What is not built, because it has no place here.
 LOOP = "no effect: one event loop does this work, there are no threads to count"
 CLEANERS = "no effect: one process beside the broker compacts, one log after the other"
+NEWEST_STATE = "no effect: what a broker has to know is kept by partition, the newest state of each"
+ONE_SETUP = "no effect: a connection that fails is tried again at a fixed distance"
+SYSTEM_BUFFER = "no effect: the system sizes the buffers of connections between brokers"
 SERIAL = "no effect: requests are handled as they are read, none queue between threads"
 JAVA = "no effect: it belongs to the Java runtime or names a Java class"
 KRAFT = "no effect: metadata is kept in the coordination store, not in a KRaft quorum"

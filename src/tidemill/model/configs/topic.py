@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from tidemill.model.configs.formats import magic_of
-from tidemill.model.configs.keys import CLUSTER_WIDE, READ_ONLY, Value
+from tidemill.model.configs.keys import CLUSTER_WIDE, LONG_MAX, READ_ONLY, Value
 from tidemill.model.configs.tables import BROKER_KEYS, BROKER_SYNONYMS, TOPIC_KEYS, TOPIC_SYNONYMS
 from tidemill.model.configs.values import DEFAULT, DYNAMIC_TOPIC, Config, Synonym
 from tidemill.model.errors import ConfigError
@@ -19,20 +19,44 @@ ZSTD_MAGIC_MIN = 2
 """The message format in which zstd exists."""
 
 
-class TopicConfig(Config):
-    """What holds for one topic: its own settings over the broker's. ``overrides`` are its own, as written."""
+WHILE_UNREADABLE: Mapping[str, Mapping[str, Value]] = {
+    "cleanup.policy": {"cleanup.policy": ("delete",), "retention.ms": -1, "retention.bytes": -1},
+    "delete.retention.ms": {"delete.retention.ms": LONG_MAX},
+    "min.compaction.lag.ms": {"min.compaction.lag.ms": LONG_MAX},
+    "retention.bytes": {"retention.bytes": -1},
+    "retention.ms": {"retention.ms": -1},
+}
+"""What holds while nobody can tell what a topic wanted of its deletion: nothing goes by a default that may be
+shorter than what was asked for."""
 
-    __slots__ = ("_values", "broker", "overrides")
+
+class TopicConfig(Config):
+    """What holds for one topic: its own settings over the broker's. ``overrides`` are its own, as written.
+
+    ``unreadable`` says by key what is wrong with settings of its own that make no sense: another program, or
+    a later version of this one, wrote them. The broker's defaults hold in their place, but for
+    :data:`WHILE_UNREADABLE`.
+    """
+
+    __slots__ = ("_values", "broker", "overrides", "unreadable")
 
     def __init__(self, broker: BrokerConfig, overrides: Mapping[str, str]) -> None:
         self.broker = broker
-        self.overrides = {name: text for name, text in overrides.items() if name in TOPIC_KEYS}
+        self.overrides: dict[str, str] = {}
+        self.unreadable: dict[str, str] = {}
         self._values = broker.topic_defaults()
-        if self.overrides:
-            self._values = {
-                **self._values,
-                **{name: TOPIC_KEYS[name].parse(text) for name, text in self.overrides.items()},
-            }
+        own: dict[str, Value] = {}
+        for name, text in overrides.items():
+            if name in TOPIC_KEYS:
+                try:
+                    own[name] = TOPIC_KEYS[name].parse(text)
+                    self.overrides[name] = text
+                except ConfigError as problem:
+                    self.unreadable[name] = str(problem)
+        for name in self.unreadable:
+            own |= WHILE_UNREADABLE.get(name, {})
+        if own:
+            self._values = {**self._values, **own}
             both = self._values["message.timestamp.difference.max.ms"]
             for name in ("message.timestamp.before.max.ms", "message.timestamp.after.max.ms"):
                 if both is not None and name not in self.overrides:

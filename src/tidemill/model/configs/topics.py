@@ -17,7 +17,6 @@ from tidemill.model.configs.keys import (
     PREALLOCATION,
     QUOTAS,
     REMOTE,
-    REPLICATION,
     STABLE,
     STRING,
     YES,
@@ -101,7 +100,7 @@ TOPIC: tuple[Row, ...] = (
      "Most that is taken off `segment.ms` at random, so that not all logs roll at once."),
     ("segment.ms", LONG, 604_800_000, "1..", CLUSTER_WIDE, YES,
      "Age at which a segment is closed even if it is not full."),
-    ("unclean.leader.election.enable", BOOLEAN, False, "", CLUSTER_WIDE, REPLICATION,
+    ("unclean.leader.election.enable", BOOLEAN, False, "", CLUSTER_WIDE, YES,
      "Whether a replica outside the in-sync set may lead when no other lives, losing records."),
 )
 """Keys of a topic; what is not set there comes from the broker."""

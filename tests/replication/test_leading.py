@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from replica_stage import Broker
 
 from tidemill.log.config import LogConfig
+from tidemill.log.manager import LogManager
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_batch
+from tidemill.records.reader import iter_records
 from tidemill.replication.partition import Partition
 from tidemill.replication.waiting import Awaited, CommitCallback, FetchWaiter
 
@@ -229,3 +233,27 @@ def test_acks_all_wants_enough_replicas_in_sync() -> None:
     data = build_batch([(1, b"k", b"v", None)])
     with pytest.raises(KafkaError, match=r"1 in-sync replicas, min\.insync\.replicas is 2"):
         partition.append([parse_batch(data, 0, len(data))], -1, 0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_was_cut_does_not_come_back_with_a_power_cut_among_what_came_after_it(seed: int) -> None:
+    broker = Broker(2)
+    (partition,) = broker.partitions
+    partition.become(2, 0, (2,), (2,))
+    broker.write(0, b"0", b"old 1", b"old 2")
+    partition.log.flush(0)
+    partition.become(1, 1, (1, 2), (1,))
+    partition.truncate_to(1, 0)
+    assert broker.events.flushes == [partition]
+    new = [b"new 1", b"new 2"]
+    for offset, value in enumerate(new, 1):
+        data = build_batch([(1_700_000_000_000, b"k", value, None)], base_offset=offset, leader_epoch=1)
+        partition.append_from_leader(data, 0, 0, 0)
+    broker.files.power_cut(Random(seed))
+    again = LogManager(broker.files, ["/d"])
+    again.load(0, lambda topic: LogConfig())
+    log = again.logs[partition.log.topic_partition]
+    found = log.read(0, 1 << 20, log.end_offset, True)
+    assert found is not None
+    values = [record.value for record in iter_records(found.read())]
+    assert values == [b"0", *new][: len(values)]

@@ -306,7 +306,7 @@ class LogStore:
                 job.add_path(segment.time_index.path)
                 if self.has_aborts:
                     job.add_path(self._transaction_index(segment))
-            elif whole and segment.size > 0:
+            elif whole and (segment.size > 0 or self.truncations > 0):
                 job.add(segment.file())
                 if self.has_aborts:
                     # Unlike the others it must be whole: recovery makes it anew from the recovery point on.

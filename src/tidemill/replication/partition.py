@@ -413,16 +413,20 @@ class Partition(Awaited):
 
     def truncate_to(self, offset: i64, now_ms: i64) -> None:
         """Cuts what the leader does not have. Raises StorageError."""
-        self.log.truncate_to(offset, now_ms)
+        was_cut: bool = self.log.truncate_to(offset, now_ms)
         self.high_watermark = min(self.high_watermark, self.log.end_offset)
         self._flushed_end = min(self._flushed_end, self.log.end_offset)
         self.tell_news()
+        if was_cut:
+            # Before it is on the disk, a power cut could leave what was cut among what is appended next.
+            self._want_flush()
 
     def begin_at(self, offset: i64, now_ms: i64) -> None:
         """Forgets everything: the leader's log begins behind the end of this one. Raises StorageError."""
         self.log.truncate_fully(offset, now_ms)
         self.high_watermark = self._flushed_end = offset
         self.tell_news()
+        self._want_flush()
 
     def advance_start(self, offset: i64) -> None:
         """Moves the log's start up to ``offset``, unless it is there already."""

@@ -85,7 +85,7 @@ class PlainBroker:
         logs.lock()
         logs.claim(CLUSTER_ID, self.node_id)
         topics = self.overseer.image.topics
-        logs.load(broker.clock.wall_ms(), lambda name: log_config(config, topics[name].config))
+        logs.load(broker.clock.wall_ms(), lambda name: log_config(config, name, topics[name].config))
         lost = logs.may_have_lost
         nobody: Any = None
         broker.partitions = ReplicaManager(self.node_id, logs, broker.clock, self.loop, nobody, nobody)
@@ -160,7 +160,7 @@ class PlainBroker:
         self.broker.metadata.image = image
         for topic in image.topics.values():
             states = [state_of(one) for one in topic.partitions if one.partition_epoch >= 0]
-            config = log_config(self.broker.config, topic.config)
+            config = log_config(self.broker.config, topic.name, topic.config)
             try:
                 self.partitions.put_topic(topic.name, topic.topic_id, False, states, config)
             except KafkaError as problem:

@@ -12,6 +12,7 @@ on, and only has to work again. That is known from the states that the controlle
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from story import Story
@@ -47,9 +48,13 @@ class Replicated:
         self.isr: tuple[int, ...] = ()
         self.whole: set[int] = set()
 
-    def changed(self, isr: tuple[int, ...]) -> None:
-        """The controller wrote another in-sync set: who joins it has what the others have."""
-        self.whole = {broker for broker in isr if broker in self.whole or broker not in self.isr}
+    def changed(self, isr: tuple[int, ...], has_power: Callable[[int], bool]) -> None:
+        """The controller wrote another in-sync set: who joins it has what the others have.
+
+        Unless it lost its power between the fetch that showed so and this moment.
+        """
+        joined = {broker for broker in isr if broker not in self.isr and has_power(broker)}
+        self.whole = joined | {broker for broker in isr if broker in self.whole}
         self.isr = isr
 
     def lost(self, broker: int) -> None:
@@ -68,6 +73,7 @@ class Testimony:
         """Seen by a consumer."""
         self.replicated: dict[Place, Replicated] = {}
         self.excused: set[Place] = set()
+        self.has_power: Callable[[int], bool] = lambda broker: True
         self._ends: dict[tuple[str, Place], int] = {}
         self._leaders: dict[tuple[Place, int], int] = {}
         self._commits: dict[tuple[str, Place], tuple[int, set[int]]] = {}
@@ -76,7 +82,7 @@ class Testimony:
 
     def state_written(self, place: Place, isr: tuple[int, ...]) -> None:
         """The controller wrote a state."""
-        self.replicated.setdefault(place, Replicated()).changed(isr)
+        self.replicated.setdefault(place, Replicated()).changed(isr, self.has_power)
         self._excuse_if_lost(place)
 
     def power_lost(self, broker: int) -> None:

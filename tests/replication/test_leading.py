@@ -118,6 +118,33 @@ def test_a_follower_that_is_back_asks_for_its_place() -> None:
     assert partition.replication.partition_epoch == 8
 
 
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_follower_that_was_about_to_come_back_is_not_waited_for_once_its_broker_has_ended(
+    asks: bool,
+) -> None:
+    broker, partition = led((1, 2))
+    partition.fetched_by(3, 0, 0, 1)  # It has everything, and asks for its place.
+    if not asks:
+        partition.isr_refused(1)
+    broker.write(0, b"a")
+    outcomes = wait(partition, 1)
+    partition.fetched_by(2, 1, 0, 2)
+    assert outcomes == []
+    partition.follower_gone(3, 3)
+    if asks:
+        assert outcomes == [], "the controller may have taken it into the set"
+        partition.isr_refused(3)
+    assert outcomes == [None]
+    # A member of the set is waited for until the controller has taken it out.
+    broker.write(0, b"b")
+    outcomes = wait(partition, 2)
+    partition.follower_gone(2, 4)
+    partition.follower_gone(9, 4)
+    assert outcomes == []
+    partition.become(1, 5, ALL, (1,), 8, 5)
+    assert outcomes == [None]
+
+
 def test_a_follower_that_lags_is_asked_to_be_taken_out() -> None:
     broker, partition = led()
     broker.write(0, b"a")

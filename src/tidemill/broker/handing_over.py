@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from tidemill.broker.broker import Broker
 from tidemill.coordination.port import StoreError
@@ -18,8 +18,11 @@ log = logging.getLogger("tidemill.broker")
 VERSIONS = (3, 3)
 
 
-async def hand_over(broker: Broker, epoch: int) -> None:
+async def hand_over(broker: Broker, epoch: int, follow_nobody: Callable[[], Awaitable[None]]) -> None:
     """Asks the controller, here or elsewhere, until nothing is left that another broker could lead.
+
+    ``follow_nobody`` ends what this broker follows: what it still fetched of the new leaders, they would take
+    for a return into the in-sync sets, and wait for it after its end.
 
     ``epoch`` is that of this broker's registration. After ``controlled.shutdown.max.retries`` attempts the
     rest is given up: it is led again when one of its replicas in sync is back.
@@ -29,6 +32,7 @@ async def hand_over(broker: Broker, epoch: int) -> None:
         broker.node_id
     }:
         return
+    await follow_nobody()
     rest_s = config.int("controlled.shutdown.retry.backoff.ms") / 1000
     for attempts_left in reversed(range(max(1, config.int("controlled.shutdown.max.retries")))):
         try:

@@ -344,6 +344,12 @@ class Partition(Awaited):
         if replication is not None:
             replication.asked_again(broker, now_ms)
 
+    def follower_gone(self, broker: i32, now_ms: i64) -> None:
+        """A broker has ended: had it been about to come into the in-sync set, it is not waited for."""
+        replication = self.replication
+        if replication is not None and replication.gone(broker) and not self._alone:
+            self._commit(now_ms)
+
     def is_in_sync(self, broker: i32, offset: i64) -> bool:
         """Whether a follower is in the in-sync set, and known to have the log up to ``offset``."""
         replication = self.replication

@@ -127,6 +127,17 @@ class Replicas:
         if follower is not None:
             follower.asked_again(now_ms)
 
+    def gone(self, broker: i32) -> bool:
+        """The broker is not there any more; whether that ends the waiting for it.
+
+        A member of the set is waited for until the controller has taken it out.
+        """
+        follower = self.followers.get(int(broker))
+        if follower is None or int(broker) in self.isr:
+            return False
+        follower.forget()
+        return True
+
     def high_watermark(self, own_end: i64, now_ms: i64) -> i64:
         """Below this every replica in sync has the log; -1 while one has not told yet.
 

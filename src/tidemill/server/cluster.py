@@ -98,6 +98,17 @@ class Cluster(Seat, Hears):
         broker.partitions.lag_ms_max = config.int("replica.lag.time.max.ms")
         broker.partitions.change_isr = self._isr_changes.want
         broker.partitions.directory_failed = lambda: self.begin(self._tell_failed())
+        broker.metadata.on_change(self._brokers_gone)
+
+    async def _brokers_gone(self, delta: Delta) -> None:
+        """Nobody waits any more for a follower whose broker has ended."""
+        gone = [one for one in delta.before.brokers if one not in delta.image.brokers]
+        if gone:
+            now_ms = self._broker.clock.wall_ms()
+            for partition in self._broker.partitions.all():
+                if partition.is_leader:
+                    for one in gone:
+                        partition.follower_gone(one, now_ms)
 
     async def register(self, registration: BrokerRegistration) -> None:
         """Takes this broker's place. Raises KafkaError when its id is taken, StoreError."""
@@ -106,7 +117,12 @@ class Cluster(Seat, Hears):
 
     async def hand_over(self) -> None:
         """Has others lead what this broker leads, as far as they can."""
-        await hand_over(self._broker, self.commands.broker_epoch)
+        await hand_over(self._broker, self.commands.broker_epoch, self._follow_nobody)
+
+    async def _follow_nobody(self) -> None:
+        self._broker.partitions.following = None
+        if self._following is not None:
+            await self._following.stop()
 
     async def stop(self) -> None:
         """Leaves the cluster; the nodes go with the session."""

@@ -1,0 +1,153 @@
+"""Partitions and leaderships move between three brokers while clients write: real processes and ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster_stage import Stage, cluster, until
+from confluent_kafka import Consumer, ElectionType, Producer
+from confluent_kafka import TopicPartition as ClientPartition
+from confluent_kafka.admin import AdminClient
+
+from tidemill.client.admin_types import PartitionDescription
+from tidemill.coordination.nodes import ReassignmentNode
+from tidemill.coordination.port import Create
+from tidemill.coordination.zookeeper import ZooKeeperStore
+from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
+from tidemill.model.types import TopicPartition
+from tidemill.testing.zookeeper import ZooKeeper
+
+CHROOT = "/test-moves"
+
+
+@pytest.fixture(scope="module")
+def stage(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
+    """Three brokers for the tests of this module; each leaves all of them running."""
+    quiet = {"auto__leader__rebalance__enable": "false"}
+    with cluster(f"{zookeeper_server.address}{CHROOT}", **quiet) as found:
+        yield found
+
+
+class Writer:
+    """Writes 0, 1, 2 ... to one partition in a thread, without duplicates, until it is told to stop."""
+
+    def __init__(self, stage: Stage, topic: str) -> None:
+        self.topic = topic
+        self.errors: list[object] = []
+        self.acknowledged = 0
+        self._bootstrap = stage.bootstrap
+        self._producer = Producer(
+            {"bootstrap.servers": self._bootstrap, "enable.idempotence": True, "linger.ms": 0, "log_level": 0}
+        )
+        self._stopped = threading.Event()
+        self._written = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(0.002):
+            self._producer.produce(
+                self.topic, str(self._written).encode(), partition=0, on_delivery=self._told
+            )
+            self._written += 1
+            self._producer.poll(0)
+        self._producer.flush(60)
+
+    def _told(self, error: object, message: object) -> None:
+        if error is not None:
+            self.errors.append(error)
+        self.acknowledged += 1
+
+    def some(self) -> None:
+        """Waits until a few more are acknowledged."""
+        wanted = self.acknowledged + 50
+        until(lambda: self.acknowledged >= wanted, "more is acknowledged")
+
+    def check(self) -> None:
+        """Stops; everything was acknowledged, and is there, once and in order."""
+        self._stopped.set()
+        self._thread.join()
+        assert self.errors == []
+        assert self.acknowledged == self._written
+        reader = Consumer({"bootstrap.servers": self._bootstrap, "group.id": "none", "log_level": 0})
+        reader.assign([ClientPartition(self.topic, 0, 0)])
+        values: list[int] = []
+
+        def read() -> bool:
+            values.extend(int(one.value()) for one in reader.consume(1000, 0.2) if one.error() is None)
+            return len(values) >= self._written
+
+        until(read, f"all {self._written} messages are there")
+        reader.close()
+        assert values == list(range(self._written))
+
+
+def described(stage: Stage, topic: str) -> PartitionDescription:
+    """The topic's first partition, as any broker tells it."""
+    with stage.admin() as admin:
+        return admin.describe_topic(topic).partitions[0]
+
+
+def wish(stage: Stage, topic: str, replicas: list[int]) -> None:
+    """Writes what an administrator wishes, and waits until it is done."""
+
+    async def story() -> None:
+        address = stage.address.removesuffix(CHROOT)
+        store = await ZooKeeperStore.open(ZooKeeperSettings(address, CHROOT))
+        try:
+            data = ReassignmentNode.encode({TopicPartition(topic, 0): replicas})
+            gone = asyncio.Event()
+            watch = await store.watch(ReassignmentNode.path, lambda event: gone.set())
+            await store.transact([Create(ReassignmentNode.path, data)])
+            async with asyncio.timeout(60):
+                while await store.exists(ReassignmentNode.path):
+                    await gone.wait()
+                    gone.clear()
+            watch.cancel()
+        finally:
+            await store.close()
+
+    asyncio.run(story())
+
+
+def test_a_partition_moves_while_it_is_written(stage: Stage) -> None:
+    with stage.admin() as admin:
+        admin.create_topic("moved", assignments={0: [1, 2]})
+    writer = Writer(stage, "moved")
+    writer.some()
+    for replicas in ([3, 2], [2, 3, 1], [1, 3]):
+        wish(stage, "moved", replicas)
+        writer.some()
+        found = described(stage, "moved")
+        assert list(found.replicas) == replicas
+        assert sorted(found.isr) == sorted(replicas)
+    writer.check()
+    left = Path(stage.brokers[2].data_dir, "moved-0")
+    until(lambda: not left.exists(), "broker 2 keeps nothing")
+
+
+def test_brokers_stop_in_turn_without_a_write_that_fails_and_lead_again_when_asked(stage: Stage) -> None:
+    with stage.admin() as admin:
+        admin.create_topic("rolled", assignments={0: [1, 2, 3]})
+    writer = Writer(stage, "rolled")
+    for number in (2, 3, 1):
+        broker = stage.brokers[number]
+        writer.some()
+        broker.stop()
+        assert "what this broker led is led by others" in broker.log
+        writer.some()
+        broker.start()
+        until(lambda: len(described(stage, "rolled").isr) == 3, f"broker {number} is in sync again")
+    writer.some()
+    assert described(stage, "rolled").leader != 1
+    asked = AdminClient({"bootstrap.servers": stage.bootstrap, "log_level": 0})
+    results = asked.elect_leaders(ElectionType.PREFERRED, None).result(30)
+    assert results[ClientPartition("rolled", 0)] is None
+    assert described(stage, "rolled").leader == 1
+    (again,) = asked.elect_leaders(ElectionType.PREFERRED, [ClientPartition("rolled", 0)]).result(30).values()
+    assert again.name() == "ELECTION_NOT_NEEDED"
+    writer.check()

@@ -6,6 +6,7 @@ every session has news, so that each of its fetches walks all of them.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +20,10 @@ from paths_bench import IDS, NODE, Bench, Client, batch, bench_in, parts_of, top
 
 from tidemill.broker.fetch import FetchRequest
 from tidemill.broker.fetch_sessions import EVICT_AFTER_MS
+from tidemill.log.aborted import AbortedTransactions
+from tidemill.model.errors import KafkaError
 from tidemill.records.batch import parse_batch
+from tidemill.records.builder import build_end_marker
 from tidemill.replication.partition import Partition
 from tidemill.wire.messages.fetch import FetchPartition, ReplicaState
 
@@ -27,7 +31,7 @@ REPLICAS = (NODE, 2, 3)
 LAG_MS = 1000
 LONG_MS = 60_000
 READERS = {"a": (11, -1), "b": (13, -1), "two": (15, 2), "three": (17, 3)}
-"""Version, and the broker that reads: -1 for a consumer."""
+"""Version, and the broker that reads: -1 for a consumer; ``b`` reads what transactions committed."""
 KEYS = [("t", 0), ("t", 1), ("t", 2), ("u", 0)]
 
 HONEST = {"wait_ms": LONG_MS, "bytes_min": 1, "bytes_max": 1 << 20, "part_bytes": 1000, "isolation": 0}
@@ -43,7 +47,9 @@ class Side:
 
     def __init__(self, directory: Path, looks_at_all: bool) -> None:
         self.bench = Bench(directory, sessions_max=3)
+        self.bench.fetches.aborted = AbortedTransactions(self.bench.logs.files)
         self.looks_at_all = looks_at_all
+        self.sequences: dict[tuple[str, int], int] = {}
         self.wanted: list[tuple[str, int, tuple[int, ...], int]] = []
         self.bench.manager.change_isr = self.isr_wanted
         self.clients: dict[str, Client] = {name: self.bench.client() for name in READERS}
@@ -96,7 +102,7 @@ class Side:
         if broker >= 0:
             who = {"replica_state": ReplicaState(replica_id=broker, replica_epoch=1)}
         else:
-            who = {"isolation_level": fields["isolation"]}
+            who = {"isolation_level": max(fields["isolation"], name == "b")}
         if begin:
             self.epochs[name] = 0
         self.clients[name].fetch(
@@ -176,6 +182,7 @@ def vars_of(part: Any) -> dict[str, Any]:
     return {
         **found,
         "diverging": (diverging.epoch, diverging.end_offset),
+        "aborted": [(one.producer_id, one.first_offset) for one in part.aborted_transactions or ()],
         "records": bytes(part.records or b""),
     }
 
@@ -289,6 +296,26 @@ class History(RuleBasedStateMachine):
 
         self.step(do)
 
+    @rule(key=keys, ends=st.sampled_from([None, None, False, True]))
+    def write_in_transaction(self, key: tuple[str, int], ends: bool | None) -> None:
+        """One producer for each partition writes, or ends its transaction (True: commits)."""
+
+        def do(side: Side) -> None:
+            one = side.bench.partition(*key)
+            now_ms = side.bench.clock.now_ms
+            sequence = side.sequences.get(key, 0)
+            data = batch(
+                b"t" * 50, producer_id=7, producer_epoch=0, base_sequence=sequence, transactional=True
+            )
+            if ends is not None:
+                data = build_end_marker(ends, now_ms, 7, 0, 0)
+            # After other leaders, and what they cut, the log may know another sequence.
+            with contextlib.suppress(KafkaError):
+                one.append([parse_batch(data, 0, len(data))], 1, now_ms)
+                side.sequences[key] = sequence + (ends is None)
+
+        self.step(do)
+
     @rule(key=keys, isr=st.sampled_from([(1,), (1, 2), (1, 3), REPLICAS]), new=st.booleans())
     def become(self, key: tuple[str, int], isr: tuple[int, ...], new: bool) -> None:
         def do(side: Side) -> None:
@@ -334,6 +361,7 @@ class History(RuleBasedStateMachine):
     def make_anew(self, topic: str) -> None:
         def do(side: Side) -> None:
             side.bench.manager.remove_topic(topic, IDS[topic])
+            side.sequences = {key: at for key, at in side.sequences.items() if key[0] != topic}
             side.bench.put(topic, 3 if topic == "t" else 1)
             side.lead(topic)
 

@@ -25,6 +25,7 @@ FAILED, USAGE, INTERRUPTED, PIPE_BROKEN = 1, 2, 130, 141
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("serve", "Run a broker."),
     "topic": ("topic", "Create, list, describe, alter and delete topics."),
+    "cluster": ("cluster", "Several brokers: start some here, see how they are, move data."),
     "broker": ("broker", "List brokers, and describe and alter their settings."),
     "produce": ("produce", "Send messages from standard input or a file."),
     "consume": ("consume", "Print messages of topics."),

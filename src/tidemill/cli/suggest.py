@@ -32,7 +32,7 @@ def topic_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> l
     """Keys of a topic, for ``--unset``."""
     from tidemill.model.configs import TOPIC_KEYS
 
-    return _those(TOPIC_KEYS, incomplete)
+    return those(TOPIC_KEYS, incomplete)
 
 
 def topic_settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -40,10 +40,15 @@ def topic_settings(ctx: click.Context, param: click.Parameter, incomplete: str) 
     return [f"{name}=" for name in topic_keys(ctx, param, incomplete)]
 
 
+def broker_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Brokers by their ids."""
+    return [name for name in brokers(ctx, param, incomplete) if name.isdigit()]
+
+
 def brokers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Brokers by their ids, and what stands for all of them."""
     ids = _asked(ctx, incomplete, lambda admin: [str(b.broker_id) for b in admin.describe_cluster().brokers])
-    return [*ids, *_those(["default"], incomplete)]
+    return [*ids, *those(["default"], incomplete)]
 
 
 def run_time_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -51,7 +56,7 @@ def run_time_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -
     from tidemill.model.configs import BROKER_KEYS
     from tidemill.model.configs.keys import READ_ONLY
 
-    return _those((name for name, key in BROKER_KEYS.items() if key.dynamic != READ_ONLY), incomplete)
+    return those((name for name, key in BROKER_KEYS.items() if key.dynamic != READ_ONLY), incomplete)
 
 
 def run_time_settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -63,10 +68,11 @@ def broker_settings(ctx: click.Context, param: click.Parameter, incomplete: str)
     """Keys of a broker with their equals sign, for ``--set``."""
     from tidemill.model.configs import BROKER_KEYS
 
-    return [f"{name}=" for name in _those(BROKER_KEYS, incomplete)]
+    return [f"{name}=" for name in those(BROKER_KEYS, incomplete)]
 
 
-def _those(names: Iterable[str], incomplete: str) -> list[str]:
+def those(names: Iterable[str], incomplete: str) -> list[str]:
+    """The names that go on from what was typed, in order."""
     return sorted(name for name in names if name.startswith(incomplete))
 
 
@@ -85,5 +91,5 @@ def _asked(ctx: click.Context, incomplete: str, ask: Callable[[Admin], Iterable[
             "socket_connection_setup_timeout_ms": PATIENCE_MS // 2,
         }
         with Admin(bootstrap, Target(bootstrap, given).config(**limits)) as admin:
-            return _those(ask(admin), incomplete)
+            return those(ask(admin), incomplete)
     return []

@@ -32,7 +32,8 @@ def class_path() -> str:
         raise ZooKeeperMissing("ZooKeeper's server comes with PySpark: pip install 'tidemill[pipeline]'")
     if shutil.which("java") is None:
         raise ZooKeeperMissing(
-            "ZooKeeper's server needs Java, and no java is on the PATH: install a Java runtime, version 17 or newer"
+            "ZooKeeper's server needs Java, and no java is on the PATH: install a Java runtime, version 17 "
+            "or newer"
         )
     jars = Path(spec.submodule_search_locations[0], "jars")
     found = [str(path) for pattern in JARS for path in sorted(jars.glob(f"{pattern}.jar"))]

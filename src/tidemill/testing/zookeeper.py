@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import shutil
 import signal
@@ -15,9 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 
-JARS = ("zookeeper-*", "slf4j-api-*", "log4j-*", "metrics-core-*", "snappy-java-*", "netty-*", "commons-*")
-SERVER = "org.apache.zookeeper.server.ZooKeeperServerMain"
-MEMBER = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+from tidemill.server.zookeeper_jars import JAVA_OPTIONS, MEMBER, SERVER, class_path, serves
+
 LOG_LINES_SHOWN = 20
 PORTS_TRIED_MAX = 5
 
@@ -67,7 +65,10 @@ class ZooKeeper:
         return ""
 
     def start(self) -> ZooKeeper:
-        """Starts the server and waits until it serves. The port of an earlier start is kept."""
+        """Starts the server and waits until it serves. The port of an earlier start is kept.
+
+        Raises ZooKeeperFailed, and ZooKeeperMissing without PySpark or Java.
+        """
         for _ in range(1 if self.port else PORTS_TRIED_MAX):
             port = self.port or _free_port()
             self.launch(port)
@@ -139,7 +140,7 @@ class ZooKeeper:
         }
         path = Path(self.directory, "zoo.cfg")
         path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-        command = ["java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx128m"]
+        command = ["java", *JAVA_OPTIONS]
         command += ["-Dzookeeper.forceSync=no", "-Dzookeeper.preAllocSize=1024", *self._options]
         command += ["-cp", class_path(), MEMBER if self._member else SERVER, str(path)]
         if self._member:
@@ -159,11 +160,8 @@ class ZooKeeper:
     def _wait_ready(self, port: int) -> bool:
         deadline = time.monotonic() + self._timeout_s
         while time.monotonic() < deadline and _is_alive(self.pid):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as one:
-                one.settimeout(5)
-                one.sendall(b"srvr")
-                if b"Mode:" in one.recv(8192):
-                    return True
+            if serves("127.0.0.1", port):
+                return True
             time.sleep(0.02)
         return False
 
@@ -209,20 +207,6 @@ class Ensemble:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def class_path() -> str:
-    """The jars that a server needs; ZooKeeperFailed without PySpark or Java."""
-    spec = importlib.util.find_spec("pyspark")
-    if spec is None or not spec.submodule_search_locations:
-        raise ZooKeeperFailed("the server comes from PySpark's jars: pip install 'tidemill[pipeline]'")
-    if shutil.which("java") is None:
-        raise ZooKeeperFailed("the server needs Java: no java on the PATH")
-    jars = Path(spec.submodule_search_locations[0], "jars")
-    found = [str(path) for pattern in JARS for path in sorted(jars.glob(f"{pattern}.jar"))]
-    if not found:
-        raise ZooKeeperFailed(f"there are no jars of ZooKeeper in {jars}")
-    return ":".join(found)
 
 
 def _free_port() -> int:

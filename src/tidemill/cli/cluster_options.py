@@ -1,0 +1,62 @@
+"""Which cluster the commands of ``tidemill cluster`` and its like mean: one of this machine, or any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from tidemill.cli import suggest
+from tidemill.cli.local import DIRECTORY, LocalCluster
+from tidemill.cli.options import target_options
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+directory_option = click.option(
+    "-d",
+    "--directory",
+    envvar="TIDEMILL_CLUSTER_DIR",
+    show_envvar=True,
+    default=DIRECTORY,
+    show_default=True,
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="Where 'cluster up' keeps its cluster.",
+)
+"""The same for every command that starts and ends processes of this machine."""
+
+
+def cluster_options(function: F) -> F:
+    """As :func:`target_options`, with the brokers of ``--directory`` unless others are named.
+
+    The command gets ``target`` and ``local``, the cluster of the directory when that is the one asked.
+    """
+    targeted = target_options(function)
+
+    def made(*arguments: Any, directory: str, bootstrap: str, **rest: Any) -> Any:
+        local = None
+        if click.get_current_context().get_parameter_source("bootstrap") == ParameterSource.DEFAULT:
+            local = LocalCluster.load(directory)
+        if local is not None and local.ports:
+            bootstrap = local.bootstrap
+            if not any(name.isdigit() for name in local.running()):
+                raise click.ClickException(
+                    f"no broker of the cluster in {directory} runs: 'tidemill cluster up' starts them"
+                )
+        return targeted(*arguments, bootstrap=bootstrap, local=local, **rest)
+
+    made.__name__ = function.__name__
+    made.__doc__ = function.__doc__
+    made.__click_params__ = getattr(targeted, "__click_params__", [])  # type: ignore[attr-defined]
+    return directory_option(made)  # type: ignore[return-value]
+
+
+def names_of(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """What runs, or could, in the directory, for a shell."""
+    try:
+        local = LocalCluster.load(str(ctx.params.get("directory") or DIRECTORY))
+    except click.ClickException:
+        return []
+    return suggest.those(local.names if local is not None else (), incomplete)

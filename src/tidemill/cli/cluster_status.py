@@ -1,0 +1,186 @@
+"""``tidemill cluster status``: who lives, leads and is in sync."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tidemill.cli.cluster_options import cluster_options
+from tidemill.cli.local import ZOOKEEPER
+from tidemill.cli.options import Target
+from tidemill.cli.output import done, json_option, on_terminal, print_json, print_table
+
+if TYPE_CHECKING:
+    from tidemill.cli.local import LocalCluster
+    from tidemill.client import Admin
+    from tidemill.client.admin_types import PartitionDescription
+
+FAILED = 1
+CONTROLLER_S = 3.0
+NAMED_MAX = 5
+"""Partitions that are named, of those that are not well."""
+
+
+@click.command(
+    "status",
+    epilog="""\b
+Examples:
+  tidemill cluster status                     the cluster of ./tidemill-cluster, if there is one
+  tidemill cluster status -b broker:9092      any other
+  tidemill cluster status --json | jq '.under_replicated[].topic'
+  tidemill cluster status --check             for scripts and monitors""",
+)
+@click.option("--check", is_flag=True, help="Exit code 1 unless every replica of every partition is in sync.")
+@json_option
+@cluster_options
+def status(check: bool, as_json: bool, target: Target, local: LocalCluster | None) -> int:
+    """Show who lives, leads and is in sync.
+
+    "preferred" counts the partitions that a broker is to lead; 'tidemill cluster elect' sees to it.
+    """
+    from tidemill.client import Admin
+
+    with Admin(target.bootstrap, target.config()) as admin:
+        found = _found(admin, local)
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+    well = not (found["under_replicated"] or found["offline"])
+    return FAILED if check and not well else 0
+
+
+def _found(admin: Admin, local: LocalCluster | None) -> dict[str, Any]:
+    cluster = admin.describe_cluster()
+    topics = admin.describe_topics([topic.name for topic in admin.list_topics(include_internal=True)])
+    partitions = [(name, one) for name, topic in topics.items() for one in topic.partitions]
+    counts: dict[str, Counter[int]] = {
+        "leads": Counter(one.leader for _, one in partitions if one.leader >= 0),
+        "preferred": Counter(one.replicas[0] for _, one in partitions if one.replicas),
+        "replicas": Counter(broker for _, one in partitions for broker in one.replicas),
+        "in_sync": Counter(broker for _, one in partitions for broker in one.isr),
+    }
+    living = {one.broker_id: one for one in cluster.brokers}
+    ports = local.ports if local is not None else {}
+    running = local.running() if local is not None else {}
+    rows = []
+    for number in sorted(living.keys() | ports.keys() | counts["replicas"].keys()):
+        one = living.get(number)
+        rows.append(
+            {
+                "id": number,
+                "host": one.host if one is not None else "127.0.0.1" if number in ports else None,
+                "port": one.port if one is not None else ports.get(number),
+                "rack": one.rack if one is not None else None,
+                "living": one is not None,
+                "controller": number == cluster.controller_id,
+                **{what: counted[number] for what, counted in counts.items()},
+                **({"pid": running.get(str(number))} if local is not None else {}),
+            }
+        )
+    return {
+        "cluster_id": cluster.cluster_id,
+        "controller": cluster.controller_id if cluster.controller_id >= 0 else None,
+        "brokers": rows,
+        "topics": len(topics),
+        "partitions": len(partitions),
+        "under_replicated": [_named(name, one) for name, one in partitions if one.under_replicated],
+        "offline": [_named(name, one) for name, one in partitions if one.leader < 0],
+        "moving": _moving(admin),
+        **({"zookeeper": _zookeeper(local, running)} if local is not None else {}),
+    }
+
+
+def _moving(admin: Admin) -> int | None:
+    """How many partitions move; None while no controller says it."""
+    from tidemill.client import ClientError
+
+    try:
+        return len(admin.list_reassignments(timeout=CONTROLLER_S))
+    except ClientError:
+        return None
+
+
+def _zookeeper(local: LocalCluster, running: Mapping[str, int]) -> dict[str, Any]:
+    own = {"pid": running.get(ZOOKEEPER)} if local.own_port is not None else {}
+    return {"connect": local.zookeeper_connect, **own}
+
+
+def _named(topic: str, one: PartitionDescription) -> dict[str, Any]:
+    return {
+        "topic": topic,
+        "partition": one.partition,
+        "leader": one.leader,
+        "replicas": one.replicas,
+        "isr": one.isr,
+    }
+
+
+def _print(found: dict[str, Any]) -> None:
+    rows = [
+        [
+            one["id"],
+            f"{one['host']}:{one['port']}" if one["host"] else "",
+            one["rack"],
+            "living" if one["living"] else "down",
+            "yes" if one["controller"] else "",
+            *(one[what] for what in ("leads", "preferred", "replicas", "in_sync")),
+            *([one["pid"] or ""] if "pid" in one else []),
+        ]
+        for one in found["brokers"]
+    ]
+    columns = [
+        "broker",
+        "address",
+        "rack",
+        "state",
+        "controller",
+        "leads",
+        "preferred",
+        "replicas",
+        "in sync",
+    ]
+    if found["brokers"] and "pid" in found["brokers"][0]:
+        columns.append("process")
+    if not any(row[2] for row in rows) and on_terminal():
+        columns.remove("rack")
+        rows = [[*row[:2], *row[3:]] for row in rows]
+    print_table(
+        columns,
+        rows,
+        right=("broker", "leads", "preferred", "replicas", "in sync", "process"),
+        empty="no brokers",
+    )
+    if not on_terminal():
+        return
+    click.echo()
+    if "zookeeper" in found and found["zookeeper"].get("pid", 0) is None:
+        click.secho("ZooKeeper is down: 'tidemill cluster start zookeeper' starts it", fg="red")
+    if found["moving"] is None:
+        click.secho("no controller answers: topics cannot be changed, and nobody is elected", fg="red")
+    total = f"{counted(found['partitions'], 'partition')} of {counted(found['topics'], 'topic')}"
+    if found["under_replicated"] or found["offline"]:
+        click.echo(total)
+        _print_partitions("offline", found["offline"], "red")
+        _print_partitions("under-replicated", found["under_replicated"], "yellow")
+    else:
+        done(f"{total}, every replica in sync")
+    if found["moving"]:
+        click.echo(
+            f"on the move: {counted(found['moving'], 'partition')}; 'tidemill reassign list' shows more"
+        )
+
+
+def counted(number: int, what: str) -> str:
+    """``1 partition``, ``2 partitions``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _print_partitions(what: str, partitions: list[dict[str, Any]], colour: str) -> None:
+    if partitions:
+        named = ", ".join(f"{one['topic']}-{one['partition']}" for one in partitions[:NAMED_MAX])
+        more = f" and {len(partitions) - NAMED_MAX} more" if len(partitions) > NAMED_MAX else ""
+        click.secho(f"{len(partitions)} {what}: {named}{more}", fg=colour)

@@ -1,0 +1,341 @@
+"""A cluster on this machine, for trying out, in one directory: brokers, and a ZooKeeper unless one is named.
+
+================================  =====================================================================
+in the directory                  what it holds
+================================  =====================================================================
+``cluster.json``                  where ZooKeeper is, and the port of each broker
+``zookeeper/``                    ZooKeeper's configuration, log and data
+``broker-N/server.properties``    the broker's settings: written once, and yours from then on
+``broker-N/data/``                its topics
+================================  =====================================================================
+
+Both kinds of directories have the files of :mod:`tidemill.cli.processes` as well.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tidemill.cli.processes import POLL_S, Background
+
+DIRECTORY = "tidemill-cluster"
+HOST = "127.0.0.1"
+"""Only this machine: nobody has to log in."""
+
+FIRST_PORT = 9092
+ZOOKEEPER_PORT = 2181
+ZOOKEEPER = "zookeeper"
+SESSION_MS = 6000
+PORTS_TRIED_MAX = 100
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
+
+
+class LocalCluster:
+    """The cluster in ``directory``; :meth:`load` and :meth:`new` make one."""
+
+    def __init__(self, directory: str, zookeeper: str, own_port: int | None, ports: dict[int, int]) -> None:
+        self.directory = Path(directory)
+        self.zookeeper_connect = zookeeper
+        self.own_port = own_port
+        """Where its own ZooKeeper listens; None when another one is used."""
+        self.ports = ports
+        """The brokers' ports by their ids."""
+
+    @classmethod
+    def load(cls, directory: str) -> LocalCluster | None:
+        """The cluster of an earlier start; None when there is none."""
+        path = Path(directory, "cluster.json")
+        try:
+            found = json.loads(path.read_text())
+            ports = {int(number): int(port) for number, port in found["brokers"].items()}
+            own = found["zookeeper_port"]
+            return cls(directory, str(found["zookeeper"]), None if own is None else int(own), ports)
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise click.ClickException(
+                f"{path} is not what 'tidemill cluster up' wrote ({type(problem).__name__}: {problem}): "
+                "repair it, or name another directory with -d"
+            ) from None
+
+    @classmethod
+    def existing(cls, directory: str) -> LocalCluster:
+        """The same, for commands that need one."""
+        found = cls.load(directory)
+        if found is None:
+            raise click.ClickException(
+                f"there is no cluster in {directory}: 'tidemill cluster up' makes one, and -d names another "
+                "directory"
+            )
+        return found
+
+    @classmethod
+    def new(cls, directory: str, zookeeper: str | None, is_any_port: bool) -> LocalCluster:
+        """A cluster without brokers; nothing is written or started."""
+        if zookeeper is not None:
+            return cls(directory, _with_path(zookeeper), None, {})
+        port = free_port() if is_any_port else _first_free(ZOOKEEPER_PORT)
+        return cls(directory, f"{HOST}:{port}", port, {})
+
+    def save(self) -> None:
+        """Writes where all is."""
+        path = self.directory / "cluster.json"
+        temporary = path.with_suffix(".tmp")
+        document = {
+            "zookeeper": self.zookeeper_connect,
+            "zookeeper_port": self.own_port,
+            "brokers": {str(number): port for number, port in sorted(self.ports.items())},
+        }
+        temporary.write_text(json.dumps(document, indent=2) + "\n")
+        os.replace(temporary, path)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keeps other commands from starting and stopping meanwhile."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with open(self.directory / "lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise click.ClickException(
+                    f"another command starts or stops the cluster in {self.directory}: wait until it is done"
+                ) from None
+            yield
+
+    # What there is
+
+    def is_on(self, zookeeper: str) -> bool:
+        """Whether that is the ZooKeeper that it uses."""
+        own = f"{HOST}:{self.own_port}" if self.own_port is not None else None
+        return zookeeper == own or _with_path(zookeeper) == self.zookeeper_connect
+
+    @property
+    def bootstrap(self) -> str:
+        """``host:port`` of all brokers."""
+        return ",".join(f"{HOST}:{port}" for _, port in sorted(self.ports.items()))
+
+    @property
+    def next_port(self) -> int:
+        """Behind those of the brokers that there are."""
+        return max(self.ports.values(), default=FIRST_PORT - 1) + 1
+
+    @property
+    def names(self) -> list[str]:
+        """What can be started and killed: brokers by their ids, and ZooKeeper if it is its own."""
+        return [*map(str, sorted(self.ports)), *([ZOOKEEPER] if self.own_port is not None else [])]
+
+    def process(self, name: str) -> Background:
+        """The process of a broker, or of ZooKeeper."""
+        if name == ZOOKEEPER:
+            return Background(self.directory / ZOOKEEPER, ZOOKEEPER)
+        return Background(self.directory / f"broker-{name}", "broker")
+
+    def running(self) -> dict[str, int]:
+        """The process numbers of what runs."""
+        found = {name: self.process(name).pid() for name in self.names}
+        return {name: pid for name, pid in found.items() if pid is not None}
+
+    # Making brokers
+
+    def add_brokers(self, count: int, first_port: int, settings: Mapping[str, str]) -> None:
+        """Makes so many more, with settings that go with how many there are then, and ``settings``."""
+        _need_kazoo()
+        made = {}
+        taken = set(self.ports.values())
+        port = first_port
+        for number in range(max(self.ports, default=0) + 1, max(self.ports, default=0) + 1 + count):
+            while first_port and port in taken:
+                port += 1
+            made[number] = port or free_port(taken)
+            taken.add(made[number])
+            if first_port:
+                _check_free(made[number], first_port)
+        total = len(self.ports) + count
+        for number, port in made.items():
+            self._write_settings(number, port, total, settings)
+        self.ports.update(made)
+        self.save()
+
+    def _write_settings(self, number: int, port: int, total: int, settings: Mapping[str, str]) -> None:
+        factor, synced = min(3, total), 2 if total >= 3 else 1
+        keys = {
+            "node.id": number,
+            "listeners": f"PLAINTEXT://{HOST}:{port}",
+            "zookeeper.connect": self.zookeeper_connect,
+            "zookeeper.session.timeout.ms": SESSION_MS,
+            "default.replication.factor": factor,
+            "min.insync.replicas": synced,
+            "num.partitions": 3,
+            "offsets.topic.num.partitions": 12,
+            "offsets.topic.replication.factor": factor,
+            "transaction.state.log.num.partitions": 12,
+            "transaction.state.log.replication.factor": factor,
+            "transaction.state.log.min.isr": synced,
+            "group.initial.rebalance.delay.ms": 0,
+            **settings,
+        }
+        directory = self.directory / f"broker-{number}"
+        directory.mkdir(parents=True, exist_ok=True)
+        lines = ["# Written once; what you change holds from the next start of this broker on."]
+        lines += [f"{key}={value}" for key, value in keys.items()]
+        (directory / "server.properties").write_text("\n".join(lines) + "\n")
+
+    # Starting and ending
+
+    def start_zookeeper(self) -> bool:
+        """Starts its ZooKeeper unless it runs, and waits until that serves; whether it was started."""
+        from tidemill.server.zookeeper_jars import JAVA_OPTIONS, SERVER, ZooKeeperMissing, class_path, serves
+
+        process, port = self.process(ZOOKEEPER), self.own_port
+        if port is None or process.pid() is not None:
+            return False
+        try:
+            jars = class_path()
+        except ZooKeeperMissing as problem:
+            raise click.ClickException(
+                f"{problem}; or name a ZooKeeper that runs: --zookeeper HOST:PORT"
+            ) from None
+        if not _is_free(port):
+            raise click.ClickException(
+                f"port {port}, where the ZooKeeper of {self.directory} listens, is in use: end what uses it"
+            )
+        process.directory.mkdir(parents=True, exist_ok=True)
+        settings = {
+            "dataDir": process.directory.resolve() / "data",
+            "clientPort": port,
+            "clientPortAddress": HOST,
+            "admin.enableServer": "false",
+            "tickTime": 500,
+            "maxSessionTimeout": 60_000,
+            "maxClientCnxns": 0,
+        }
+        path = process.directory / "zoo.cfg"
+        path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        java = shutil.which("java") or "java"
+        process.start([java, *JAVA_OPTIONS, "-cp", jars, SERVER, str(path)])
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not serves(HOST, port):
+            if process.pid() is None or time.monotonic() > deadline:
+                raise _not_started("ZooKeeper", process)
+            time.sleep(POLL_S)
+        return True
+
+    def start_brokers(self, numbers: Collection[int]) -> Iterator[int]:
+        """Starts those that do not run, all at once; each as it serves."""
+        waiting = {number: self.process(str(number)) for number in sorted(numbers)}
+        waiting = {number: process for number, process in waiting.items() if process.pid() is None}
+        for number, process in waiting.items():
+            _check_free(self.ports[number], None)
+            (process.directory / "ready.json").unlink(missing_ok=True)
+            command = [sys.executable, "-m", "tidemill", "serve", "--quiet"]
+            command += ["--config", str(process.directory / "server.properties")]
+            command += ["--data", str(process.directory / "data")]
+            process.start([*command, "--ready-file", str(process.directory / "ready.json")])
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while waiting:
+            for number, process in list(waiting.items()):
+                if _is_ready(process):
+                    del waiting[number]
+                    yield number
+                elif process.pid() is None or time.monotonic() > deadline:
+                    raise _not_started(f"broker {number}", process)
+            time.sleep(POLL_S)
+
+    def stop(self, name: str) -> bool:
+        """Ends one in order, and waits for that; whether it ran."""
+        process = self.process(name)
+        if process.signal(signal.SIGTERM) is None:
+            return False
+        if not process.wait_end(STOP_TIMEOUT_S):
+            raise click.ClickException(
+                f"{said(name)} has not stopped within {STOP_TIMEOUT_S:g} s (its log: {process.log_file}): "
+                f"'tidemill cluster kill {name}' ends it at once"
+            )
+        return True
+
+    def kill(self, name: str) -> int | None:
+        """Ends one at once, as a crash does; its process number, None when it did not run."""
+        process = self.process(name)
+        pid = process.signal(signal.SIGKILL)
+        process.wait_end(STOP_TIMEOUT_S)
+        return pid
+
+
+def said(name: str) -> str:
+    """A name in words."""
+    return "ZooKeeper" if name == ZOOKEEPER else f"broker {name}"
+
+
+def _with_path(zookeeper: str) -> str:
+    # Brokers of the same ids may be on the bare address: these must not join them.
+    return zookeeper if "/" in zookeeper else f"{zookeeper}/{DIRECTORY}"
+
+
+def free_port(but: Collection[int] = ()) -> int:
+    """A port that nobody has."""
+    while True:
+        with socket.create_server((HOST, 0)) as probe:
+            port: int = probe.getsockname()[1]
+        if port not in but:
+            return port
+
+
+def _first_free(port: int) -> int:
+    for number in range(port, port + PORTS_TRIED_MAX):
+        if _is_free(number):
+            return number
+    raise click.ClickException(
+        f"ports {port} to {port + PORTS_TRIED_MAX - 1} are in use: --port 0 takes any that are free"
+    )
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server((HOST, port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def _check_free(port: int, first_port: int | None) -> None:
+    if _is_free(port):
+        return
+    other = f", or give another first port (--port {first_port + 10000}; 0 takes any)" if first_port else ""
+    raise click.ClickException(f"port {port} is in use: end what uses it{other}")
+
+
+def _is_ready(process: Background) -> bool:
+    try:
+        ready: Any = json.loads((process.directory / "ready.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return bool(ready["pid"] == process.pid())
+
+
+def _not_started(what: str, process: Background) -> click.ClickException:
+    how = "does not serve yet" if process.pid() is not None else "has ended"
+    last = process.last_line or "it said nothing"
+    return click.ClickException(f"{what} {how}: {last} (its log: {process.log_file})")
+
+
+def _need_kazoo() -> None:
+    import importlib.util
+
+    if importlib.util.find_spec("kazoo") is None:
+        raise click.ClickException(
+            "brokers reach ZooKeeper by kazoo, which is not installed: pip install 'tidemill[zookeeper]'"
+        )

@@ -1,0 +1,117 @@
+"""Processes that go on when the command that started them has ended: each has a directory with its files.
+
+=========  ==========================================================================================
+file       what it holds
+=========  ==========================================================================================
+NAME.pid   process number and, where the system tells, when it started: a number is used again some day
+NAME.log   what the process says, over all of its starts
+=========  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+START_TIME = 19
+"""The place of a process's start in /proc/PID/stat, counted behind its name (field 22)."""
+
+POLL_S = 0.02
+
+
+class Background:
+    """A process by its files in ``directory``; it may have been started by an earlier command."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self.directory = directory
+        self._pid_file = directory / f"{name}.pid"
+        self.log_file = directory / f"{name}.log"
+
+    def pid(self) -> int | None:
+        """The process number; None when it does not run."""
+        try:
+            number, _, started = self._pid_file.read_text().strip().partition(" ")
+            pid = int(number)
+        except (OSError, ValueError):
+            return None
+        now = _started(pid)
+        return pid if now is not None and (not started or started == now) else None
+
+    @property
+    def last_line(self) -> str:
+        """What it said last."""
+        with contextlib.suppress(OSError), open(self.log_file, "rb") as file:
+            file.seek(max(0, os.path.getsize(self.log_file) - 8192))
+            lines = file.read().decode("utf-8", "replace").split("\n")
+            return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return ""
+
+    def start(self, command: Sequence[str]) -> int:
+        """Starts it, apart from this terminal; the process number. It is not waited for."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        # Not subprocess: what it starts is to be waited for, and this outlives the one that could.
+        pid = os.posix_spawn(
+            command[0],
+            list(command),
+            dict(os.environ),
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(self.log_file), flags, 0o644),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+            setsid=True,
+        )
+        temporary = self._pid_file.with_suffix(".pid.tmp")
+        temporary.write_text(f"{pid} {_started(pid) or ''}\n")
+        os.replace(temporary, self._pid_file)
+        return pid
+
+    def signal(self, number: signal.Signals) -> int | None:
+        """Sends a signal; the process number, None when it does not run."""
+        pid = self.pid()
+        if pid is None:
+            return None
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return None
+        return pid
+
+    def wait_end(self, timeout_s: float) -> bool:
+        """Whether it has ended by then."""
+        deadline = time.monotonic() + timeout_s
+        while self.pid() is not None:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_S)
+        self._pid_file.unlink(missing_ok=True)
+        return True
+
+
+def _started(pid: int) -> str | None:
+    """When a process started, as the system counts ("" where it does not tell); None for one that ended."""
+    with contextlib.suppress(ChildProcessError, OverflowError):
+        os.waitpid(pid, os.WNOHANG)  # One of our own would else stay, ended, until we end.
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        if os.path.isdir("/proc/self"):
+            return None
+        return "" if _is_there(pid) else None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else fields[START_TIME]
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,145 @@
+"""``tidemill cluster``: the quick start with three brokers, and what is said when something is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill.cli.local import LocalCluster, free_port
+from tidemill.cli.main import run
+from tidemill.cli.processes import Background
+
+Call = Callable[..., str]
+
+
+@pytest.fixture
+def call(capfdbinary: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Runs one command line in a directory of the test's own; its output. ``code`` is its exit code."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TIDEMILL_BOOTSTRAP", raising=False)
+
+    def called(*arguments: str, code: int = 0) -> str:
+        capfdbinary.readouterr()
+        outcome = run(arguments)
+        captured: tuple[bytes, bytes] = capfdbinary.readouterr()
+        out, err = (text.decode() for text in captured)
+        assert outcome == code, (out, err)
+        return out if code == 0 else out + err
+
+    return called
+
+
+@pytest.fixture
+def up(call: Call, tmp_path: Path) -> Iterator[Call]:
+    """Three brokers of the test's own."""
+    try:
+        call("cluster", "up", "--brokers", "3", "--port", "0")
+        yield call
+    finally:
+        local = LocalCluster.load(str(tmp_path / "tidemill-cluster"))
+        for name in local.names if local is not None else ():
+            local.kill(name)  # type: ignore[union-attr]
+
+
+def status(call: Call, *arguments: str) -> Any:
+    return json.loads(call("cluster", "status", "--json", *arguments))
+
+
+def test_the_quick_start(up: Call) -> None:
+    found = json.loads(up("cluster", "up", "--json"))
+    assert [one["id"] for one in found["brokers"]] == [1, 2, 3]
+    pids = {one["id"]: one["pid"] for one in found["brokers"]}
+    lines = up("cluster", "up").splitlines()
+    assert all(" runs already on " in line for line in lines)
+    assert [line.partition(" runs")[0] for line in lines] == ["ZooKeeper", "broker 1", "broker 2", "broker 3"]
+    bootstrap = ("-b", found["bootstrap"])
+    up("topic", "create", "hello", "-p", "6", *bootstrap)
+    Path("messages").write_text("".join(f"{number}\n" for number in range(100)))
+    up("produce", "hello", "--file", "messages", *bootstrap)
+    well = status(up, "--check")
+    assert (well["partitions"], well["under_replicated"], well["offline"]) == (6, [], [])
+    assert sum(one["leads"] for one in well["brokers"]) == 6
+    assert [one["pid"] for one in well["brokers"]] == list(pids.values())
+    victim = well["controller"]
+    assert up("cluster", "kill", str(victim)).startswith(
+        f"killed broker {victim} (process {pids[victim]}); 'tidemill cluster start {victim}' brings it back"
+    )
+    read = up("consume", "hello", "--from-beginning", "-n", "100", *bootstrap)
+    assert sorted(map(int, read.split())) == list(range(100))
+    hurt = status(up)
+    assert [one["living"] for one in hurt["brokers"]] == [number != victim for number in (1, 2, 3)]
+    assert len(hurt["under_replicated"]) == 6
+    up("cluster", "status", "--check", code=1)
+    assert "does not run" in up("cluster", "kill", str(victim), code=1)
+    up("cluster", "start", str(victim))
+    assert [one["living"] for one in status(up)["brokers"]] == [True] * 3
+    assert up("cluster", "down").splitlines()[-1] == "stopped ZooKeeper"
+    assert "'tidemill cluster up' starts them" in up("cluster", "status", code=1)
+    for number in (1, 2, 3):
+        log = Path("tidemill-cluster", f"broker-{number}", "broker.log").read_text()
+        assert "Traceback" not in log, log
+    up("cluster", "up")
+    read = up("consume", "hello", "--from-beginning", "-n", "100", *bootstrap)
+    assert sorted(map(int, read.split())) == list(range(100))
+    up("cluster", "down", "--delete", "--yes")
+    assert not Path("tidemill-cluster").exists()
+
+
+def test_what_is_missing_is_said_with_the_next_step(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "'tidemill cluster up' makes one" in call("cluster", "kill", "1", code=1)
+    monkeypatch.setenv("PATH", "")
+    said = call("cluster", "up", "--port", "0", code=1)
+    assert "install a Java runtime" in said
+    assert "--zookeeper HOST:PORT" in said
+    said = call("cluster", "up", "-z", f"127.0.0.1:{free_port()}", "--port", "0", code=1)
+    assert "no ZooKeeper can be reached" in said
+    assert "is not HOST:PORT" in call("cluster", "up", "-z", "nowhere", "--port", "0", code=2)
+    assert "--set: " in call("cluster", "up", "--set", "num.partition=3", code=2)
+    assert "0 is out of range" in call("cluster", "up", "--brokers", "0", code=2)
+
+
+def test_a_cluster_that_is_there_keeps_its_zookeeper_and_its_brokers(call: Call) -> None:
+    local = LocalCluster("tidemill-cluster", "127.0.0.1:9/tidemill-cluster", None, {})
+    with local.alone():
+        local.add_brokers(3, 0, {"num.partitions": "7"})
+        assert "another command" in call("cluster", "start", "1", code=1)
+    assert "num.partitions=7\n" in Path("tidemill-cluster/broker-2/server.properties").read_text()
+    assert "min.insync.replicas=2\n" in Path("tidemill-cluster/broker-3/server.properties").read_text()
+    assert "is on ZooKeeper at" in call("cluster", "up", "-z", "127.0.0.1:10", code=1)
+    assert "decommission" in call("cluster", "up", "--brokers", "2", code=1)
+    assert "server.properties" in call("cluster", "up", "--set", "num.partitions=1", code=1)
+    assert "1, 2, 3: give one of these" in call("cluster", "stop", "4", code=1)
+    assert call("cluster", "down") == "nothing ran\n"
+    Path("tidemill-cluster/cluster.json").write_text("{}")
+    assert "repair it" in call("cluster", "down", code=1)
+
+
+def test_a_port_in_use_is_named(call: Call) -> None:
+    port = free_port()
+    local = LocalCluster("tidemill-cluster", "127.0.0.1:9/x", None, {})
+    with local.alone():
+        local.add_brokers(1, port, {})
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(Exception, match=f"port {port} is in use"):
+        next(local.start_brokers([1]))
+
+
+def test_a_process_number_that_is_used_again_is_not_taken_for_ours(tmp_path: Path) -> None:
+    process = Background(tmp_path, "one")
+    assert process.pid() is None
+    pid = process.start(["/bin/sh", "-c", "echo up; exec sleep 60"])
+    try:
+        assert process.pid() == pid
+        file = tmp_path / "one.pid"
+        file.write_text(f"{pid} 1\n")
+        assert process.pid() is None
+        assert process.signal(signal.SIGKILL) is None
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    assert process.wait_end(10)

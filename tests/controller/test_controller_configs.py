@@ -44,6 +44,14 @@ def test_settings_are_set_and_reset() -> None:
     assert before == {"retention.ms": "1", "segment.bytes": "1048576"}
 
 
+def test_settings_that_make_no_sense_are_replaced_and_reset_as_others_are() -> None:
+    before = {"retention.ms": "long", "cleanup.policy": "keep", "segment.bytes": "1048576"}
+    after = topic_change(
+        before, Alteration("retention.ms", SET, "2"), Alteration("cleanup.policy", DELETE, None)
+    )
+    assert after == {"retention.ms": "2", "segment.bytes": "1048576"}
+
+
 def test_settings_that_let_no_message_in_are_refused_together() -> None:
     old, zstd = ("message.format.version", "0.10.2"), ("compression.type", "zstd")
     for first, second in ((old, zstd), (zstd, old)):

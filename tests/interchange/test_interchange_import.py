@@ -472,3 +472,16 @@ def test_settings_that_are_not_known_are_told(tmp_path: Path) -> None:
     assert told["topics"]["codecs"]["config"] == {"retention.ms": "-1"}
     (note,) = told["notes"]
     assert note.startswith("topic codecs: compression.snappy.level=4 is left out")
+
+
+def test_nothing_of_a_topic_goes_for_want_of_a_setting_that_makes_no_sense_here(tmp_path: Path) -> None:
+    config = {"cleanup.policy": "shred", "retention.ms": "60000"}
+    nodes = edited_nodes(tmp_path, "/config/topics/codecs", config=config)
+    told = called(copied("zookeeper", tmp_path), "--nodes", nodes)
+    assert told["topics"]["codecs"]["config"] == {
+        "cleanup.policy": "delete",
+        "retention.bytes": "-1",
+        "retention.ms": "-1",
+    }
+    (note,) = told["notes"]
+    assert note.startswith("topic codecs: cleanup.policy=shred is left out")

@@ -21,7 +21,7 @@ BATCHES = ["0.11.0", "0.11.0-IV0", "0.11.0.3", "1.0", "1.0-IV0", "2.8", "2.8-IV1
 def test_a_version_stands_for_its_format(version: str, magic: int) -> None:
     assert magic_of(version) == magic
     check_topic_settings({"message.format.version": version})
-    stored = log_config(BrokerConfig.of(), {"message.format.version": version})
+    stored = log_config(BrokerConfig.of(), "t", {"message.format.version": version})
     assert stored.message_magic == magic
 
 
@@ -40,13 +40,13 @@ def test_the_brokers_format_holds_for_topics_that_have_none_of_their_own() -> No
     config = BrokerConfig.of(
         {"log.message.format.version": "0.9.0.1", "log.message.downconversion.enable": "false"}
     )
-    stored = log_config(config, {})
+    stored = log_config(config, "t", {})
     assert (stored.message_magic, stored.message_downconversion_enable) == (0, False)
     own = {"message.format.version": "0.10.2", "message.downconversion.enable": "true"}
-    stored = log_config(config, own)
+    stored = log_config(config, "t", own)
     assert (stored.message_magic, stored.message_downconversion_enable) == (1, True)
 
 
 def test_the_newest_format_is_the_default() -> None:
     assert TOPIC_KEYS["message.format.version"].default == "3.0-IV1"
-    assert log_config(BrokerConfig.of(), {}).message_magic == 2
+    assert log_config(BrokerConfig.of(), "t", {}).message_magic == 2

@@ -347,6 +347,38 @@ def test_a_topic_has_its_own_values_over_the_brokers() -> None:
     assert set(topic.overrides) == {"retention.ms", "cleanup.policy"}
 
 
+def test_own_values_that_make_no_sense_are_told_and_the_brokers_hold() -> None:
+    topic = BrokerConfig.of({"log.segment.bytes": "2000000"}).topic_config(
+        {"segment.bytes": "many", "compression.type": "brotli", "max.message.bytes": "7"}
+    )
+    assert topic.int("segment.bytes") == 2_000_000
+    assert topic.str("compression.type") == "producer"
+    assert topic.int("max.message.bytes") == 7
+    assert topic.source("segment.bytes") == STATIC_BROKER
+    assert topic.overrides == {"max.message.bytes": "7"}
+    assert topic.unreadable.keys() == {"segment.bytes", "compression.type"}
+    assert topic.unreadable["segment.bytes"].startswith("segment.bytes=many: allowed is a whole number")
+
+
+@pytest.mark.parametrize(
+    ("key", "held"),
+    [
+        ("cleanup.policy", {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}),
+        ("delete.retention.ms", {"delete.retention.ms": str(2**63 - 1)}),
+        ("min.compaction.lag.ms", {"min.compaction.lag.ms": str(2**63 - 1)}),
+        ("retention.bytes", {"retention.bytes": "-1", "retention.ms": "5"}),
+        ("retention.ms", {"retention.ms": "-1", "cleanup.policy": "compact"}),
+    ],
+)
+def test_nothing_goes_by_a_default_while_the_topics_own_value_makes_no_sense(
+    key: str, held: dict[str, str]
+) -> None:
+    config = BrokerConfig.of({"log.retention.bytes": "10", "log.retention.ms": "10"})
+    own = {"retention.ms": "5", "retention.bytes": "5", "cleanup.policy": "compact"}
+    topic = config.topic_config({**own, key: "for ever"})
+    assert {name: topic.rendered(name) for name in held} == held
+
+
 def test_the_former_timestamp_bound_stands_for_both_of_today() -> None:
     topic = BrokerConfig.of().topic_config(
         {"message.timestamp.difference.max.ms": "5", "message.timestamp.after.max.ms": "6"}

@@ -23,7 +23,7 @@ from tidemill.interchange.transactions import TOPIC as TRANSACTIONS_TOPIC
 from tidemill.interchange.transactions import OpenTransaction
 from tidemill.interchange.zookeeper_nodes import to_nodes
 from tidemill.log.checkpoints import encode_id
-from tidemill.model.configs import check_broker_settings, check_topic_settings
+from tidemill.model.configs import check_broker_settings, check_topic_settings, while_unreadable
 from tidemill.model.errors import ConfigError
 from tidemill.model.ports import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
@@ -203,13 +203,15 @@ def _mismatches(
 
 
 def _settings(topic: TopicEntry, result: Import) -> dict[str, str]:
-    """The settings of a topic that can be made here; the others are told."""
+    """The settings of a topic that can be made here; the others are told, and no record goes for want of them."""
     kept: dict[str, str] = {}
+    careful: dict[str, str] = {}
     for name, value in sorted(topic.config.items()):
         try:
             check_topic_settings({name: value})
         except ConfigError as problem:
             result.notes.append(f"topic {topic.name}: {name}={value} is left out ({problem})")
+            careful |= while_unreadable(name)
         else:
             kept[name] = value
     if kept.get("remote.storage.enable") == "true":
@@ -217,7 +219,7 @@ def _settings(topic: TopicEntry, result: Import) -> dict[str, str]:
             f"topic {topic.name}: what Kafka moved to remote storage is not read here; only what is in its "
             "directories is taken over"
         )
-    return kept
+    return kept | careful
 
 
 def _take_brokers(metadata: ClusterMetadata, result: Import) -> None:

@@ -14,6 +14,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 from tidemill.broker.broker import Broker

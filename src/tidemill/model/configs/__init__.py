@@ -12,6 +12,7 @@ from tidemill.model.configs.topic import (
     check_settings_together,
     check_topic_settings,
     topic_synonyms,
+    while_unreadable,
 )
 from tidemill.model.configs.values import Config, Synonym
 
@@ -30,4 +31,5 @@ __all__ = [
     "check_settings_together",
     "check_topic_settings",
     "topic_synonyms",
+    "while_unreadable",
 ]

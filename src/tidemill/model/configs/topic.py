@@ -91,6 +91,11 @@ class TopicConfig(Config):
         return found
 
 
+def while_unreadable(name: str) -> dict[str, str]:
+    """:data:`WHILE_UNREADABLE` of one key, as settings are written."""
+    return {key: TOPIC_KEYS[key].render(value) or "" for key, value in WHILE_UNREADABLE.get(name, {}).items()}
+
+
 def topic_synonyms(key: str) -> tuple[str, ...]:
     """The broker keys that hold for a topic key where the topic sets nothing, in order of precedence."""
     if key not in TOPIC_SYNONYMS:

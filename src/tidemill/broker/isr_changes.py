@@ -28,6 +28,15 @@ log = logging.getLogger("tidemill.broker")
 
 VERSIONS = (3, 3)
 RETRY_S = 0.05
+REFUSALS = frozenset(
+    {
+        ErrorCode.INELIGIBLE_REPLICA,
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+)
+"""With these answers the set that was asked for was not written, and will not be."""
 PARTITIONS_MAX = 1000
 """In one request."""
 
@@ -41,6 +50,18 @@ class _Wanted:
         self.leader_epoch = int(partition.leader_epoch)
         self.partition_epoch = partition_epoch
         self.isr = isr
+
+    def is_waited_for(self, *, at_any_state: bool = False) -> bool:
+        """Whether the partition still is in the state over which it asked, and waits for the answer."""
+        partition = self.partition
+        replication = partition.replication
+        return (
+            not partition.deleted
+            and partition.leader_epoch == self.leader_epoch
+            and replication is not None
+            and replication.pending == self.isr
+            and (at_any_state or replication.partition_epoch == self.partition_epoch)
+        )
 
 
 class IsrChanges:
@@ -78,25 +99,33 @@ class IsrChanges:
             except KafkaError as problem:
                 log.info("in-sync sets are asked for again: %s", problem)
                 results = [problem] * len(asked)
-                await asyncio.sleep(RETRY_S)
             except Exception:
                 log.exception("asking for in-sync sets failed")
                 results = [KafkaError("asking failed")] * len(asked)
-                await asyncio.sleep(RETRY_S)
             for one, result in zip(asked, results, strict=True):
                 self._take(one, result)
+            if any(key in self._wanted for key in keys):
+                await asyncio.sleep(RETRY_S)
         self._task = None
 
     def _take(self, one: _Wanted, result: PartitionState | KafkaError) -> None:
+        """Ends a change whose outcome is known. Others are asked for again, and may have been made:
+
+        until a leader knows, nothing may count as committed that the wanted members do not have.
+        """
         partitions = self._broker.partitions
-        if one.partition.deleted or one.partition.leader_epoch != one.leader_epoch:
+        if not one.is_waited_for():
             return
         if isinstance(result, PartitionState):
             partitions.isr_changed(one.partition, result)
         else:
             log.info("%s-%d: %s", one.partition.topic, one.partition.index, result)
-        # A state that is older than what is known, and one that changes nothing, end the change as well.
-        partitions.isr_refused(one.partition)
+            if result.code not in REFUSALS:
+                self._wanted.setdefault(one.key, one)
+                return
+        if one.is_waited_for(at_any_state=True):
+            # It changed nothing, or a later state is known already.
+            partitions.isr_refused(one.partition)
 
     async def _ask(self, asked: Sequence[_Wanted]) -> list[PartitionState | KafkaError]:
         if self._broker.controller.is_active:

@@ -183,11 +183,11 @@ def test_a_server_that_stands_still_is_noticed_and_goes_on(own_server: ZooKeeper
             try:
                 with pytest.raises(StoreUnavailable):
                     await session.store.get("/")
-                await session.reach(SUSPENDED)
+                assert SUSPENDED in session.states
             finally:
                 own_server.resume()
-            await session.reach_again()
-            assert await session.store.exists("/")
+            # A busy machine may break the connection more than once: it is believed for a second only.
+            await session.serves()
 
     asyncio.run(story())
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
-from tidemill.coordination.port import Event, EventKind, SessionState
+from tidemill.coordination.port import Event, EventKind, SessionState, StoreUnavailable
 from tidemill.coordination.zookeeper import ZooKeeperStore
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 
@@ -115,6 +115,19 @@ class Session:
             while CONNECTED not in self.states:
                 self._changed.clear()
                 await self._changed.wait()
+
+    async def serves(self) -> None:
+        """Returns when a call is answered, however often the connection breaks before."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                told = len(self.states)
+                try:
+                    await self.store.exists("/")
+                except StoreUnavailable:
+                    while len(self.states) == told:
+                        await self.next_state()
+                else:
+                    return
 
 
 @contextlib.asynccontextmanager

@@ -16,7 +16,7 @@ from tidemill.model.errors import ErrorCode, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, check_crc
 from tidemill.records.reader import iter_batches
-from tidemill.testing.files import FaultyFiles
+from tidemill.testing.files import FaultyFiles, Killed
 
 NOW = 1_700_000_000_000
 KEY = TopicPartition("t", 0)
@@ -136,6 +136,78 @@ def test_a_kill_takes_nothing(batch: MakeBatch, seed: int) -> None:
         assert found is not None
         log = found
         assert values(log) == written
+
+
+class DyingFiles(FaultyFiles):
+    """Lets the process be killed before one of its calls."""
+
+    dies_in = -1
+
+    def check(self, operation: str, path: str) -> None:
+        if self.dies_in == 0:
+            raise Killed(f"before {operation} of {path}")
+        self.dies_in -= 1
+        super().check(operation, path)
+
+
+def test_a_kill_while_the_log_is_cut_leaves_no_hole(batch: MakeBatch) -> None:
+    step = 0
+    died = True
+    while died:
+        files = DyingFiles()
+        manager = started(files)
+        log = manager.create(KEY, bytes(16), config(), NOW)
+        written: list[bytes] = []
+        for number in range(16):
+            written.append(append(log, batch, number))
+            if number % 4 == 3:
+                log.roll(NOW)
+        log.flush(NOW)
+        manager.checkpoint_recovery_points()
+        files.dies_in = step
+        try:
+            log.truncate_to(6, NOW)
+            died = False
+        except Killed:
+            died = True
+        files.dies_in = -1
+        files.kill()
+        again = started(files).get(KEY)
+        assert again is not None
+        stored = values(again)
+        assert stored == written[: len(stored)]
+        assert 6 <= len(stored) <= 16 if died else len(stored) == 6
+        step += 1
+    assert step > 10
+
+
+def test_a_kill_while_a_damaged_log_is_recovered_leaves_no_hole(batch: MakeBatch) -> None:
+    step = 0
+    died = True
+    while died:
+        files = DyingFiles()
+        log = started(files).create(KEY, bytes(16), config(), NOW)
+        written: list[bytes] = []
+        for number in range(16):
+            written.append(append(log, batch, number))
+            if number % 4 == 3:
+                log.roll(NOW)
+        first = f"{log.directory}/{4:020d}.log"
+        files.kill()
+        files.open(first).write_at(int(files.size(first)) // 2 + 70, b"damage")
+        files.dies_in = step
+        try:
+            started(files)
+            died = False
+        except Killed:
+            died = True
+        files.dies_in = -1
+        files.kill()
+        again = started(files).get(KEY)
+        assert again is not None
+        assert values(again) == written[:6]
+        step += 1
+    assert step > 50
 
 
 def test_a_name_without_a_directory_sync_is_lost() -> None:

@@ -38,7 +38,11 @@ class CutStore(LogStore):
 
     def _truncate(self, offset: i64, now_ms: i64) -> None:
         keep: i64 = self.segment_at(offset) + 1
+        # The last goes first: a process that is killed at any moment leaves a log without a hole, and a start
+        # cannot tell a hole from what compaction took.
         gone = self.segments[keep:]
+        gone.reverse()
+        self._remove_files(gone, now_ms)
         del self.segments[keep:]
         segment = self.segments[len(self.segments) - 1]
         self.active = segment
@@ -58,7 +62,6 @@ class CutStore(LogStore):
         self.names_changed += 1
         self.leader_epochs.truncate_end(int(self.end_offset))
         self._leader_epoch = self.leader_epochs.latest
-        self._remove_files(gone, now_ms)
         self._remove_snapshots_after(self.end_offset)
         load_producers(
             self.files,

@@ -392,13 +392,14 @@ class Opening:
         if gone:
             text += f", and {len(gone)} later segments removed"
         self.warnings.append(text)
+        # As in a truncation the last goes first: a stop in between leaves no hole.
+        for later in reversed(gone):
+            self._put_away(later)
+        del segments[at + 1 :]
         file = segment.file()
         file.truncate(position)
         file.sync()
         segment.size = position
-        for later in gone:
-            self._put_away(later)
-        del segments[at + 1 :]
 
     def _check_indexes(self, before: list[Segment], segment: Segment, end_offset: int) -> None:
         """A segment before the recovery point is safe on the disk; its indexes are checked for sense."""

@@ -11,6 +11,7 @@ from tidemill.log.config import LogConfig
 from tidemill.log.log import Log
 from tidemill.model.errors import ErrorCode, StorageError
 from tidemill.replication.fetcher import FLUSH_LOOK_MS, FetchLimits, LeaderFetcher
+from tidemill.replication.throttle import RateLimit, Throttle
 from tidemill.wire.messages.fetch import (
     EpochEndOffset,
     FetchableTopicResponse,
@@ -134,6 +135,33 @@ def test_a_follower_has_what_its_leader_has() -> None:
     pair.round()
     pair.same()
     assert pair.two.partitions[0].high_watermark == 2
+
+
+def test_a_throttled_partition_rests_until_it_has_kept_to_the_rate_and_others_go_on() -> None:
+    pair = Pair(3)
+    throttle = Throttle(FOLLOWER, RateLimit(100))
+    pair.fetcher = LeaderFetcher(FOLLOWER, 7, FetchLimits(backoff_ms=BACKOFF_MS), throttle)
+    pair.one.become(LEADER, 0, (LEADER,))
+    for index in range(3):
+        pair.one.write(index, b"a" * 200)
+    throttle.set_topic("t", ["0:2", "1:2", "2:1"])
+    pair.now_ms = 50_000
+    pair.start()
+    pair.two.partitions[1].become(LEADER, 0, (LEADER, FOLLOWER), (LEADER, FOLLOWER))
+    for index in (0, 2):
+        pair.two.partitions[index].become(LEADER, 0, (LEADER, FOLLOWER), (LEADER,))
+    pair.round()
+    pair.same()
+    for index in range(3):
+        pair.one.write(index, b"b")
+    pair.round()
+    ends = [int(partition.log.end_offset) for partition in pair.two.partitions]
+    assert ends == [1, 2, 2], "in sync, or not throttled: those are not held back"
+    assert pair.fetcher.rest_ms(pair.now_ms) > 0
+    throttle.limit.bytes_per_second = 1_000_000
+    pair.now_ms += 20_000
+    pair.round()
+    pair.same()
 
 
 def test_a_request_names_only_what_changed() -> None:

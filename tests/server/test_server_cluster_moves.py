@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from confluent_kafka import Consumer, ElectionType, Producer
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient
 
+from tidemill.client import ConfigResource, ResourceType
 from tidemill.client.admin_types import PartitionDescription
 from tidemill.coordination.nodes import ReassignmentNode
 from tidemill.coordination.port import Create
@@ -22,6 +24,9 @@ from tidemill.model.types import TopicPartition
 from tidemill.testing.zookeeper import ZooKeeper
 
 CHROOT = "/test-moves"
+THROTTLED_BYTES = 3_000_000
+THROTTLED_BYTES_S = 500_000
+FETCH_BYTES_MAX = 1024 * 1024
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +133,28 @@ def test_a_partition_moves_while_it_is_written(stage: Stage) -> None:
     writer.check()
     left = Path(stage.brokers[2].data_dir, "moved-0")
     until(lambda: not left.exists(), "broker 2 keeps nothing")
+
+
+def test_a_throttled_follower_keeps_to_its_rate(stage: Stage) -> None:
+    with stage.admin() as admin:
+        admin.create_topic(
+            "slow", assignments={0: [1, 2]}, configs={"follower.replication.throttled.replicas": "0:3"}
+        )
+        for number in stage.brokers:
+            admin.alter_configs(
+                ConfigResource(ResourceType.BROKER, str(number)),
+                {"follower.replication.throttled.rate": str(THROTTLED_BYTES_S)},
+            )
+    producer = Producer({"bootstrap.servers": stage.bootstrap, "acks": "all", "log_level": 0})
+    for _ in range(THROTTLED_BYTES // 1000):
+        producer.produce("slow", bytes(1000), partition=0)
+    assert producer.flush(30) == 0
+    began = time.monotonic()
+    wish(stage, "slow", [1, 3])
+    took_s = time.monotonic() - began
+    assert list(described(stage, "slow").replicas) == [1, 3]
+    # The last fetch, of a megabyte at most, waits for those before it.
+    assert took_s > (THROTTLED_BYTES - FETCH_BYTES_MAX) / THROTTLED_BYTES_S / 2
 
 
 def test_brokers_stop_in_turn_without_a_write_that_fails_and_lead_again_when_asked(stage: Stage) -> None:

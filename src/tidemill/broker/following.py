@@ -17,6 +17,7 @@ from tidemill.net.link import Link, LinkError
 from tidemill.replication.fetcher import FetchLimits, LeaderFetcher, Trouble
 from tidemill.replication.follows import Follows
 from tidemill.replication.partition import Partition
+from tidemill.replication.throttle import Throttle
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.list_offsets import (
     ListOffsetsPartition,
@@ -193,7 +194,9 @@ class Following(Follows):
         connect: Connect,
         clock: Clock,
         storage_failed: Callable[[Partition, StorageError], None],
+        throttle: Throttle | None = None,
     ) -> None:
+        self._throttle = throttle
         self.node_epoch = node_epoch
         """Of this broker's registration: leaders hear it of followers from then on."""
         self._node_id = node_id
@@ -212,7 +215,7 @@ class Following(Follows):
             self.leave(partition)
         loop = self._loops.get(leader)
         if loop is None:
-            fetcher = LeaderFetcher(self._node_id, self.node_epoch, self._limits)
+            fetcher = LeaderFetcher(self._node_id, self.node_epoch, self._limits, self._throttle)
             loop = self._loops[leader] = LeaderLoop(
                 leader, fetcher, self._connect, self._clock, self._storage_failed
             )

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError
 from tidemill.replication.partition import Partition
+from tidemill.replication.throttle import Throttle
 from tidemill.wire.messages.fetch import (
     EpochEndOffset,
     FetchPartition,
@@ -93,7 +94,10 @@ class Followed:
 class LeaderFetcher:
     """Follows what one broker leads."""
 
-    def __init__(self, node_id: int, node_epoch: int, limits: FetchLimits) -> None:
+    def __init__(
+        self, node_id: int, node_epoch: int, limits: FetchLimits, throttle: Throttle | None = None
+    ) -> None:
+        self._throttle = throttle
         self.node_id = node_id
         self.node_epoch = node_epoch
         self.limits = limits
@@ -152,6 +156,8 @@ class LeaderFetcher:
             if followed.rests_until_ms <= now_ms and not followed.partition.flush_under_way:
                 del self._resting[key]
                 self._changed[key] = followed
+        if self._throttle is not None and self._throttle.is_set:
+            self._hold_back(self._throttle, now_ms)
         if len(self._followed) == len(self._resting):
             return None
         if self._session_epoch == 0:
@@ -173,6 +179,20 @@ class LeaderFetcher:
         )
         self._forgotten.clear()
         return request
+
+    def _hold_back(self, throttle: Throttle, now_ms: int) -> None:
+        """Lets throttled partitions rest while too much has come of them."""
+        wait_s = throttle.limit.wait_s(now_ms / 1000)
+        if wait_s <= 0.0:
+            return
+        for key, followed in self._followed.items():
+            partition = followed.partition
+            if (
+                key not in self._resting
+                and self.node_id not in partition.isr
+                and throttle.covers(partition.topic, int(partition.index))
+            ):
+                self._rest(followed, now_ms, int(wait_s * 1000) + 1)
 
     def rest_ms(self, now_ms: int) -> int:
         """How soon a partition that rests is to be followed again."""
@@ -265,6 +285,9 @@ class LeaderFetcher:
 
     def _take(self, followed: Followed, data: PartitionData, now_ms: int, result: Answered) -> None:
         partition = followed.partition
+        if self._throttle is not None and data.records:
+            size = len(data.records)
+            self._throttle.record(partition.topic, int(partition.index), size, now_ms / 1000)
         if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
             result.out_of_range.append(partition)
             self._rest(followed, now_ms)

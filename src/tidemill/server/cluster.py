@@ -16,6 +16,7 @@ from tidemill.broker.handing_over import hand_over
 from tidemill.broker.isr_changes import IsrChanges
 from tidemill.broker.links import Links
 from tidemill.broker.settings_watch import SettingsWatch
+from tidemill.broker.throttling import Throttling
 from tidemill.controller.administering import Administering
 from tidemill.controller.watching import Watching
 from tidemill.coordination.image import Delta
@@ -93,6 +94,7 @@ class Cluster(Seat, Hears):
             self._links.open,
             broker.clock,
             self._storage_failed,
+            Throttling(broker).follower,
         )
         broker.partitions.following = self._following
         broker.partitions.lag_ms_max = config.int("replica.lag.time.max.ms")

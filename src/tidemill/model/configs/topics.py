@@ -46,7 +46,7 @@ TOPIC: tuple[Row, ...] = (
      "Records after which the log is flushed to the disk; 1 flushes every batch before it is acknowledged."),
     ("flush.ms", LONG, LONG_MAX, "0..", CLUSTER_WIDE, YES,
      "Longest time that records stay unflushed."),
-    ("follower.replication.throttled.replicas", LIST, (), REPLICAS, CLUSTER_WIDE, QUOTAS,
+    ("follower.replication.throttled.replicas", LIST, (), REPLICAS, CLUSTER_WIDE, YES,
      "Followers that are throttled, as partition:broker pairs, or *."),
     ("index.interval.bytes", INT, 4096, "0..", CLUSTER_WIDE, YES,
      "Bytes of log between two entries of the indexes."),

@@ -92,6 +92,9 @@ class Office:
         self._writing = asyncio.Lock()
         self._stopping: dict[int, int] = {}
         """Brokers that are about to stop, and the epochs of their registrations."""
+        self.elections = 0
+        self.unclean_elections = 0
+        """Leaders that this controller chose since the start, and those of them that were not in sync."""
         self._is_stale = False
         """A write failed: what the store holds may be something else than the image."""
 
@@ -284,8 +287,16 @@ class Office:
         if self._image is before:
             return None
         delta = Delta.between(before, self._image)
+        self._count_elections(delta)
         await self._announce(delta)
         return delta
+
+    def _count_elections(self, delta: Delta) -> None:
+        for old, new in delta.changed:
+            for before, after in zip(old.partitions, new.partitions, strict=False):
+                if before is not after and before.leader != after.leader >= 0:
+                    self.elections += 1
+                    self.unclean_elections += bool(before.isr) and after.leader not in before.isr
 
     async def take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
         """Takes settings (by kind and name) over that somebody wrote to the store. Raises NOT_CONTROLLER."""

@@ -15,20 +15,21 @@ from typing import NamedTuple
 
 from tidemill.log.config import LogConfig
 from tidemill.log.errors import DiskFull, failure_of, is_disk_broken, may_pass
+from tidemill.log.flush import FlushJob
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
 from tidemill.log.names import partition_directory
 from tidemill.log.recovery import offline_log
+from tidemill.model.counters import TimeHistogram
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.ports import Clock
 from tidemill.model.types import ZERO_ID, TopicPartition
-from tidemill.records.validate import Limits
 from tidemill.replication.checkpoints import Checkpoints
 from tidemill.replication.follows import Follows
 from tidemill.replication.full_disks import FullDisks
 from tidemill.replication.moves import Mover
 from tidemill.replication.partition import Partition, PartitionEvents
-from tidemill.replication.storage import storage_of
+from tidemill.replication.storage import limits_of, storage_of
 from tidemill.replication.topics import TopicEntry, TopicTable
 from tidemill.replication.write_back import WriteBack
 
@@ -36,8 +37,6 @@ log = logging.getLogger("tidemill.replication")
 
 FLUSH_AGAIN_S = 1.0
 """After a sync that could not begin for want of descriptors or memory."""
-UNPACKED_FACTOR = 32
-"""A compressed batch may unpack to so many times the largest batch that the topic takes."""
 
 
 class PartitionState(NamedTuple):
@@ -50,18 +49,6 @@ class PartitionState(NamedTuple):
     isr: tuple[int, ...]
     partition_epoch: int = -1
     """The version of this state; later ones have a larger one, or a larger leader epoch."""
-
-
-def limits_of(config: LogConfig) -> Limits:
-    """What a topic with ``config`` takes from producers."""
-    return Limits(
-        max_batch_bytes=config.max_message_bytes,
-        max_unpacked_bytes=config.max_message_bytes * UNPACKED_FACTOR,
-        key_required=config.compact,
-        timestamp_before_ms=config.message_timestamp_before_max_ms,
-        timestamp_after_ms=config.message_timestamp_after_max_ms,
-        check_timestamps=config.message_timestamp_type == "CreateTime",
-    )
 
 
 class ReplicaManager(PartitionEvents):
@@ -96,6 +83,11 @@ class ReplicaManager(PartitionEvents):
         """``replica.lag.time.max.ms``: who has not caught up for so long is not in sync."""
         self.directory_failed: Callable[[], None] | None = None
         """Called when a data directory was put aside."""
+        self.isr_shrinks = 0
+        self.isr_expands = 0
+        """How often in-sync sets of partitions led here lost or got members."""
+        self.flush_times = TimeHistogram()
+        """How long syncs of logs took."""
         self.full_disks = FullDisks(logs, clock)
         self._flushes: set[asyncio.Future[None]] = set()
         self._stopping = False
@@ -204,6 +196,9 @@ class ReplicaManager(PartitionEvents):
 
     def _change(self, partition: Partition, state: PartitionState) -> None:
         led, epoch, leader = partition.is_leader, partition.leader_epoch, partition.leader
+        if led and state.leader == leader:
+            self.isr_shrinks += len(state.isr) < len(partition.isr)
+            self.isr_expands += len(state.isr) > len(partition.isr)
         partition.lag_ms_max = self.lag_ms_max
         partition.become(
             state.leader,
@@ -331,10 +326,15 @@ class ReplicaManager(PartitionEvents):
     async def sync(self, one: Log) -> int:
         """Brings a log to the disk; the offset up to which it is there. Raises StorageError."""
         job = one.begin_flush()
-        await self.loop.run_in_executor(self.syncers, job.run)
+        await self._run_flush(job)
         one.finish_flush(job, self.clock.wall_ms())
         # Of a log that was cut meanwhile only what was synced before counts.
         return min(job.offset, int(one.recovery_point))
+
+    async def _run_flush(self, job: FlushJob) -> None:
+        began = self.clock.monotonic()
+        await self.loop.run_in_executor(self.syncers, job.run)
+        self.flush_times.note(self.clock.monotonic() - began)
 
     def _sync_failed(self, one: Log, problem: StorageError) -> None:
         """Puts the data directory aside, unless the log was deleted meanwhile.
@@ -442,7 +442,7 @@ class ReplicaManager(PartitionEvents):
         moved = False
         for one, job in due:
             try:
-                await self.loop.run_in_executor(self.syncers, job.run)
+                await self._run_flush(job)
             except StorageError as problem:
                 self._sync_failed(one, problem)
             else:

@@ -1,4 +1,4 @@
-"""In which form a topic stores records: the message format and the compression. Compiled."""
+"""What a topic takes from producers, and in which form it stores it: format and compression. Compiled."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from tidemill.log.config import LogConfig
 from tidemill.records.batch import GZIP, LZ4, ZSTD
 from tidemill.records.compression import codec_of
 from tidemill.records.convert import KEEP_CODEC
+from tidemill.records.validate import Limits
+
+UNPACKED_FACTOR = 32
+"""A compressed batch may unpack to so many times the largest batch that the topic takes."""
 
 
 class Storage:
@@ -38,3 +42,15 @@ def storage_of(config: LogConfig) -> Storage:
     }
     append_time = config.message_timestamp_type == "LogAppendTime"
     return Storage(config.message_magic, codec, levels.get(int(codec)), append_time)
+
+
+def limits_of(config: LogConfig) -> Limits:
+    """What a topic with ``config`` takes from producers."""
+    return Limits(
+        max_batch_bytes=config.max_message_bytes,
+        max_unpacked_bytes=config.max_message_bytes * UNPACKED_FACTOR,
+        key_required=config.compact,
+        timestamp_before_ms=config.message_timestamp_before_max_ms,
+        timestamp_after_ms=config.message_timestamp_after_max_ms,
+        check_timestamps=config.message_timestamp_type == "CreateTime",
+    )

@@ -29,6 +29,7 @@ class Held:
         self.failed = 0
         self.without_leader = 0
         self.waiting_appends = 0
+        self.lag_max = 0
 
     def note(self, one: Partition) -> None:
         """Counts a partition."""
@@ -37,6 +38,10 @@ class Held:
         self.under_replicated += one.is_leader and len(one.isr) < len(one.replicas)
         self.failed += bool(one.failed)
         self.waiting_appends += one.waiting_appends
+        if one.replication is not None:
+            for follower in one.replication.followers.values():
+                if follower.end_offset >= 0:
+                    self.lag_max = max(self.lag_max, int(one.log.end_offset - follower.end_offset))
 
 
 def families(server: BrokerServer) -> Iterator[Family | None]:
@@ -209,6 +214,34 @@ def _cluster(server: BrokerServer, held: Held) -> Iterator[Family]:
         "1 when this broker is the controller.",
         float(broker.controller.is_active),
     )
+    yield counter(
+        "tidemill_leader_elections",
+        "Leaders that this broker chose as the controller.",
+        broker.controller.elections,
+    )
+    yield counter(
+        "tidemill_unclean_leader_elections",
+        "Those of them that were not in sync: records may have been lost.",
+        broker.controller.unclean_elections,
+    )
+    yield counter(
+        "tidemill_isr_shrinks",
+        "Followers that left in-sync sets of leaders here.",
+        broker.partitions.isr_shrinks,
+    )
+    yield counter(
+        "tidemill_isr_expands",
+        "Followers that joined in-sync sets of leaders here.",
+        broker.partitions.isr_expands,
+    )
+    yield gauge(
+        "tidemill_replica_lag_max_records",
+        "Records that the follower lacks which is farthest behind a leader here.",
+        held.lag_max,
+    )
+    flushes = Family("tidemill_log_flush_seconds", HISTOGRAM, "Seconds that syncs of logs took.")
+    flushes.add(broker.partitions.flush_times)
+    yield flushes
     failed = sum(bool(one.failure) for one in broker.logs.directories)
     yield gauge("tidemill_offline_log_directories", "Data directories that failed.", failed)
     yield gauge("tidemill_groups", "Groups coordinated here.", broker.groups.group_count())

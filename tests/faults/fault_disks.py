@@ -1,7 +1,7 @@
 """Disks that can be full, or slow: a file system in memory, and one on a throttled loop device.
 
-Slow: the data directory is on ext4 that writes through (``sync``), on a loop device of which the broker's
-cgroup may write only so many bytes a second. Such writes are made by the process itself, so the limit holds.
+Slow: the data directory is on ext4 on a loop device, which writes through (``sync``) as long as it is slow,
+and of which the broker's cgroup may write only so many bytes a second: the process itself makes such writes.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Disk:
 
     def slow_down(self, pid: int, bytes_per_s: int) -> None:
         """Lets a process write only so much. Only for a disk on a loop device."""
+        run("mount", "-o", "remount,sync", str(self.path))
         number = os.stat(self._device).st_rdev
         self._group.mkdir(exist_ok=True)
         limit = f"{os.major(number)}:{os.minor(number)} {bytes_per_s}"
@@ -59,6 +60,7 @@ class Disk:
         )
         with contextlib.suppress(ProcessLookupError):
             (BLKIO / "cgroup.procs").write_text(str(pid))
+        run("mount", "-o", "remount,async", str(self.path))
 
 
 def no_small_disks() -> str:
@@ -91,7 +93,7 @@ def disk(path: Path, *, may_be_slow: bool) -> Iterator[Disk]:
                 ["losetup", "--find", "--show", str(image)], capture_output=True, text=True, check=True
             )
             one._device = found.stdout.strip()
-            run("mount", "-o", "sync", one._device, str(path))
+            run("mount", one._device, str(path))
             (path / "lost+found").rmdir()
         else:
             run("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tidemill", str(path))

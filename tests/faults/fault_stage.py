@@ -73,8 +73,8 @@ class Stage:
         return ",".join(broker.bootstrap for broker in self.brokers.values())
 
     def admin(self) -> Admin:
-        """An administration client."""
-        return Admin(self.bootstrap)
+        """An administration client that does not wait for long."""
+        return Admin(self.bootstrap, {"default.api.timeout.ms": 5000, "request.timeout.ms": 3000})
 
     def asked(self, question: Callable[[KazooClient], Any]) -> Any:
         """What the store answers; None when it does not answer."""

@@ -18,14 +18,17 @@ log = logging.getLogger("tidemill.broker")
 VERSIONS = (3, 3)
 
 
-async def hand_over(broker: Broker, epoch: int, follow_nobody: Callable[[], Awaitable[None]]) -> None:
+async def hand_over(
+    broker: Broker, epoch: Callable[[], int], follow_nobody: Callable[[], Awaitable[None]]
+) -> None:
     """Asks the controller, here or elsewhere, until nothing is left that another broker could lead.
 
     ``follow_nobody`` ends what this broker follows: what it still fetched of the new leaders, they would take
     for a return into the in-sync sets, and wait for it after its end.
 
-    ``epoch`` is that of this broker's registration. After ``controlled.shutdown.max.retries`` attempts the
-    rest is given up: it is led again when one of its replicas in sync is back.
+    ``epoch`` gives that of this broker's registration, which a session that ends meanwhile changes. After
+    ``controlled.shutdown.max.retries`` attempts the rest is given up: it is led
+    again when one of its replicas in sync is back.
     """
     config = broker.config
     if not config.bool("controlled.shutdown.enable") or set(broker.metadata.image.brokers) <= {
@@ -36,7 +39,7 @@ async def hand_over(broker: Broker, epoch: int, follow_nobody: Callable[[], Awai
     rest_s = config.int("controlled.shutdown.retry.backoff.ms") / 1000
     for attempts_left in reversed(range(max(1, config.int("controlled.shutdown.max.retries")))):
         try:
-            remaining = await _ask(broker, epoch)
+            remaining = await _ask(broker, epoch())
         except (KafkaError, StoreError) as problem:
             log.warning("leaderships cannot be handed over: %s", problem)
         else:

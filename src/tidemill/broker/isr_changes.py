@@ -28,6 +28,8 @@ log = logging.getLogger("tidemill.broker")
 
 VERSIONS = (3, 3)
 RETRY_S = 0.05
+RETRY_S_MAX = 1.0
+"""Between requests, after several that came to nothing."""
 REFUSALS = frozenset(
     {
         ErrorCode.INELIGIBLE_REPLICA,
@@ -91,6 +93,7 @@ class IsrChanges:
             self._task = None
 
     async def _run(self) -> None:
+        rest_s = RETRY_S
         while self._wanted:
             keys = list(self._wanted)[:PARTITIONS_MAX]
             asked = [self._wanted.pop(key) for key in keys]
@@ -105,7 +108,10 @@ class IsrChanges:
             for one, result in zip(asked, results, strict=True):
                 self._take(one, result)
             if any(key in self._wanted for key in keys):
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(rest_s)
+                rest_s = min(2 * rest_s, RETRY_S_MAX)
+            else:
+                rest_s = RETRY_S
         self._task = None
 
     def _take(self, one: _Wanted, result: PartitionState | KafkaError) -> None:

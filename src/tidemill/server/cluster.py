@@ -119,7 +119,7 @@ class Cluster(Seat, Hears):
 
     async def hand_over(self) -> None:
         """Has others lead what this broker leads, as far as they can."""
-        await hand_over(self._broker, self.commands.broker_epoch, self._follow_nobody)
+        await hand_over(self._broker, lambda: self.commands.broker_epoch, self._follow_nobody)
 
     async def _follow_nobody(self) -> None:
         self._broker.partitions.following = None

@@ -359,6 +359,16 @@ def test_a_kill_loses_nothing_and_a_power_cut_may_have(batch: Callable[..., Batc
     files.power_cut()
     manager = start()
     assert manager.may_have_lost
+    files.kill()
+    manager = start()
+    assert manager.may_have_lost  # nobody has heeded it yet
+    assert manager.close(NOW, {}) == []
+    manager = start()
+    assert manager.may_have_lost
+    manager.loss_heeded()
+    files.kill()
+    manager = start()
+    assert not manager.may_have_lost
     assert manager.close(NOW, {}) == []
     files.power_cut()
     assert not start().may_have_lost  # it was stopped in order

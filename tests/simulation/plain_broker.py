@@ -157,6 +157,7 @@ class PlainBroker:
 
     def take(self, image: ClusterImage) -> None:
         """The cluster has changed."""
+        self.broker.logs.loss_heeded()
         self.broker.metadata.image = image
         for topic in image.topics.values():
             states = [state_of(one) for one in topic.partitions if one.partition_epoch >= 0]

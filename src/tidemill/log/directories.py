@@ -15,7 +15,7 @@ from typing import Any
 from tidemill.log.errors import storage_error
 from tidemill.log.log import Log
 from tidemill.log.meta import DirectoryMeta, new_id, read_meta, write_meta
-from tidemill.log.names import LOCK, META_PROPERTIES
+from tidemill.log.names import BOOT, LOCK, META_PROPERTIES
 from tidemill.model.errors import ConfigError, StorageError
 from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
@@ -215,6 +215,17 @@ class DataDirectories:
     def may_have_lost(self) -> bool:
         """Whether acknowledged records that were not synced may be gone since the last stop."""
         return any(directory.may_have_lost for directory in self.directories)
+
+    def loss_heeded(self) -> None:
+        """Nobody counts any more on what the last stop may have cost. Raises StorageError."""
+        for directory in self.working:
+            if directory.may_have_lost:
+                path = directory.file(BOOT)
+                try:
+                    self.files.replace(path, self.files.boot_id().encode())
+                except OSError as problem:
+                    raise storage_error("write", path, problem) from problem
+                directory.may_have_lost = False
 
     def vanished(self) -> list[str]:
         """Working directories that are there no longer; may run in a thread."""

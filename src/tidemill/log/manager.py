@@ -378,7 +378,8 @@ class LogManager(DataDirectories):
             self.start_offsets_of(directory),
         ]
         problems += map(str, write_checkpoints(checkpoints))
-        if not problems:
+        # Where a loss was not heeded yet, the next start has to tell of it.
+        if not problems and not directory.may_have_lost:
             path = directory.file(CLEAN_SHUTDOWN)
             try:
                 write_clean_shutdown(self.files, path)

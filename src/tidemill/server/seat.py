@@ -65,6 +65,7 @@ class Seat(Events):
         broker = self._broker
         if not broker.logs.missed:
             broker.logs.accept()
+        broker.logs.loss_heeded()
         try:
             await self.membership.clear_loss()
         except StoreError as problem:

@@ -52,12 +52,14 @@ def simulate(options: argparse.Namespace) -> int:
     for report in reports:
         counts.update(report.counts)
     steps = sum(report.steps for report in reports)
-    simulated = sum(report.simulated_s - 1000 for report in reports)
+    simulated = sum(report.simulated_s for report in reports)
     print(
         f"{len(reports)} seeds without a broken promise, {failed} with one: {steps} steps in {elapsed:.1f} s"
         f" ({steps / elapsed:.0f} a second), {simulated:.0f} simulated seconds"
     )
     print(", ".join(f"{what}: {count}" for what, count in sorted(counts.items())))
+    if len(reports) == 1:
+        print(f"the story: {reports[0].story}")
     return 1 if failed else 0
 
 

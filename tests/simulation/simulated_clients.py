@@ -235,7 +235,7 @@ class Consumer(Client):
         ((one,),) = [topic.partitions for topic in answer.topics]
         if one.error_code:
             raise Refused(one.error_code)
-        self.story.add(lambda: f"is told that {self.place} ends at {one.offset}")
+        self.story.add(f"is told that {self.place} ends at {one.offset}")
         self.testimony.end_told(self.name, self.place, one.offset, "ListOffsets")
 
     async def _fetch(self) -> None:

@@ -24,7 +24,7 @@ from unittest import mock
 from simulated_clients import ALL, LEADER, Client, Consumer, Producer
 from simulated_disk import SimulatedFiles
 from simulated_faults import Faults
-from simulated_loop import Process, SimulatedClock, SimulatedLoop
+from simulated_loop import START_S, Process, SimulatedClock, SimulatedLoop
 from simulated_network import WORLD, Network, Weather
 from story import Story, Violation
 from testimony import Message, Place, Testimony
@@ -50,6 +50,8 @@ class Report(NamedTuple):
     simulated_s: float
     real_s: float
     counts: dict[str, int]
+    story: str
+    """What stands for all that happened: the same for runs that are the same."""
 
 
 class Server(Protocol):
@@ -204,7 +206,9 @@ class Simulation:
                     f"{self.story.violation}\n{self.story.told()}"
                 )
         elapsed = time.perf_counter() - began
-        return Report(self.seed, self.loop.steps, self.loop.time(), elapsed, self.story.counts)
+        simulated_s = self.loop.time() - START_S
+        story = self.story.fingerprint()
+        return Report(self.seed, self.loop.steps, simulated_s, elapsed, self.story.counts, story)
 
     def _run_to_the_end(self) -> None:
         task = self.loop.create_task(self._run(), context=WORLD)

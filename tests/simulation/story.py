@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from simulated_loop import PROCESS, START_S, SimulatedLoop
 
 LINES_KEPT = 50_000
-LINES_TOLD = 120
+LINES_TOLD = 200
 
 
 class Violation(AssertionError):
@@ -23,6 +24,7 @@ class Story(logging.Handler):
         super().__init__(logging.INFO)
         self._loop = loop
         self._lines: deque[tuple[float, str, str | Callable[[], str]]] = deque(maxlen=LINES_KEPT)
+        self._last: dict[str, str] = {}
         self.violation = ""
         self.on_violation: Callable[[], None] = lambda: None
         self.counts: dict[str, int] = {}
@@ -32,6 +34,10 @@ class Story(logging.Handler):
         if who is None:
             process = PROCESS.get()
             who = process.name if process is not None else "the world"
+        if isinstance(text, str):
+            if self._last.get(who) == text:
+                return  # It says so over and over.
+            self._last[who] = text
         self._lines.append((self._loop.time() - START_S, who, text))
 
     def count(self, what: str) -> None:
@@ -53,6 +59,10 @@ class Story(logging.Handler):
             trace = logging.Formatter().formatException(record.exc_info)
             self.add(trace)
             self.violate(f"the program reports a fault of its own: {record.getMessage()} ({problem!r})")
+
+    def fingerprint(self) -> str:
+        """A short text that differs when anything of the story does."""
+        return hashlib.sha256(self.told(LINES_KEPT).encode()).hexdigest()[:16]
 
     def told(self, lines: int = LINES_TOLD) -> str:
         """The last lines, oldest first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.log.recovery import open_log
 from tidemill.log.scan import WINDOW_BYTES
-from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import RECORDS, Batch, parse_batches
+from tidemill.records.message_set import build_message_set
 from tidemill.testing.files import FaultyFiles
 
 NOW = 1_700_000_000_000
@@ -217,3 +219,66 @@ def test_a_follower_keeps_offsets_and_epochs(log_of: MakeLog, batch: MakeBatch) 
     assert [b.base_offset for b in stored(log, 15)] == [20]
     with pytest.raises(KafkaError, match="the leader sent offset 10, the log here ends at 22"):
         log.append_as_follower(data, NOW)
+
+
+FAR = 1 << 32
+"""Farther from a segment's first offset than its indexes reach."""
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_follower_begins_a_segment_behind_what_compaction_left_nothing_of(
+    log_of: MakeLog, batch: MakeBatch, directory: str, before: int
+) -> None:
+    log = log_of({"index_interval_bytes": 0})
+    for _ in range(before):
+        log.append([batch(1)], 0, NOW)
+    for at in range(3):
+        made = batch(2, base_offset=FAR + 2 * at, leader_epoch=0, timestamp=NOW + at)
+        assert log.append_as_follower(made.to_bytes(), NOW) == FAR + 2 * at + 2
+    assert [segment.base_offset for segment in log.segments] == [0, FAR]
+    log.roll(NOW)
+    again = open_log(SystemFiles(), directory, log.topic_partition, log.config, now_ms=NOW)
+    for one in (log, again):
+        assert (one.start_offset, one.end_offset) == (0, FAR + 6)
+        assert [b.base_offset for b in stored(one, before)] == [FAR, FAR + 2, FAR + 4]
+        assert [b.base_offset for b in stored(one, FAR + 3)] == [FAR + 2, FAR + 4]
+        assert one.offset_for_timestamp(NOW + 2) == (NOW + 2, FAR + 4)
+
+
+@pytest.mark.parametrize("codec", [0, 1])
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_follower_stores_messages_of_old_formats_behind_such_a_gap(
+    log_of: MakeLog, magic: int, codec: int
+) -> None:
+    log = log_of({"index_interval_bytes": 0})
+    records = [(NOW, b"k", b"v")] * 3
+    log.append_as_follower(build_message_set(magic, records, codec, None, FAR), NOW)
+    log.append_as_follower(build_message_set(magic, records, codec, None, FAR + 3), NOW)
+    assert log.end_offset == FAR + 6
+    log.roll(NOW)
+    part = log.read(FAR + 1, 1 << 20, log.end_offset, True)
+    assert part is not None
+    assert all(segment.index.damage(segment.size) == "" for segment in log.segments[:-1])
+
+
+def test_a_roll_over_a_gap_that_fails_leaves_the_log_as_it_was(batch: MakeBatch) -> None:
+    files = FaultyFiles()
+    files.make_directory("/var/t-0")
+    log = open_log(files, "/var/t-0", TopicPartition("t", 0), LogConfig(), now_ms=NOW)
+    log.append([batch(1)], 0, NOW)
+    far = batch(1, base_offset=FAR, leader_epoch=0).to_bytes()
+    files.fail("open", f"{FAR:020d}.index", errno.ENOSPC)
+    with pytest.raises(StorageError):
+        log.append_as_follower(far, NOW)
+    assert (log.end_offset, log.producer_state.end_offset, len(log.segments)) == (1, 1, 1)
+    assert log.append_as_follower(far, NOW) == FAR + 1
+
+
+@pytest.mark.parametrize("size", [-5, 3])
+def test_a_follower_refuses_a_length_that_no_batch_has(log_of: MakeLog, batch: MakeBatch, size: int) -> None:
+    log = log_of()
+    good = batch(1, base_offset=0, leader_epoch=0).to_bytes()
+    bad = good[:8] + size.to_bytes(4, "big", signed=True) + good[12:]
+    with pytest.raises(CorruptMessage, match="says that it has"):
+        log.append_as_follower(good + bad, NOW)
+    assert log.end_offset == 1

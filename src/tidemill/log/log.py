@@ -24,14 +24,14 @@ from tidemill.log.lookup import first_at, largest, starts
 from tidemill.log.producer_loading import recall_batches
 from tidemill.log.producer_state import KeptBatch, ProducerEntry
 from tidemill.log.segment import Segment, Slice
+from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
 from tidemill.log.transaction_index import append_entry, cut_entries
 from tidemill.log.transactions import Marker, marker_of
-from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError
+from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError
 from tidemill.records.batch import (
     CONTROL_FLAG,
     COPIED_BYTES_MAX,
     CURRENT_MAGIC,
-    LENGTH,
     LOG_OVERHEAD,
     MAGIC,
     NONE,
@@ -39,6 +39,7 @@ from tidemill.records.batch import (
     Batch,
     check_crc,
     parse_batch,
+    whole_batch_size,
 )
 from tidemill.records.builder import stamp_append_time
 from tidemill.records.legacy import Entry, parse_entry
@@ -166,10 +167,9 @@ class Log(CutStore):
         not come after the log's end; what came before it is stored.
         """
         end: i64 = len(data)
-        end = _whole_batches_end(data, end)
         position: i64 = 0
-        while position < end:
-            if end - position > MAGIC and data[position + MAGIC] < CURRENT_MAGIC:
+        while whole_batch_size(data, position, end) > 0:
+            if data[position + MAGIC] < CURRENT_MAGIC:
                 position += self._append_entry_as_follower(parse_entry(data, position, end), now_ms)
                 continue
             batch = parse_batch(data, position, end)
@@ -178,6 +178,8 @@ class Log(CutStore):
             if batch.base_offset < self.end_offset:
                 raise self._behind_end(batch.base_offset)
             last_offset: i64 = batch.last_offset
+            if last_offset - self.active.base_offset > RELATIVE_OFFSET_MAX:
+                self._roll_over_gap(batch.base_offset, now_ms)
             segment = self._segment_for(batch.size, last_offset, batch.max_timestamp, now_ms)
             if batch.leader_epoch != self._leader_epoch:
                 self._begin_epoch(batch.leader_epoch, batch.base_offset)
@@ -201,6 +203,9 @@ class Log(CutStore):
         """Appends an entry of format v0 or v1, which knows no epoch; its size."""
         if entry.offset < self.end_offset:
             raise self._behind_end(entry.offset)
+        if entry.offset - self.active.base_offset > RELATIVE_OFFSET_MAX:
+            # The first message of a wrapper may have a lower offset, which the entry does not tell.
+            self._roll_over_gap(max(self.end_offset, entry.offset - RELATIVE_OFFSET_MAX), now_ms)
         segment = self._segment_for(entry.size, entry.offset, entry.timestamp, now_ms)
         try:
             segment.append_entries(
@@ -212,6 +217,22 @@ class Log(CutStore):
         self.end_offset = entry.offset + 1
         self.producer_state.end_offset = entry.offset + 1
         return entry.size
+
+    def _roll_over_gap(self, offset: i64, now_ms: i64) -> None:
+        """Begins a segment at ``offset``, which the active one cannot name: its offsets reach 2^31 far.
+
+        So far ahead is what comes next where the leader's compaction left nothing before it. Raises
+        StorageError; the log is as before then.
+        """
+        end: i64 = self.end_offset
+        self.end_offset = offset
+        self.producer_state.end_offset = offset
+        try:
+            self.roll(now_ms)
+        except StorageError:
+            self.end_offset = end
+            self.producer_state.end_offset = end
+            raise
 
     def _behind_end(self, offset: i64) -> CorruptMessage:
         return CorruptMessage(
@@ -448,15 +469,3 @@ class Log(CutStore):
             return largest(self.segments, int(self.start_offset))
         except OSError as problem:
             raise storage_error("read", self.directory, problem) from problem
-
-
-def _whole_batches_end(data: bytes, end: i64) -> i64:
-    """Where the last complete batch ends."""
-    position: i64 = 0
-    while end - position >= LOG_OVERHEAD:
-        size: i64 = i64(int.from_bytes(data[position + LENGTH : position + LENGTH + 4], "big", signed=True))
-        size += LOG_OVERHEAD
-        if size < LOG_OVERHEAD or position + size > end:
-            break
-        position += size
-    return position

@@ -1,7 +1,8 @@
 """Does faults to a cluster under load, from a seed, and checks what its clients did and saw.
 
-    .venv/bin/python tests/faults/fault_run.py --seed 1 --faults 100
+    make faults FAULTS=100 SEED=1 KINDS=kill-leader,cut-pair
 
+It does what the machine allows: networks are cut and disks filled only for root, and it says what it leaves out.
 A run keeps its files in a directory that it names when something was wrong, and removes it otherwise.
 """
 

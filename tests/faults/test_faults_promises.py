@@ -1,0 +1,284 @@
+"""What is promised of a cluster in which something goes wrong, one promise a test; and what is not."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, Producer
+from fault_checker import check
+from fault_history import History, read
+from fault_load import QUIET, Load, read_all
+from fault_stage import PlacedBroker, Stage, stage
+
+from tidemill.testing.broker import BrokerFailed
+
+PATIENCE_S = 60.0
+TOPIC = "promises"
+PARTITIONS = 3
+SESSION_S = 4.0
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Three brokers that each test leaves running."""
+    with stage(tmp_path_factory.mktemp("promises"), isolated=False, session_s=SESSION_S) as place:
+        yield place
+        assert place.complaints() == []
+
+
+@contextlib.contextmanager
+def load(place: Stage, tmp_path: Path, topic: str) -> Iterator[Load]:
+    """Clients that write and read meanwhile; at the end nothing may be wrong with what they saw."""
+    with place.admin() as admin:
+        admin.create_topic(topic, PARTITIONS, 3)
+    history = History(tmp_path / "history.jsonl", PARTITIONS)
+    clients = Load(history, topic, PARTITIONS, place.bootstrap)
+    clients.start()
+    try:
+        settle(place, clients)
+        yield clients
+        settle(place, clients)
+        clients.end_writers()
+        clients.end_readers(read_all(place.bootstrap, topic, PARTITIONS, history))
+        assert clients.failures() == []
+        history.close()
+        found, counts = check(read(history.path), clients.idempotent, clients.known_readers)
+        assert found == []
+        assert counts["ack"] > 50
+        assert counts["fail"] == 0
+    finally:
+        for one in clients.clients:
+            one.ending.set()
+        history.close()
+
+
+def settle(place: Stage, clients: Load) -> None:
+    """Waits until all replicas are in sync, and every partition is written to."""
+    began = clients.history.now
+    assert place.settle([clients.topic], PATIENCE_S) == ""
+    deadline = time.monotonic() + PATIENCE_S
+    while not clients.history.acknowledged_since(began):
+        assert time.monotonic() < deadline, "a partition acknowledges nothing"
+        time.sleep(0.02)
+
+
+def owner(place: Stage, number: int) -> int:
+    """The session that a broker is registered with; 0 when it is not."""
+    found = place.asked(lambda client: client.exists(f"/brokers/ids/{number}"))
+    return 0 if found is None else int(found.ephemeralOwner)
+
+
+def test_a_broker_whose_session_expired_registers_again_and_loses_nothing(
+    cluster: Stage, tmp_path: Path
+) -> None:
+    with load(cluster, tmp_path, "expired") as clients:
+        for number in cluster.brokers:
+            before = owner(cluster, number)
+            assert cluster.expire_session(number)
+            deadline = time.monotonic() + PATIENCE_S
+            while owner(cluster, number) in (0, before):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            settle(cluster, clients)
+            assert "the session with the coordination store has expired" in cluster.brokers[number].log
+
+
+def test_a_broker_comes_back_when_its_old_session_has_ended(cluster: Stage, tmp_path: Path) -> None:
+    with load(cluster, tmp_path, "back"):
+        victim = cluster.controller()
+        before = owner(cluster, victim)
+        cluster.brokers[victim].kill()
+        cluster.brokers[victim].start()
+        assert owner(cluster, victim) not in (0, before)
+        assert "are left to its session to end" in cluster.brokers[victim].log
+
+
+def test_a_second_broker_with_the_id_of_one_that_lives_is_refused(cluster: Stage, tmp_path: Path) -> None:
+    before = owner(cluster, 2)
+    twin = PlacedBroker(
+        {**cluster.brokers[2].config}, tmp_path / "twin", tmp_path / "twin.log", [], "127.0.0.1"
+    )
+    began = time.monotonic()
+    with pytest.raises(BrokerFailed, match="another broker holds it"):
+        twin.start()
+    assert time.monotonic() - began >= SESSION_S
+    twin.close()
+    assert owner(cluster, 2) == before
+    assert cluster.settle(["__consumer_offsets"], PATIENCE_S) == ""
+
+
+class Unforgiving:
+    """A producer that tries nothing again: it hears of each error that a broker answers."""
+
+    def __init__(self, place: Stage, topic: str) -> None:
+        self.topic = topic
+        self.errors: list[KafkaError] = []
+        self.acknowledged = 0
+        config: dict[str, Any] = {"acks": "all", "retries": 0, "linger.ms": 0, "message.timeout.ms": 10_000}
+        self.producer = Producer({"bootstrap.servers": place.bootstrap, **QUIET, **config})
+
+    def write(self) -> None:
+        """One message to each partition."""
+        for partition in range(PARTITIONS):
+            self.producer.produce(self.topic, b"tried once 0", partition=partition, on_delivery=self._told)
+        self.producer.poll(0.05)
+
+    def _told(self, error: KafkaError | None, message: Any) -> None:
+        if error is None:
+            self.acknowledged += 1
+        else:
+            self.errors.append(error)
+
+
+RETRIABLE = {
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_ENOUGH_REPLICAS,
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._TRANSPORT,
+    KafkaError._TIMED_OUT,
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+}
+
+
+def test_a_rolling_restart_fails_no_request_for_good(cluster: Stage, tmp_path: Path) -> None:
+    with cluster.admin() as admin:
+        admin.create_topic("tried-once", PARTITIONS, 3)
+    with load(cluster, tmp_path, "rolling") as clients:
+        once = Unforgiving(cluster, "tried-once")
+        for number, broker in cluster.brokers.items():
+            # The wait for the stop must not stop the writing.
+            broker.signal(signal.SIGTERM)
+            while broker.running:
+                once.write()
+            assert broker.stop() == 0, f"broker {number}"
+            broker.start()
+            once.write()
+            settle(cluster, clients)
+            once.write()
+        assert once.producer.flush(20) == 0
+    assert [error for error in once.errors if error.code() not in RETRIABLE] == []
+    assert once.acknowledged > 10
+
+
+@pytest.mark.parametrize(("of_controller", "goal_s"), [(False, 1.0), (True, 5.0)])
+def test_a_killed_broker_is_noticed_long_before_its_session_ends(
+    tmp_path: Path, of_controller: bool, goal_s: float
+) -> None:
+    """The goals hold on a machine that does nothing else; here others run at the same time."""
+    with stage(tmp_path / "stage", isolated=False, session_s=20) as place:
+        with place.admin() as admin:
+            admin.create_topic(TOPIC, PARTITIONS, 3)
+        history = History(tmp_path / "history.jsonl", PARTITIONS)
+        clients = Load(history, TOPIC, PARTITIONS, place.bootstrap)
+        clients.start()
+        try:
+            settle(place, clients)
+            controller = place.controller()
+            others = [number for number in place.brokers if number != controller]
+            history.begin_gap()
+            place.brokers[controller if of_controller else others[0]].kill()
+            began = history.now
+            while not history.acknowledged_since(began + 0.1):
+                assert history.now < began + 15, "the session's end was waited for"
+                time.sleep(0.01)
+            assert history.gap() < goal_s + 4
+        finally:
+            for one in clients.clients:
+                one.ending.set()
+            history.close()
+            for broker in place.brokers.values():
+                broker.kill()  # A stop in order would look for new leaders for a while.
+
+
+# What is not promised
+
+
+def write(place: Stage, topic: str, values: range, acks: int, patience_ms: int = 10_000) -> list[int]:
+    """Those of the numbers that were acknowledged, in partition 0."""
+    acknowledged: list[int] = []
+    producer = Producer(
+        {
+            "bootstrap.servers": place.bootstrap,
+            "acks": acks,
+            "linger.ms": 0,
+            "message.timeout.ms": patience_ms,
+            **QUIET,
+        }
+    )
+    for value in values:
+
+        def told(error: Any, message: Any, value: int = value) -> None:
+            if error is None:
+                acknowledged.append(value)
+
+        producer.produce(topic, f"w {value}".encode(), partition=0, on_delivery=told)
+    producer.flush(20)
+    return acknowledged
+
+
+def held(place: Stage, topic: str, tmp_path: Path) -> list[int]:
+    """The numbers that partition 0 holds."""
+    history = History(tmp_path / f"{topic}-{time.monotonic_ns()}.jsonl", 1)
+    read_all(place.bootstrap, topic, 1, history)
+    history.close()
+    return [int(value.split()[1]) for one in read(history.path) for _, value in one["m"]]
+
+
+def test_with_acks_1_a_leader_takes_what_nobody_else_has_with_it(cluster: Stage, tmp_path: Path) -> None:
+    with cluster.admin() as admin:
+        admin.create_topic("window-one", 1, 3)
+    assert write(cluster, "window-one", range(10), -1) == list(range(10))
+    leader = cluster.leaders("window-one")[0]
+    followers = [broker for number, broker in cluster.brokers.items() if number != leader]
+    for broker in followers:
+        broker.signal(signal.SIGSTOP)
+    try:
+        assert write(cluster, "window-one", range(10, 20), 1) == list(range(10, 20))
+        assert write(cluster, "window-one", range(20, 25), -1, 1000) == []
+        cluster.brokers[leader].kill()
+    finally:
+        for broker in followers:
+            broker.signal(signal.SIGCONT)
+    cluster.brokers[leader].start()
+    assert cluster.settle(["window-one"], PATIENCE_S) == ""
+    assert held(cluster, "window-one", tmp_path) == list(range(10))
+
+
+@pytest.mark.parametrize("is_unclean", [True, False])
+def test_an_unclean_election_loses_what_the_new_leader_does_not_have(
+    cluster: Stage, tmp_path: Path, is_unclean: bool
+) -> None:
+    """The topic asks for it, and for one replica in sync only; without it the partition waits."""
+    topic = f"window-unclean-{is_unclean}"
+    configs = {"unclean.leader.election.enable": str(is_unclean).lower(), "min.insync.replicas": "1"}
+    with cluster.admin() as admin:
+        admin.create_topic(topic, 1, assignments={0: [1, 2]}, configs=configs)
+    assert write(cluster, topic, range(10), -1) == list(range(10))
+    cluster.brokers[2].kill()
+    assert write(cluster, topic, range(10, 20), -1) == list(range(10, 20))
+    cluster.brokers[1].kill()
+    cluster.brokers[2].start()
+    if is_unclean:
+        deadline = time.monotonic() + PATIENCE_S
+        while cluster.leaders(topic) != [2]:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert held(cluster, topic, tmp_path) == list(range(10))
+    else:
+        assert cluster.leaders(topic) == [-1]
+    cluster.brokers[1].start()
+    assert cluster.settle([topic], PATIENCE_S) == ""
+    assert held(cluster, topic, tmp_path) == list(range(10 if is_unclean else 20))

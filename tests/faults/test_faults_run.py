@@ -1,0 +1,27 @@
+"""A few faults to a cluster under load; many more are done by ``make faults``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from fault_kinds import possible
+from fault_run import do_faults, report
+
+KINDS = ("kill-leader", "kill-controller", "pause-leader", "kill-zookeeper", "expire-leader")
+BY_CHANCE = ("cut-leader-from-brokers", "isolate-controller", "full-disk-leader")
+
+
+@pytest.mark.slow
+def test_faults_of_several_kinds_leave_no_anomaly(tmp_path: Path) -> None:
+    """The seed is another one each time: it is told when something is wrong."""
+    seed = time.time_ns() % 1_000_000
+    known, _ = possible()
+    more = [name for name in BY_CHANCE if name in known]
+    kinds = [*KINDS[seed % 5 :], *KINDS[: seed % 5]][:4] + more[seed % 3 : seed % 3 + 1]
+    said: list[str] = []
+    verdict = do_faults(tmp_path, seed, len(kinds), kinds, said.append)
+    assert verdict.wrong == [], f"seed {seed}, kinds {kinds}:\n" + "\n".join([*said, report(verdict)])
+    assert len(verdict.done) == len(kinds)
+    assert verdict.counts["ack"] > 100

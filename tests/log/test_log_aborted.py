@@ -36,14 +36,19 @@ def log(tmp_path: Path, batch: MakeBatch) -> Log:
     return one
 
 
-def write(log: Log, *entries: tuple[int, int, int]) -> None:
-    """Notes aborted transactions (producer, first and last offset) where their markers lie."""
+def write(log: Log, *entries: tuple[int, int, int], stable: int = -1) -> None:
+    """Notes aborted transactions (producer, first and last offset) where their markers lie.
+
+    The last stable offset is ``stable``, or where each began.
+    """
     for segment, following in zip(log.segments, [*log.segments[1:], None], strict=True):
         end = 1 << 60 if following is None else following.base_offset
         own = [one for one in entries if segment.base_offset <= one[2] < end]
         path = Path(log.directory, offset_name(segment.base_offset, TRANSACTION_INDEX))
         if own:
-            path.write_bytes(b"".join(ABORTED_ENTRY.pack(0, *one, one[1]) for one in own))
+            path.write_bytes(
+                b"".join(ABORTED_ENTRY.pack(0, *one, one[1] if stable < 0 else stable) for one in own)
+            )
 
 
 def read(log: Log, offset: int, size: int = 1000) -> Slice:
@@ -133,3 +138,23 @@ def test_an_index_that_compaction_puts_away_just_now_is_read_all_the_same(log: L
     log.segments[0].unpin()
     # What a compaction before put away does not count.
     assert AbortedTransactions(FILES)(log, 0, read(log, 0)) == []
+
+
+def test_of_very_many_a_long_one_is_told_whose_marker_comes_far_behind(log: Log) -> None:
+    long = (3, 4, 2 * COUNT - 1)
+    many = [(number % 3, number, number + 1) for number in range(6, 2 * COUNT - 2, 2)]
+    write(log, *many, long, stable=4)
+    told = AbortedTransactions(FILES)(log, 2, read(log, 2))
+    assert told[:5] == [(3, 4), (0, 6), (2, 8), (1, 10), (0, 12)]
+    assert len(told) <= FEW
+
+
+def test_an_offset_index_that_cannot_be_read_is_a_storage_error(log: Log) -> None:
+    write(log, *[(number, number, number + 1) for number in range(0, 2 * COUNT, 2)])
+    part = read(log, 0)
+    log.segments[0].index.release()
+    path = Path(log.segments[0].index.path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StorageError, match="read the index of"):
+        AbortedTransactions(FILES)(log, 0, part)

@@ -8,7 +8,8 @@ log says that they tell something else now.
 from __future__ import annotations
 
 import contextlib
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from operator import attrgetter
 from typing import Final
 
 from tidemill.log.errors import storage_error
@@ -20,6 +21,8 @@ from tidemill.model.ports import Files
 
 FEW: Final = 50
 """So many are told without a look at where they begin: 16 bytes each."""
+
+_last_offset = attrgetter("last_offset")
 
 
 class _Known:
@@ -61,27 +64,36 @@ class AbortedTransactions:
             known = self._known[of.directory] = _Known(of)
         if not known.is_current():
             self._read(known)
-        if not known.transactions:
+        transactions = known.transactions
+        if not transactions:
             return []
-        pairs = sorted(
-            (one.first_offset, one.producer_id) for one in known.transactions if one.last_offset >= offset
-        )
-        if len(pairs) > FEW:
-            del pairs[self._first_behind(of, offset, found, pairs) :]
-        return [(producer_id, first_offset) for first_offset, producer_id in pairs]
+        try:
+            return self._told(of, transactions, offset, int(found.position + found.size))
+        except OSError as problem:
+            raise storage_error("read the index of", of.directory, problem) from problem
 
     @staticmethod
-    def _first_behind(of: Log, offset: int, found: Slice, pairs: list[tuple[int, int]]) -> int:
-        """The place of the first transaction that begins behind the records, as the offset index tells."""
+    def _told(of: Log, transactions: list[Aborted], offset: int, end: int) -> list[tuple[int, int]]:
+        """What is told of ``transactions``, in the order of their markers; the records end at byte ``end``."""
         at = bisect_right(of.segments, offset, key=lambda segment: int(segment.base_offset)) - 1
         segment = of.segments[max(at, 0)]
         following = int(of.segments[at + 1].base_offset) if at + 1 < len(of.segments) else -1
-        end = int(found.position + found.size)
 
-        def is_behind(pair: tuple[int, int]) -> bool:
-            return 0 <= following <= pair[0] or (pair[0] > offset and segment.index.lookup(pair[0]) >= end)
+        def is_behind(first: int) -> bool:
+            """Whether it lies behind the records, as the offset index tells."""
+            return 0 <= following <= first or (first > offset and segment.index.lookup(first) >= end)
 
-        return bisect_right(pairs, False, key=is_behind)
+        pairs: list[tuple[int, int]] = []
+        for place in range(bisect_left(transactions, offset, key=_last_offset), len(transactions)):
+            one = transactions[place]
+            # All whose markers come later began at its last stable offset or after it.
+            if pairs and len(pairs) % FEW == 0 and is_behind(one.last_stable_offset):
+                break
+            pairs.append((one.first_offset, one.producer_id))
+        pairs.sort()
+        if len(pairs) > FEW:
+            del pairs[bisect_right(pairs, False, key=lambda pair: is_behind(pair[0])) :]
+        return [(producer_id, first_offset) for first_offset, producer_id in pairs]
 
     def _read(self, known: _Known) -> None:
         """Reads what is not known yet. Raises StorageError; what was known stays then."""

@@ -2,7 +2,7 @@
 
     make faults FAULTS=100 SEED=1 KINDS=kill-leader,cut-pair
 
-It does what the machine allows: networks are cut and disks filled only for root, and it says what it leaves out.
+It does what the machine allows (only root may cut networks and fill disks), and says what it leaves out.
 A run keeps its files in a directory that it names when something was wrong, and removes it otherwise.
 """
 

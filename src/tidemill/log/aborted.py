@@ -74,7 +74,7 @@ class AbortedTransactions:
 
     @staticmethod
     def _told(of: Log, transactions: list[Aborted], offset: int, end: int) -> list[tuple[int, int]]:
-        """What is told of ``transactions``, in the order of their markers; the records end at byte ``end``."""
+        """What is told of ``transactions``, in the order of their markers; records end at byte ``end``."""
         at = bisect_right(of.segments, offset, key=lambda segment: int(segment.base_offset)) - 1
         segment = of.segments[max(at, 0)]
         following = int(of.segments[at + 1].base_offset) if at + 1 < len(of.segments) else -1

@@ -124,6 +124,20 @@ def test_the_cluster_id_of_a_data_directory_is_kept(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_a_broker_whose_registration_was_not_answered_finds_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with started(tmp_path) as setting:
+            controller = setting.controller
+            before = await setting.store.get("/brokers/ids/0")
+            assert before is not None
+            assert await controller.register(REGISTRATION._replace(rack="r")) == before.creation_id
+            node = await setting.store.get("/brokers/ids/0")
+            assert node is not None
+            assert json.loads(node.data)["rack"] == "r"
+
+    asyncio.run(story())
+
+
 def test_a_broker_whose_id_is_taken_is_refused(tmp_path: Path) -> None:
     async def story() -> None:
         async with started(tmp_path) as setting:

@@ -133,14 +133,19 @@ class Office:
         Raises KafkaError (DUPLICATE_BROKER_REGISTRATION) when a broker of this id lives.
         """
         path = BrokerNode.path(registration.broker_id)
+        data = BrokerNode.encode(registration)
         try:
-            await self.store.transact([Create(path, BrokerNode.encode(registration), ephemeral=True)])
+            await self.store.transact([Create(path, data, ephemeral=True)])
         except NodeExists as error:
-            raise KafkaError(
-                f"{error}: another broker holds it. Give each broker of a cluster a broker.id of its "
-                "own; if this one was just stopped, wait for its session to end.",
-                ErrorCode.DUPLICATE_BROKER_REGISTRATION,
-            ) from None
+            known = await self.store.get(path)
+            if known is None or known.owner != self.store.session_id:
+                raise KafkaError(
+                    f"{error}: another broker holds it. Give each broker of a cluster a broker.id of its "
+                    "own; if this one was just stopped, wait for its session to end.",
+                    ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+                ) from None
+            # It was made by a call of this session whose answer was lost.
+            await self.store.transact([SetData(path, data)])
         node = await self.store.get(path)
         return node.creation_id if node is not None else 0
 

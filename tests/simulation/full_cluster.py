@@ -187,6 +187,8 @@ class FullCluster(Simulation):
     def _written(self, path: str, data: bytes) -> None:
         """Somebody wrote to the store: states of partitions say which replicas are in sync."""
         parts = path.split("/")
+        if path.startswith("/brokers/ids/"):
+            self.testimony.registered(int(parts[3]))
         if path.startswith("/brokers/topics/") and parts[-1] == "state":
             state = PartitionStateNode.decode(parts[3], int(parts[5]), data)
             self.story.add(f"{parts[3]}-{parts[5]} is {state}", "the store")

@@ -83,6 +83,7 @@ class Overseer:
             if not process.alive:
                 return
             self._epoch += 1
+            self.testimony.registered(broker.node_id)
             registration = BrokerRegistration(
                 broker.node_id,
                 (Endpoint("PLAINTEXT", "PLAINTEXT", process.name, port),),

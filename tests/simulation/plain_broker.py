@@ -130,7 +130,7 @@ class PlainBroker:
         lag_s = partitions.lag_ms_max / 1000
         for period_s, do in (
             (lag_s / 2, partitions.drop_lagging),
-            (1.0, partitions.flush_due),
+            (1.0, partitions.flushing.due),
             (2.0, partitions.checkpoints.high_watermarks),
             (3.0, partitions.checkpoints.recovery_points),
             (0.5, self._register_again),

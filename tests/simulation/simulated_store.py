@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from typing import Any, NamedTuple
@@ -50,7 +51,8 @@ class Seen(NamedTuple):
 
     creation_id: int
     version: int
-    children: tuple[str, ...]
+    children_version: int
+    """How often a child came or went."""
 
 
 class Session:
@@ -115,6 +117,7 @@ class StoreServer:
         self.written: Callable[[str, bytes], None] = lambda path, data: None
         """Called with each node that was written, and its data."""
         self._last_session = 0x100
+        self._children_versions: Counter[str] = Counter()
 
     def connect(self, connection: Connection, number: int, timeout_s: float) -> Session | None:
         """A new session (number 0), or the one of that number; None when that is over."""
@@ -166,6 +169,8 @@ class StoreServer:
 
     def _deliver(self, events: list[Event]) -> None:
         for event in events:
+            if event.kind is EventKind.CHILDREN_CHANGED:
+                self._children_versions[event.path] += 1
             for session in list(self.sessions.values()):
                 if event.path in session.watched and session.connection is not None:
                     self.on_event(session, event, self.seen(event.path))
@@ -182,7 +187,7 @@ class StoreServer:
         node = self.tree.get(path)
         if node is None:
             return None
-        return Seen(node.creation_id, node.version, tuple(self.tree.children(path)))
+        return Seen(node.creation_id, node.version, self._children_versions[path])
 
 
 class _Watch(Watch):
@@ -475,6 +480,6 @@ def changes(before: Seen | None, now: Seen | None) -> list[EventKind]:
     kinds = []
     if before.version != now.version:
         kinds.append(EventKind.DATA_CHANGED)
-    if before.children != now.children:
+    if before.children_version != now.children_version:
         kinds.append(EventKind.CHILDREN_CHANGED)
     return kinds

@@ -144,7 +144,6 @@ class Simulation:
         self.min_isr = choice((1, 2, 2))
         self.processes: list[Process] = []
         self.nodes = [Node(self, node_id) for node_id in range(1, 4)]
-        self.testimony.has_power = lambda node_id: self.nodes[node_id - 1].machine.is_up
         self.producers: list[Producer] = []
         self.consumers: list[Consumer] = []
         self._stopped = self.loop.create_future()

@@ -12,7 +12,6 @@ on, and only has to work again. That is known from the states that the controlle
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from story import Story
@@ -48,12 +47,12 @@ class Replicated:
         self.isr: tuple[int, ...] = ()
         self.whole: set[int] = set()
 
-    def changed(self, isr: tuple[int, ...], has_power: Callable[[int], bool]) -> None:
+    def changed(self, isr: tuple[int, ...], losers: set[int]) -> None:
         """The controller wrote another in-sync set: who joins it has what the others have.
 
         Unless it lost its power between the fetch that showed so and this moment.
         """
-        joined = {broker for broker in isr if broker not in self.isr and has_power(broker)}
+        joined = {broker for broker in isr if broker not in self.isr and broker not in losers}
         self.whole = joined | {broker for broker in isr if broker in self.whole}
         self.isr = isr
 
@@ -73,7 +72,8 @@ class Testimony:
         """Seen by a consumer."""
         self.replicated: dict[Place, Replicated] = {}
         self.excused: set[Place] = set()
-        self.has_power: Callable[[int], bool] = lambda broker: True
+        self._losers: set[int] = set()
+        """Brokers that lost their power, and have not registered since."""
         self._ends: dict[tuple[str, Place], int] = {}
         self._leaders: dict[tuple[Place, int], int] = {}
         self._commits: dict[tuple[str, Place], tuple[int, set[int]]] = {}
@@ -82,14 +82,19 @@ class Testimony:
 
     def state_written(self, place: Place, isr: tuple[int, ...]) -> None:
         """The controller wrote a state."""
-        self.replicated.setdefault(place, Replicated()).changed(isr, self.has_power)
+        self.replicated.setdefault(place, Replicated()).changed(isr, self._losers)
         self._excuse_if_lost(place)
 
     def power_lost(self, broker: int) -> None:
         """A machine lost its power, and with it what was not synced."""
+        self._losers.add(broker)
         for place, replicated in self.replicated.items():
             replicated.lost(broker)
             self._excuse_if_lost(place)
+
+    def registered(self, broker: int) -> None:
+        """A broker has told the controller that it is there, and what it may have lost."""
+        self._losers.discard(broker)
 
     def may_lose_power(self, broker: int) -> bool:
         """Whether every partition has another in-sync replica that has everything."""

@@ -18,6 +18,7 @@ from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, parse_batch
 from tidemill.records.builder import build_batch
+from tidemill.replication.follows import Follows
 from tidemill.replication.manager import PartitionState, ReplicaManager
 from tidemill.replication.partition import Partition
 from tidemill.replication.waiting import CommitCallback
@@ -118,10 +119,10 @@ def test_an_upkeep_sync_that_fails_puts_the_directory_aside_too() -> None:
         (first,) = stage.topic("first", config=LogConfig(flush_ms=0))
         assert await stage.append(first) is None
         stage.files.fail("sync", "/disk/a/first-0", errno.EIO)
-        await stage.replicas.flush_due()
+        await stage.replicas.flushing.due()
         stage.files.heal()
         assert first.failed
-        await stage.replicas.flush_due()
+        await stage.replicas.flushing.due()
         stage.logs.close(0, {})
         assert clean_marks(stage.files) == ["/disk/b"]
 
@@ -129,7 +130,7 @@ def test_an_upkeep_sync_that_fails_puts_the_directory_aside_too() -> None:
 
 
 def test_a_flush_without_descriptors_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidemill.replication.manager.FLUSH_AGAIN_S", 0.01)
+    monkeypatch.setattr("tidemill.replication.flushing.FLUSH_AGAIN_S", 0.01)
 
     async def test(stage: Stage) -> None:
         (first,) = stage.topic("first")
@@ -147,7 +148,7 @@ def test_a_flush_without_descriptors_is_tried_again(monkeypatch: pytest.MonkeyPa
 def test_a_flush_that_waits_for_descriptors_goes_on_with_a_log_that_moves_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tidemill.replication.manager.FLUSH_AGAIN_S", 0.2)
+    monkeypatch.setattr("tidemill.replication.flushing.FLUSH_AGAIN_S", 0.2)
 
     async def test(stage: Stage) -> None:
         (first,) = stage.topic("first")
@@ -169,7 +170,7 @@ def test_a_flush_of_what_is_cut_meanwhile_commits_nothing_of_it() -> None:
         await asyncio.sleep(0)
         first.truncate_to(0, 0)
         first.append([made()], 1, 0)
-        while flushes := list(stage.replicas._flushes):
+        while flushes := list(stage.replicas.flushing.under_way):
             await asyncio.wait(flushes)
         assert first.high_watermark == first.log.recovery_point == first.log.end_offset == 1
 
@@ -441,3 +442,35 @@ def test_what_was_not_known_to_be_committed_is_not_so_after_a_restart_either() -
     staged(before, files)
     files.kill()
     staged(after, files)
+
+
+class Leaders(Follows):
+    """Follows nobody, and notes from which offset it would."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+
+    def follow(self, partition: Partition) -> None:
+        self.begun.append(int(partition.log.end_offset))
+
+    def leave(self, partition: Partition) -> None:
+        pass
+
+
+def test_a_follower_whose_machine_went_down_fetches_anew_what_was_not_synced() -> None:
+    async def test(stage: Stage) -> None:
+        stage.replicas.following = leaders = Leaders()
+        first, second = stage.topic("t", 2, LogConfig())
+        for one in (first, second):
+            one.append([made(3)], 1, 0)
+            one.log.flush(0)
+            one.append([made(2)], 1, 0)
+        stage.replicas.doubtful = {first.log.topic_partition}
+        states = [PartitionState(at, 2, 1, (NODE, 2), (2,), 1) for at in range(2)]
+        stage.replicas.put_topic("t", bytes([1]) * 16, False, states, LogConfig())
+        assert leaders.begun == [3, 5], "of the second nothing is in doubt"
+        again = [PartitionState(at, 3, 2, (NODE, 2, 3), (3,), 2) for at in range(2)]
+        stage.replicas.put_topic("t", bytes([1]) * 16, False, again, LogConfig())
+        assert leaders.begun == [3, 5, 3, 5], "what was fetched since is not in doubt"
+
+    staged(test)

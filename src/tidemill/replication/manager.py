@@ -15,16 +15,15 @@ from typing import NamedTuple
 
 from tidemill.log.config import LogConfig
 from tidemill.log.errors import DiskFull, failure_of, is_disk_broken, may_pass
-from tidemill.log.flush import FlushJob
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
 from tidemill.log.names import partition_directory
 from tidemill.log.recovery import offline_log
-from tidemill.model.counters import TimeHistogram
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.ports import Clock
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.replication.checkpoints import Checkpoints
+from tidemill.replication.flushing import Flushing
 from tidemill.replication.follows import Follows
 from tidemill.replication.full_disks import FullDisks
 from tidemill.replication.moves import Mover
@@ -34,9 +33,6 @@ from tidemill.replication.topics import TopicEntry, TopicTable
 from tidemill.replication.write_back import WriteBack
 
 log = logging.getLogger("tidemill.replication")
-
-FLUSH_AGAIN_S = 1.0
-"""After a sync that could not begin for want of descriptors or memory."""
 
 
 class PartitionState(NamedTuple):
@@ -83,14 +79,13 @@ class ReplicaManager(PartitionEvents):
         """``replica.lag.time.max.ms``: who has not caught up for so long is not in sync."""
         self.directory_failed: Callable[[], None] | None = None
         """Called when a data directory was put aside."""
+        self.doubtful: set[TopicPartition] = set()
+        """Logs that were open when the machine went down: behind their recovery point there may be holes."""
         self.isr_shrinks = 0
         self.isr_expands = 0
         """How often in-sync sets of partitions led here lost or got members."""
-        self.flush_times = TimeHistogram()
-        """How long syncs of logs took."""
         self.full_disks = FullDisks(logs, clock)
-        self._flushes: set[asyncio.Future[None]] = set()
-        self._stopping = False
+        self.flushing = Flushing(self)
 
     @property
     def full(self) -> list[str]:
@@ -214,10 +209,21 @@ class ReplicaManager(PartitionEvents):
             if partition.is_leader or partition.leader < 0:
                 self.following.leave(partition)
             else:
+                self._cut_doubtful(partition)
                 self.following.follow(partition)
         if led != partition.is_leader:
             for listener in self.leadership_listeners:
                 listener(partition, partition.is_leader)
+
+    def _cut_doubtful(self, partition: Partition) -> None:
+        """Of a log that the machine went down with, only what was synced counts: the leader has the rest."""
+        key = partition.log.topic_partition
+        if key in self.doubtful:
+            self.doubtful.discard(key)
+            try:
+                partition.truncate_to(partition.log.recovery_point, self.clock.wall_ms())
+            except StorageError as problem:
+                self.storage_trouble(partition, problem)
 
     def step_down(self) -> None:
         """Leads and follows nothing any more of what other brokers have, too, until it is told anew.
@@ -302,41 +308,9 @@ class ReplicaManager(PartitionEvents):
 
     def flush_wanted(self, partition: Partition) -> None:
         """Syncs the log of ``partition`` in a thread, then tells it."""
-        task = self.loop.create_task(self._flush(partition))
-        self._flushes.add(task)
-        task.add_done_callback(self._flushes.discard)
+        self.flushing.begin(partition)
 
-    async def _flush(self, partition: Partition) -> None:
-        # A log that was moved to another directory meanwhile is closed, and the partition has the copy.
-        while not (one := partition.log).closed and not partition.failed and not self._stopping:
-            try:
-                end_offset = await self.sync(one)
-            except StorageError as problem:
-                if partition.log is not one:
-                    continue
-                if not may_pass(problem):
-                    self._sync_failed(one, problem)
-                    return
-                log.error("%s could not be flushed; it is tried again: %s", one.topic_partition, problem)
-                await asyncio.sleep(FLUSH_AGAIN_S)
-            else:
-                partition.flushed(end_offset)
-                return
-
-    async def sync(self, one: Log) -> int:
-        """Brings a log to the disk; the offset up to which it is there. Raises StorageError."""
-        job = one.begin_flush()
-        await self._run_flush(job)
-        one.finish_flush(job, self.clock.wall_ms())
-        # Of a log that was cut meanwhile only what was synced before counts.
-        return min(job.offset, int(one.recovery_point))
-
-    async def _run_flush(self, job: FlushJob) -> None:
-        began = self.clock.monotonic()
-        await self.loop.run_in_executor(self.syncers, job.run)
-        self.flush_times.note(self.clock.monotonic() - began)
-
-    def _sync_failed(self, one: Log, problem: StorageError) -> None:
+    def sync_failed(self, one: Log, problem: StorageError) -> None:
         """Puts the data directory aside, unless the log was deleted meanwhile.
 
         After a sync that failed the system may have dropped what was to be written: the next sync would
@@ -364,7 +338,7 @@ class ReplicaManager(PartitionEvents):
             self.full_disks.refused(self.logs.directory_of(partition.log).path, error)
         elif isinstance(error, StorageError):
             if is_disk_broken(error):
-                self.loop.call_soon(self._sync_failed, partition.log, error)
+                self.loop.call_soon(self.sync_failed, partition.log, error)
             else:
                 self.full_disks.tell(partition.log.directory, f"{partition.topic}-{partition.index}: {error}")
 
@@ -431,26 +405,6 @@ class ReplicaManager(PartitionEvents):
 
     # Upkeep.
 
-    async def flush_due(self) -> None:
-        """Syncs the logs whose ``flush.ms`` has passed, segments that were rolled, and what has become much.
-
-        Of the latter the new recovery points are written down at once: until then a start after a crash
-        would check all of it again.
-        """
-        due = self.logs.flushes_due(self.clock.wall_ms())
-        self.report_warnings()
-        moved = False
-        for one, job in due:
-            try:
-                await self._run_flush(job)
-            except StorageError as problem:
-                self._sync_failed(one, problem)
-            else:
-                one.finish_flush(job, self.clock.wall_ms())
-                moved = moved or job.is_safe_point
-        if moved:
-            await self.checkpoints.recovery_points()
-
     async def retain(self) -> None:
         """Removes what retention lets go."""
         moved = self.logs.retain(self.clock.wall_ms(), self.high_watermarks())
@@ -486,6 +440,6 @@ class ReplicaManager(PartitionEvents):
 
     async def stop(self) -> None:
         """Waits for the flushes and checkpoints that are under way, and interrupts moves."""
-        self._stopping = True
+        self.flushing.stopping = True
         await self.mover.stop()
-        await asyncio.gather(*self._flushes, *self.checkpoints.under_way, return_exceptions=True)
+        await asyncio.gather(*self.flushing.under_way, *self.checkpoints.under_way, return_exceptions=True)

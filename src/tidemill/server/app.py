@@ -177,6 +177,8 @@ class BrokerServer:
         broker.partitions = ReplicaManager(
             broker.node_id, broker.logs, broker.clock, self.loop, self._syncers, self._writers
         )
+        if broker.logs.may_have_lost:
+            broker.partitions.doubtful = set(broker.logs.logs)
         moves_at_once = broker.config.get("num.replica.alter.log.dirs.threads")
         broker.partitions.mover.set_limits(
             moves_at_once if isinstance(moves_at_once, int) else None,
@@ -305,7 +307,7 @@ class BrokerServer:
         retention_s = config.int("log.retention.check.interval.ms") / 1000
         first_s = config.int("log.initial.task.delay.ms") / 1000
         self._every(min(first_s, retention_s), retention_s, partitions.retain)
-        self._every(FLUSH_CHECK_S, FLUSH_CHECK_S, partitions.flush_due)
+        self._every(FLUSH_CHECK_S, FLUSH_CHECK_S, partitions.flushing.due)
         self._every(FLUSH_CHECK_S, FLUSH_CHECK_S, partitions.look_after_directories)
         self._every(REMOVAL_CHECK_S, REMOVAL_CHECK_S, partitions.remove_due)
         lag_s = config.int("replica.lag.time.max.ms") / 2000

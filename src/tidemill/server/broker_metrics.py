@@ -240,7 +240,7 @@ def _cluster(server: BrokerServer, held: Held) -> Iterator[Family]:
         held.lag_max,
     )
     flushes = Family("tidemill_log_flush_seconds", HISTOGRAM, "Seconds that syncs of logs took.")
-    flushes.add(broker.partitions.flush_times)
+    flushes.add(broker.partitions.flushing.times)
     yield flushes
     failed = sum(bool(one.failure) for one in broker.logs.directories)
     yield gauge("tidemill_offline_log_directories", "Data directories that failed.", failed)

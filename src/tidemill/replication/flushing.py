@@ -1,0 +1,91 @@
+"""Syncing logs in threads: those that produces wait for, and those that are due."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from tidemill.log.errors import may_pass
+from tidemill.log.flush import FlushJob
+from tidemill.log.log import Log
+from tidemill.model.counters import TimeHistogram
+from tidemill.model.errors import StorageError
+from tidemill.replication.partition import Partition
+
+if TYPE_CHECKING:
+    from tidemill.replication.manager import ReplicaManager
+
+log = logging.getLogger("tidemill.replication")
+
+FLUSH_AGAIN_S = 1.0
+"""After a sync that could not begin for want of descriptors or memory."""
+
+
+class Flushing:
+    """Brings logs to the disk; one sync of a partition at a time."""
+
+    def __init__(self, replicas: ReplicaManager) -> None:
+        self.times = TimeHistogram()
+        """How long syncs took."""
+        self.under_way: set[asyncio.Future[None]] = set()
+        self.stopping = False
+        self._replicas = replicas
+
+    def begin(self, partition: Partition) -> None:
+        """Syncs the log of ``partition``, then tells it."""
+        task = self._replicas.loop.create_task(self._flush(partition))
+        self.under_way.add(task)
+        task.add_done_callback(self.under_way.discard)
+
+    async def _flush(self, partition: Partition) -> None:
+        # A log that was moved to another directory meanwhile is closed, and the partition has the copy.
+        while not (one := partition.log).closed and not partition.failed and not self.stopping:
+            try:
+                end_offset = await self._sync(one)
+            except StorageError as problem:
+                if partition.log is not one:
+                    continue
+                if not may_pass(problem):
+                    self._replicas.sync_failed(one, problem)
+                    return
+                log.error("%s could not be flushed; it is tried again: %s", one.topic_partition, problem)
+                await asyncio.sleep(FLUSH_AGAIN_S)
+            else:
+                partition.flushed(end_offset)
+                return
+
+    async def _sync(self, one: Log) -> int:
+        """The offset up to which the log is on the disk then."""
+        job = one.begin_flush()
+        await self._run(job)
+        one.finish_flush(job, self._replicas.clock.wall_ms())
+        # Of a log that was cut meanwhile only what was synced before counts.
+        return min(job.offset, int(one.recovery_point))
+
+    async def _run(self, job: FlushJob) -> None:
+        replicas = self._replicas
+        began = replicas.clock.monotonic()
+        await replicas.loop.run_in_executor(replicas.syncers, job.run)
+        self.times.note(replicas.clock.monotonic() - began)
+
+    async def due(self) -> None:
+        """Syncs the logs whose ``flush.ms`` has passed, segments that were rolled, and what has become much.
+
+        Of the latter the new recovery points are written down at once: until then a start after a crash
+        would check all of it again.
+        """
+        replicas = self._replicas
+        due = replicas.logs.flushes_due(replicas.clock.wall_ms())
+        replicas.report_warnings()
+        moved = False
+        for one, job in due:
+            try:
+                await self._run(job)
+            except StorageError as problem:
+                replicas.sync_failed(one, problem)
+            else:
+                one.finish_flush(job, replicas.clock.wall_ms())
+                moved = moved or job.is_safe_point
+        if moved:
+            await replicas.checkpoints.recovery_points()

@@ -12,7 +12,12 @@ from typing import Any
 import pytest
 from paths_bench import Bench, bench_in
 
+from tidemill.broker.conversion import Conversions
 from tidemill.broker.dispatch import Dispatch
+from tidemill.broker.down_conversion import DownConversion, DownRange
+from tidemill.broker.fetch_sessions import FetchPart
+from tidemill.log.segment import Slice
+from tidemill.model.errors import ErrorCode
 from tidemill.model.ports import File
 from tidemill.net.sending import FileRange
 
@@ -90,5 +95,43 @@ def test_an_error_of_the_disk_while_it_is_read_ahead_counts_too(bench: Bench) ->
     part = FileRange(BrokenFile(log.active.path, errno.EIO, False), 0, 100, True)
     dispatch: Any = SimpleNamespace(loop=bench.loop, readers=bench.pool)
     Dispatch.read_ahead(dispatch, client.connection, part, 100)
+    bench.until(client.is_closed)
+    bench.until(lambda: bool(bench.partition().failed))
+
+
+@pytest.fixture
+def down(bench: Bench) -> Iterator[DownConversion]:
+    conversions = Conversions(1)
+    bench.fetches.down = DownConversion(bench.loop, conversions)
+    yield bench.fetches.down
+    bench.loop.run_until_complete(bench.fetches.down.stop())
+    conversions.close()
+
+
+def test_an_error_of_the_disk_before_records_are_converted_is_answered(
+    bench: Bench, down: DownConversion
+) -> None:
+    client = bench.client()
+    client.append(b"a")
+    log = bench.partition().log
+    log.active._file = BrokenFile(log.active.path, errno.EIO, True)
+    client.fetch(3, {("t", 0): 0})
+    (topic,) = client.fetched(3).responses
+    assert topic.partitions[0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    bench.until(lambda: bool(bench.partition().failed))
+    assert log.active.path in bench.logs.directories[0].failure
+
+
+def test_an_error_of_the_disk_while_records_are_converted_and_sent_counts_too(
+    bench: Bench, down: DownConversion
+) -> None:
+    client = bench.client()
+    client.append(b"a")
+    log = bench.partition().log
+    found = Slice(BrokenFile(log.active.path, errno.EIO, True), 0, 100, False)
+    made = DownRange(down.conversions, found, 1, 0, FetchPart(b"t", 0))
+    made.count = 100
+    dispatch: Any = SimpleNamespace(loop=bench.loop, readers=bench.pool)
+    Dispatch.read_ahead(dispatch, client.connection, FileRange(made, 0, 100, True), 100)
     bench.until(client.is_closed)
     bench.until(lambda: bool(bench.partition().failed))

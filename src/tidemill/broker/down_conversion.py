@@ -28,6 +28,7 @@ from tidemill import _mode
 from tidemill.broker.conversion import Conversions
 from tidemill.broker.fetch import FetchPath, FetchRequest
 from tidemill.broker.fetch_sessions import FetchPart
+from tidemill.log.errors import storage_error
 from tidemill.log.scan import BatchScan
 from tidemill.log.segment import Slice
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -76,6 +77,7 @@ class DownRange(File):
         self.conversions = conversions
         self.executor = conversions.executor
         self.file = found.file
+        self.path: str = getattr(found.file, "path", "")
         self.begins_at = int(found.position)
         self.next = self.begins_at
         self.end = int(found.position + found.size)
@@ -362,6 +364,12 @@ class DownConversion:
                 return None
         except KafkaError as error:
             part.fail(error.code)
+            return None
+        except OSError as problem:
+            part.fail(ErrorCode.KAFKA_STORAGE_ERROR)
+            if part.partition is not None:
+                error = storage_error("read", made.path, problem)
+                part.partition.events.storage_trouble(part.partition, error)
             return None
         part.slice = Slice(made, 0, made.count, False) if made.count > 0 else None
         return made

@@ -8,7 +8,7 @@ What the partitions hold at the end is the truth that all else is held against.
 | vanished | a reader saw a record that is not there any more, or is another |
 | inconsistent-offset | an acknowledgement names an offset that holds something else |
 | duplicate | an idempotent writer's message is there twice |
-| reordered | a writer's messages are not in the order in which it wrote them |
+| reordered | an idempotent writer's messages are not in the order in which it wrote them |
 | phantom | nobody wrote it |
 | refused-but-there | a write that was refused for certain is there |
 | hole | offsets are missing |
@@ -159,7 +159,7 @@ class Checker:
                     self._note("duplicate", f"{value} again at offset {offset} of partition {place}")
                 continue
             seen.add(value)
-            if int(number) < last.get(writer, -1):
+            if int(number) < last.get(writer, -1) and writer in self._idempotent:
                 self._note(
                     "reordered", f"{value} after {last[writer]} at offset {offset} of partition {place}"
                 )

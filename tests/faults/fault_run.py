@@ -120,12 +120,17 @@ class Run:
             if broker.running and broker.stop() != 0:
                 self.wrong.append(f"broker {number} did not stop in order")
         self.wrong += self.stage.complaints()
+        counts: dict[str, int] = {}
+        if not self.wrong:
+            self.wrong += differing_replicas(self.stage)
+            found, counted = check(read(self.history.path), self.load.idempotent, self.load.known_readers)
+            self.wrong += [f"{one.kind}: {one.text}" for one in found]
+            counts = dict(counted)
         if self.wrong:
-            return Verdict(self.done, self.wrong, {})
-        self.wrong += differing_replicas(self.stage)
-        found, counts = check(read(self.history.path), self.load.idempotent, self.load.known_readers)
-        self.wrong += [f"{one.kind}: {one.text}" for one in found]
-        return Verdict(self.done, self.wrong, dict(counts))
+            for number, broker in self.stage.brokers.items():
+                # Its disk goes with the stage.
+                shutil.copytree(broker.data_dir, self.base / str(number) / "data", dirs_exist_ok=True)
+        return Verdict(self.done, self.wrong, counts)
 
 
 def differing_replicas(place: Stage) -> list[str]:

@@ -40,11 +40,12 @@ test: setup ## passes the tests
 clients: setup ## tries clients in Java, Go and JavaScript, and Kafka's own tools; brings them below build/clients
 	export TIDEMILL_KAFKA_LIBS="$$($(BIN)/python bench/peers.py)" && $(BIN)/python -m pytest -q -m clients tests
 
-simulate: setup ## tries every case of the matrices of damage of which make test takes a sample; takes minutes
+simulate: setup ## tries 20,000 simulated clusters and all of the matrices of damage, for hours; or SEED=7 STEPS=2000
+ifdef SEED
+	$(BIN)/python tests/simulation/simulate.py --seed $(SEED) --steps $(or $(STEPS),2000) --seeds $(or $(SEEDS),1) --kind $(or $(KIND),cluster)
+else
 	$(BIN)/python -m pytest -q -n 2 -m every tests
-
-faults: setup ## kills, pauses, cuts off and fills up a cluster under load and checks what clients saw: FAULTS=200, SEED=, KINDS=
-	$(BIN)/python tests/faults/fault_run.py --faults $(or $(FAULTS),200) $(if $(SEED),--seed $(SEED)) --kinds '$(KINDS)'
+endif
 
 spark: setup ## runs the tests of Spark with PySpark 4.0, 4.1 and 4.2, and with 4.3 (which make test has) against Apache Kafka; takes 25 minutes
 	$(BIN)/python tests/spark_matrix.py

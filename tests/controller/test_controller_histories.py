@@ -1,0 +1,196 @@
+"""All decisions about one partition, one after the other in any order: what was committed is never lost."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tidemill.controller.elections import plan_broker_change
+from tidemill.controller.isr import IsrChange, plan_isr_change
+from tidemill.controller.preferred import ElectionType, plan_elections
+from tidemill.controller.reassignment import plan_progress, plan_reassignment
+from tidemill.controller.shutdown import plan_shutdown
+from tidemill.controller.topics import Plan
+from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
+from tidemill.coordination.nodes import BrokerRegistration, TopicNode
+from tidemill.coordination.port import SetData
+from tidemill.model.types import TopicPartition
+
+ALL = range(4)
+BROKERS = st.sampled_from(ALL)
+THE_ONE = TopicPartition("t", 0)
+
+
+class History(RuleBasedStateMachine):
+    """Brokers with their copies of one log, and the store's nodes of the partition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        brokers = {one: BrokerImage(BrokerRegistration(one, ()), 1) for one in ALL}
+        topic = TopicImage("t", b"t" * 16, (PartitionImage(0, 0, 0, [0, 1], [0, 1]),), {})
+        self.image = ClusterImage("cluster", 0, 1, brokers, {"t": topic})
+        self.logs: dict[int, list[int]] = {0: [], 1: []}
+        self.committed: list[int] = []
+        self.written = 0
+        self.stopping: frozenset[int] = frozenset()
+        self.versions = {"/brokers/topics/t": 0, "/brokers/topics/t/partitions/0/state": 0}
+
+    @property
+    def partition(self) -> PartitionImage:
+        return self.image.topics["t"].partitions[0]
+
+    @property
+    def led(self) -> bool:
+        return self.partition.leader in self.image.brokers
+
+    def carry_out(self, plans: list[Plan]) -> None:
+        """Writes as the store would, and drops the logs of those who hold no replica any more."""
+        for plan in plans:
+            for operation in plan.operations:
+                assert isinstance(operation, SetData)
+                assert operation.version == self.versions[operation.path], operation.path
+                self.versions[operation.path] += 1
+                if operation.path == "/brokers/topics/t":
+                    assert TopicNode.decode("t", operation.data) == plan.topic.assignment()
+            self.image = self.image.with_topics([plan.topic])
+        self.logs = {one: self.logs.get(one, []) for one in self.partition.replicas}
+
+    def go_on(self) -> None:
+        self.carry_out(plan_progress(self.image, stopping=self.stopping))
+
+    def live(self, brokers: dict[int, BrokerImage], gone: list[int], came: list[int]) -> None:
+        self.image = self.image.with_brokers(brokers)
+        self.carry_out(plan_broker_change(self.image, gone, came, stopping=self.stopping))
+        self.go_on()
+
+    # What clients and replicas do
+
+    @precondition(lambda self: self.led)
+    @rule(count=st.integers(1, 3))
+    def write(self, count: int) -> None:
+        for _ in range(count):
+            self.logs[self.partition.leader].append(self.written)
+            self.written += 1
+
+    @precondition(lambda self: self.led)
+    @rule(broker=BROKERS, joins=st.booleans())
+    def fetch(self, broker: int, joins: bool) -> None:
+        one = self.partition
+        if broker not in self.image.brokers or broker not in one.replicas or broker == one.leader:
+            return
+        self.logs[broker] = list(self.logs[one.leader])
+        if joins and broker not in one.isr and broker not in self.stopping:
+            self.change_isr([*one.isr, broker])
+
+    @precondition(lambda self: self.led)
+    @rule()
+    def commit(self) -> None:
+        """The leader learns how far those in sync are."""
+        mine = self.logs[self.partition.leader]
+        reached = len(mine)
+        for broker in self.partition.isr:
+            same = [one == two for one, two in zip(mine, self.logs[broker], strict=False)]
+            reached = min(reached, same.index(False) if False in same else len(same))
+        self.committed = mine[: max(reached, len(self.committed))]
+
+    @precondition(lambda self: self.led)
+    @rule()
+    def drop_all_out(self) -> None:
+        """Nobody keeps up with the leader."""
+        if len(self.partition.isr) > 1:
+            self.change_isr([self.partition.leader])
+
+    @precondition(lambda self: self.led)
+    @rule(broker=BROKERS)
+    def drop_out(self, broker: int) -> None:
+        one = self.partition
+        if broker in one.isr and broker != one.leader:
+            self.change_isr([member for member in one.isr if member != broker])
+
+    def change_isr(self, isr: list[int]) -> None:
+        one = self.partition
+        change = IsrChange(one.leader, one.leader_epoch, one.partition_epoch, [(b, -1) for b in isr])
+        changed = plan_isr_change(self.image, one, change, self.stopping)
+        assert changed.leader_epoch == one.leader_epoch
+        self.versions["/brokers/topics/t/partitions/0/state"] += 1
+        self.image = self.image.with_topics([self.image.topics["t"].with_partitions([changed])])
+        self.go_on()
+
+    # What happens to brokers
+
+    @rule(broker=BROKERS, in_order=st.booleans())
+    def end(self, broker: int, in_order: bool) -> None:
+        if broker not in self.image.brokers:
+            return
+        if in_order:
+            self.stopping |= {broker}
+            self.carry_out(plan_shutdown(self.image, broker, self.stopping).plans)
+        left = {one: found for one, found in self.image.brokers.items() if one != broker}
+        self.live(left, [broker], [])
+
+    @rule(broker=BROKERS)
+    def start(self, broker: int) -> None:
+        if broker not in self.image.brokers:
+            self.stopping -= {broker}
+            found = BrokerImage(BrokerRegistration(broker, ()), 1)
+            self.live({**self.image.brokers, broker: found}, [], [broker])
+
+    # What administrators wish
+
+    @precondition(lambda self: self.partition.is_moving)
+    @rule()
+    def cancel(self) -> None:
+        self.wish_for(None)
+
+    @rule(replicas=st.lists(BROKERS, min_size=1, max_size=3, unique=True), again=st.booleans())
+    def wish(self, replicas: list[int], again: bool) -> None:
+        if again or not self.partition.is_moving:
+            self.wish_for(replicas)
+
+    def wish_for(self, replicas: list[int] | None) -> None:
+        decisions = plan_reassignment(self.image, {THE_ONE: replicas}, stopping=self.stopping)
+        assert bool(decisions.errors) + len(decisions.plans) <= 1
+        self.carry_out(decisions.plans)
+
+    @rule()
+    def elect(self) -> None:
+        decisions = plan_elections(self.image, [THE_ONE], ElectionType.PREFERRED, self.stopping)
+        self.carry_out(decisions.plans)
+
+    # What always holds
+
+    @invariant()
+    def the_leader_has_what_was_committed(self) -> None:
+        if self.led:
+            assert self.logs[self.partition.leader][: len(self.committed)] == self.committed
+
+    @invariant()
+    def the_partition_makes_sense(self) -> None:
+        one = self.partition
+        assert one.isr
+        assert set(one.isr) <= set(one.replicas)
+        assert len(set(one.replicas)) == len(one.replicas)
+        assert one.leader == -1 or one.leader in one.isr
+        assert one.target
+        assert one.origin
+        assert set(one.target) | set(one.origin) == set(one.replicas)
+        able = set(one.isr) & set(self.image.brokers) - self.stopping
+        assert self.led or not able, "somebody who can lead does"
+
+    def teardown(self) -> None:
+        """Once all live and catch up, every move ends, and nothing is missing."""
+        for broker in ALL:
+            self.start(broker)
+        if not self.led:
+            return
+        for broker in list(self.partition.replicas):
+            self.fetch(broker, True)
+        self.commit()
+        assert not self.partition.is_moving
+        assert set(self.partition.isr) == set(self.partition.replicas) == set(self.logs)
+        assert all(log == self.logs[self.partition.leader] for log in self.logs.values())
+
+
+TestHistories = History.TestCase
+TestHistories.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)

@@ -302,6 +302,27 @@ def test_an_administrators_node_is_carried_out_and_goes_with_the_last_of_it(tmp_
     run(story())
 
 
+def test_what_an_administrator_wrote_stays_until_it_was_looked_at(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with brokers_in(tmp_path) as brokers:
+            await brokers.have([7], [7], [7])
+            await brokers.alter({0: [1]})
+            wishes = {TopicPartition("t", 1): [2], TopicPartition("t", 2): [7]}
+            await brokers.store.transact([Create(ReassignmentNode.path, ReassignmentNode.encode(wishes))])
+            await brokers.in_sync(7, 1)
+            await brokers.alter({0: [7]})
+            node = await brokers.store.get(ReassignmentNode.path)
+            assert node is not None
+            assert ReassignmentNode.decode(node.data) == wishes
+            await brokers.controller.moves.take_wishes()
+            assert list(await brokers.moving()) == [("t", 0), ("t", 1)]
+            (outcome,) = await brokers.controller.delete_topics(["t"])
+            assert outcome.error is None
+            assert not await brokers.store.exists(ReassignmentNode.path)
+
+    run(story())
+
+
 def test_nodes_that_cannot_be_read_stay_for_the_administrator(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tidemill.controller.office import Office, wait_for
 from tidemill.controller.reassignment import (
@@ -30,6 +30,8 @@ class Moves:
 
     def __init__(self, office: Office) -> None:
         self._office = office
+        self._taken: Mapping[TopicPartition, Sequence[int] | None] = {}
+        """What the administrator's node said when it was carried out last."""
 
     async def alter(
         self, wishes: Wishes, *, factor_may_change: bool = True
@@ -38,7 +40,11 @@ class Moves:
 
         Raises NOT_CONTROLLER, StoreError.
         """
+        return await self._carry_out(wishes, factor_may_change, is_from_node=False)
 
+    async def _carry_out(
+        self, wishes: Wishes, factor_may_change: bool, *, is_from_node: bool
+    ) -> dict[TopicPartition, KafkaError]:
         office = self._office
 
         async def once() -> tuple[Decisions, Delta | None]:
@@ -50,7 +56,9 @@ class Moves:
                 stopping=office.stopping(),
             )
             delta = await office.change(decisions.plans)
-            await self._tidy()
+            if is_from_node:
+                self._taken = dict(wishes)
+            await self.tidy()
             return decisions, delta
 
         decisions, delta = await office.decided(once)
@@ -71,7 +79,7 @@ class Moves:
         if not plans:
             return None
         delta = await office.change(plans)
-        await self._tidy()
+        await self.tidy()
         return delta
 
     async def take_wishes(self) -> None:
@@ -88,22 +96,33 @@ class Moves:
         except NodeFormatError as problem:
             logger.error("%s", problem)
             return
-        for partition, error in (await self.alter(wishes)).items():
+        for partition, error in (await self._carry_out(wishes, True, is_from_node=True)).items():
             logger.warning("%s, which an administrator wishes, cannot be: %s", partition, error)
 
-    async def _tidy(self) -> None:
-        """Leaves in the administrator's node what is under way as he wished."""
+    async def tidy(self) -> None:
+        """Leaves in the administrator's node what is under way as he wished.
+
+        To be called within :meth:`Office.changing`, after what may have ended a move. Wishes that nobody has
+        looked at yet stay.
+        """
         office = self._office
         node = await office.store.get(ReassignmentNode.path)
         if node is None:
+            self._taken = {}
             return
         try:
             wishes: Mapping[TopicPartition, list[int]] = ReassignmentNode.decode(node.data)
         except NodeFormatError:
             return  # It stays, for him to correct.
-        left = unfinished(office.image, wishes)
-        if not wishes or left.keys() != wishes.keys():
+        under_way = unfinished(office.image, wishes)
+        left = {
+            partition: replicas
+            for partition, replicas in wishes.items()
+            if partition in under_way or self._taken.get(partition) != replicas
+        }
+        if not wishes or len(left) < len(wishes):
             try:
                 await office.write_operations([write_wishes(left, node.version)])
+                self._taken = under_way
             except (BadVersion, NoNode):
                 office.check_active()  # He has other wishes by now, which are looked at next.

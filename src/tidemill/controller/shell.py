@@ -184,6 +184,7 @@ class Controller(Office):
                 deleting = {**before.deleting, **{topic.name: topic for topic in gone}}
                 self._image = before.with_topics(removed=[topic.name for topic in gone], deleting=deleting)
                 delta = await self._delete(Delta(before, self._image, deleted=gone))
+                await self.moves.tidy()
                 outcomes = [_with_failure(outcome, delta) for outcome in outcomes]
                 others = delta.others
         await _wait_for(others)

@@ -412,12 +412,17 @@ def test_a_consumer_waits_above_the_high_watermark_and_not_above_the_end(
     assert values_of(found, 1) == ([] if leader == NODE else [b"b"])
 
 
-def test_a_disk_that_fails_wakes_who_waits(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [(4, ErrorCode.NOT_LEADER_OR_FOLLOWER), (5, ErrorCode.NOT_LEADER_OR_FOLLOWER)]
+    + [(version, ErrorCode.KAFKA_STORAGE_ERROR) for version in (6, 11)],
+)
+def test_a_disk_that_fails_wakes_who_waits(bench: Bench, version: int, told: ErrorCode) -> None:
     reader = bench.client()
-    reader.fetch(11, {("t", 0): 0}, max_wait_ms=LONG_MS)
+    reader.fetch(version, {("t", 0): 0}, max_wait_ms=LONG_MS)
     waits(bench)
     bench.partition().fail("the disk is gone")
-    assert parts_of(reader.fetched(11))["t", 0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert parts_of(reader.fetched(version))["t", 0].error_code == told
 
 
 def test_a_client_that_leaves_while_it_waits_is_let_go(bench: Bench) -> None:

@@ -380,18 +380,23 @@ def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind(tmp_path: Pat
         assert (waiting.data, waiting.topics) == (b"", [])  # Its deadline keeps it, and no records.
 
 
-def test_a_sync_that_fails_is_told_to_all_who_wait(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [(3, ErrorCode.NOT_LEADER_OR_FOLLOWER)]
+    + [(version, ErrorCode.KAFKA_STORAGE_ERROR) for version in (4, 9)],
+)
+def test_a_sync_that_fails_is_told_to_all_who_wait(tmp_path: Path, version: int, told: ErrorCode) -> None:
     disk = HeldExecutor()
     with bench_in(tmp_path, syncers=disk) as bench:
         bench.put("t", 3, flush_messages=1)
         client = bench.client()
-        numbers = [client.produce(9, {("t", 0): batch(b"%d" % number)}) for number in range(3)]
+        numbers = [client.produce(version, {("t", 0): batch(b"%d" % number)}) for number in range(3)]
         bench.turn()
         for future, _, _ in disk.jobs:
             future.set_exception(StorageError("the disk is gone"))
         for number in numbers:
-            (part,) = client.produced(9, number)
-            assert part.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+            (part,) = client.produced(version, number)
+            assert part.error_code == told
         disk.jobs.clear()
 
 

@@ -368,8 +368,8 @@ class DownConversion:
         except OSError as problem:
             part.fail(ErrorCode.KAFKA_STORAGE_ERROR)
             if part.partition is not None:
-                error = storage_error("read", made.path, problem)
-                part.partition.events.storage_trouble(part.partition, error)
+                failure = storage_error("read", made.path, problem)
+                part.partition.events.storage_trouble(part.partition, failure)
             return None
         part.slice = Slice(made, 0, made.count, False) if made.count > 0 else None
         return made

@@ -34,6 +34,7 @@ from tidemill.wire.fast import (
     ITEMS_MAX,
     check_end,
     check_items,
+    known_error,
     read_length,
     read_topic_key,
     set_i32,
@@ -46,6 +47,7 @@ FIRST_VERSION: Final = 0
 LAST_VERSION: Final = 18
 FLEXIBLE: Final = 12
 BY_ID: Final = 13
+STORAGE_ERROR_FROM: Final = 6
 REPLICA_STATE_TAG: Final = 1
 DIVERGING_EPOCH_TAG: Final = 0
 DIVERGING_EPOCH_BYTES: Final = 13
@@ -316,7 +318,7 @@ def encode_part(out: BytesWriter, part: FetchPart, request: FetchFields) -> None
     version = request.version
     flexible = version >= FLEXIBLE
     write_i32_be(out, part.index)
-    write_i16_be(out, part.error)
+    write_i16_be(out, known_error(part.error, version, STORAGE_ERROR_FROM))
     write_i64_be(out, part.high_watermark)
     if version >= 4:
         write_i64_be(out, part.last_stable_offset)

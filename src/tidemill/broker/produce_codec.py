@@ -32,6 +32,7 @@ from tidemill.wire.fast import (
     ITEMS_MAX,
     check_end,
     check_items,
+    known_error,
     read_length,
     read_topic_key,
     set_i32,
@@ -44,6 +45,7 @@ FIRST_VERSION: Final = 0
 LAST_VERSION: Final = 13
 FLEXIBLE: Final = 9
 BY_ID: Final = 13
+STORAGE_ERROR_FROM: Final = 4
 NONE: Final[i16] = 0
 TEXT_CHARACTERS_MAX: Final = 1000
 """Of a message to the client: it may hold a name that the client made long."""
@@ -198,7 +200,7 @@ def encode_part(out: BytesWriter, part: ProducePart, version: i16) -> None:
     """One partition's answer."""
     flexible = version >= FLEXIBLE
     write_i32_be(out, part.index)
-    write_i16_be(out, part.error)
+    write_i16_be(out, known_error(part.error, version, STORAGE_ERROR_FROM))
     write_i64_be(out, part.base_offset)
     if version >= 2:
         write_i64_be(out, part.append_time)

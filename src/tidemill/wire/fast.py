@@ -12,7 +12,7 @@ from librt.strings import BytesWriter, read_i16_be, read_i32_be, write_i16_be, w
 from mypy_extensions import i16, i32, i64
 
 from tidemill import _mode
-from tidemill.model.errors import ProtocolError
+from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.wire.primitives import append_uvarint, read_uvarint
 
 ITEMS_MAX: Final[i64] = 100_000 if _mode.compiled else 20_000
@@ -98,3 +98,14 @@ def set_i32(out: BytesWriter, position: i64, value: i64) -> None:
     out[position + 1] = int((value >> 16) & 0xFF)
     out[position + 2] = int((value >> 8) & 0xFF)
     out[position + 3] = int(value & 0xFF)
+
+
+def known_error(error: i16, version: i16, storage_error_from: i16) -> i16:
+    """What a client of ``version`` is told in the place of ``error``.
+
+    KAFKA_STORAGE_ERROR is a number that clients know from ``storage_error_from`` on, and give up at before.
+    With NOT_LEADER_OR_FOLLOWER they look for the leader, and try again. Source: KIP-112.
+    """
+    if error != 0 and version < storage_error_from and error == i16(int(ErrorCode.KAFKA_STORAGE_ERROR)):
+        return i16(int(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+    return error

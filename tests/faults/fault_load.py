@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import Any
@@ -121,16 +122,29 @@ class LibrdkafkaWriter(Writer):
                 "request.timeout.ms": RETRIED_S * 1000,
                 "message.timeout.ms": PATIENCE_MS,
                 **QUIET,
+                "log_level": 7,
+                "debug": "eos",
                 **self._config,
-            }
+            },
+            logger=self._told_of_by(),
         )
+
+    def _told_of_by(self) -> logging.Logger:
+        """What the client says of sequences and epochs goes to a file beside the history."""
+        logger = logging.Logger(self.name)
+        logger.propagate = False
+        handler = logging.FileHandler(self.history.path.with_name(f"{self.name}.log"), delay=True)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        logger.addHandler(handler)
+        return logger
 
     def send(self, place: int, number: int, value: bytes) -> None:
         """Hands one message over."""
 
         def delivered(error: Any, message: Any) -> None:
             if error is None:
-                self.told(place, number, message.offset(), "")
+                offset = message.offset()  # None where the broker had it already.
+                self.told(place, number, -1 if offset is None else offset, "")
             else:
                 self.told(place, number, -1, str(error))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +31,10 @@ class Controller:
         self.answers = list(answers)
         self.asked: list[AlterPartitionRequest] = []
 
-    async def ask(self, key: int, versions: tuple[int, int], request: AlterPartitionRequest) -> Any:
+    async def ask_when_reached(
+        self, key: int, versions: tuple[int, int], make: Callable[[], AlterPartitionRequest]
+    ) -> Any:
+        request = make()
         self.asked.append(request)
         answer = self.answers.pop(0)
         if isinstance(answer, KafkaError):

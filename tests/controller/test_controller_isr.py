@@ -42,6 +42,7 @@ def test_a_set_that_may_be_is_written_and_the_leader_epoch_stays(isr: tuple[int,
         (change(), ErrorCode.INVALID_REQUEST),
         (change(1, 1), ErrorCode.INVALID_REQUEST),
         (change(1, 4), ErrorCode.INVALID_REQUEST),
+        (change(1)._replace(broker_epoch=100), ErrorCode.STALE_BROKER_EPOCH),
     ],
 )
 def test_what_may_not_be_is_refused(asked: IsrChange, code: ErrorCode) -> None:

@@ -114,6 +114,10 @@ class ControllerLink:
 
     async def ask(self, key: int, versions: tuple[int, int], request: Any) -> Any:
         """The controller's answer. Raises KafkaError (NOT_CONTROLLER) when there is none to be had."""
+        return await self.ask_when_reached(key, versions, lambda: request)
+
+    async def ask_when_reached(self, key: int, versions: tuple[int, int], make: Callable[[], Any]) -> Any:
+        """As :meth:`ask`, with a request that is made once there is a connection for it."""
         try:
             async with asyncio.timeout(REACH_S):
                 while True:
@@ -124,7 +128,7 @@ class ControllerLink:
                     if not link.closed:
                         break
                     await asyncio.sleep(0.01)
-            return await link.ask(key, link.version_of(key, *versions), request, self._patience_s)
+            return await link.ask(key, link.version_of(key, *versions), make(), self._patience_s)
         except (LinkError, TimeoutError, asyncio.CancelledError) as problem:
             if isinstance(problem, asyncio.CancelledError):
                 task = asyncio.current_task()

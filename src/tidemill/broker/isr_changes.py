@@ -96,7 +96,9 @@ class IsrChanges:
         rest_s = RETRY_S
         while self._wanted:
             keys = list(self._wanted)[:PARTITIONS_MAX]
-            asked = [self._wanted.pop(key) for key in keys]
+            asked = [one for key in keys if (one := self._wanted.pop(key)).is_waited_for()]
+            if not asked:
+                continue
             try:
                 results = await self._ask(asked)
             except KafkaError as problem:
@@ -136,8 +138,19 @@ class IsrChanges:
     async def _ask(self, asked: Sequence[_Wanted]) -> list[PartitionState | KafkaError]:
         if self._broker.controller.is_active:
             return await self._ask_here(asked)
+        answer: AlterPartitionResponse = await self._link.ask_when_reached(
+            ApiKey.ALTER_PARTITION, VERSIONS, lambda: self._request(asked)
+        )
+        if answer.error_code != 0:
+            raise KafkaError("the controller refuses to change in-sync sets", ErrorCode(answer.error_code))
+        return _results(asked, answer)
+
+    def _request(self, asked: Sequence[_Wanted]) -> AlterPartitionRequest:
+        """What is still waited for: who has stepped down since, and leads again, has forgotten the rest."""
         topics: dict[bytes, AlterPartitionRequestTopicData] = {}
         for one in asked:
+            if not one.is_waited_for():
+                continue
             topic = topics.setdefault(
                 one.key[0], AlterPartitionRequestTopicData(topic_id=one.key[0], partitions=[])
             )
@@ -149,13 +162,9 @@ class IsrChanges:
                     partition_epoch=one.partition_epoch,
                 )
             )
-        request = AlterPartitionRequest(
+        return AlterPartitionRequest(
             broker_id=self._broker.node_id, broker_epoch=self._epoch(), topics=list(topics.values())
         )
-        answer: AlterPartitionResponse = await self._link.ask(ApiKey.ALTER_PARTITION, VERSIONS, request)
-        if answer.error_code != 0:
-            raise KafkaError("the controller refuses to change in-sync sets", ErrorCode(answer.error_code))
-        return _results(asked, answer)
 
     async def _ask_here(self, asked: Sequence[_Wanted]) -> list[PartitionState | KafkaError]:
         wanted = [
@@ -167,6 +176,7 @@ class IsrChanges:
                     one.leader_epoch,
                     one.partition_epoch,
                     [(broker, ANY_EPOCH) for broker in one.isr],
+                    self._epoch(),
                 ),
             )
             for one in asked

@@ -22,6 +22,8 @@ class IsrChange(NamedTuple):
     leader_epoch: int
     partition_epoch: int
     isr: Sequence[tuple[int, int]]
+    broker_epoch: int = ANY_EPOCH
+    """Of the leader's own registration when it asked."""
 
 
 def plan_isr_change(
@@ -33,8 +35,9 @@ def plan_isr_change(
     """The partition with that set; the same object when nothing changes.
 
     Raises KafkaError: FENCED_LEADER_EPOCH and INVALID_UPDATE_VERSION for a leader that does not know the
-    present state, NOT_CONTROLLER where it knows a later one than this controller, INVALID_REQUEST for a set
-    that cannot be, INELIGIBLE_REPLICA for a member that does not live, or was started again meanwhile, or
+    present state, STALE_BROKER_EPOCH for one that has registered anew since it asked (it leads as if it had
+    not), NOT_CONTROLLER where it knows a later one than this controller, INVALID_REQUEST for a set that
+    cannot be, INELIGIBLE_REPLICA for a member that does not live, or was started again meanwhile, or
     (new in the set) is ``stopping``.
     """
     number = partition.partition
@@ -43,6 +46,12 @@ def plan_isr_change(
         raise KafkaError(
             f"partition {number} is led by broker {partition.leader}, not by {change.broker}",
             ErrorCode.INVALID_REQUEST,
+        )
+    leader = image.brokers.get(change.broker)
+    if leader is not None and ANY_EPOCH < change.broker_epoch < leader.epoch:
+        raise KafkaError(
+            f"partition {number}: broker {change.broker} has registered anew since it asked",
+            ErrorCode.STALE_BROKER_EPOCH,
         )
     isr = [broker for broker, _ in change.isr]
     if isr == partition.isr and change.partition_epoch <= partition.partition_epoch:

@@ -39,6 +39,7 @@ async def handle(
                 one.leader_epoch,
                 one.partition_epoch,
                 [(member.broker_id, member.broker_epoch) for member in one.new_isr_with_epochs],
+                request.broker_epoch,
             ),
         )
         for topic in request.topics

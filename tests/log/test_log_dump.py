@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +81,36 @@ def test_an_index_that_points_elsewhere_is_told(log_of: MakeLog, batch: MakeBatc
         f"Mismatches in :{path}",
         "  Index offset: 6, log offset: 1",
     ]
+
+
+@pytest.mark.parametrize("layout", [".index", ".timeindex"])
+def test_an_index_that_is_cut_meanwhile_ends_there(directory: str, layout: str) -> None:
+    path = Path(directory, f"{0:020d}{layout}")
+    shape = ">ii" if layout == ".index" else ">qi"
+    path.write_bytes(b"".join(struct.pack(shape, number, number) for number in range(1, 9000)))
+    shown = entries(FILES, str(path))
+    first = next(shown)
+    assert first["offset"] == 1
+    os.truncate(path, 0)
+    assert 0 < len(list(shown)) < 8998
+
+
+def test_times_are_looked_for_in_the_log_from_where_the_offset_index_leads(
+    log_of: MakeLog, batch: MakeBatch
+) -> None:
+    log = log_of({"index_interval_bytes": 0})
+    for number in range(20):
+        log.append([batch(2, timestamp=TIME + number)], 0, TIME)
+    log.close(TIME)
+    path = Path(log.active.time_index.path)
+    found = list(entries(FILES, str(path)))
+    assert len(found) == 19
+    assert {entry["kind"] for entry in found} == {"time_index_entry"}
+    data = bytearray(path.read_bytes())
+    # Entries out of order: each is looked for by itself.
+    path.write_bytes(data[120:] + data[:120])
+    kinds = [entry["heading"] for entry in entries(FILES, str(path)) if entry["kind"] == "problem"]
+    assert kinds == ["Found out of order timestamp in :{}"]
 
 
 def test_other_files_are_refused(directory: str) -> None:

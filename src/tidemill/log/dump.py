@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from tidemill.log.checkpoints import CheckpointDamaged, parse_checkpoint, read_partition_metadata
 from tidemill.log.dump_log import log_entries
-from tidemill.log.index_entries import aborted_entries
+from tidemill.log.index_entries import aborted_entries, offset_entries, time_entries
 from tidemill.log.java_text import java_text
 from tidemill.log.names import (
     INDEX,
@@ -33,7 +33,7 @@ from tidemill.log.scan import BatchScan
 from tidemill.log.time_index import TimeIndex
 from tidemill.log.transaction_index import Aborted
 from tidemill.model.errors import ConfigError, StorageError
-from tidemill.model.ports import Files
+from tidemill.model.ports import File, Files
 from tidemill.records.batch import CURRENT_MAGIC, NO_PRODUCER_ID
 
 CONTROL_NAMES: Final = {
@@ -203,15 +203,18 @@ def _sanity(files: Files, path: str) -> str:
 # -- the other files
 
 
+def _log_beside(files: Files, path: str, base: int) -> File | None:
+    """The log file to which an index belongs, where it is there."""
+    log_path = os.path.join(os.path.dirname(path), offset_name(base, LOG))
+    return files.open(log_path, read_only=True) if files.exists(log_path) else None
+
+
 def _index_entries(files: Files, path: str) -> Iterator[dict[str, Any]]:
     base = offset_of(os.path.basename(path), INDEX)
-    index = OffsetIndex(files, path, base, files.size(path))
-    log_path = os.path.join(os.path.dirname(path), offset_name(base, LOG))
-    log = files.open(log_path, read_only=True) if files.exists(log_path) else None
+    log = _log_beside(files, path, base)
     log_bytes = int(log.size()) if log is not None else 0
-    index.load()
-    for slot in range(index.entries):
-        offset, position = (int(value) for value in index.entry(slot))
+    for relative, position in offset_entries(files, path).rows():
+        offset = base + relative
         yield {"kind": "index_entry", "offset": offset, "position": position}
         if log is None:
             continue
@@ -223,22 +226,41 @@ def _index_entries(files: Files, path: str) -> Iterator[dict[str, Any]]:
 
 def _time_index_entries(files: Files, path: str) -> Iterator[dict[str, Any]]:
     base = offset_of(os.path.basename(path), TIME_INDEX)
-    index = TimeIndex(files, path, base, files.size(path))
-    index.load()
-    log_path = os.path.join(os.path.dirname(path), offset_name(base, LOG))
-    log = files.open(log_path, read_only=True) if files.exists(log_path) else None
-    positions = None
-    index_path = os.path.join(os.path.dirname(path), offset_name(base, INDEX))
-    if files.exists(index_path):
-        positions = OffsetIndex(files, index_path, base, files.size(index_path))
+    log = _log_beside(files, path, base)
+    positions = _Positions(files, os.path.join(os.path.dirname(path), offset_name(base, INDEX)))
     before = -1
-    for slot in range(index.entries):
-        timestamp, offset = (int(value) for value in index.entry(slot))
+    for timestamp, relative in time_entries(files, path).rows():
+        offset = base + relative
         yield {"kind": "time_index_entry", "timestamp": timestamp, "offset": offset}
         if log is not None:
-            begin = 0 if positions is None else int(positions.lookup(offset))
-            yield from _time_problems(BatchScan(log, begin, log.size()), timestamp, offset, before)
+            scan = BatchScan(log, positions.lookup(relative), log.size())
+            yield from _time_problems(scan, timestamp, offset, before)
         before = timestamp
+
+
+class _Positions:
+    """Where in the log to begin to look for offsets that mostly grow; at its beginning without an index."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        self._files = files
+        self._path = path
+        self._restart()
+
+    def _restart(self) -> None:
+        is_there = self._files.exists(self._path)
+        self._rows = offset_entries(self._files, self._path).rows() if is_there else iter(())
+        self._position = 0
+        self._reached = -1
+        self._next = next(self._rows, None)
+
+    def lookup(self, relative: int) -> int:
+        """The position of the last entry whose relative offset is at most ``relative``; 0 without one."""
+        if relative < self._reached:
+            self._restart()
+        while self._next is not None and self._next[0] <= relative:
+            self._reached, self._position = self._next
+            self._next = next(self._rows, None)
+        return self._position
 
 
 def _time_problems(scan: BatchScan, timestamp: int, offset: int, before: int) -> Iterator[dict[str, Any]]:

@@ -119,8 +119,12 @@ def expire(choose: Callable[[Target], int]) -> Kind:
 
     def fault(target: Target) -> Fault:
         number = choose(target)
+        before = target.stage.registered(number)
         is_done = target.stage.expire_session(number)
         yield f"broker {number}{'' if is_done else ': it has none'}"
+        deadline = time.monotonic() + SESSION_S
+        while target.stage.registered(number) in (0, before) and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     return fault
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -52,6 +53,19 @@ class Client(threading.Thread):
     def work(self) -> None:
         """What it does."""
         raise NotImplementedError
+
+
+class Notes(logging.Handler):
+    """A file of what somebody says, which is never left open."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Adds one line."""
+        with self.path.open("a") as file:
+            file.write(f"{time.strftime('%H:%M:%S')} {record.getMessage()}\n")
 
 
 class Writer(Client):
@@ -133,9 +147,7 @@ class LibrdkafkaWriter(Writer):
         """What the client says of sequences and epochs goes to a file beside the history."""
         logger = logging.Logger(self.name)
         logger.propagate = False
-        handler = logging.FileHandler(self.history.path.with_name(f"{self.name}.log"), delay=True)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-        logger.addHandler(handler)
+        logger.addHandler(Notes(self.history.path.with_name(f"{self.name}.log")))
         return logger
 
     def send(self, place: int, number: int, value: bytes) -> None:

@@ -117,6 +117,11 @@ class Stage:
             client.close()
         return True
 
+    def registered(self, number: int) -> int:
+        """The session that a broker is registered with; 0 when it is not, or nobody knows."""
+        found = self.asked(lambda client: client.exists(f"/brokers/ids/{number}"))
+        return 0 if found is None else int(found.ephemeralOwner)
+
     def unsettled(self, topics: list[str]) -> str:
         """What is not as it should be: a broker that does not run, a replica that is not in sync."""
         stopped = [number for number, broker in self.brokers.items() if not broker.running]

@@ -70,39 +70,46 @@ def settle(place: Stage, clients: Load) -> None:
         time.sleep(0.02)
 
 
-def owner(place: Stage, number: int) -> int:
-    """The session that a broker is registered with; 0 when it is not."""
-    found = place.asked(lambda client: client.exists(f"/brokers/ids/{number}"))
-    return 0 if found is None else int(found.ephemeralOwner)
-
-
 def test_a_broker_whose_session_expired_registers_again_and_loses_nothing(
     cluster: Stage, tmp_path: Path
 ) -> None:
     with load(cluster, tmp_path, "expired") as clients:
         for number in cluster.brokers:
-            before = owner(cluster, number)
+            before = cluster.registered(number)
             assert cluster.expire_session(number)
             deadline = time.monotonic() + PATIENCE_S
-            while owner(cluster, number) in (0, before):
+            while cluster.registered(number) in (0, before):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             settle(cluster, clients)
             assert "the session with the coordination store has expired" in cluster.brokers[number].log
 
 
+def test_a_stop_that_meets_the_end_of_a_session_hands_over_soon(cluster: Stage, tmp_path: Path) -> None:
+    with load(cluster, tmp_path, "stopped"):
+        for _ in range(2):
+            number = cluster.controller()
+            assert cluster.expire_session(number)
+            began = time.monotonic()
+            assert cluster.brokers[number].stop() == 0
+            assert time.monotonic() - began < 4
+            assert "is not the controller any more" in cluster.brokers[number].log
+            cluster.brokers[number].start()
+            assert cluster.settle(["stopped"], PATIENCE_S) == ""
+
+
 def test_a_broker_comes_back_when_its_old_session_has_ended(cluster: Stage, tmp_path: Path) -> None:
     with load(cluster, tmp_path, "back"):
         victim = cluster.controller()
-        before = owner(cluster, victim)
+        before = cluster.registered(victim)
         cluster.brokers[victim].kill()
         cluster.brokers[victim].start()
-        assert owner(cluster, victim) not in (0, before)
+        assert cluster.registered(victim) not in (0, before)
         assert "are left to its session to end" in cluster.brokers[victim].log
 
 
 def test_a_second_broker_with_the_id_of_one_that_lives_is_refused(cluster: Stage, tmp_path: Path) -> None:
-    before = owner(cluster, 2)
+    before = cluster.registered(2)
     twin = PlacedBroker(
         {**cluster.brokers[2].config}, tmp_path / "twin", tmp_path / "twin.log", [], "127.0.0.1"
     )
@@ -111,7 +118,7 @@ def test_a_second_broker_with_the_id_of_one_that_lives_is_refused(cluster: Stage
         twin.start()
     assert time.monotonic() - began >= SESSION_S
     twin.close()
-    assert owner(cluster, 2) == before
+    assert cluster.registered(2) == before
     assert cluster.settle(["__consumer_offsets"], PATIENCE_S) == ""
 
 

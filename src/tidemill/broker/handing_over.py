@@ -16,6 +16,8 @@ from tidemill.wire.messages.controlled_shutdown import ControlledShutdownRequest
 log = logging.getLogger("tidemill.broker")
 
 VERSIONS = (3, 3)
+AGAIN_S = 0.2
+"""Before a controller that cannot be asked just now is asked again, within the time of one attempt."""
 
 
 async def hand_over(
@@ -39,7 +41,7 @@ async def hand_over(
     rest_s = config.int("controlled.shutdown.retry.backoff.ms") / 1000
     for attempts_left in reversed(range(max(1, config.int("controlled.shutdown.max.retries")))):
         try:
-            remaining = await _ask(broker, epoch())
+            remaining = await _answer(broker, epoch, rest_s)
         except (KafkaError, StoreError) as problem:
             log.warning("leaderships cannot be handed over: %s", problem)
         else:
@@ -53,6 +55,20 @@ async def hand_over(
             )
         if attempts_left:
             await asyncio.sleep(rest_s)
+
+
+async def _answer(broker: Broker, epoch: Callable[[], int], patience_s: float) -> Sequence[TopicPartition]:
+    """What is left, once the controller says so. An election of another one takes less than an attempt."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience_s
+    while True:
+        try:
+            return await _ask(broker, epoch())
+        except (KafkaError, StoreError) as problem:
+            if loop.time() >= deadline:
+                raise
+            log.info("leaderships are handed over a little later: %s", problem)
+        await asyncio.sleep(AGAIN_S)
 
 
 async def _ask(broker: Broker, epoch: int) -> Sequence[TopicPartition]:

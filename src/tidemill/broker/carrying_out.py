@@ -131,7 +131,8 @@ class CarryingOut:
             if broker.partitions.find(name, state.partition) is None:
                 try:
                     key = TopicPartition(name, state.partition)
-                    broker.logs.create(key, topic_id, config, broker.clock.wall_ms())
+                    is_new = not self._had(key, topic_id)
+                    broker.logs.create(key, topic_id, config, broker.clock.wall_ms(), is_new=is_new)
                 except KafkaError as problem:
                     log.error("%s-%d: %s", name, state.partition, problem)
                     failures[state.partition] = problem
@@ -147,6 +148,16 @@ class CarryingOut:
             raise failure_of(name, failures)
         if failure is not None:
             raise failure
+
+    def _had(self, key: TopicPartition, topic_id: bytes) -> bool:
+        """Whether this broker had the partition before: it may lie on a disk that is missing now.
+
+        A controller that begins tells of all partitions as if they were new.
+        """
+        known = self._broker.metadata.image.topics.get(key.topic)
+        if known is None or known.topic_id != topic_id or key.partition >= len(known.partitions):
+            return False
+        return self._broker.node_id in known.partitions[key.partition].replicas
 
     async def take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
         """Takes settings (by kind and name) over that somebody wrote to the store."""

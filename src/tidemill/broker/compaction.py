@@ -122,7 +122,7 @@ class Compaction:
 
     def load(self) -> None:
         """Takes over from the checkpoint files up to where logs are clean."""
-        for directory in self.logs.directories:
+        for directory in self.logs.working:
             try:
                 offsets = read_offsets(self.logs.files, directory.file(CLEANER_OFFSETS))
             except (CheckpointDamaged, OSError) as problem:

@@ -376,3 +376,31 @@ def test_a_kill_loses_nothing_and_a_power_cut_may_have(batch: Callable[..., Batc
     files.kill()
     files.boot_id = lambda: ""  # type: ignore[method-assign]
     assert start().may_have_lost
+
+
+def test_a_copy_that_cannot_be_cut_at_the_start_costs_its_directory_only(batch: Callable[..., Batch]) -> None:
+    files = FaultyFiles()
+    manager = LogManager(files, ["/a", "/b"])
+    manager.lock()
+    manager.load(NOW, lambda topic: LogConfig())
+    key = TopicPartition("t", 0)
+    source = manager.create(key, TOPIC_ID, LogConfig(), NOW)
+    for _ in range(5):
+        source.append([batch(1)], 0, NOW)
+    move = begin_move(manager, key, "/b", NOW)
+    assert move is not None
+    piece = move.next_piece(1 << 20, NOW)
+    assert piece is not None
+    move.store(piece, NOW)
+    source.truncate_to(2, NOW)
+    assert manager.close(NOW, {}) == []
+    files.kill()
+    files.fail("truncate", "-future/", errno.EIO, times=9)
+    again = LogManager(files, ["/a", "/b"])
+    again.lock()
+    again.load(NOW, lambda topic: LogConfig())
+    assert [directory.path for directory in again.working] == ["/a"]
+    assert "cannot truncate /b/t-0." in again.directories[1].failure
+    log = again.get(key)
+    assert log is not None
+    assert log.end_offset == 2

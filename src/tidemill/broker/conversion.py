@@ -42,7 +42,9 @@ PROGRAM = "from tidemill.broker.conversion_process import main; main()"
 
 def default_processes() -> int:
     """One less than there are processors for this process, 1 to 4: the event loop has one."""
-    return max(1, min(PROCESSES_MAX, len(os.sched_getaffinity(0)) - 1))
+    # Only some systems tell which processors a process may use.
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(PROCESSES_MAX, count - 1))
 
 
 class Process:

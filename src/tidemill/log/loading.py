@@ -322,19 +322,23 @@ class Loading:
         """Once all directories are open: drops the copies that no partition here waits for."""
         seen: set[TopicPartition] = set()
         for directory in self.all.working:
-            for key, copy in list(directory.arriving.items()):
-                current = self.all.logs.get(key)
-                if current is None:
-                    self.all.warnings.append(f"{copy.directory} is left alone: {key} itself is not here")
-                elif key in seen or key in directory.logs:
-                    renamed = directory.file(directory_to_delete(key))
-                    self.files.rename(copy.directory, renamed)
-                    self.removals.add(renamed, self.now_ms)
-                else:
-                    seen.add(key)
-                    # What a power cut took from the partition must not stay in the copy.
-                    copy.truncate_to(current.end_offset, self.now_ms)
-                    continue
-                copy.closed = True
-                copy.release()
-                del directory.arriving[key]
+            with self._putting_aside(directory):
+                self._settle_arriving_in(directory, seen)
+
+    def _settle_arriving_in(self, directory: DataDirectory, seen: set[TopicPartition]) -> None:
+        for key, copy in list(directory.arriving.items()):
+            current = self.all.logs.get(key)
+            if current is None:
+                self.all.warnings.append(f"{copy.directory} is left alone: {key} itself is not here")
+            elif key in seen or key in directory.logs:
+                renamed = directory.file(directory_to_delete(key))
+                self.files.rename(copy.directory, renamed)
+                self.removals.add(renamed, self.now_ms)
+            else:
+                seen.add(key)
+                # What a power cut took from the partition must not stay in the copy.
+                copy.truncate_to(current.end_offset, self.now_ms)
+                continue
+            copy.closed = True
+            copy.release()
+            del directory.arriving[key]

@@ -88,9 +88,9 @@ class LogManager(DataDirectories):
         """
         loading = Loading(self, self.removals, config_of, now_ms, self.recovery_threads)
         loading.run()
+        loading.settle_arriving()
         if not self.working:
             raise StorageError("no data directory can be used: " + self.directories[0].failure)
-        loading.settle_arriving()
         self.high_watermarks |= loading.high_watermarks
         self.recovered_bytes = loading.recovered_bytes
 

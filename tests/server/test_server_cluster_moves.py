@@ -97,6 +97,16 @@ def described(stage: Stage, topic: str) -> PartitionDescription:
         return admin.describe_topic(topic).partitions[0]
 
 
+def moved(stage: Stage, topic: str, replicas: list[int]) -> None:
+    """Waits until the brokers tell of these replicas, all in sync: they hear of it one after the other."""
+
+    def told() -> bool:
+        found = described(stage, topic)
+        return list(found.replicas) == replicas and sorted(found.isr) == sorted(replicas)
+
+    until(told, f"{topic} is on {replicas}")
+
+
 def wish(stage: Stage, topic: str, replicas: list[int]) -> None:
     """Writes what an administrator wishes, and waits until it is done."""
 
@@ -127,9 +137,7 @@ def test_a_partition_moves_while_it_is_written(stage: Stage) -> None:
     for replicas in ([3, 2], [2, 3, 1], [1, 3]):
         wish(stage, "moved", replicas)
         writer.some()
-        found = described(stage, "moved")
-        assert list(found.replicas) == replicas
-        assert sorted(found.isr) == sorted(replicas)
+        moved(stage, "moved", replicas)
     writer.check()
     left = Path(stage.brokers[2].data_dir, "moved-0")
     until(lambda: not left.exists(), "broker 2 keeps nothing")
@@ -152,7 +160,7 @@ def test_a_throttled_follower_keeps_to_its_rate(stage: Stage) -> None:
     began = time.monotonic()
     wish(stage, "slow", [1, 3])
     took_s = time.monotonic() - began
-    assert list(described(stage, "slow").replicas) == [1, 3]
+    moved(stage, "slow", [1, 3])
     # The last fetch, of a megabyte at most, waits for those before it.
     assert took_s > (THROTTLED_BYTES - FETCH_BYTES_MAX) / THROTTLED_BYTES_S / 2
 
@@ -174,7 +182,7 @@ def test_brokers_stop_in_turn_without_a_write_that_fails_and_lead_again_when_ask
     asked = AdminClient({"bootstrap.servers": stage.bootstrap, "log_level": 0})
     results = asked.elect_leaders(ElectionType.PREFERRED, None).result(30)
     assert results[ClientPartition("rolled", 0)] is None
-    assert described(stage, "rolled").leader == 1
+    until(lambda: described(stage, "rolled").leader == 1, "every broker has heard of it")
     (again,) = asked.elect_leaders(ElectionType.PREFERRED, [ClientPartition("rolled", 0)]).result(30).values()
     assert again.name() == "ELECTION_NOT_NEEDED"
     writer.check()

@@ -203,7 +203,7 @@ def _mismatches(
 
 
 def _settings(topic: TopicEntry, result: Import) -> dict[str, str]:
-    """The settings of a topic that can be made here; the others are told, and no record goes for want of them."""
+    """The settings of a topic that can be made here. Others are told, and nothing goes for want of them."""
     kept: dict[str, str] = {}
     careful: dict[str, str] = {}
     for name, value in sorted(topic.config.items()):

@@ -34,6 +34,7 @@ from tidemill.client.errors import (
     error_for,
 )
 from tidemill.client.outcomes import Outcomes
+from tidemill.client.sender import Sender
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 
@@ -381,3 +382,55 @@ def test_messages_that_expire_name_what_the_broker_answered_last() -> None:
         "1 message for t-0 not acknowledged within delivery.timeout.ms, after 1 try; the last: cannot "
         "produce to t-0: KAFKA_STORAGE_ERROR, broker b:1; look at the broker's disk and log"
     )
+
+
+class Broker:
+    """What the sender sees of a broker: it notes the sequences of the batches that it is sent."""
+
+    def __init__(self, node_id: int) -> None:
+        self.node_id = node_id
+        self.sequences: list[int] = []
+
+    def version(self, key: ApiKey) -> int:
+        return 9
+
+    def fileno(self) -> int:
+        return -1
+
+    def send(self, *arguments: Any, tag: Any, **options: Any) -> Any:
+        self.sequences += [batch.sequence for batch in tag]
+        return type("Sent", (), {"done": False})()
+
+
+def test_a_new_leader_is_sent_nothing_before_the_former_one_has_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The former leader may have replicated what it never acknowledged; later batches came first then."""
+    found, topic = accumulator(), TopicQueues("t", 1)
+    found.topics["t"] = topic
+    cluster = Cluster(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"}))
+    brokers = {1: Broker(1), 2: Broker(2)}
+    leader = 1
+    monkeypatch.setattr(cluster, "leader", lambda name, partition: leader)
+    monkeypatch.setattr(cluster, "opened", lambda node_id, purpose: brokers[node_id])
+    sender = Sender(cluster, found)
+    sender._producer_id, sender._producer_epoch = 7, 0
+
+    def send(value: bytes) -> None:
+        found.append(topic, 0, 1, None, value, None, None, 0.0)
+        sender._send_ready(time.monotonic() + 1)
+
+    send(b"first")
+    leader = 2
+    send(b"second")
+    assert (brokers[1].sequences, brokers[2].sequences) == ([0], [])
+    queue = topic.queues[0]
+    moved = error_for(ErrorCode.NOT_LEADER_OR_FOLLOWER, "produce to t-0")
+    sender.outcomes.failed(queue.in_flight[0], ErrorCode.NOT_LEADER_OR_FOLLOWER, moved)
+    sender._send_ready(time.monotonic() + 60)
+    assert brokers[2].sequences == [0]
+    sender.outcomes.succeeded(queue.in_flight[0], 0, -1)
+    sender._send_ready(time.monotonic() + 60)
+    assert brokers[2].sequences == [0, 1]
+    for descriptor in (sender._wake_read, sender._wake_write):
+        os.close(descriptor)

@@ -165,6 +165,8 @@ class PartitionQueue:
         self.producer_epoch: i64 = -1
         self.next_sequence: i64 = 0
         self.bump_due = False
+        self.sent_to: i64 = -1
+        """The broker that has the batches in flight."""
 
 
 class TopicQueues:

@@ -210,7 +210,12 @@ class Sender:
                 if due > 0:
                     wait = min(wait, due)
                     continue
-                by_node.setdefault(self._cluster.leader(queue.topic, queue.partition), []).append(queue)
+                leader = self._cluster.leader(queue.topic, queue.partition)
+                if queue.in_flight and leader != queue.sent_to:
+                    # What the former leader has may be in the log or not. Sent again after later batches, it
+                    # would be out of sequence, and under another epoch it would be there twice.
+                    continue
+                by_node.setdefault(leader, []).append(queue)
         for node_id, queues in by_node.items():
             if node_id < 0:
                 self._cluster.request_refresh()
@@ -263,7 +268,7 @@ class Sender:
                 if batches and size + batch.builder.size_bytes > self._request_bytes:
                     more = True
                     continue
-                self._take(queue, batch)
+                self._take(queue, batch, connection.node_id)
                 size += batch.builder.size_bytes
                 batches.append(batch)
                 more = more or len(queue.waiting) > 0
@@ -271,7 +276,7 @@ class Sender:
             self._request(connection, batches)
         return more and len(under_way) < self._in_flight_max
 
-    def _take(self, queue: PartitionQueue, batch: PendingBatch) -> None:
+    def _take(self, queue: PartitionQueue, batch: PendingBatch, node_id: int) -> None:
         """From waiting to in flight. The caller holds the lock."""
         queue.waiting.popleft()
         if queue.open is batch:
@@ -286,6 +291,7 @@ class Sender:
             queue.next_sequence = (queue.next_sequence + batch.builder.count) & SEQUENCE_MASK
         batch.attempts += 1
         queue.in_flight.append(batch)
+        queue.sent_to = node_id
 
     def _bump(self, queue: PartitionQueue) -> None:
         """Begins the partition's sequence again under the next epoch; brokers keep it per partition."""

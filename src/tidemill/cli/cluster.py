@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import click
 
-from tidemill.cli import cluster_moves, cluster_status
+from tidemill.cli import cluster_moves, cluster_status, elections
 from tidemill.cli.cluster_options import directory_option, names_of
 from tidemill.cli.local import ZOOKEEPER, LocalCluster, said
 from tidemill.cli.options import Whole, broker_settings_option, pairs
@@ -331,6 +331,10 @@ def _controller(local: LocalCluster) -> str | None:
         return None
 
 
-command.add_command(cluster_status.status)
-for one in cluster_moves.COMMANDS:
-    command.add_command(one)
+for _one in (
+    cluster_status.status,
+    cluster_moves.rebalance,
+    cluster_moves.decommission,
+    elections.cluster_elect,
+):
+    command.add_command(_one)

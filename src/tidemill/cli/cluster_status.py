@@ -11,7 +11,7 @@ import click
 from tidemill.cli.cluster_options import cluster_options
 from tidemill.cli.local import ZOOKEEPER
 from tidemill.cli.options import Target
-from tidemill.cli.output import done, json_option, on_terminal, print_json, print_table
+from tidemill.cli.output import counted, done, json_option, on_terminal, print_json, print_table
 
 if TYPE_CHECKING:
     from tidemill.cli.local import LocalCluster
@@ -172,11 +172,6 @@ def _print(found: dict[str, Any]) -> None:
         click.echo(
             f"on the move: {counted(found['moving'], 'partition')}; 'tidemill reassign list' shows more"
         )
-
-
-def counted(number: int, what: str) -> str:
-    """``1 partition``, ``2 partitions``."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _print_partitions(what: str, partitions: list[dict[str, Any]], colour: str) -> None:

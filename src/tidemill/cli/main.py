@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("serve", "Run a broker."),
     "topic": ("topic", "Create, list, describe, alter and delete topics."),
     "cluster": ("cluster", "Several brokers: start some here, see how they are, move data."),
+    "reassign": ("reassign", "Move partitions between brokers, by plans in Kafka's JSON."),
     "broker": ("broker", "List brokers, and describe and alter their settings."),
     "produce": ("produce", "Send messages from standard input or a file."),
     "consume": ("consume", "Print messages of topics."),

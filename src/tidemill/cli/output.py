@@ -92,6 +92,11 @@ def count_text(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def counted(number: int, what: str) -> str:
+    """``1 partition``, ``2 partitions``."""
+    return f"{count_text(number)} {what}" if number == 1 else f"{count_text(number)} {what}s"
+
+
 def bytes_text(number: float) -> str:
     """``12.3 MB``: powers of ten, as disks and networks count."""
     for unit in ("B", "kB", "MB", "GB", "TB"):

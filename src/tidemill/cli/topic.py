@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.cli import suggest
+from tidemill.cli.elections import topic_elect
+from tidemill.cli.moving import Manner, change_factor, manner_options
 from tidemill.cli.options import (
     INT_MAX,
     SHORT_MAX,
@@ -350,10 +352,14 @@ def _print_topic(topic: dict[str, Any], with_settings: bool) -> None:
     epilog="""\b
 Examples:
   tidemill topic alter orders --set retention.ms=86400000 --unset compression.type
-  tidemill topic alter orders --partitions 12""",
+  tidemill topic alter orders --partitions 12
+  tidemill topic alter orders --replication-factor 3 --throttle 50000000""",
 )
 @click.argument("name", shell_complete=suggest.topics)
 @click.option("-p", "--partitions", type=Whole(1, INT_MAX), help="Grow to so many; they cannot shrink.")
+@click.option(
+    "-r", "--replication-factor", "factor", type=Whole(1, SHORT_MAX), help="Have so many replicas of each."
+)
 @topic_settings_option
 @click.option(
     "-u",
@@ -365,22 +371,25 @@ Examples:
     shell_complete=suggest.topic_keys,
 )
 @click.option("--dry-run", is_flag=True, help="Check, and change nothing.")
+@manner_options()
 @target_options
 def alter(
     name: str,
     partitions: int | None,
+    factor: int | None,
     settings: tuple[str, ...],
     removed: tuple[str, ...],
     dry_run: bool,
+    manner: Manner,
     target: Target,
-) -> None:
-    """Change settings of a topic, or let it grow."""
+) -> int:
+    """Change settings of a topic, let it grow, or have more or fewer replicas."""
     from tidemill.client import Admin, ConfigResource, ResourceType
     from tidemill.model.configs.topic import near
 
     wanted = pairs("--set", settings)
-    if not (partitions or wanted or removed):
-        raise click.UsageError("nothing to change: give --partitions, --set or --unset")
+    if not (partitions or factor or wanted or removed):
+        raise click.UsageError("nothing to change: give --partitions, --replication-factor, --set or --unset")
     said = []
     with Admin(target.bootstrap, target.config()) as admin:
         if wanted or removed:
@@ -395,7 +404,9 @@ def alter(
         if partitions:
             admin.create_partitions(name, partitions, validate_only=dry_run)
             said.append(f"{partitions} partitions")
-    done(f"{name}: {'could have ' if dry_run else ''}{', '.join(said)}")
+        if said:
+            done(f"{name}: {'could have ' if dry_run else ''}{', '.join(said)}")
+        return change_factor(admin, name, factor, manner, dry_run=dry_run) if factor else 0
 
 
 @command.command(
@@ -429,6 +440,9 @@ def delete(names: tuple[str, ...], yes: bool, if_exists: bool, force: bool, targ
                 failures += 1
                 click.echo(f"tidemill: {problem}", err=True)
     return FAILED if failures else 0
+
+
+command.add_command(topic_elect)
 
 
 def topic_id_text(topic_id: bytes) -> str | None:

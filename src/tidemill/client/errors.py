@@ -24,8 +24,8 @@ NEXT_STEP: dict[ErrorCode, str] = {
     ErrorCode.INVALID_TOPIC_EXCEPTION: "names have 1 to 249 of a-z A-Z 0-9 . _ -, and are not . or ..",
     ErrorCode.INVALID_PARTITIONS: "the number of partitions is at least 1 and can only grow",
     ErrorCode.INVALID_REPLICATION_FACTOR: "use at most as many replicas as there are live brokers",
-    ErrorCode.INVALID_REPLICA_ASSIGNMENT: "name brokers that live, each once; "
-    "'tidemill broker list' shows them",
+    ErrorCode.INVALID_REPLICA_ASSIGNMENT: "name brokers that live, each once, "
+    "and as many for every partition of a new topic",
     ErrorCode.NO_REASSIGNMENT_IN_PROGRESS: "nothing is to be stopped; 'tidemill reassign list' shows "
     "what moves",
     ErrorCode.REASSIGNMENT_IN_PROGRESS: "wait for the move's end, or cancel it",

@@ -1,0 +1,222 @@
+"""Moves on their way: begun, followed to their end with a bar, and what is left to do then."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import click
+
+from tidemill.cli import throttles
+from tidemill.cli.moves import Plan, Sizes, assignment, copied_bytes, print_plan, racks_of, replica_sizes
+from tidemill.cli.options import Duration, Whole
+from tidemill.cli.output import console, counted, done, on_terminal
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import TopicPartition
+
+if TYPE_CHECKING:
+    from tidemill.client import Admin, ClientError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+PAUSE_S, PAUSE_MAX_S = 0.1, 1.0
+FAILED = 1
+NAMED_MAX = 10
+"""Partitions that are named, of those that could not be moved."""
+
+
+class Manner(NamedTuple):
+    """How moves are to be carried out."""
+
+    throttle: int | None = None
+    """Bytes a second that each broker copies at most."""
+    wait: bool = True
+    timeout_s: float | None = None
+
+
+def manner_options(*, wait: bool = True) -> Callable[[F], F]:
+    """Adds ``--throttle``, ``--wait`` (or not: ``wait`` is the default) and ``--timeout``, as ``manner``."""
+
+    def add(function: F) -> F:
+        return _with_manner(function, wait)
+
+    return add
+
+
+def _with_manner(function: F, waits: bool) -> F:
+    def made(*arguments: Any, throttle: int | None, wait: bool, timeout_s: float | None, **rest: Any) -> Any:
+        return function(*arguments, manner=Manner(throttle, wait, timeout_s), **rest)
+
+    made.__name__ = function.__name__
+    made.__doc__ = function.__doc__
+    made.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+    for option in (
+        click.option(
+            "--timeout",
+            "timeout_s",
+            type=Duration(),
+            metavar="DURATION",
+            help="Wait so long at most; the moves go on.",
+        ),
+        click.option(
+            "--wait/--no-wait", default=waits, show_default=True, help="Wait until all is moved, with a bar."
+        ),
+        throttle_option,
+    ):
+        made = option(made)
+    return made  # type: ignore[return-value]
+
+
+throttle_option = click.option(
+    "--throttle",
+    type=Whole(1, 2**63 - 1),
+    metavar="BYTES",
+    help="Copy at most so many bytes a second on each broker.",
+)
+"""The same wherever data moves."""
+
+
+def carry_out(admin: Admin, plan: Plan, current: Plan, manner: Manner) -> int:
+    """Begins the moves of ``plan``, and goes with them to their end if ``manner`` says so; the exit code.
+
+    At the end throttles are lifted, and preferred replicas lead.
+    """
+    if manner.throttle is not None:
+        throttles.limit(admin, plan, current, manner.throttle)
+    outcomes = admin.alter_reassignments(plan)
+    begun = {item: replicas for item, replicas in plan.items() if outcomes.get(item) is None}
+    code = tell({item: problem for item, problem in outcomes.items() if problem is not None})
+    if begun and manner.wait:
+        began = time.monotonic()
+        left = follow(admin, begun, current, manner.timeout_s)
+        if left:
+            click.echo(
+                f"tidemill: {counted(len(left), 'partition')} still on the way after {manner.timeout_s:g} s: "
+                "'tidemill reassign list' shows them",
+                err=True,
+            )
+            return FAILED
+        elect_preferred(admin, begun)
+        done(f"moved {counted(len(begun), 'partition')} in {time.monotonic() - began:.1f} s")
+        code = check_arrived(admin, begun) or code
+    elif begun:
+        done(
+            f"{counted(len(begun), 'partition')} on the way: 'tidemill reassign list' shows how far they are"
+        )
+    if manner.throttle is not None and (manner.wait or not begun):
+        throttles.lift(admin, {item.topic for item in plan})
+    return code
+
+
+def change_factor(admin: Admin, topic: str, factor: int, manner: Manner, *, dry_run: bool = False) -> int:
+    """Gives every partition of a topic ``factor`` replicas, or with ``dry_run`` says how; the exit code."""
+    from tidemill.controller import balance
+
+    current = assignment(admin, [topic])
+    plan = balance.change_factor(current, racks_of(admin), factor, random.Random())
+    copies = counted(factor, "replica")
+    if not plan:
+        done(f"{topic}: every partition has {copies} already")
+        return 0
+    if dry_run:
+        print_plan(admin, plan, current)
+        return 0
+    code = carry_out(admin, plan, current, manner)
+    if not code and manner.wait:
+        done(f"{topic}: every partition has {copies}")
+    return code
+
+
+def tell(problems: Mapping[TopicPartition, object]) -> int:
+    """Says what went wrong, of some partitions; the exit code."""
+    for problem in list(problems.values())[:NAMED_MAX]:
+        click.echo(f"tidemill: {problem}", err=True)
+    if len(problems) > NAMED_MAX:
+        click.echo(f"tidemill: and {len(problems) - NAMED_MAX} other partitions", err=True)
+    return FAILED if problems else 0
+
+
+def follow(admin: Admin, plan: Plan, current: Plan, timeout_s: float | None) -> set[TopicPartition]:
+    """Waits until nothing of ``plan`` moves any more; what still does after ``timeout_s``."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    pause = PAUSE_S
+    try:
+        with _bar(admin, plan, current) as told:
+            while True:
+                left = set(admin.list_reassignments(plan))
+                told(left)
+                if not left or (deadline is not None and time.monotonic() + pause > deadline):
+                    return left
+                time.sleep(pause)
+                pause = min(1.5 * pause, PAUSE_MAX_S)
+    except KeyboardInterrupt:
+        click.echo(
+            "tidemill: the moves go on; 'tidemill reassign list' shows them, and 'cancel --all' stops them",
+            err=True,
+        )
+        raise
+
+
+@contextmanager
+def _bar(admin: Admin, plan: Plan, current: Plan) -> Iterator[Callable[[set[TopicPartition]], None]]:
+    """A bar on stderr, where a person looks on; gives what is to be told which partitions are left."""
+    if not on_terminal():
+        yield lambda left: None
+        return
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    total = copied_bytes(plan, current, replica_sizes(admin)).total()
+    parts = TextColumn("{task.fields[parts]} of " + counted(len(plan), "partition"))
+    columns = (TextColumn("moving"), BarColumn(), parts, DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console(error=True), transient=True) as bar:
+        task = bar.add_task("moving", total=max(total, 1), parts=0)
+
+        def told(left: set[TopicPartition]) -> None:
+            copied = _copied(plan, current, left, replica_sizes(admin)) if left else total
+            bar.update(task, completed=min(copied, total), parts=len(plan) - len(left))
+
+        yield told
+
+
+def _copied(plan: Plan, current: Plan, left: set[TopicPartition], sizes: Sizes) -> int:
+    """Bytes that are where they shall be."""
+    copied = 0
+    for item, replicas in plan.items():
+        held = sizes.get(item, {})
+        whole = max(held.values(), default=0)
+        new = [broker for broker in replicas if broker not in current.get(item, ())]
+        copied += sum(min(held.get(broker, 0), whole) if item in left else whole for broker in new)
+    return copied
+
+
+def elect_preferred(admin: Admin, partitions: Plan | None) -> dict[TopicPartition, ClientError]:
+    """Has preferred replicas lead, of these partitions or of all; why some do not."""
+    found = admin.elect_leaders(partitions)
+    return {
+        item: problem
+        for item, problem in found.items()
+        if problem is not None and problem.code != ErrorCode.ELECTION_NOT_NEEDED
+    }
+
+
+def check_arrived(admin: Admin, plan: Plan) -> int:
+    """Says what is elsewhere than it was to be, because another change came between; the exit code."""
+    now = assignment(admin, sorted({item.topic for item in plan}))
+    return tell(
+        {
+            item: f"{item} is on {now.get(item)}, and not on {replicas}: another change came between; "
+            "look at 'tidemill topic describe', and try again"
+            for item, replicas in plan.items()
+            if now.get(item) != replicas
+        }
+    )

@@ -1,0 +1,252 @@
+"""Commands that move partitions and leaderships, with a cluster as ``tidemill cluster up`` makes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill.cli import throttles
+from tidemill.cli.local import LocalCluster
+from tidemill.cli.main import run
+from tidemill.cli.moves import document, read_partitions, read_plan, read_topics, text
+from tidemill.client import Admin, Producer
+from tidemill.model.types import TopicPartition
+
+Call = Callable[..., str]
+
+WAIT_S = 30.0
+MESSAGE_BYTES = 900_000
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Four brokers for the tests of this module, which leave all of them running."""
+    directory = str(tmp_path_factory.mktemp("moves") / "cluster")
+    try:
+        assert run(["cluster", "up", "-n", "4", "--port", "0", "-d", directory]) == 0
+        yield LocalCluster.existing(directory)
+    finally:
+        found = LocalCluster.load(directory)
+        for name in found.names if found is not None else ():
+            found.kill(name)  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def call(local: LocalCluster, capfdbinary: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Runs one command line; its output. ``code`` is its exit code."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIDEMILL_CLUSTER_DIR", str(local.directory))
+    monkeypatch.delenv("TIDEMILL_BOOTSTRAP", raising=False)
+
+    def called(*arguments: str, code: int = 0) -> str:
+        capfdbinary.readouterr()
+        if arguments[0] == "topic":
+            arguments = (*arguments, "-b", local.bootstrap)
+        outcome = run(arguments)
+        captured: tuple[bytes, bytes] = capfdbinary.readouterr()
+        out, err = (one.decode() for one in captured)
+        assert outcome == code, (out, err)
+        return out if code == 0 else out + err
+
+    return called
+
+
+def replicas(local: LocalCluster, topic: str) -> dict[int, list[int]]:
+    with Admin(local.bootstrap) as admin:
+        return {one.partition: one.replicas for one in admin.describe_topic(topic).partitions}
+
+
+def leaders(local: LocalCluster, topic: str) -> list[int]:
+    with Admin(local.bootstrap) as admin:
+        return [one.leader for one in admin.describe_topic(topic).partitions]
+
+
+def make(local: LocalCluster, topic: str, placed: dict[int, list[int]]) -> None:
+    with Admin(local.bootstrap) as admin:
+        # Else nothing could be written where there is one replica.
+        admin.create_topic(topic, assignments=placed, configs={"min.insync.replicas": "1"})
+
+
+def written(local: LocalCluster, topic: str, count: int = 1) -> None:
+    """Writes so many messages to each partition."""
+    value = os.urandom(MESSAGE_BYTES)
+    with Producer(local.bootstrap) as producer:
+        for number in replicas(local, topic):
+            for _ in range(count):
+                producer.send(topic, value, partition=number)
+        producer.flush()
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"it never came about: {what}")
+        time.sleep(0.05)
+
+
+def settled(call: Call) -> list[dict[str, Any]]:
+    """The brokers once all of them know that every replica is in sync: some hear it a moment later."""
+    found: dict[str, Any] = {}
+
+    def is_well() -> bool:
+        found.update(json.loads(call("cluster", "status", "--json")))
+        return not found["under_replicated"] and all(
+            one["leads"] == one["preferred"] for one in found["brokers"]
+        )
+
+    until(is_well, f"all is in sync: {found}")
+    brokers: list[dict[str, Any]] = found["brokers"]
+    return brokers
+
+
+def test_a_plan_is_generated_executed_and_verified(local: LocalCluster, call: Call) -> None:
+    make(local, "planned", {0: [1, 2], 1: [2, 1]})
+    Path("topics.json").write_text('{"version": 1, "topics": [{"topic": "planned"}]}')
+    plan = call("reassign", "generate", "topics.json", "--brokers", "3,4", "--current", "before.json")
+    Path("plan.json").write_text(plan)
+    assert {tuple(sorted(entry["replicas"])) for entry in json.loads(plan)["partitions"]} == {(3, 4)}
+    assert "not as planned" in call("reassign", "verify", "plan.json", code=1)
+    call("reassign", "execute", "plan.json")
+    call("reassign", "verify", "plan.json", "--wait")
+    found = json.loads(call("reassign", "verify", "plan.json", "--json"))
+    assert [entry["state"] for entry in found["partitions"]] == ["done", "done"]
+    call("reassign", "execute", "before.json", "--wait")
+    assert replicas(local, "planned") == {0: [1, 2], 1: [2, 1]}
+    assert "99" in call("reassign", "generate", "-t", "planned", "--brokers", "99", code=1)
+    call("reassign", "generate", code=2)
+
+
+def test_a_throttled_move_is_listed_refuses_another_and_is_cancelled(local: LocalCluster, call: Call) -> None:
+    make(local, "slow", {0: [1]})
+    # Brokers hear of the limit a moment after it is set.
+    written(local, "slow", 30)
+    Path("plan.json").write_text(text({TopicPartition("slow", 0): [2]}))
+    call("reassign", "execute", "plan.json", "--throttle", "1", "--timeout", "1ms", "--wait", code=1)
+    (moving,) = json.loads(call("reassign", "list", "--json"))
+    assert (moving["topic"], moving["adding"], moving["removing"]) == ("slow", [2], [1])
+    assert moving["total_bytes"] > 30 * MESSAGE_BYTES
+    assert "--additional" in call("reassign", "execute", "plan.json", code=1)
+    assert json.loads(call("cluster", "status", "--json"))["moving"] == 1
+    assert "moving" in call("reassign", "verify", "plan.json", code=1)
+    with Admin(local.bootstrap) as admin:
+        assert admin.topic_configs("slow")[throttles.REPLICAS[1]].value == "0:2"
+        assert admin.broker_configs(2)[throttles.RATES[1]].value == "1"
+    assert call("reassign", "cancel", "plan.json") == "stopped 1 move\n"
+    with Admin(local.bootstrap) as admin:
+        assert admin.topic_configs("slow")[throttles.REPLICAS[1]].is_default
+        assert admin.broker_configs(2)[throttles.RATES[1]].is_default
+    assert replicas(local, "slow") == {0: [1]}
+    assert call("reassign", "cancel", "--all") == "nothing moves\n"
+
+
+def test_a_topic_gets_more_replicas_and_fewer(local: LocalCluster, call: Call) -> None:
+    make(local, "grown", {0: [1], 1: [2]})
+    written(local, "grown")
+    call("topic", "alter", "grown", "--replication-factor", "3", "--dry-run")
+    assert replicas(local, "grown") == {0: [1], 1: [2]}
+    assert "every partition has 3 replicas" in call("topic", "alter", "grown", "--replication-factor", "3")
+    found = replicas(local, "grown")
+    assert [(len(set(one)), one[0]) for one in found.values()] == [(3, 1), (3, 2)]
+    with Admin(local.bootstrap) as admin:
+        assert not any(one.under_replicated for one in admin.describe_topic("grown").partitions)
+    call("topic", "alter", "grown", "-r", "2", "--throttle", "100000000")
+    assert [len(one) for one in replicas(local, "grown").values()] == [2, 2]
+    assert "5 replica(s)" in call("topic", "alter", "grown", "-r", "5", code=1)
+
+
+def test_a_broker_is_emptied_and_gets_its_share_again(local: LocalCluster, call: Call) -> None:
+    make(local, "shared", {0: [4, 1], 1: [4, 2], 2: [4, 3], 3: [1, 4]})
+    written(local, "shared")
+    assert "--yes carries this out" in call("cluster", "decommission", "4", code=1)
+    planned = json.loads(call("cluster", "decommission", "4", "--json"))
+    assert all(4 not in entry["replicas"] for entry in planned["partitions"])
+    said = call("cluster", "decommission", "4", "--yes", "--throttle", "100000000")
+    assert said.endswith("broker 4 holds nothing any more: 'tidemill cluster stop 4' ends it\n")
+    held = {one["id"]: one for one in settled(call)}
+    assert (held[4]["replicas"], held[4]["leads"]) == (0, 0)
+    call("cluster", "rebalance")
+    assert all(4 not in one for one in replicas(local, "shared").values())
+    call("cluster", "rebalance", "--yes")
+    found = settled(call)
+    counts = [one["replicas"] for one in found]
+    assert max(counts) - min(counts) <= 1
+    assert [one["leads"] for one in found] == [one["preferred"] for one in found]
+    assert json.loads(call("cluster", "rebalance", "--json"))["partitions"] == []
+    assert "nothing has to move" in call("cluster", "rebalance")
+    assert "there is no broker 99" in call("cluster", "decommission", "99", code=1)
+
+
+def test_preferred_replicas_lead_again_and_what_cannot_be_elected_is_named(
+    local: LocalCluster, call: Call
+) -> None:
+    make(local, "elected", {0: [3, 1], 1: [1, 3]})
+    make(local, "alone", {0: [3]})
+    call("cluster", "kill", "3")
+    try:
+        until(lambda: leaders(local, "elected") == [1, 1], "broker 1 leads in its place")
+        said = call("cluster", "elect", "elected", "-p", "0", code=1)
+        assert "PREFERRED_LEADER_NOT_AVAILABLE" in said
+        assert "--yes" in call("topic", "elect", "alone", "--unclean", code=1)
+        said = call("topic", "elect", "alone", "-p", "0", "--unclean", "--yes", code=1)
+        assert "ELIGIBLE_LEADERS_NOT_AVAILABLE" in said
+    finally:
+        call("cluster", "start", "3")
+    Path("election.json").write_text('{"partitions": [{"topic": "elected", "partition": 1}]}')
+    assert call("cluster", "elect", "--file", "election.json") == "no election was needed\n"
+    with Admin(local.bootstrap) as admin:
+        until(
+            lambda: not any(one.under_replicated for one in admin.describe_topic("elected").partitions),
+            "all are in sync again",
+        )
+    call("cluster", "elect", "--json")
+    until(lambda: leaders(local, "elected") == [3, 1], "preferred replicas lead")
+    call("cluster", "elect", "elected", "other", "-p", "0", code=2)
+    call("cluster", "elect", "elected", "--file", "election.json", code=2)
+
+
+def refused(content: str, read: Callable[[str], Any]) -> str:
+    import click
+
+    Path("given").write_text(content)
+    with pytest.raises(click.ClickException) as told:
+        read("given")
+    return told.value.message
+
+
+def test_what_is_wrong_in_a_plan_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = {"topic": "t", "partition": 0, "replicas": [1, 2]}
+
+    def plan(*entries: Any) -> str:
+        return json.dumps({"version": 1, "partitions": entries})
+
+    plans = {TopicPartition("t", 0): [1, 2]}
+    Path("given").write_text(plan(whole))
+    assert read_plan("given") == plans
+    Path("given").write_text(text(plans))
+    assert read_plan("given") == plans
+    assert json.loads(text({})) == document({}) == {"version": 1, "partitions": []}
+    assert "is no JSON" in refused("{", read_plan)
+    assert "is no JSON" in refused("[" * 100_000, read_plan)
+    assert '"version": 1' in refused('{"version": 2, "partitions": []}', read_plan)
+    assert "nothing to do" in refused(plan(), read_plan)
+    assert "partitions[0] must be an object" in refused(plan(7), read_plan)
+    assert "partitions[1]: t-0 comes twice" in refused(plan(whole, whole), read_plan)
+    for replica in ([], [1, 1], ["1"], [True], [-1], None, [1.5]):
+        assert "given: partitions[0]" in refused(plan({**whole, "replicas": replica}), read_plan)
+    for number in (-1, "0", None, True, 2**31):
+        assert '"partition" must be' in refused(plan({**whole, "partition": number}), read_plan)
+    assert '"topic" must be' in refused(plan({**whole, "topic": ""}), read_plan)
+    assert "AlterReplicaLogDirs" in refused(plan({**whole, "log_dirs": ["any", "/disk"]}), read_plan)
+    assert "names no" not in refused('{"topics": [{}]}', read_topics)
+    Path("given").write_text('{"topics": [{"topic": "a"}, {"topic": "b"}], "version": 1}')
+    assert read_topics("given") == ["a", "b"]
+    Path("given").write_text('{"partitions": [{"topic": "a", "partition": 3}]}')
+    assert read_partitions("given") == [TopicPartition("a", 3)]

@@ -27,7 +27,6 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from tidemill.log.offset_map import GROUP, OffsetMap
-from tidemill.model.errors import CorruptMessage
 from tidemill.records.batch import (
     APPEND_TIME_FLAG,
     CODEC_MASK,
@@ -37,6 +36,7 @@ from tidemill.records.batch import (
     RECORDS,
     Batch,
     check_crc,
+    wrong_record,
 )
 from tidemill.records.builder import assemble
 from tidemill.records.compression import compress, decompress_range
@@ -352,7 +352,7 @@ class BatchCleaner:
 
     def _check_end(self, batch: Batch) -> None:
         if batch.record_count > 0 and self._position != self._end:
-            raise _wrong(batch, "more bytes after its last record:", self._end - self._position)
+            raise wrong_record(batch, "more bytes after its last record:", self._end - self._position)
 
     def _step(self, batch: Batch) -> None:
         """Reads the next record's frame, key and value lengths."""
@@ -360,33 +360,26 @@ class BatchCleaner:
         self._begin = self._position
         length, position = read_varint(data, self._position, self._end)
         if length < RECORD_LENGTH_MIN or length > self._end - position:
-            raise _wrong(batch, "length", length)
+            raise wrong_record(batch, "length", length)
         after: i64 = position + length
         delta, position = read_varlong(data, position + 1, after)
         self._rest = position
         self._offset_delta, position = read_varint(data, position, after)
         if self._offset_delta < 0 or self._offset_delta > batch.last_offset_delta:
-            raise _wrong(batch, "offset delta", self._offset_delta)
+            raise wrong_record(batch, "offset delta", self._offset_delta)
         size, position = read_varint(data, position, after)
         self._key = position
         self._key_bytes = size
         if size < -1 or size > after - position:
-            raise _wrong(batch, "key length", size)
+            raise wrong_record(batch, "key length", size)
         if size > 0:
             position += size
         size, position = read_varint(data, position, after)
         self._value_bytes = size
         if size < -1 or size > after - position:
-            raise _wrong(batch, "value length", size)
+            raise wrong_record(batch, "value length", size)
         self._timestamp = (
             batch.max_timestamp if batch.append_time else add_timestamp(batch.base_timestamp, delta)
         )
         self._after = after
         self._position = after
-
-
-def _wrong(batch: Batch, what: str, value: i64) -> CorruptMessage:
-    return CorruptMessage(
-        f"a record in the batch with base offset {batch.base_offset} ({batch.record_count} records, "
-        f"{batch.size} bytes) has {what} {value}"
-    )

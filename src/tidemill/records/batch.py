@@ -254,6 +254,14 @@ def check_crc(batch: Batch) -> None:
         )
 
 
+def wrong_record(batch: Batch, what: str, value: i64) -> CorruptMessage:
+    """What is raised for a record of ``batch`` that is out of shape: ``what`` of it has this value."""
+    return CorruptMessage(
+        f"a record in the batch with base offset {batch.base_offset} ({batch.record_count} records, "
+        f"{batch.size} bytes) has {what} {value}"
+    )
+
+
 def _out_of_bounds(data: bytes, position: i64, end: i64) -> ValueError:
     return ValueError(f"bytes {position} to {end} are not inside a buffer of {len(data)} bytes")
 

@@ -46,6 +46,7 @@ from tidemill.records.batch import (
     check_crc,
     parse_batch,
     whole_batch_size,
+    wrong_record,
 )
 from tidemill.records.builder import ABORT_MARKER
 from tidemill.records.compression import decompress_range
@@ -329,11 +330,11 @@ def _walk(columns: Columns, run: _Run, batch: Batch, start_offset: i64, end_offs
         length, position = read_varint(data, position, end)
         record_end: i64 = position + length
         if length < RECORD_LENGTH_MIN or record_end > end:
-            raise _wrong_record(batch, "length", length)
+            raise wrong_record(batch, "length", length)
         delta, position = read_varlong(data, position + 1, record_end)
         offset_delta, position = read_varint(data, position, record_end)
         if offset_delta <= last_delta or offset_delta > last_offset_delta:
-            raise _wrong_record(batch, "offset delta", offset_delta)
+            raise wrong_record(batch, "offset delta", offset_delta)
         last_delta = offset_delta
         offset: i64 = base_offset + offset_delta
         if offset < start_offset or offset >= end_offset:
@@ -341,7 +342,7 @@ def _walk(columns: Columns, run: _Run, batch: Batch, start_offset: i64, end_offs
             continue
         length, position = read_varint(data, position, record_end)
         if length < -1 or length > record_end - position:
-            raise _wrong_record(batch, "key length", length)
+            raise wrong_record(batch, "key length", length)
         key_edges[2 * row] = i32(position)
         if length < 0:
             key_nulls[row] = 1
@@ -351,7 +352,7 @@ def _walk(columns: Columns, run: _Run, batch: Batch, start_offset: i64, end_offs
         key_edges[2 * row + 1] = i32(position)
         length, position = read_varint(data, position, record_end)
         if length < -1 or length > record_end - position:
-            raise _wrong_record(batch, "value length", length)
+            raise wrong_record(batch, "value length", length)
         value_edges[2 * row] = i32(position)
         if length < 0:
             value_nulls[row] = 1
@@ -371,7 +372,7 @@ def _walk(columns: Columns, run: _Run, batch: Batch, start_offset: i64, end_offs
         timestamps[row] = timestamp
         row += 1
     if position != end:
-        raise _wrong_record(batch, "rest", end - position)
+        raise wrong_record(batch, "rest", end - position)
     columns.take(row, key_null_count, value_null_count)
 
 
@@ -450,13 +451,6 @@ def _out_of_order(position: i64, base_offset: i64, next_offset: i64) -> CorruptM
     return CorruptMessage(
         f"the batch at byte {position} has base offset {base_offset}, "
         f"the one before it ended at {next_offset - 1}"
-    )
-
-
-def _wrong_record(batch: Batch, what: str, value: i64) -> CorruptMessage:
-    return CorruptMessage(
-        f"a record in the batch with base offset {batch.base_offset} ({batch.record_count} records) "
-        f"has {what} {value}"
     )
 
 

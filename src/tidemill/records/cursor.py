@@ -28,6 +28,7 @@ from tidemill.records.batch import (
     Batch,
     check_crc,
     parse_batch,
+    wrong_record,
 )
 from tidemill.records.compression import decompress_range
 from tidemill.records.legacy import ENTRY_BYTES_MIN_V0, Entry, parse_entry, unpack_entry
@@ -99,7 +100,7 @@ class BatchCursor(RecordCursor):
             end = len(data)
         super().__init__(CURRENT_MAGIC, codec, APPEND_TIME if batch.append_time else CREATE_TIME, data)
         if batch.record_count > (end - position) // RECORD_BYTES_MIN:
-            raise _wrong_record(batch, "count", batch.record_count)
+            raise wrong_record(batch, "count", batch.record_count)
         self.batch = batch
         self.count = batch.record_count
         self.is_control = batch.is_control
@@ -117,31 +118,31 @@ class BatchCursor(RecordCursor):
         data = self.data
         if self.left == 0:
             if self.position != self.end:
-                raise _wrong_record(batch, "rest", self.end - self.position)
+                raise wrong_record(batch, "rest", self.end - self.position)
             return False
         length, position = read_varint(data, self.position, self.end)
         if length < RECORD_LENGTH_MIN or length > self.end - position:
-            raise _wrong_record(batch, "length", length)
+            raise wrong_record(batch, "length", length)
         end: i64 = position + length
         time_delta, position = read_varlong(data, position + 1, end)
         offset_delta, position = read_varint(data, position, end)
         if offset_delta <= self.last_delta or offset_delta > batch.last_offset_delta:
-            raise _wrong_record(batch, "offset delta", offset_delta)
+            raise wrong_record(batch, "offset delta", offset_delta)
         length, position = read_varint(data, position, end)
         if length < -1 or length > end - position:
-            raise _wrong_record(batch, "key length", length)
+            raise wrong_record(batch, "key length", length)
         self.key_position = position
         self.key_length = length
         position += length if length > 0 else 0
         length, position = read_varint(data, position, end)
         if length < -1 or length > end - position:
-            raise _wrong_record(batch, "value length", length)
+            raise wrong_record(batch, "value length", length)
         self.value_position = position
         self.value_length = length
         position += length if length > 0 else 0
         self.header_count, position = read_varint(data, position, end)
         if self.header_count < 0 or (self.header_count == 0 and position != end):
-            raise _wrong_record(batch, "header count", self.header_count)
+            raise wrong_record(batch, "header count", self.header_count)
         if self.timestamp_type == CREATE_TIME:
             self.timestamp = add_timestamp(batch.base_timestamp, time_delta)
         self.offset = batch.base_offset + offset_delta
@@ -269,13 +270,6 @@ def framed_size(data: bytes, position: i64, end: i64) -> i64:
             f"an entry at byte {position} of a message set has size {size}, where {left} bytes are left"
         )
     return size
-
-
-def _wrong_record(batch: Batch, what: str, value: i64) -> CorruptMessage:
-    return CorruptMessage(
-        f"a record in the batch with base offset {batch.base_offset} ({batch.record_count} records, "
-        f"{batch.size} bytes) has {what} {value}"
-    )
 
 
 def _wrong_wrapper(entry: Entry, last: i64) -> InvalidRecord:

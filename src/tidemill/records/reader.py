@@ -11,7 +11,6 @@ from typing import Final
 
 from mypy_extensions import i64
 
-from tidemill.model.errors import CorruptMessage
 from tidemill.records.batch import (
     CURRENT_MAGIC,
     MAGIC,
@@ -22,6 +21,7 @@ from tidemill.records.batch import (
     check_crc,
     parse_batch,
     whole_batch_size,
+    wrong_record,
 )
 from tidemill.records.compression import decompress_range
 from tidemill.records.cursor import APPEND_TIME, CREATE_TIME, EntryCursor
@@ -131,24 +131,24 @@ def read_records(batch: Batch, unpacked_bytes_max: i64 = UNPACKED_BYTES_MAX) -> 
         position = 0
         end = len(data)
     if batch.record_count > (end - position) // RECORD_BYTES_MIN:
-        raise _wrong(batch, "count", batch.record_count)
+        raise wrong_record(batch, "count", batch.record_count)
     records: list[Record] = []
     last_delta: i64 = -1
     left: i64 = batch.record_count
     while left > 0:
         length, position = read_varint(data, position, end)
         if length < RECORD_LENGTH_MIN or length > end - position:
-            raise _wrong(batch, "length", length)
+            raise wrong_record(batch, "length", length)
         record = _read_record(batch, data, position, position + length)
         delta: i64 = record.offset - batch.base_offset
         if delta <= last_delta or delta > batch.last_offset_delta:
-            raise _wrong(batch, "offset delta", delta)
+            raise wrong_record(batch, "offset delta", delta)
         last_delta = delta
         records.append(record)
         position += length
         left -= 1
     if position != end:
-        raise _wrong(batch, "rest", end - position)
+        raise wrong_record(batch, "rest", end - position)
     return records
 
 
@@ -163,19 +163,19 @@ def _read_record(batch: Batch, data: bytes, position: i64, end: i64) -> Record:
     position += length if length > 0 else 0
     count, position = read_varint(data, position, end)
     if count < 0 or count > (end - position) // HEADER_BYTES_MIN:
-        raise _wrong(batch, "header count", count)
+        raise wrong_record(batch, "header count", count)
     headers: list[tuple[str, bytes | None]] = []
     while count > 0:
         length, position = read_varint(data, position, end)
         if length < 0 or length > end - position:
-            raise _wrong(batch, "header key length", length)
+            raise wrong_record(batch, "header key length", length)
         name = data[position : position + length].decode("utf-8", "replace")
         length, position = read_varint(data, position + length, end)
         headers.append((name, _field(batch, data, position, length, end)))
         position += length if length > 0 else 0
         count -= 1
     if position != end:
-        raise _wrong(batch, "rest", end - position)
+        raise wrong_record(batch, "rest", end - position)
     if batch.append_time:
         return Record(batch.base_offset + offset_delta, batch.max_timestamp, APPEND_TIME, key, value, headers)
     timestamp = add_timestamp(batch.base_timestamp, delta)
@@ -186,12 +186,5 @@ def _field(batch: Batch, data: bytes, position: i64, length: i64, end: i64) -> b
     if length == -1:
         return None
     if length < 0 or length > end - position:
-        raise _wrong(batch, "field length", length)
+        raise wrong_record(batch, "field length", length)
     return data[position : position + length]
-
-
-def _wrong(batch: Batch, what: str, value: i64) -> CorruptMessage:
-    return CorruptMessage(
-        f"a record in the batch with base offset {batch.base_offset} ({batch.record_count} records, "
-        f"{batch.size} bytes) has {what} {value}"
-    )

@@ -161,6 +161,18 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         "a start leaves it out",
     ),
     "a segment that is gone": (lambda d: segments(d)[-1].unlink(), "t-0|acknowledged|ends at"),
+    "all segments of a log that held records": (
+        lambda d: [one.unlink() for one in segments(d)],
+        "t-0 was acknowledged up to offset 160; the log ends at 0",
+    ),
+    "all segments, and the checkpoints": (
+        lambda d: [one.unlink() for one in (*segments(d), *d.glob("*-offset-checkpoint"))],
+        "160.snapshot: is of offset 160, the log ends at 0",
+    ),
+    "all files of a partition": (
+        lambda d: [one.unlink() for one in (d / "t-0").iterdir()],
+        "t-0 was on the disk up to offset 160; the log ends at 0",
+    ),
     "meta.properties of nobody": (
         lambda d: put(d / "meta.properties", "version=7\n"),
         "version=7 is not known",

@@ -141,10 +141,11 @@ def _check_partition(check: Check, log_start: int) -> None:
         check.start_offset, check.end_offset = walk.log_start, walk.next_offset
         if walk.log_start > walk.next_offset:
             check.damage(directory, f"its start offset is {log_start}, the log ends at {walk.next_offset}")
-    elif names:
-        check.note(directory, "has no segment: a start makes an empty one")
     else:
-        check.note(directory, "is empty: a start makes a partition of it")
+        # So that the checkpoints and snapshots of a log that held records tell that it is lost.
+        walk.next_offset = check.start_offset = check.end_offset = 0
+        text = "has no segment: a start makes an empty one"
+        check.note(directory, text if names else "is empty: a start makes a partition of it")
     _check_epochs_range(check, walk)
     for name in sorted(names):
         offset = offset_of(name, SNAPSHOT)

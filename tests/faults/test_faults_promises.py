@@ -23,7 +23,7 @@ TOPIC = "promises"
 PARTITIONS = 3
 SESSION_S = 4.0
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("faults")]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ BY_CHANCE = ("cut-leader-from-brokers", "isolate-controller", "full-disk-leader"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.xdist_group("faults")
 def test_faults_of_several_kinds_leave_no_anomaly(tmp_path: Path) -> None:
     """The seed is another one each time: it is told when something is wrong."""
     seed = time.time_ns() % 1_000_000

@@ -15,6 +15,8 @@ from typing import Any
 
 from tidemill.broker.broker import Broker
 from tidemill.broker.carrying_out import CarryingOut, Turn
+from tidemill.broker.command_checks import check_metadata, check_replicas
+from tidemill.broker.log_configs import log_config
 from tidemill.broker.metadata import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
 from tidemill.coordination.nodes import BrokerRegistration, ConfigNode, Endpoint
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
@@ -44,6 +46,8 @@ log = logging.getLogger("tidemill.broker")
 DURING_DELETION = -2
 """As a leader, and as a leader epoch: the topic is being deleted."""
 WHOLE_IMAGE = 1
+Key = tuple[str, bytes]
+"""A topic by name and id: another one of that name may have been there before, with settings of its own."""
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 """By their numbers in UpdateMetadata."""
 
@@ -55,7 +59,7 @@ class Commands(CarryingOut):
         self, broker: Broker, removed: Callable[[], Awaitable[None]], listener: str | None = None
     ) -> None:
         super().__init__(broker, removed, listener)
-        self._settings: dict[str, Mapping[str, str]] = {}
+        self._settings: dict[Key, Mapping[str, str]] = {}
         """Settings of topics that the image does not have yet."""
 
     def _refusal(self, request: Any) -> ErrorCode | None:
@@ -74,16 +78,17 @@ class Commands(CarryingOut):
 
     async def leader_and_isr(self, request: LeaderAndIsrRequest) -> LeaderAndIsrResponse:
         """Leads and follows as told; KAFKA_STORAGE_ERROR for partitions whose log cannot be had."""
+        check_replicas(request)
         async with self._one_at_a_time:
             refusal = self._refusal(request)
             if refusal is not None:
                 return LeaderAndIsrResponse(error_code=refusal, partition_errors=[], topics=[])
-            await self._learn_settings([topic.topic_name for topic in request.topic_states])
+            await self._learn_settings([(one.topic_name, one.topic_id) for one in request.topic_states])
             turn = Turn()
             topics = []
             for topic in request.topic_states:
                 name, topic_id = topic.topic_name, topic.topic_id
-                image = TopicImage(name, topic_id, (), self._settings_of(name))
+                image = TopicImage(name, topic_id, (), self._settings_of((name, topic_id)))
                 states = [_state(one) for one in topic.partition_states]
                 # A failure is logged there, and its partition has failed.
                 with contextlib.suppress(KafkaError):
@@ -140,8 +145,9 @@ class Commands(CarryingOut):
             refusal = self._refusal(request)
             if refusal is not None:
                 return UpdateMetadataResponse(error_code=refusal)
-            await self._learn_settings([topic.topic_name for topic in request.topic_states])
             metadata = self._broker.metadata
+            check_metadata(request, metadata.image)
+            await self._learn_settings([(one.topic_name, one.topic_id) for one in request.topic_states])
             delta = Delta.between(metadata.image, self._image_after(metadata.image, request))
             self._settings.clear()
             await metadata.publish(delta)
@@ -162,23 +168,38 @@ class Commands(CarryingOut):
             if known is not None and known.topic_id != topic.topic_id:
                 known = None
             partitions = _partitions_after(known, topic)
-            changed.append(TopicImage(name, topic.topic_id, partitions, self._settings_of(name)))
+            settings = self._settings_of((name, topic.topic_id))
+            changed.append(TopicImage(name, topic.topic_id, partitions, settings))
         image = before.with_cluster(
             before.cluster_id, request.controller_id, request.controller_epoch, brokers
         )
         return image.with_topics(changed, gone & set(before.topics))
 
-    async def _learn_settings(self, names: Iterable[str]) -> None:
-        known = self._broker.metadata.image.topics
-        new = [name for name in names if name not in known and name not in self._settings]
-        paths = [ConfigNode.path("topics", name) for name in new]
-        nodes = await self._broker.store.get_many(paths) if paths else []
-        for name, path, node in zip(new, paths, nodes, strict=True):
-            self._settings[name] = ConfigNode.decode(path, node.data) if node is not None else {}
+    async def take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
+        """As in the parent; also of topics of which this broker has replicas, but no metadata yet."""
+        async with self._one_at_a_time:
+            for key in self._settings:
+                name = key[0]
+                changed = settings.get(("topics", name))
+                if changed is not None:
+                    self._settings[key] = changed
+                    self._broker.partitions.reconfigure(name, log_config(self._broker.config, name, changed))
+        await super().take_settings(settings)
 
-    def _settings_of(self, name: str) -> Mapping[str, str]:
-        known = self._broker.metadata.image.topics.get(name)
-        return known.config if known is not None else self._settings.get(name, {})
+    async def _learn_settings(self, keys: Iterable[Key]) -> None:
+        new = [key for key in keys if self._known(key) is None and key not in self._settings]
+        paths = [ConfigNode.path("topics", name) for name, _ in new]
+        nodes = await self._broker.store.get_many(paths) if paths else []
+        for key, path, node in zip(new, paths, nodes, strict=True):
+            self._settings[key] = ConfigNode.decode(path, node.data) if node is not None else {}
+
+    def _settings_of(self, key: Key) -> Mapping[str, str]:
+        known = self._known(key)
+        return known.config if known is not None else self._settings.get(key, {})
+
+    def _known(self, key: Key) -> TopicImage | None:
+        known = self._broker.metadata.image.topics.get(key[0])
+        return known if known is not None and known.topic_id == key[1] else None
 
 
 def _state(one: LeaderAndIsrPartitionState) -> PartitionState:

@@ -249,6 +249,8 @@ class ReplicaManager(PartitionEvents):
         if entry is not None and partition is not None:
             entry.partitions[index] = None
             self._delete(partition)
+            if not any(entry.partitions):
+                self.topics.remove(entry)
         key = TopicPartition(topic, index)
         if delete and self.logs.get(key) is not None:
             self.logs.delete(key, self.clock.wall_ms())

@@ -1,0 +1,237 @@
+"""Commands of controllers, as a broker takes them: what it believes, and what it does about topics made anew."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tidemill.broker.broker import Broker
+from tidemill.broker.commands import DURING_DELETION, Commands
+from tidemill.broker.metadata import MetadataCache
+from tidemill.coordination.nodes import ConfigNode
+from tidemill.coordination.port import Node
+from tidemill.log.config import LogConfig
+from tidemill.log.manager import LogManager
+from tidemill.model.clock import SystemClock
+from tidemill.model.configs import BrokerConfig
+from tidemill.model.errors import ProtocolError
+from tidemill.model.types import TopicPartition
+from tidemill.replication.manager import ReplicaManager
+from tidemill.testing.files import FaultyFiles
+from tidemill.wire.messages.leader_and_isr import (
+    LeaderAndIsrPartitionState,
+    LeaderAndIsrRequest,
+    LeaderAndIsrTopicState,
+)
+from tidemill.wire.messages.stop_replica import (
+    StopReplicaPartitionState,
+    StopReplicaRequest,
+    StopReplicaTopicState,
+)
+from tidemill.wire.messages.update_metadata import (
+    UpdateMetadataPartitionState,
+    UpdateMetadataRequest,
+    UpdateMetadataTopicState,
+)
+
+NODE, CONTROLLER = 1, 2
+FIRST, SECOND = b"1" * 16, b"2" * 16
+"""Ids of two topics of one name."""
+
+
+class Settings:
+    """The store, as far as commands ask it."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, dict[str, str]] = {}
+
+    async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        names = [path.rpartition("/")[2] for path in paths]
+        return [Node(ConfigNode.encode(self.topics.get(name, {})), 0, 0, 0) for name in names]
+
+
+class Commanded:
+    """A broker whose logs are in memory."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        broker = self.broker = Broker()
+        broker.node_id = NODE
+        broker.config = BrokerConfig.of()
+        broker.clock = SystemClock()
+        broker.metadata = MetadataCache()
+        broker.logs = LogManager(FaultyFiles(), ["/d"])
+        broker.logs.lock()
+        broker.logs.claim("c" * 22, NODE)
+        broker.logs.load(0, lambda topic: LogConfig())
+        loop = asyncio.get_running_loop()
+        broker.partitions = ReplicaManager(NODE, broker.logs, broker.clock, loop, pool, pool)
+        self.settings = Settings()
+        broker.store = self.settings  # type: ignore[assignment]
+        self.commands = Commands(broker, self.removed)
+        self.commands.broker_epoch = 10
+
+    async def removed(self) -> None:
+        """Nothing is left to be done."""
+
+    async def lead(self, name: str, topic_id: bytes, *indexes: int, controller_epoch: int = 1) -> None:
+        states = [
+            LeaderAndIsrPartitionState(
+                partition_index=index,
+                controller_epoch=controller_epoch,
+                leader=NODE,
+                leader_epoch=0,
+                isr=[NODE],
+                partition_epoch=0,
+                replicas=[NODE],
+            )
+            for index in indexes
+        ]
+        topic = LeaderAndIsrTopicState(topic_name=name, topic_id=topic_id, partition_states=states)
+        request = LeaderAndIsrRequest(
+            controller_id=CONTROLLER,
+            controller_epoch=controller_epoch,
+            broker_epoch=10,
+            topic_states=[topic],
+            live_leaders=[],
+        )
+        answer = await self.commands.leader_and_isr(request)
+        assert answer.error_code == 0
+
+    async def tell(self, *topics: tuple[str, bytes, Sequence[int]], leader: int = NODE) -> None:
+        states = [
+            UpdateMetadataTopicState(
+                topic_name=name,
+                topic_id=topic_id,
+                partition_states=[
+                    UpdateMetadataPartitionState(
+                        partition_index=index,
+                        controller_epoch=1,
+                        leader=leader,
+                        leader_epoch=0,
+                        isr=[NODE],
+                        zk_version=0,
+                        replicas=[NODE],
+                        offline_replicas=[],
+                    )
+                    for index in indexes
+                ],
+            )
+            for name, topic_id, indexes in topics
+        ]
+        request = UpdateMetadataRequest(
+            controller_id=CONTROLLER,
+            controller_epoch=1,
+            broker_epoch=10,
+            topic_states=states,
+            live_brokers=[],
+        )
+        answer = await self.commands.update_metadata(request)
+        assert answer.error_code == 0
+
+    async def stop(self, name: str, index: int) -> None:
+        state = StopReplicaPartitionState(
+            partition_index=index, leader_epoch=DURING_DELETION, delete_partition=True
+        )
+        topic = StopReplicaTopicState(topic_name=name, partition_states=[state])
+        request = StopReplicaRequest(
+            controller_id=CONTROLLER, controller_epoch=1, broker_epoch=10, topic_states=[topic]
+        )
+        answer = await self.commands.stop_replica(request)
+        assert [one.error_code for one in answer.partition_errors] == [0]
+
+    def retention_ms(self, name: str) -> int:
+        found = self.broker.logs.get(TopicPartition(name, 0))
+        assert found is not None
+        return found.config.retention_ms
+
+
+def commanded(test: Callable[[Commanded], Awaitable[None]]) -> None:
+    async def run() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            await test(Commanded(pool))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "a/b", "", ".", "n" * 250, "a\0b"])
+def test_names_that_no_topic_has_make_no_directory_and_no_topic(name: str) -> None:
+    async def story(commanded: Commanded) -> None:
+        with pytest.raises(ProtocolError, match="topic"):
+            await commanded.lead(name, FIRST, 0)
+        with pytest.raises(ProtocolError, match="topic"):
+            await commanded.tell((name, FIRST, [0]))
+        assert not commanded.broker.logs.logs
+        assert not commanded.broker.metadata.topics
+
+    commanded(story)
+
+
+@pytest.mark.parametrize("index", [-1, 2**31 - 1])
+def test_numbers_that_no_partition_has_cost_no_memory(index: int) -> None:
+    async def story(commanded: Commanded) -> None:
+        with pytest.raises(ProtocolError, match="partition"):
+            await commanded.lead("t", FIRST, index)
+        with pytest.raises(ProtocolError, match="partition"):
+            await commanded.tell(("t", FIRST, [index]))
+        assert not commanded.broker.logs.logs
+        assert not commanded.broker.metadata.topics
+
+    commanded(story)
+
+
+def test_a_broker_that_has_few_of_many_partitions_takes_them() -> None:
+    async def story(commanded: Commanded) -> None:
+        await commanded.lead("t", FIRST, 9_999)
+        await commanded.tell(("t", FIRST, range(10_000)))
+        await commanded.tell(("t", FIRST, [10_001]))
+        assert commanded.broker.partitions.find("t", 9_999) is not None
+        assert len(commanded.broker.metadata.topics["t"].partitions) == 10_002
+
+    commanded(story)
+
+
+def test_a_topic_made_anew_has_nothing_of_the_settings_of_the_one_before() -> None:
+    async def story(commanded: Commanded) -> None:
+        commanded.settings.topics["t"] = {"retention.ms": "1000"}
+        await commanded.lead("t", FIRST, 0)
+        await commanded.tell(("t", FIRST, [0]))
+        assert commanded.retention_ms("t") == 1000
+        await commanded.stop("t", 0)
+        # That the first is gone is told together with the second: it was not heard of before.
+        commanded.settings.topics["t"] = {"retention.ms": "9000"}
+        await commanded.lead("t", SECOND, 0)
+        assert commanded.retention_ms("t") == 9000
+        await commanded.tell(("t", SECOND, [0]))
+        assert commanded.broker.metadata.topics["t"].config == {"retention.ms": "9000"}
+
+    commanded(story)
+
+
+def test_settings_that_change_between_two_commands_hold() -> None:
+    async def story(commanded: Commanded) -> None:
+        commanded.settings.topics["t"] = {"retention.ms": "1000"}
+        await commanded.lead("t", FIRST, 0)
+        await commanded.commands.take_settings({("topics", "t"): {"retention.ms": "9000"}})
+        await commanded.tell(("t", FIRST, [0]))
+        assert commanded.retention_ms("t") == 9000
+        assert commanded.broker.metadata.topics["t"].config == {"retention.ms": "9000"}
+
+    commanded(story)
+
+
+def test_nothing_is_kept_of_topics_that_were_let_go() -> None:
+    async def story(commanded: Commanded) -> None:
+        await commanded.lead("t", FIRST, 0, 1)
+        await commanded.stop("t", 0)
+        topics = commanded.broker.partitions.topics
+        assert list(topics.by_name) == [b"t"]
+        await commanded.stop("t", 1)
+        assert not topics.by_name
+        assert not topics.by_id
+        await commanded.lead("t", FIRST, 1)
+        assert commanded.broker.partitions.find("t", 1) is not None
+
+    commanded(story)

@@ -175,3 +175,26 @@ def test_only_the_first_bytes_are_shown(tmp_path: Path) -> None:
     )
     assert dump(path, "--max-bytes", 100).output.count("baseOffset") == 1
     assert dump(path, "--max-bytes", 10).output.count("baseOffset") == 0
+
+
+def test_a_file_of_nonsense_does_not_hide_those_after_it(tmp_path: Path) -> None:
+    path = log_of(tmp_path, (b"k", b"v"))
+    batch = bytearray(path.read_bytes())
+    batch[57:61] = b"\x7f\xff\xff\xff"  # the number of records
+    path.write_bytes(batch)
+    (tmp_path / "00000000000000000009.log").write_bytes(
+        build_batch([(NOW, b"key", b"value", None)], base_offset=9, leader_epoch=0)
+    )
+    told = dump(tmp_path, "--payload")
+    assert told.return_value == 1
+    assert "key: key payload: value" in told.output
+    assert f"tidemill: {path}: the batch at byte 0 cannot be true" in told.output
+
+
+def test_a_file_that_goes_away_while_a_directory_is_dumped_is_passed_over(tmp_path: Path) -> None:
+    log_of(tmp_path, (b"key", b"value"))
+    (tmp_path / "00000000000000000000.index").symlink_to(tmp_path / "gone")
+    told = dump(tmp_path, "--payload")
+    assert told.return_value == 0
+    assert "key: key payload: value" in told.output
+    assert f"{tmp_path}/00000000000000000000.index went away while it was looked for" in told.output

@@ -16,7 +16,7 @@ from tidemill.cli.log_verify import recover, verify
 from tidemill.cli.options import Existing
 from tidemill.cli.output import on_terminal
 from tidemill.cli.records import as_text, for_terminal
-from tidemill.model.errors import ConfigError, StorageError
+from tidemill.model.errors import ConfigError, KafkaError
 
 if TYPE_CHECKING:
     from tidemill.log.dump import DumpOptions
@@ -104,8 +104,14 @@ def dump(paths: tuple[str, ...], named: str | None, as_json: bool, **flags: Any)
                 _print_json(files, path, options, damage)
             else:
                 _print_lines(files, path, options, damage, problems)
-        except StorageError as problem:
-            damage.append(str(problem))
+        except KafkaError as problem:
+            # The other files may be sound.
+            damage.append(str(problem) if path in str(problem) else f"{path}: {problem}")
+        except FileNotFoundError:
+            if path in paths:
+                raise
+            # The broker took it away after the directory was listed.
+            click.echo(f"{path} went away while it was looked for", err=True)
     for text in problems:
         click.echo(text, err=True)
     for text in damage[:DAMAGE_SHOWN]:

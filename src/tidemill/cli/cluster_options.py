@@ -36,9 +36,10 @@ def cluster_options(function: F) -> F:
     targeted = target_options(function)
 
     def made(*arguments: Any, directory: str, bootstrap: str, **rest: Any) -> Any:
-        local = None
-        if click.get_current_context().get_parameter_source("bootstrap") == ParameterSource.DEFAULT:
-            local = LocalCluster.load(directory)
+        local = LocalCluster.load(directory)
+        named = click.get_current_context().get_parameter_source("bootstrap") != ParameterSource.DEFAULT
+        if local is not None and named and not set(bootstrap.split(",")) <= set(local.bootstrap.split(",")):
+            local = None
         if local is not None and local.ports:
             bootstrap = local.bootstrap
             if not any(name.isdigit() for name in local.running()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,13 @@ from tidemill.cli.output import counted, done, json_option, on_terminal, print_j
 if TYPE_CHECKING:
     from tidemill.cli.local import LocalCluster
     from tidemill.client import Admin
-    from tidemill.client.admin_types import PartitionDescription
+    from tidemill.client.admin_types import ClusterDescription, PartitionDescription
 
 FAILED = 1
 CONTROLLER_S = 3.0
+NOTICED_S = 3.0
+"""How long a cluster may take to notice that a process has ended, before it is shown as it says."""
+
 NAMED_MAX = 5
 """Partitions that are named, of those that are not well."""
 
@@ -54,7 +58,7 @@ def status(check: bool, as_json: bool, target: Target, local: LocalCluster | Non
 
 
 def _found(admin: Admin, local: LocalCluster | None) -> dict[str, Any]:
-    cluster = admin.describe_cluster()
+    cluster = _noticed(admin, local)
     topics = admin.describe_topics([topic.name for topic in admin.list_topics(include_internal=True)])
     partitions = [(name, one) for name, topic in topics.items() for one in topic.partitions]
     counts: dict[str, Counter[int]] = {
@@ -92,6 +96,21 @@ def _found(admin: Admin, local: LocalCluster | None) -> dict[str, Any]:
         "moving": _moving(admin),
         **({"zookeeper": _zookeeper(local, running)} if local is not None else {}),
     }
+
+
+def _noticed(admin: Admin, local: LocalCluster | None) -> ClusterDescription:
+    """The cluster, once it has noticed which processes of this machine have ended, or a while has passed."""
+    deadline = time.monotonic() + NOTICED_S
+    while True:
+        found = admin.describe_cluster()
+        ended = (
+            {number for number in local.ports if str(number) not in local.running()}
+            if local is not None
+            else set()
+        )
+        if not ended & {one.broker_id for one in found.brokers} or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
 
 
 def _moving(admin: Admin) -> int | None:

@@ -474,3 +474,25 @@ def test_a_follower_whose_machine_went_down_fetches_anew_what_was_not_synced() -
         assert leaders.begun == [3, 5, 3, 5], "what was fetched since is not in doubt"
 
     staged(test)
+
+
+def test_a_later_version_that_says_the_same_ends_the_change_that_was_asked_for() -> None:
+    async def test(stage: Stage) -> None:
+        follower = NODE + 1
+        wanted: list[tuple[tuple[int, ...], int]] = []
+        stage.replicas.change_isr = lambda partition, isr, epoch: wanted.append((isr, epoch))
+
+        def told(version: int) -> Partition:
+            state = PartitionState(0, NODE, 0, (NODE, follower), (NODE,), version)
+            stage.replicas.put_topic("t", b"1" * 16, False, [state], FLUSHED)
+            return stage.partition("t")
+
+        stage.logs.create(TopicPartition("t", 0), b"1" * 16, FLUSHED, 0)
+        partition = told(3)
+        partition.fetched_by(follower, 0, 0, 0)
+        # Somebody has written the state meanwhile: the controller refuses what was asked for over version 3.
+        told(4)
+        partition.fetched_by(follower, 0, 0, 1)
+        assert wanted == [((NODE, follower), 3), ((NODE, follower), 4)]
+
+    staged(test)

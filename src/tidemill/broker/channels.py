@@ -99,14 +99,20 @@ class Channel:
         self._waiting.clear()
 
     async def _run(self) -> None:
+        failures = 0
         while True:
             try:
                 if self._link is None or self._link.closed:
                     self._link = await self._reach()
                 await self._news.wait()
                 await self._send(self._link)
+                failures = 0
             except LinkError as problem:
                 log.warning("%s; what it has to know is kept for it", problem)
+                failures += 1
+                if failures > 1:
+                    # It listens, and ends every connection: its store may not answer, for instance.
+                    await asyncio.sleep(RETRY_S)
             except Exception:
                 log.exception("commanding broker %d failed; it is tried again", self.to.broker_id)
                 await asyncio.sleep(RETRY_S)
@@ -164,6 +170,9 @@ class Channel:
         broker = self.to.broker_id
         if key == ApiKey.STOP_REPLICA:
             deleted = deleted_topics(command, answer)
+            # Told once more, after a later request of the command was lost, it would take away what was made
+            # under the same name meanwhile.
+            command.stops.clear()
             if deleted:
                 self._hears.replicas_deleted(broker, deleted)
         elif key == ApiKey.LEADER_AND_ISR:

@@ -108,7 +108,11 @@ class IsrChanges:
                 log.exception("asking for in-sync sets failed")
                 results = [KafkaError("asking failed")] * len(asked)
             for one, result in zip(asked, results, strict=True):
-                self._take(one, result)
+                try:
+                    self._take(one, result)
+                except Exception:
+                    # A fault of this program: without this loop nothing would be asked for any more.
+                    log.exception("an answer about an in-sync set could not be taken")
             if any(key in self._wanted for key in keys):
                 await asyncio.sleep(rest_s)
                 rest_s = min(2 * rest_s, RETRY_S_MAX)

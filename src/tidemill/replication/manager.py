@@ -177,15 +177,13 @@ class ReplicaManager(PartitionEvents):
         if (state.leader_epoch, state.partition_epoch) < known:
             log.info("%s-%d: %s is older than what is known", partition.topic, partition.index, state)
             return
+        # A later version that says the same ends a change that was asked for over the one before.
         if (
-            partition.leader_epoch == state.leader_epoch
+            known == (state.leader_epoch, state.partition_epoch)
             and partition.leader == state.leader
             and partition.isr == state.isr
             and partition.replicas == state.replicas
         ):
-            partition.partition_epoch = state.partition_epoch
-            if partition.replication is not None:
-                partition.replication.partition_epoch = state.partition_epoch
             return
         self._change(partition, state)
 

@@ -1,0 +1,154 @@
+"""The controller's channel to a broker, over connections that break at any request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from tidemill.broker import channels
+from tidemill.broker.channels import Channel, Hears
+from tidemill.broker.commanding import Command, commands_for
+from tidemill.coordination.image import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
+from tidemill.coordination.nodes import BrokerRegistration
+from tidemill.net.link import Link, LinkError
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.leader_and_isr import LeaderAndIsrResponse
+from tidemill.wire.messages.stop_replica import StopReplicaResponse
+from tidemill.wire.messages.update_metadata import UpdateMetadataResponse
+
+OWN, OTHER = 1, 2
+BROKERS = {one: BrokerImage(BrokerRegistration(one, ()), 100 + one) for one in (OWN, OTHER)}
+ANSWERS: dict[int, Any] = {
+    ApiKey.STOP_REPLICA: StopReplicaResponse(error_code=0, partition_errors=[]),
+    ApiKey.LEADER_AND_ISR: LeaderAndIsrResponse(error_code=0, partition_errors=[], topics=[]),
+    ApiKey.UPDATE_METADATA: UpdateMetadataResponse(error_code=0),
+}
+
+
+def topic(identifier: bytes) -> TopicImage:
+    return TopicImage("t", identifier * 16, (PartitionImage(0, OTHER, 0, [OTHER], [OTHER]),), {})
+
+
+def image(*topics: TopicImage) -> ClusterImage:
+    return ClusterImage("c", OWN, 5, BROKERS, {one.name: one for one in topics})
+
+
+class Heard(Hears):
+    """Notes which deletions are confirmed."""
+
+    def __init__(self) -> None:
+        self.deleted: list[str] = []
+
+    def replicas_deleted(self, broker_id: int, topics: Sequence[str]) -> None:
+        self.deleted += topics
+
+
+class Peer:
+    """A broker that notes what it was asked, and breaks the connection instead of some answers."""
+
+    def __init__(self, *breaks: int) -> None:
+        self.breaks = list(breaks)
+        """Numbers of the requests that are not answered."""
+        self.asked: list[ApiKey] = []
+        self.connections = 0
+
+    async def connect(self, to: BrokerImage) -> Link:
+        self.connections += 1
+        link: Any = Connection(self)
+        return link
+
+
+class Connection:
+    """What stands for a link."""
+
+    name = "broker 2"
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.closed = ""
+
+    def version_of(self, key: int, lowest: int, highest: int) -> int:
+        return highest
+
+    def close(self, reason: str) -> None:
+        self.closed = reason
+
+    async def ask(self, key: int, version: int, request: Any, timeout_s: float) -> Any:
+        if self.closed:
+            raise LinkError(self.closed)
+        self.peer.asked.append(ApiKey(key))
+        if len(self.peer.asked) - 1 in self.peer.breaks:
+            self.closed = "it broke"
+            raise LinkError(self.closed)
+        return ANSWERS[key]
+
+
+def told(delta: Delta) -> Command:
+    command = commands_for(delta, OTHER, whole=False)
+    assert command is not None
+    return command
+
+
+def channelled(peer: Peer, test: Callable[[Channel, Heard], Awaitable[None]]) -> None:
+    async def run() -> None:
+        heard = Heard()
+        channel = Channel(BROKERS[OTHER], "PLAINTEXT", peer.connect, heard, 10.0)
+        try:
+            async with asyncio.timeout(10):
+                await test(channel, heard)
+        finally:
+            channel.stop()
+
+    asyncio.run(run())
+
+
+def test_what_took_a_topic_away_is_not_told_again_where_one_of_its_name_was_made() -> None:
+    first, second = topic(b"1"), topic(b"2")
+    peer = Peer(2)
+
+    async def story(channel: Channel, heard: Heard) -> None:
+        command = told(Delta(image(first), image(), deleted=[first]))
+        command.add(told(Delta(image(), image(second), created=[second])))
+        await channel.tell(command)
+        assert heard.deleted == ["t"]
+
+    channelled(peer, story)
+    stop, lead, update = ApiKey.STOP_REPLICA, ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA
+    # The connection broke at UpdateMetadata: by then records may have been written to the new topic.
+    assert peer.asked == [stop, lead, update, lead, update]
+
+
+def test_a_deletion_whose_answer_was_lost_is_told_again() -> None:
+    first = topic(b"1")
+    peer = Peer(0)
+
+    async def story(channel: Channel, heard: Heard) -> None:
+        await channel.tell(told(Delta(image(first), image(), deleted=[first])))
+        assert heard.deleted == ["t"]
+
+    channelled(peer, story)
+    assert peer.asked == [ApiKey.STOP_REPLICA, ApiKey.STOP_REPLICA, ApiKey.UPDATE_METADATA]
+
+
+def test_a_broker_that_ends_every_connection_is_left_some_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+    sleep = asyncio.sleep
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(channels.asyncio, "sleep", rest)
+    peer = Peer(0, 1, 2)
+
+    async def story(channel: Channel, heard: Heard) -> None:
+        second = topic(b"2")
+        await channel.tell(told(Delta(image(), image(second), created=[second])))
+
+    channelled(peer, story)
+    # The first is tried again at once: a connection may just have been too old.
+    assert rests == [channels.RETRY_S] * 2
+    assert peer.connections == 4

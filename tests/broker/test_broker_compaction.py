@@ -277,6 +277,33 @@ def test_a_disk_that_fails_is_tried_again_later(stage: Stage, caplog: pytest.Log
     assert not stage.compaction.set_aside
 
 
+def test_a_log_whose_files_cannot_be_opened_for_the_exchange_is_left_alone_for_a_while(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = stage.log()
+    tried: list[CleanedGroup] = []
+    opened = os.open
+
+    def refuse(path: str, *arguments: Any, **others: Any) -> int:
+        if tried and str(path).endswith(".log"):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        return opened(path, *arguments, **others)
+
+    def before(group: CleanedGroup) -> None:
+        log.release()
+        tried.append(group)
+
+    stage.worker.before = before
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        for _ in range(3):
+            assert not stage.clean()
+    assert len(tried) == 1
+    assert "cannot open for compaction the segments of" in caplog.text
+    assert "it is tried again in 60 s" in caplog.text
+    assert leftovers(stage) == []
+
+
 def test_renames_that_fail_put_the_directory_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rename = os.replace
 
@@ -499,8 +526,12 @@ def test_a_cleaned_segment_that_is_not_what_was_written_is_not_put_in_its_place(
     stage.worker.before = cut
     assert not stage.clean()
     assert "has 10 bytes" in caplog.text
+    assert "the segments stay as they are; it is tried again in 60 s" in caplog.text
+    assert "changed while it was compacted" not in caplog.text
     assert offsets(log) == list(range(40))
     assert leftovers(stage) == []
     stage.worker.before = lambda group: None
+    assert not stage.clean()
+    stage.compaction._again_ms.clear()  # the time is over
     assert stage.clean()
     assert offsets(log) == [37, 38, 39]

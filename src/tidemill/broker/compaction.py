@@ -208,7 +208,8 @@ class Compaction:
         if not isinstance(result, CleanCounts):
             await self._discard(one)
         if one.closed or one.truncations != truncations or result is None:
-            log.info("%s changed while it was compacted; that was ended", one.topic_partition)
+            if not self._is_put_off(one.topic_partition, now_ms):
+                log.info("%s changed while it was compacted; that was ended", one.topic_partition)
             return False
         if isinstance(result, Failure):
             self._failed(one.topic_partition, result, now_ms)
@@ -236,10 +237,10 @@ class Compaction:
     def _candidate(self, key: TopicPartition, now_ms: int) -> Candidate | None:
         """The facts of a log that may be cleaned now."""
         one = self.logs.logs.get(key)
-        if one is None or not one.config.compact or key in self.set_aside:
+        if one is None or not one.config.compact or self._is_put_off(key, now_ms):
             return None
         high_watermark = self.replicas.high_watermark_of(key)
-        if self._again_ms.get(key, 0) > now_ms or high_watermark is None:
+        if high_watermark is None:
             return None
         try:
             return candidate(one, high_watermark, now_ms)
@@ -248,6 +249,10 @@ class Compaction:
             self._failed(key, Failure(STORAGE, text), now_ms)
             return None
 
+    def _is_put_off(self, key: TopicPartition, now_ms: int) -> bool:
+        """Whether a log was set aside, for a while or for longer."""
+        return key in self.set_aside or self._again_ms.get(key, 0) > now_ms
+
     async def _place(self, one: Log, truncations: int, group: CleanedGroup) -> bool:
         """Puts a cleaned segment in its place; False when the log is not what it was."""
         if one.closed or one.truncations != truncations:
@@ -255,7 +260,8 @@ class Compaction:
         try:
             swap = one.begin_swap(list(group.old), group.size)
         except StorageError as problem:
-            log.warning("%s", problem)
+            # Else the whole log would be cleaned again at once, to come as far as this.
+            self._failed(one.topic_partition, Failure(STORAGE, str(problem)), self.clock.wall_ms())
             return False
         if swap is None:
             return False
@@ -268,7 +274,7 @@ class Compaction:
             self.replicas.storage_failed(one, failure)
             return False
         except CorruptMessage as problem:
-            log.error("%s", problem)
+            self._failed(one.topic_partition, Failure(STORAGE, str(problem)), self.clock.wall_ms())
         return one.finish_swap(swap, self.clock.wall_ms())
 
     async def _discard(self, one: Log) -> None:

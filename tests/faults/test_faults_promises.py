@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError, Producer
 from fault_checker import check
 from fault_history import History, read
 from fault_load import QUIET, Load, read_all
+from fault_network import STORE, unavailable
 from fault_stage import PlacedBroker, Stage, stage
 
 from tidemill.testing.broker import BrokerFailed
@@ -289,3 +290,49 @@ def test_an_unclean_election_loses_what_the_new_leader_does_not_have(
     cluster.brokers[1].start()
     assert cluster.settle([topic], PATIENCE_S) == ""
     assert held(cluster, topic, tmp_path) == list(range(10 if is_unclean else 20))
+
+
+@pytest.mark.skipif(bool(unavailable()), reason=f"networks cannot be cut: {unavailable()}")
+def test_a_leader_that_is_cut_off_from_all_others_takes_writes_no_longer_than_its_session(
+    tmp_path: Path,
+) -> None:
+    """Clients still reach it. What it takes in that time with ``acks=1`` is lost, what comes later is not."""
+    with stage(tmp_path / "stage", isolated=True, session_s=2.0) as place:
+        net = place.network
+        assert net is not None
+        with place.admin() as admin:
+            admin.create_topic(TOPIC, 1, 3)
+        assert write(place, TOPIC, range(10), -1) == list(range(10))
+        leader = place.leaders(TOPIC)[0]
+        others = [other for other in (*place.brokers, STORE) if other != leader]
+        try:
+            for other in others:
+                net.cut(leader, other)
+            taken = written_until_refused(place, leader)
+            # Who asks the broker that is cut off who leads is told what was so before.
+            rest = Stage(place.zookeeper, {n: b for n, b in place.brokers.items() if n != leader}, net, {})
+            later = write(rest, TOPIC, range(5000, 5020), 1, 30_000)
+            for other in others:
+                net.join(leader, other)
+            assert later == list(range(5000, 5020))
+            assert place.settle([TOPIC], PATIENCE_S) == ""
+            left = held(place, TOPIC, tmp_path)
+            assert left[:10] == list(range(10))
+            assert [number for number in left if number >= 5000] == later
+            assert set(taken) - set(left), "the window of acks=1 was not seen"
+        finally:
+            for broker in place.brokers.values():
+                broker.kill()
+
+
+def written_until_refused(place: Stage, leader: int) -> list[int]:
+    """What a broker acknowledges with ``acks=1`` until it does not lead any more."""
+    acknowledged: list[int] = []
+    alone = Stage(place.zookeeper, {leader: place.brokers[leader]}, place.network, {})
+    deadline = time.monotonic() + PATIENCE_S
+    for number in range(10, 4000):
+        if "is not led here any more" in place.brokers[leader].log:
+            return acknowledged
+        assert time.monotonic() < deadline
+        acknowledged += write(alone, TOPIC, range(number, number + 1), 1, 1000)
+    raise AssertionError("it leads on")

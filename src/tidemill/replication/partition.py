@@ -358,6 +358,16 @@ class Partition(Awaited):
         follower = replication.followers.get(int(broker))
         return follower is not None and follower.end_offset == offset
 
+    def is_deserted(self, since_ms: i64) -> bool:
+        """Whether records wait for followers of which none has fetched since then.
+
+        Fetches are noted one by one as long as something is not committed.
+        """
+        replication = self.replication
+        if replication is None or len(self.isr) < 2 or self.high_watermark >= self.log.end_offset:
+            return False
+        return not replication.heard_since(since_ms)
+
     def drop_lagging(self, now_ms: i64) -> None:
         """Asks for those to be taken out of the in-sync set that were not caught up for too long."""
         replication = self.replication

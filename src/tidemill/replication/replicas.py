@@ -180,6 +180,13 @@ class Replicas:
             ]
         )
 
+    def heard_since(self, since_ms: i64) -> bool:
+        """Whether a member of the in-sync set has fetched since then, or had no time to yet."""
+        for broker, follower in self.followers.items():
+            if broker in self.isr and (follower._fetched_ms >= since_ms or follower.caught_up_ms >= since_ms):
+                return True
+        return False
+
     def start_offset(self, own_start: i64) -> i64:
         """The least start of all replicas' logs, below which records are gone; -1: one has not told."""
         least: i64 = own_start

@@ -36,6 +36,7 @@ from tidemill.model.errors import KafkaError, StorageError
 from tidemill.replication.fetcher import FetchLimits
 from tidemill.replication.partition import Partition
 from tidemill.server.seat import Seat
+from tidemill.server.silence import Silence
 
 log = logging.getLogger("tidemill.server")
 
@@ -82,6 +83,7 @@ class Cluster(Seat, Hears):
         )
         self._settings = SettingsWatch(broker)
         self._following: Following | None = None
+        self._silence: Silence | None = None
 
     def join_partitions(self) -> None:
         """Has the partitions follow leaders, and ask for in-sync sets; to be called once they are loaded."""
@@ -96,6 +98,7 @@ class Cluster(Seat, Hears):
             self._storage_failed,
             Throttling(broker).follower,
         )
+        self._silence = Silence(broker)
         broker.partitions.following = self._following
         broker.partitions.lag_ms_max = config.int("replica.lag.time.max.ms")
         broker.partitions.change_isr = self._isr_changes.want
@@ -131,6 +134,8 @@ class Cluster(Seat, Hears):
         await self._settings.stop()
         await super().stop()
         self._isr_changes.stop()
+        if self._silence is not None:
+            self._silence.stop()
         self._link.stop()
         if self._following is not None:
             await self._following.stop()
@@ -168,8 +173,20 @@ class Cluster(Seat, Hears):
 
     def session_lost(self) -> None:
         """Leads nothing any more that others may lead by now."""
+        if self._silence is not None:
+            self._silence.ends(is_lost=True)
         self._link.stop()
         self._broker.partitions.step_down()
+
+    def store_silent(self) -> None:
+        """Looks from now on whether the other brokers are silent as well."""
+        if self._silence is not None:
+            self._silence.begins()
+
+    def store_back(self) -> None:
+        """Leads again what was left meanwhile."""
+        if self._silence is not None:
+            self._silence.ends(is_lost=False)
 
     async def _tell_failed(self) -> None:
         """Has the controller ask which replicas are left here."""

@@ -36,6 +36,12 @@ class Events:
     def session_lost(self) -> None:
         """Others may take for dead what is registered here."""
 
+    def store_silent(self) -> None:
+        """Whether the session lives is not known."""
+
+    def store_back(self) -> None:
+        """The session has lived on."""
+
 
 class Membership:
     """Registers this broker and contests the office, for as long as it runs."""
@@ -154,6 +160,7 @@ class Membership:
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.SUSPENDED:
             log.warning("the coordination store does not answer")
+            self._events.store_silent()
         elif state is SessionState.EXPIRED:
             self._has_expired = True
             log.warning("the session with the coordination store has expired")
@@ -161,6 +168,8 @@ class Membership:
             self._events.session_lost()
         else:
             log.info("the coordination store answers again")
+            if not self._has_expired:
+                self._events.store_back()
             if self._has_expired and self._registration is not None:
                 if self._returning is not None:
                     self._returning.cancel()

@@ -303,6 +303,20 @@ def test_a_disk_that_is_not_mounted_costs_its_partitions_nothing(tmp_path: Path)
     assert manager.missed == 0
 
 
+def test_the_file_that_a_read_misses_is_named(tmp_path: Path, batch: Callable[..., Batch]) -> None:
+    manager, key = opened(tmp_path / "data"), TopicPartition("t", 0)
+    log = manager.create(key, TOPIC_ID, LogConfig(segment_bytes=100), NOW)
+    for _ in range(3):
+        log.append([batch()], 0, NOW)
+    assert manager.close(NOW, {}) == []
+    log = opened(tmp_path / "data").logs[key]
+    gone = tmp_path / f"data/t-0/{1:020}.log"
+    gone.unlink()
+    with pytest.raises(StorageError, match=f"cannot read {gone}: No such file"):
+        log.read(1, 1000, 3, True)
+    assert log.read(0, 1000, 1, True) is not None
+
+
 def test_a_link_to_nothing_costs_only_the_partition_of_its_name(tmp_path: Path) -> None:
     data, key = tmp_path / "data", TopicPartition("t", 1)
     manager = opened(data)

@@ -393,7 +393,10 @@ class Log(CutStore):
                     return self._slice(segment, position, bytes_max, limit_offset, whole_first, True)
             return self._read_at(offset, bytes_max, limit_offset, whole_first)
         except OSError as problem:
-            raise storage_error("read", segment.path, problem) from problem
+            # It may be the file of another segment, or an index.
+            named = problem.filename
+            path = named if isinstance(named, str) else segment.path
+            raise storage_error("read", path, problem) from problem
 
     def _read_at(self, offset: i64, bytes_max: i64, limit_offset: i64, whole_first: bool) -> Slice | None:
         at: i64 = self.segment_at(offset)

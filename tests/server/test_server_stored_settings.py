@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
+from tidemill.broker.metadata import effective_config
 from tidemill.client import Admin, ConfigResource, ResourceType
 from tidemill.coordination.embedded import FILE_NAME, EmbeddedStore
+from tidemill.coordination.image import ClusterImage
 from tidemill.coordination.nodes import ConfigNode
 from tidemill.coordination.port import SetData
+from tidemill.model.configs import BrokerConfig
 from tidemill.testing import Broker
 
 
-def write_settings(data: Path, topic: str, settings: dict[str, str]) -> None:
-    """Writes a topic's settings as no broker would let anybody do it."""
+def write_settings(data: Path, kind: str, name: str, settings: dict[str, str]) -> None:
+    """Writes settings of a topic or broker as no broker would let anybody do it."""
 
     async def story() -> None:
         store = EmbeddedStore.open(str(data / FILE_NAME))
-        await store.transact([SetData(ConfigNode.path("topics", topic), ConfigNode.encode(settings))])
+        await store.transact([SetData(ConfigNode.path(kind, name), ConfigNode.encode(settings))])
         await store.close()
 
     asyncio.run(story())
@@ -27,7 +32,7 @@ def test_a_topic_setting_that_makes_no_sense_is_named_and_can_be_mended(tmp_path
     data = tmp_path / "data"
     with Broker(data_dir=data) as broker, Admin(broker.bootstrap) as admin:
         admin.create_topic("t", 2, configs={"retention.ms": "70000", "segment.bytes": "1048576"})
-    write_settings(data, "t", {"retention.ms": "a week", "segment.bytes": "1048576"})
+    write_settings(data, "topics", "t", {"retention.ms": "a week", "segment.bytes": "1048576"})
     with Broker(data_dir=data) as broker, Admin(broker.bootstrap) as admin:
         told = [line for line in broker.log.splitlines() if "a week" in line]
         shown = admin.topic_configs("t")
@@ -40,3 +45,32 @@ def test_a_topic_setting_that_makes_no_sense_is_named_and_can_be_mended(tmp_path
         and "-1 holds until it is set again" in line
         for line in told
     )
+
+
+def test_a_setting_of_all_brokers_that_makes_no_sense_is_named_and_can_be_mended(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    everybody = ConfigResource(ResourceType.BROKER, "")
+    with Broker(data_dir=data) as broker, Admin(broker.bootstrap) as admin:
+        admin.alter_configs(everybody, {"log.retention.ms": "70000"})
+    settings = {"log.retention.ms": "soon", "message.max.bytes": "2000000"}
+    write_settings(data, "brokers", "<default>", settings)
+    with Broker(data_dir=data) as broker, Admin(broker.bootstrap) as admin:
+        told = [line for line in broker.log.splitlines() if "soon" in line]
+        admin.create_topic("t", 1)
+        shown = admin.topic_configs("t")
+        assert (shown["retention.ms"].value, shown["max.message.bytes"].value) == ("-1", "2000000")
+        admin.alter_configs(everybody, {"log.retention.ms": "80000"})
+        assert admin.topic_configs("t")["retention.ms"].value == "80000"
+    assert told
+    assert "A setting of all brokers in the cluster's store does not count: log.retention.ms=soon" in told[0]
+
+
+def test_settings_of_all_brokers_that_contradict_each_other_do_not_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings = {"group.min.session.timeout.ms": "9000", "group.max.session.timeout.ms": "8000"}
+    image = ClusterImage("c", 0, 1, {}, {}, {"<default>": settings})
+    config = effective_config(BrokerConfig.of({"num.partitions": "3"}), image, 1)
+    assert config.int("num.partitions") == 3
+    assert config.int("group.min.session.timeout.ms") == 6000
+    assert "it contradicts itself: group.min.session.timeout.ms=9000 is above" in caplog.text

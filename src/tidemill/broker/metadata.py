@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from tidemill.coordination.image import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
-from tidemill.model.configs import BrokerConfig
-from tidemill.model.errors import KafkaError
+from tidemill.model.configs import BROKER_KEYS, BrokerConfig, brokers_while_unreadable
+from tidemill.model.errors import ConfigError, KafkaError
 
 __all__ = ["BrokerImage", "ClusterImage", "Delta", "MetadataCache", "PartitionImage", "TopicImage"]
 
@@ -83,5 +83,32 @@ class MetadataCache:
 
 
 def effective_config(config: BrokerConfig, image: ClusterImage, broker_id: int) -> BrokerConfig:
-    """``config`` with what was set at run time, for this broker and for all, as the image has it."""
-    return config.with_overrides(image.broker_config(broker_id), image.default_broker_config())
+    """``config`` with what was set at run time, for this broker and for all, as the image has it.
+
+    What makes no sense is told as an error and does not count, as without the broker nobody could mend it;
+    and nothing is deleted by a default that may be shorter than what was asked for.
+
+    Source: Apache Kafka, ``DynamicBrokerConfig.scala``, which goes on with the defaults.
+    """
+    try:
+        return config.with_overrides(
+            _readable(image.broker_config(broker_id), f"broker {broker_id}"),
+            _readable(image.default_broker_config(), "all brokers"),
+        )
+    except ConfigError as problem:
+        logger.error("What was set while brokers ran does not count, as it contradicts itself: %s", problem)
+        return config.with_overrides({}, {})
+
+
+def _readable(settings: Mapping[str, str], whose: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    careful: dict[str, str] = {}
+    for name, text in settings.items():
+        try:
+            if name in BROKER_KEYS:
+                BROKER_KEYS[name].parse(text)
+            found[name] = text
+        except ConfigError as problem:
+            logger.error("A setting of %s in the cluster's store does not count: %s", whose, problem)
+            careful |= brokers_while_unreadable(name)
+    return found | careful

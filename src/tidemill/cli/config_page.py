@@ -20,9 +20,9 @@ properties syntax; Kafka's `server.properties` works), the default.
 `tidemill config check --config FILE` shows what comes of them.
 
 Numbers are plain: bytes, milliseconds. A key that nobody knows is named in a warning with its nearest
-neighbour; a value that does not parse, or is out of range, stops the start. One that a topic has in the
-store is told as an error instead: the default holds, and nothing of the topic is deleted by it, until the
-setting is mended. Keys can be set for one listener as `listener.name.NAME.KEY`.
+neighbour; a value that does not parse, or is out of range, stops the start. One that somebody
+wrote to the store, of a topic or of brokers, is told as an error instead: the default holds, and no record is
+deleted by it, until the setting is mended. Keys can be set for one listener as `listener.name.NAME.KEY`.
 
 "Changes" says when a key can change: at a restart (read-only), on one broker while it runs (per-broker), on
 all brokers at once (cluster-wide).

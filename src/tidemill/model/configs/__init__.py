@@ -8,6 +8,7 @@ from tidemill.model.configs.listeners import Listener
 from tidemill.model.configs.tables import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS
 from tidemill.model.configs.topic import (
     TopicConfig,
+    brokers_while_unreadable,
     check_broker_settings,
     check_settings_together,
     check_topic_settings,
@@ -27,6 +28,7 @@ __all__ = [
     "Synonym",
     "TopicConfig",
     "Value",
+    "brokers_while_unreadable",
     "check_broker_settings",
     "check_settings_together",
     "check_topic_settings",

@@ -96,6 +96,16 @@ def while_unreadable(name: str) -> dict[str, str]:
     return {key: TOPIC_KEYS[key].render(value) or "" for key, value in WHILE_UNREADABLE.get(name, {}).items()}
 
 
+def brokers_while_unreadable(name: str) -> dict[str, str]:
+    """The same for a setting of brokers that all topics have which set nothing."""
+    return {
+        TOPIC_SYNONYMS[key]: TOPIC_KEYS[key].render(value) or ""
+        for topic_key, held in WHILE_UNREADABLE.items()
+        if name in topic_synonyms(topic_key)
+        for key, value in held.items()
+    }
+
+
 def topic_synonyms(key: str) -> tuple[str, ...]:
     """The broker keys that hold for a topic key where the topic sets nothing, in order of precedence."""
     if key not in TOPIC_SYNONYMS:

@@ -1,4 +1,4 @@
-"""Commands of controllers, as a broker takes them: what it believes, and what it does about topics made anew."""
+"""Commands of controllers, as a broker takes them: what it believes, and what becomes of topics made anew."""
 
 from __future__ import annotations
 

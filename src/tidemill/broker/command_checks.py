@@ -12,7 +12,7 @@ from tidemill.wire.messages.leader_and_isr import LeaderAndIsrRequest
 from tidemill.wire.messages.update_metadata import UpdateMetadataRequest
 
 PARTITIONS_MAX = 1_000_000
-"""Of all topics that a command names replicas of, those included that it leaves out: more than a cluster has."""
+"""Of all topics that a command names replicas of, with those that it leaves out: more than a cluster has."""
 LEFT_OUT_MAX = 10_000
 """Partitions that UpdateMetadata leaves out although it names later ones: a controller tells of all."""
 

@@ -39,6 +39,8 @@ class Failover:
         """Called with all registered brokers when they were read."""
         self._dead: dict[int, int] = {}
         """Brokers that were found dead, and the epochs of their registrations, which may live on."""
+        # Who finds out that one lives is told of only as long as the office is held.
+        office.office_listeners.append(lambda is_ours: self._dead.clear())
 
     def found_dead(self, broker_id: int, epoch: int) -> None:
         """Nobody listens any more where a broker was; :meth:`brokers_changed` draws the conclusions."""

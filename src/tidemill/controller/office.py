@@ -89,6 +89,8 @@ class Office:
         """Called with True when the office was taken, with False when it is lost."""
         self._image = ClusterImage()
         self._epoch_version = NO_CONTROLLER_VERSION
+        self._epoch = 0
+        """Of the office that this broker took last."""
         self._writing = asyncio.Lock()
         self._stopping: dict[int, int] = {}
         """Brokers that are about to stop, and the epochs of their registrations."""
@@ -160,8 +162,11 @@ class Office:
                 return False
             try:
                 await self._begin()
-            except BaseException:
+            except BaseException as problem:
+                was_replaced = not self.is_active
                 self.resign()
+                if was_replaced and isinstance(problem, KafkaError | BadVersion):
+                    return False
                 raise
         return True
 
@@ -188,11 +193,12 @@ class Office:
         except (NodeExists, NoNode, BadVersion):
             return False  # Another broker was faster.
         self._epoch_version = results[-1].version
+        self._epoch = epoch
         return True
 
     async def _begin(self) -> None:
         # Read only now: nobody else writes any more.
-        self._image = await load_image(self.store)
+        self._image = await self._read()
         self._is_stale = False
         lost = [one.broker_id for one in self._image.brokers.values() if one.lost_unsynced]
         await self.write(plan_takeover(self._image, lost, self.is_unclean))
@@ -246,14 +252,35 @@ class Office:
         async with self._writing:
             self.check_active()
             if self._is_stale:
-                before = self._image
-                # Who lives is decided elsewhere.
-                self._image = (await load_image(self.store)).with_brokers(before.brokers)
-                self._is_stale = False
-                # What was written half way is finished.
-                await self.write(plan_takeover(self._image, (), self.is_unclean, self.stopping()))
-                await self._announce(Delta.between(before, self._image))
+                await self._catch_up()
             yield
+
+    async def _catch_up(self) -> None:
+        """After a write that failed: reads what the store holds, finishes what was written half way."""
+        before = self._image
+        image = await self._read()
+        try:
+            # The store does not tell which replicas cannot be read, and who lives is decided elsewhere.
+            self._image = image.with_brokers(before.brokers).with_offline_of(before)
+            self._is_stale = False
+            await self.write(plan_takeover(self._image, (), self.is_unclean, self.stopping()))
+            await self._announce(Delta.between(before, self._image))
+            await self.finish_deletions()
+        except BaseException:
+            # Not everybody has heard of all that is different.
+            self._image, self._is_stale = before, True
+            raise
+
+    async def _read(self) -> ClusterImage:
+        """What the store holds. Raises NOT_CONTROLLER where another controller has come since.
+
+        Its epoch would be the one under which this broker announced what it read.
+        """
+        image = await load_image(self.store)
+        if image.controller_epoch != self._epoch:
+            self.resign()
+            self.check_active()
+        return image
 
     async def decided(self, once: Callable[[], Awaitable[Result]]) -> Result:
         """What ``once`` returns: it decides and writes, within :meth:`changing`.

@@ -199,7 +199,7 @@ def _moved(
         leader, isr = able[0], able[:1]
     leader = _leader(image, leader, replicas, isr, stopping)
     number, epoch, version = partition.partition, partition.leader_epoch, partition.partition_epoch
-    moved = PartitionImage(number, leader, epoch, replicas, isr, version, adding, removing)
+    moved = PartitionImage(number, leader, epoch, replicas, isr, version, adding, removing, partition.offline)
     done = _completed(image, moved, stopping) if moved.is_moving else None
     return done if done is not None else moved.with_state(leader, isr, is_new_epoch=True)
 
@@ -225,7 +225,7 @@ def _completed(
     if leader == NO_BROKER:
         return None  # The old ones stay, and one of them may be able to lead.
     number, epoch, version = partition.partition, partition.leader_epoch + 1, partition.partition_epoch + 1
-    return PartitionImage(number, leader, epoch, target, isr, version)
+    return PartitionImage(number, leader, epoch, target, isr, version, offline=partition.offline)
 
 
 def _plan(topic: TopicImage, changed: Mapping[int, PartitionImage], controller_epoch: int) -> Plan:

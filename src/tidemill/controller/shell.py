@@ -52,7 +52,7 @@ from tidemill.coordination.port import (
     subtree,
 )
 from tidemill.model.configs import BrokerConfig
-from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
 from tidemill.model.ports import Clock
 
 logger = logging.getLogger(__name__)
@@ -304,19 +304,24 @@ class Controller(Office):
         return [_with_failure(outcome, delta) for outcome in outcomes], delta.others
 
     async def _remove_nodes(self, topics: list[TopicImage]) -> None:
-        """Removes what the store has of topics without replicas; what fails is done at the next start."""
+        """Removes what the store has of topics without replicas; what fails comes before the next change."""
         deleting = dict(self._image.deleting)
         for topic in topics:
-            doomed = await subtree(self.store, TopicNode.path(topic.name))
-            doomed += await subtree(self.store, _config_path(topic.name))
-            operations: list[Operation] = [Delete(path) for path in reversed(doomed)]
-            operations.append(Delete(DeleteTopicNode.path(topic.name)))
-            error = await self.attempt(operations)
+            error: TidemillError | None
+            try:
+                doomed = await subtree(self.store, TopicNode.path(topic.name))
+                doomed += await subtree(self.store, _config_path(topic.name))
+                operations: list[Operation] = [Delete(path) for path in reversed(doomed)]
+                operations.append(Delete(DeleteTopicNode.path(topic.name)))
+                error = await self.attempt(operations)
+            except StoreError as problem:
+                error = problem
+                self._is_stale = True
             if error is None:
                 del deleting[topic.name]
                 self._deleting.pop(topic.name, None)
             else:
-                logger.error("The deletion of %s goes on with the next controller: %s", topic.name, error)
+                logger.error("The deletion of %s goes on with the next change: %s", topic.name, error)
         before = self._image
         self._image = before.with_topics(deleting=deleting)
         await self._announce(Delta(before, self._image))

@@ -261,6 +261,26 @@ class ClusterImage:
             self.cluster_id, self.controller_id, self.controller_epoch, self.brokers, topics, deleting
         )
 
+    def with_offline_of(self, before: ClusterImage) -> ClusterImage:
+        """The same; of topics that ``before`` has as well, with the replicas that cannot be read there."""
+        changed = []
+        for name, known in before.topics.items():
+            topic = self.topics.get(name)
+            if (
+                topic is None
+                or topic.topic_id != known.topic_id
+                or not any(p.offline for p in known.partitions)
+            ):
+                continue
+            offline = {p.partition: p.offline for p in known.partitions if p.offline}
+            changed.append(
+                topic.with_partitions(
+                    p.with_offline(offline[p.partition]) if p.partition in offline else p
+                    for p in topic.partitions
+                )
+            )
+        return self.with_topics(changed) if changed else self
+
     def with_broker_config(self, name: str, config: Mapping[str, str]) -> ClusterImage:
         """The same with other run-time settings of one broker, or of all."""
         configs = {**self.broker_configs, name: config}

@@ -1,0 +1,203 @@
+"""The controller over a store whose answers are lost, and beside controllers that come meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from test_controller_shell import Setting, started
+
+from tidemill.controller.failover import Failover
+from tidemill.controller.topics import NewTopic
+from tidemill.coordination.image import Delta
+from tidemill.coordination.nodes import (
+    CONTROLLER_EPOCH,
+    BrokerNode,
+    BrokerRegistration,
+    ControllerEpochNode,
+    DeleteTopicNode,
+    Endpoint,
+    TopicNode,
+)
+from tidemill.coordination.port import Create, Operation, Result, SetData, StoreUnavailable
+from tidemill.model.errors import ErrorCode, KafkaError
+
+
+def lose_answers(setting: Setting, monkeypatch: pytest.MonkeyPatch, count: int = 1) -> None:
+    """The next ``count`` writes are made, and not answered."""
+    transact = setting.store.transact
+    left = [count]
+
+    async def lost(operations: Sequence[Operation]) -> list[Result]:
+        results = await transact(operations)
+        if left[0] > 0:
+            left[0] -= 1
+            raise StoreUnavailable("the connection broke")
+        return results
+
+    monkeypatch.setattr(setting.store, "transact", lost)
+
+
+def created(deltas: Sequence[Delta]) -> list[str]:
+    return [topic.name for delta in deltas for topic in delta.created]
+
+
+async def create(setting: Setting, name: str) -> KafkaError | None:
+    (outcome,) = await setting.controller.create_topics([NewTopic(name, 1, 1)])
+    return outcome.error
+
+
+async def another_controller(setting: Setting) -> None:
+    """Takes the office as far as writes are fenced."""
+    node = await setting.store.get(CONTROLLER_EPOCH)
+    assert node is not None
+    epoch = ControllerEpochNode.decode(node.data) + 1
+    await setting.store.transact([SetData(CONTROLLER_EPOCH, ControllerEpochNode.encode(epoch))])
+
+
+def test_what_a_lost_answer_left_is_told_though_the_first_to_tell_of_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with started(tmp_path) as setting:
+            lose_answers(setting, monkeypatch)
+            assert await create(setting, "a") is not None
+            publish, broken = setting.publish, [True]
+
+            async def fails_once(delta: Delta) -> None:
+                if broken.pop() if broken else False:
+                    raise StoreUnavailable("it broke again")
+                await publish(delta)
+
+            setting.controller._announce = fails_once
+            with pytest.raises(StoreUnavailable):
+                await create(setting, "b")
+            assert created(setting.deltas) == []
+            assert await create(setting, "b") is None
+            assert created(setting.deltas) == ["a", "b"]
+
+    asyncio.run(story())
+
+
+def test_a_deletion_whose_beginning_was_not_answered_goes_on_with_the_next_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with started(tmp_path) as setting:
+            assert await create(setting, "a") is None
+            lose_answers(setting, monkeypatch)
+            (outcome,) = await setting.controller.delete_topics(["a"])
+            assert outcome.error is not None
+            assert await setting.store.exists(DeleteTopicNode.path("a"))
+            setting.deltas.clear()
+            assert await create(setting, "b") is None
+            assert [topic.name for topic in setting.deltas[0].deleted] == ["a"]
+            assert not await setting.store.exists(TopicNode.path("a"))
+            assert not await setting.store.exists(DeleteTopicNode.path("a"))
+            assert await create(setting, "a") is None
+
+    asyncio.run(story())
+
+
+def test_nodes_that_could_not_be_removed_go_with_the_next_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with started(tmp_path) as setting:
+            assert await create(setting, "a") is None
+            children, broken = setting.store.children, [True]
+
+            async def fails_once(path: str) -> list[str]:
+                if path == TopicNode.path("a") and broken and broken.pop():
+                    raise StoreUnavailable("the connection broke")
+                return await children(path)
+
+            monkeypatch.setattr(setting.store, "children", fails_once)
+            (outcome,) = await setting.controller.delete_topics(["a"])
+            assert outcome.error is None
+            assert await setting.store.exists(TopicNode.path("a"))
+            assert await create(setting, "b") is None
+            assert not await setting.store.exists(TopicNode.path("a"))
+
+    asyncio.run(story())
+
+
+def test_what_is_read_when_another_controller_has_come_is_not_told_under_its_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with started(tmp_path) as setting:
+            lose_answers(setting, monkeypatch)
+            assert await create(setting, "a") is not None
+            await another_controller(setting)
+            with pytest.raises(KafkaError) as raised:
+                await create(setting, "b")
+            assert raised.value.code == ErrorCode.NOT_CONTROLLER
+            assert not setting.controller.is_active
+            assert setting.deltas == []
+
+    asyncio.run(story())
+
+
+def test_an_office_that_another_takes_while_it_is_begun_is_simply_not_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with started(tmp_path) as setting:
+            setting.controller.resign()
+            transact = setting.store.transact
+
+            async def overtaken(operations: Sequence[Operation]) -> list[Result]:
+                results = await transact(operations)
+                monkeypatch.setattr(setting.store, "transact", transact)
+                await another_controller(setting)
+                return results
+
+            monkeypatch.setattr(setting.store, "transact", overtaken)
+            assert not await setting.controller.activate()
+            assert not setting.controller.is_active
+            assert setting.deltas == []
+            assert await setting.controller.activate()
+
+    asyncio.run(story())
+
+
+def test_replicas_that_cannot_be_read_stay_so_when_the_store_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with started(tmp_path) as setting:
+            assert await create(setting, "a") is None
+            controller = setting.controller
+            await Failover(controller).replicas_failed(0, [(controller.image.topics["a"].topic_id, 0)])
+            assert controller.image.topics["a"].partitions[0].leader == -1
+            lose_answers(setting, monkeypatch)
+            assert await create(setting, "b") is not None
+            assert await create(setting, "c") is None
+            (partition,) = controller.image.topics["a"].partitions
+            assert (partition.leader, partition.offline) == (-1, {0})
+
+    asyncio.run(story())
+
+
+def test_who_was_found_dead_in_a_former_office_counts_as_living_in_the_next(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with started(tmp_path) as setting:
+            controller = setting.controller
+            failover = Failover(controller)
+            there = BrokerRegistration(1, (Endpoint("PLAINTEXT", "PLAINTEXT", "localhost", 9093),))
+            await setting.store.transact(
+                [Create(BrokerNode.path(1), BrokerNode.encode(there), ephemeral=True)]
+            )
+            await failover.brokers_changed()
+            failover.found_dead(1, controller.image.brokers[1].epoch)
+            await failover.brokers_changed()
+            assert list(controller.image.brokers) == [0]
+            controller.resign()
+            assert await controller.activate()
+            await failover.brokers_changed()
+            assert list(controller.image.brokers) == [0, 1]
+
+    asyncio.run(story())

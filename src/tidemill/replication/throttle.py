@@ -32,6 +32,8 @@ SAMPLES = 11
 """``replication.quota.window.num``: ten whole ones and the one that is being filled."""
 SAMPLE_S = 1.0
 """``replication.quota.window.size.seconds``"""
+MOMENT_S = 1e-6
+"""Longer than what is lost by rounding."""
 
 
 class RateLimit:
@@ -77,17 +79,25 @@ class RateLimit:
         """How long until the rate is exceeded no more, if nothing is recorded meanwhile; 0 if it is not."""
         if not self.is_exceeded(now):
             return 0.0
+        return max(MOMENT_S, self._enough_at(now) - now)
+
+    def _enough_at(self, now: float) -> float:
+        """When the rate is exceeded no more, if nothing is recorded meanwhile."""
         left, earliest = self._total, now
         for began, size in self._samples:
-            # As long as this sample is the oldest one, all that is left counts over the time since it began.
+            # As long as this sample is the oldest one, all that is left counts over the time since it began,
+            # the first second of which counts as a whole one.
             ends = began + self._samples_max * self._sample_s
+            if left <= self.bytes_per_second * self._sample_s:
+                return earliest
             if self.bytes_per_second > 0:
                 enough = max(earliest, began + left / self.bytes_per_second)
-                if enough <= ends:
-                    return enough - now
+                # At its end this sample is forgotten, and the same moment may exceed the rate anew.
+                if enough < ends - MOMENT_S:
+                    return enough
             left -= size
             earliest = max(earliest, ends)
-        return earliest - now
+        return earliest
 
     def _forget(self, now: float) -> None:
         kept_s = self._samples_max * self._sample_s

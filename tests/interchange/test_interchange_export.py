@@ -219,6 +219,20 @@ def test_a_copy_that_finds_no_room_is_told(
     assert (data / STORE).exists()
 
 
+def test_a_copy_that_is_interrupted_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    data, new = imported(tmp_path), tmp_path / "new"
+    monkeypatch.setattr(os, "sendfile", interrupted)
+    said = failed(capsys, 130, data, "--to", new, "--script", tmp_path / "nodes.txt")
+    assert f"the copy to {new} was not finished: remove it before the next try" in said
+    assert not (tmp_path / "nodes.txt").exists()
+    assert (data / STORE).exists()
+
+
 def test_what_is_missing_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, nodes = imported(tmp_path), tmp_path / "nodes.json"
     assert "--to NEW for a copy, or --in-place" in failed(capsys, 2, data, "--nodes", nodes)

@@ -130,6 +130,12 @@ def _carry_out(
                     f"the copy to {target} was not finished ({problem.strerror}): remove it before the "
                     "next try"
                 ) from None
+            except KeyboardInterrupt:
+                click.echo(
+                    f"tidemill: the copy to {target} was not finished: remove it before the next try",
+                    err=True,
+                )
+                raise
     if script:
         with open(script, "w", encoding="utf-8") as file:
             file.write(exporting.shell_script(made))

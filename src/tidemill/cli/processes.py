@@ -104,7 +104,15 @@ def _started(pid: int) -> str | None:
             return None
         return "" if _is_there(pid) else None
     fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else fields[START_TIME]
+    # It is shown as ended when its first thread has; its ports are free when the others have, too.
+    return None if fields[0] in "ZX" and _threads(pid) <= 1 else fields[START_TIME]
+
+
+def _threads(pid: int) -> int:
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return 0
 
 
 def _is_there(pid: int) -> bool:

@@ -218,6 +218,17 @@ def test_little_is_kept_and_not_for_long(conversions: Conversions) -> None:
     assert conversions.take_kept(3 * KEPT_MAX - 2) is None
 
 
+def test_what_is_kept_stays_while_processes_are_at_work(conversions: Conversions) -> None:
+    process = conversions._take()
+    conversions.keep(1, "one")
+    conversions.reap(-1.0)
+    assert conversions.take_kept(1) == "one"
+    conversions.keep(1, "one")
+    conversions._put_back(process)
+    conversions.reap(-1.0)
+    assert conversions.take_kept(1) is None
+
+
 def test_whole_entries_end_before_one_that_is_cut() -> None:
     log = b"".join(batches(1, 3, NONE))
     data = down(log, 0, len(log), MAGIC, 0, 1 << 20).data

@@ -216,7 +216,8 @@ class Conversions:
         """Ends processes that had nothing to do for ``idle_s``; if those are all, nothing is kept."""
         with self._lock:
             before = time.monotonic() - idle_s
-            if all(one.idle_since <= before for one in self._idle):
+            at_work = len(self._all) > len(self._idle)
+            if not at_work and all(one.idle_since <= before for one in self._idle):
                 self._kept.clear()
             ended = [one for one in self._idle if one.idle_since <= before]
             self._idle = [one for one in self._idle if one.idle_since > before]

@@ -18,11 +18,10 @@ SLOW_BYTES_PER_S = 20_000
 class Target:
     """A stage, and the random choices of what is done to it."""
 
-    def __init__(self, stage: Stage, random: Random, topic: str, partitions: int) -> None:
+    def __init__(self, stage: Stage, random: Random, topic: str) -> None:
         self.stage = stage
         self.random = random
         self.topic = topic
-        self.partitions = partitions
 
     def leader(self) -> int:
         """The leader of some partition, or any broker when that is not known."""

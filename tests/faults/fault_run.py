@@ -29,6 +29,8 @@ from fault_stage import BROKERS, Stage, stage
 
 TOPIC = "faults"
 PARTITIONS = 4
+PAUSE_S = 0.0125
+"""Of each writer, by partition: the number of messages does not grow with the partitions."""
 SETTLE_S = 90.0
 OFFSETS = "__consumer_offsets"
 
@@ -55,11 +57,14 @@ class Verdict(NamedTuple):
 class Run:
     """One cluster, its clients, and the faults that are done to them."""
 
-    def __init__(self, place: Stage, base: Path, random: Random, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, place: Stage, base: Path, random: Random, partitions: int, say: Callable[[str], None]
+    ) -> None:
         self.stage = place
         self.base = base
-        self.target = Target(place, random, TOPIC, PARTITIONS)
-        self.history = History(base / "history.jsonl", PARTITIONS)
+        self.partitions = partitions
+        self.target = Target(place, random, TOPIC)
+        self.history = History(base / "history.jsonl", partitions)
         self.done: list[Done] = []
         self.wrong: list[str] = []
         self._say = say
@@ -67,8 +72,9 @@ class Run:
     def begin(self) -> None:
         """Makes the topic, and lets the clients start."""
         with self.stage.admin() as admin:
-            admin.create_topic(TOPIC, PARTITIONS, BROKERS)
-        self.load = Load(self.history, TOPIC, PARTITIONS, self.stage.bootstrap)
+            admin.create_topic(TOPIC, self.partitions, BROKERS)
+        pause_s = PAUSE_S * self.partitions
+        self.load = Load(self.history, TOPIC, self.partitions, self.stage.bootstrap, pause_s)
         self.load.start()
         self._settle("the start")
 
@@ -112,7 +118,7 @@ class Run:
         """Ends the clients, reads everything, and checks it."""
         if not self.wrong:
             self.load.end_writers()
-            ends = read_all(self.stage.bootstrap, TOPIC, PARTITIONS, self.history)
+            ends = read_all(self.stage.bootstrap, TOPIC, self.partitions, self.history)
             self.load.end_readers(ends)
             self.wrong += self.load.failures()
         self.history.close()
@@ -122,7 +128,7 @@ class Run:
         self.wrong += self.stage.complaints()
         counts: dict[str, int] = {}
         if not self.wrong:
-            self.wrong += differing_replicas(self.stage)
+            self.wrong += differing_replicas(self.stage, self.partitions)
             found, counted = check(read(self.history.path), self.load.idempotent, self.load.known_readers)
             self.wrong += [f"{one.kind}: {one.text}" for one in found]
             counts = dict(counted)
@@ -133,10 +139,10 @@ class Run:
         return Verdict(self.done, self.wrong, counts)
 
 
-def differing_replicas(place: Stage) -> list[str]:
+def differing_replicas(place: Stage, partitions: int) -> list[str]:
     """Partitions whose replicas do not hold the same bytes; all brokers have stopped in order."""
     wrong = []
-    for partition in range(PARTITIONS):
+    for partition in range(partitions):
         held = {}
         for number, broker in place.brokers.items():
             segments = sorted(Path(broker.data_dir, f"{TOPIC}-{partition}").glob("*.log"))
@@ -148,7 +154,12 @@ def differing_replicas(place: Stage) -> list[str]:
 
 
 def do_faults(
-    base: Path, seed: int, faults: int, kinds: Sequence[str], say: Callable[[str], None]
+    base: Path,
+    seed: int,
+    faults: int,
+    kinds: Sequence[str],
+    say: Callable[[str], None],
+    partitions: int = PARTITIONS,
 ) -> Verdict:
     """A whole run: ``faults`` of these kinds (all that are possible, when there are none) from ``seed``."""
     random = Random(seed)
@@ -159,7 +170,7 @@ def do_faults(
     if not kinds or TOGETHER in kinds:
         chosen[TOGETHER] = lambda target: together(target, known)
     with stage(base, isolated=True) as place:
-        run = Run(place, base, random, say)
+        run = Run(place, base, random, partitions, say)
         names: list[str] = []
         try:
             run.begin()
@@ -204,12 +215,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--kinds", default="", help="names of faults, with commas between them")
+    parser.add_argument("--partitions", type=int, default=PARTITIONS)
     parser.add_argument("--keep", action="store_true", help="keep the files in any case")
     chosen = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="tidemill-faults-"))
     print(f"seed {chosen.seed}, {chosen.faults} faults, files in {base}", flush=True)
     kinds = [name for name in chosen.kinds.split(",") if name]
-    verdict = do_faults(base, chosen.seed, chosen.faults, kinds, lambda text: print(text, flush=True))
+    verdict = do_faults(
+        base,
+        chosen.seed,
+        chosen.faults,
+        kinds,
+        lambda text: print(text, flush=True),
+        chosen.partitions,
+    )
     print(report(verdict))
     if verdict.wrong or chosen.keep:
         print(f"the files are in {base}; again with --seed {chosen.seed}")

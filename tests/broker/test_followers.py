@@ -320,3 +320,13 @@ def test_a_follower_that_had_to_cut_its_log_learns_what_is_committed(bench: Benc
     # Nothing is written any more: what is committed is all the news that there is.
     follower.round()
     assert mine.high_watermark == 1
+
+
+def test_who_has_stepped_down_is_not_read_from(bench: Bench) -> None:
+    partition = bench.partition()
+    partition.become(NODE, 3, (NODE, FOLLOWER), (NODE, FOLLOWER), 0, 0)
+    partition.append([built(b"a")], 1, 0)
+    partition.become(-1, 3, (NODE, FOLLOWER), (NODE, FOLLOWER), 0, 0)
+    reader = bench.client()
+    part = parts_of(reader.ask(FETCH, 12, fetch_request(12, {("t", 0): 0})))["t", 0]
+    assert part.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER

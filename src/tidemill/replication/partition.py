@@ -197,6 +197,9 @@ class Partition(Awaited):
             raise KafkaError(self.failed, ErrorCode.KAFKA_STORAGE_ERROR)
         if self.deleted:
             raise KafkaError(f"{self.topic}-{self.index} was deleted", ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if self.leader < 0:
+            # It may have led until now, and consumers were told more than it knows to be committed.
+            raise KafkaError(f"{self.topic}-{self.index} has no leader", ErrorCode.NOT_LEADER_OR_FOLLOWER)
         self._check_epoch(current_epoch)
 
     def check_leader(self, current_epoch: i64) -> None:

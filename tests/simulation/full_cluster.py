@@ -5,13 +5,13 @@ Replaced are only its sockets, its files, its clock, and the coordination store.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from random import Random
 from typing import Any, cast
 from unittest import mock
 
-from simulated_clients import PORT, Client, Refused
+from simulated_admins import Admin, Restless
+from simulated_clients import PORT, Client
 from simulated_groups import OFFSETS, Committer
 from simulated_loop import PROCESS, Process
 from simulated_network import WORLD, Listening
@@ -22,14 +22,10 @@ from simulation import TOPIC, Node, Simulation
 from tidemill.controller import office
 from tidemill.coordination.nodes import PartitionStateNode
 from tidemill.model.configs import BrokerConfig
-from tidemill.model.errors import ErrorCode
-from tidemill.net.link import LinkError
 from tidemill.replication.manager import ReplicaManager
 from tidemill.server import app
 from tidemill.server.app import BrokerServer
 from tidemill.server.listeners import Acceptor
-from tidemill.wire.apis import ApiKey
-from tidemill.wire.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 
 SETTINGS = {
     "zookeeper.connect": "store:2181",
@@ -49,7 +45,6 @@ SETTINGS = {
 }
 STOP_S_MAX = 8.0
 """Whoever stops in order for longer is killed."""
-CREATE_VERSION = 5
 
 
 class InOrder(dict[Any, None]):
@@ -96,38 +91,6 @@ class Whole:
         await self.server.start()
 
 
-class Admin(Client):
-    """Makes the topic."""
-
-    async def make(self, partitions: int, min_isr: int) -> None:
-        """Returns once its partitions have leaders."""
-        while True:
-            try:
-                await self._create(partitions, min_isr)
-                for partition in range(partitions):
-                    await self.leader(partition)
-            except (LinkError, Refused) as problem:
-                self.story.add(f"{type(problem).__name__}: {problem}")
-                await asyncio.sleep(0.2)
-            else:
-                return
-
-    async def _create(self, partitions: int, min_isr: int) -> None:
-        topic = CreatableTopic(
-            name=self.topic,
-            num_partitions=partitions,
-            replication_factor=3,
-            assignments=[],
-            configs=[CreatableTopicConfig(name="min.insync.replicas", value=str(min_isr))],
-        )
-        request = CreateTopicsRequest(topics=[topic], timeout_ms=1000)
-        address = self.random.choice(self._bootstrap)
-        answer = await self.ask(address, ApiKey.CREATE_TOPICS, CREATE_VERSION, request)
-        code = answer.topics[0].error_code
-        if code not in (0, ErrorCode.TOPIC_ALREADY_EXISTS):
-            raise Refused(code)
-
-
 class FullCluster(Simulation):
     """Three whole brokers, a store, and a group that commits its positions."""
 
@@ -148,6 +111,19 @@ class FullCluster(Simulation):
                 partition=0,
             )
             for number in range(self.random.choice((0, 1, 2)))
+        ]
+
+        self.admins = [
+            Restless(
+                "restless",
+                [node.name for node in self.nodes],
+                TOPIC,
+                self.testimony,
+                self.random,
+                partitions=self.partition_count,
+                brokers=[node.node_id for node in self.nodes],
+            )
+            for _ in range(self.random.choice((0, 0, 1)))
         ]
 
     def make_server(self, node: Node) -> Whole:
@@ -200,7 +176,7 @@ class FullCluster(Simulation):
         await admin.make(self.partition_count, self.min_isr)
 
     def more_clients(self) -> list[Client]:
-        return list(self.committers)
+        return [*self.committers, *self.admins]
 
     def places(self) -> list[Place]:
         return [*super().places(), *([(OFFSETS, 0)] if self.committers else [])]

@@ -101,6 +101,10 @@ class Client:
         link = await self.link(address)
         return await link.ask(key, version, request, PATIENCE_S)
 
+    async def ask_any(self, key: int, version: int, request: Any) -> Any:
+        """Asks some broker, which passes on what is not for it."""
+        return await self.ask(self.random.choice(self._bootstrap), key, version, request)
+
     async def leader(self, partition: int) -> str:
         """The address of a partition's leader. Raises Refused when there is none."""
         known = self._leaders.get(partition)

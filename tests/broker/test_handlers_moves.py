@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_handlers_topics import SmallBroker, broker_in, run
+from test_handlers_topics import INSIDE, SmallBroker, broker_in, run
 
 from tidemill.controller.failover import Failover, WantedIsr
 from tidemill.controller.isr import IsrChange
@@ -429,6 +429,19 @@ def test_leaders_return_by_themselves(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 # Shutdowns
+
+
+def test_only_brokers_can_say_that_one_is_about_to_stop(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with brokers_in(tmp_path) as brokers:
+            await brokers.have([1, 7])
+            request = ControlledShutdownRequest(broker_id=1, broker_epoch=-1)
+            response = await brokers.asked.ask(request, 3, INSIDE)
+            assert response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+            assert brokers.partition(0).leader == 1
+            assert not brokers.controller.stopping()
+
+    run(story())
 
 
 @pytest.mark.parametrize("version", range(4))

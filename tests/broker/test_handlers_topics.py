@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tidemill.broker.carrying_out import CarryingOut
 from tidemill.broker.context import Listener, Peer, RequestContext
 from tidemill.broker.metadata import Delta, MetadataCache, effective_config
 from tidemill.controller.shell import Controller
@@ -65,9 +66,14 @@ class SmallBroker:
         self.controller = Controller(
             store, self.node_id, lambda: self.config, self.metadata.publish, self.clock, Random(1)
         )
+        this: Any = self
+        self.commands = CarryingOut(this, self.removed, OUTSIDE.listener)
         self.made: list[str] = []
         self.fail_with: KafkaError | None = None
         self.metadata.on_change(self.apply)
+
+    async def removed(self) -> None:
+        """There are no logs."""
 
     async def apply(self, delta: Delta) -> None:
         """What the real broker does about its configuration, and a log of what it would do about topics."""

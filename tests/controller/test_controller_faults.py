@@ -11,9 +11,13 @@ from test_controller_shell import Setting, started
 
 from tidemill.controller.failover import Failover
 from tidemill.controller.topics import NewTopic
+from tidemill.controller.watching import Watching
+from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.image import Delta
 from tidemill.coordination.nodes import (
     CONTROLLER_EPOCH,
+    DELETE_TOPICS,
+    TOPICS,
     BrokerNode,
     BrokerRegistration,
     ControllerEpochNode,
@@ -199,5 +203,31 @@ def test_who_was_found_dead_in_a_former_office_counts_as_living_in_the_next(tmp_
             assert await controller.activate()
             await failover.brokers_changed()
             assert list(controller.image.brokers) == [0, 1]
+
+    asyncio.run(story())
+
+
+def test_a_node_that_cannot_be_read_is_looked_at_again_only_when_it_changes(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with started(tmp_path) as setting:
+            looks: list[str] = []
+            looked = asyncio.Event()
+
+            async def odd() -> None:
+                looks.append(TOPICS)
+                raise NodeFormatError(TOPICS, b"{", "it is odd")
+
+            async def after() -> None:
+                looks.append(DELETE_TOPICS)
+                looked.set()
+
+            watching = Watching(setting.store, {TOPICS: odd, DELETE_TOPICS: after})
+            watching.start()
+            await asyncio.wait_for(looked.wait(), 10)
+            looked.clear()
+            await setting.store.transact([Create(DeleteTopicNode.path("a"))])
+            await asyncio.wait_for(looked.wait(), 10)
+            assert looks == [TOPICS, DELETE_TOPICS, DELETE_TOPICS]
+            await watching.stopped()
 
     asyncio.run(story())

@@ -95,3 +95,20 @@ def test_a_store_that_is_away_again_is_asked_until_it_answers(monkeypatch: pytes
         await one.leave()
 
     asyncio.run(run())
+
+
+def test_an_office_that_others_doubt_is_contested_anew_where_nobody_else_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tidemill.server.membership.RETRY_S", 0.0)
+
+    async def run() -> None:
+        cluster = Cluster()
+        one = await joined(cluster)
+        cluster.is_active = True
+        one.office_doubted()
+        assert not cluster.is_active
+        await asyncio.wait_for(cluster.activated.wait(), 10)
+        await one.leave()
+
+    asyncio.run(run())

@@ -6,13 +6,17 @@ numbers, or was without a session for a while, reads everything again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from tidemill.broker.broker import Broker
 from tidemill.controller.watching import Watching
+from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.loading import load_settings
 from tidemill.coordination.nodes import CONFIG_CHANGES, ConfigChangeNode
-from tidemill.coordination.port import Delete, NoNode
+from tidemill.coordination.port import Delete, Node, NoNode
+
+log = logging.getLogger("tidemill.broker")
 
 KINDS = ("topics", "brokers")
 NOTES_KEPT = 100
@@ -51,15 +55,25 @@ class SettingsWatch:
         else:
             paths = [f"{CONFIG_CHANGES}/{notes[number]}" for number in sorted(notes) if number > self._seen]
             nodes = await store.get_many(paths)
-            entities = dict.fromkeys(
-                _entity(ConfigChangeNode.decode(node.data)) for node in nodes if node is not None
-            )
-        known = [entity for entity in entities if entity[0] in KINDS]
-        settings = await load_settings(store, known)
-        await self._take(settings)
+            entities = dict.fromkeys(_told_of(node) for node in nodes if node is not None)
+        await self._take(await self._load([entity for entity in entities if entity[0] in KINDS]))
         self._seen = last
         if self._broker.controller.is_active and len(notes) > NOTES_KEPT:
             await self._remove([notes[number] for number in sorted(notes)[:-NOTES_KEPT]])
+
+    async def _load(self, entities: list[Entity]) -> dict[Entity, dict[str, str]]:
+        """Their settings. What makes no sense is told of, and keeps no other from taking effect."""
+        store = self._broker.store
+        try:
+            return await load_settings(store, entities)
+        except NodeFormatError:
+            settings: dict[Entity, dict[str, str]] = {}
+            for entity in entities:
+                try:
+                    settings |= await load_settings(store, [entity])
+                except NodeFormatError as problem:
+                    log.error("settings stay as they were: %s", problem)
+            return settings
 
     def _all_entities(self) -> dict[Entity, None]:
         image = self._broker.metadata.image
@@ -86,6 +100,12 @@ def _number(name: str) -> int:
     return int(digits) if digits.isdigit() else -1
 
 
-def _entity(path: str) -> Entity:
-    kind, _, name = path.partition("/")
-    return kind, name
+def _told_of(note: Node) -> Entity:
+    """What a note says has changed; nothing of any kind where it makes no sense."""
+    try:
+        kind, _, name = ConfigChangeNode.decode(note.data).partition("/")
+    except NodeFormatError as problem:
+        log.error("%s", problem)
+        return "", ""
+    # Of users and clients names have more parts; no topic's or broker's has.
+    return (kind, name) if name and "/" not in name else ("", "")

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
+from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.port import Event, Store, StoreError, StoreUnavailable, Watch
 from tidemill.model.errors import ErrorCode, KafkaError
 
@@ -91,6 +92,9 @@ class Watching:
             await self._actions[path]()
         except StoreUnavailable:
             return False
+        except NodeFormatError as problem:
+            # It reads no better the next time, unless somebody corrects it.
+            logger.error("what changed at %s could not be carried out: %s", path, problem)
         except StoreError as problem:
             # Somebody else wrote at the same time: what is there now is read again.
             logger.info("what changed at %s is looked at once more: %s", path, problem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.image import (
     NO_BROKER,
     BrokerImage,
@@ -27,7 +28,7 @@ from tidemill.coordination.nodes import (
     TopicAssignment,
     TopicNode,
 )
-from tidemill.coordination.port import Node, NoNode, Store, StoreError
+from tidemill.coordination.port import Node, NoNode, Store
 from tidemill.model.types import ZERO_ID
 
 
@@ -113,10 +114,11 @@ async def load_topics(store: Store, names: list[str]) -> dict[str, TopicImage]:
 def _partition(topic: str, number: int, assignment: TopicAssignment, node: Node | None) -> PartitionImage:
     replicas = assignment.replicas.get(number)
     if replicas is None:
-        known = sorted(assignment.replicas)
-        raise StoreError(
-            f"{TopicNode.path(topic)} has no partition {number} although it has {known[-1]}: partitions are "
-            "numbered without gaps. Correct the node."
+        raise NodeFormatError(
+            TopicNode.path(topic),
+            TopicNode.encode(assignment),
+            f"it has no partition {number} although it has {max(assignment.replicas)}, and partitions are "
+            "numbered without gaps",
         )
     adding, removing = assignment.adding.get(number), assignment.removing.get(number)
     if node is None:

@@ -19,6 +19,7 @@ from tidemill.broker.settings_watch import SettingsWatch
 from tidemill.broker.throttling import Throttling
 from tidemill.controller.administering import Administering
 from tidemill.controller.watching import Watching
+from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.image import Delta
 from tidemill.coordination.nodes import (
     BROKER_IDS,
@@ -89,6 +90,7 @@ class Cluster(Seat, Hears):
         """Has the partitions follow leaders, and ask for in-sync sets; to be called once they are loaded."""
         broker = self._broker
         config = broker.config
+        broker.throttling = Throttling(broker)
         self._following = Following(
             broker.node_id,
             self.commands.broker_epoch,
@@ -96,7 +98,7 @@ class Cluster(Seat, Hears):
             self._links.open,
             broker.clock,
             self._storage_failed,
-            Throttling(broker).follower,
+            broker.throttling.follower,
         )
         self._silence = Silence(broker)
         broker.partitions.following = self._following
@@ -239,17 +241,33 @@ class Cluster(Seat, Hears):
         self.begin(self._relieve(broker_id, partitions))
 
     async def _relieve(self, broker_id: int, partitions: Sequence[tuple[bytes, int]]) -> None:
-        try:
-            await self._broker.failover.replicas_failed(broker_id, partitions)
-        except (KafkaError, StoreError) as problem:
-            log.error("partitions that broker %d cannot serve stay with it: %s", broker_id, problem)
+        while True:
+            try:
+                await self._broker.failover.replicas_failed(broker_id, partitions)
+            except StoreError as problem:
+                log.error(
+                    "partitions that broker %d cannot serve stay with it for now: %s", broker_id, problem
+                )
+                await asyncio.sleep(TELL_AGAIN_S)
+            except KafkaError as problem:
+                # Another controller asks brokers for it when it begins.
+                log.info("partitions that broker %d cannot serve are left to others: %s", broker_id, problem)
+                return
+            else:
+                return
 
     async def _directories_failed(self) -> None:
         """Finds out which replicas brokers have lost that told of a failed data directory."""
         store = self._broker.store
         paths = [f"{LOG_DIR_EVENTS}/{name}" for name in await store.children(LOG_DIR_EVENTS)]
         nodes = await store.get_many(paths)
-        for broker_id in {LogDirEventNode.decode(node.data) for node in nodes if node is not None}:
+        told = set()
+        for node in nodes:
+            try:
+                told |= {LogDirEventNode.decode(node.data)} if node is not None else set()
+            except NodeFormatError as problem:
+                log.error("%s It goes with the others.", problem)
+        for broker_id in told:
             if broker_id == self._broker.node_id:
                 await self._broker.failover.replicas_failed(broker_id, self._own_failed())
             else:
@@ -260,7 +278,7 @@ class Cluster(Seat, Hears):
 
     def office_lost(self, controller_epoch: int) -> None:
         """A later controller is at work."""
-        self._broker.controller.resign()
+        self.membership.office_doubted()
 
 
 def fetch_limits(config: BrokerConfig) -> FetchLimits:

@@ -106,6 +106,18 @@ class Membership:
         self._dead_controller = broker_id
         self._look.set()
 
+    def office_doubted(self) -> None:
+        """A broker knows a later controller than this one. Who it is, the store tells.
+
+        Should there be none (the store was put back to a former state, say), the next epoch is a later one.
+        """
+        self._controller.resign()
+        self._begin(self._look_later())
+
+    async def _look_later(self) -> None:
+        await asyncio.sleep(RETRY_S)
+        self._look.set()
+
     async def _contest(self) -> None:
         """Takes the office if it is free, and finds out who has it."""
         while True:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tidemill.broker.context import RequestContext
 from tidemill.broker.handlers.common import store_error
 from tidemill.coordination.port import StoreError
-from tidemill.model.errors import KafkaError
+from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.wire.messages.controlled_shutdown import (
     ControlledShutdownRequest,
     ControlledShutdownResponse,
@@ -22,6 +22,10 @@ async def handle(
     broker: Broker, context: RequestContext, request: ControlledShutdownRequest
 ) -> ControlledShutdownResponse:
     """What the broker still leads, so that it can ask again."""
+    if not broker.commands.are_open_to(context):
+        return ControlledShutdownResponse(
+            error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, remaining_partitions=[]
+        )
     try:
         remaining = await broker.controller.leading.shut_down(request.broker_id, request.broker_epoch)
     except (KafkaError, StoreError) as problem:

@@ -1,0 +1,95 @@
+"""Settings that others wrote, beside notes and nodes that make no sense."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidemill.broker.settings_watch import SettingsWatch
+from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.image import ClusterImage, TopicImage
+from tidemill.coordination.nodes import PERSISTENT_PATHS, ConfigChangeNode, ConfigNode
+from tidemill.coordination.port import Create, ensure_paths
+
+ROOM_S = 10.0
+
+
+class Taken:
+    """What the broker was told of settings, and when."""
+
+    def __init__(self) -> None:
+        self.settings: dict[tuple[str, str], Mapping[str, str]] = {}
+        self.changed = asyncio.Event()
+
+    async def take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
+        self.settings |= settings
+        self.changed.set()
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        b"{",
+        b"[]",
+        b'{"version":2}',
+        b'{"version":2,"entity_path":"topics/"}',
+        b'{"entity_path":"topics/a/b"}',
+    ],
+)
+def test_a_note_that_makes_no_sense_keeps_no_other_from_being_read(tmp_path: Path, note: bytes) -> None:
+    told = follow(
+        tmp_path,
+        Create(ConfigChangeNode.prefix, note, sequential=True),
+        Create(ConfigNode.path("topics", "t"), ConfigNode.encode({"retention.ms": "9"})),
+        Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", "t"), sequential=True),
+    )
+    assert told == {("topics", "t"): {"retention.ms": "9"}}
+
+
+def test_settings_that_make_no_sense_keep_no_others_from_taking_effect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = follow(
+        tmp_path,
+        Create(ConfigNode.path("topics", "odd"), b"{"),
+        Create(ConfigNode.path("topics", "t"), ConfigNode.encode({"retention.ms": "9"})),
+        Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", "odd"), sequential=True),
+        Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", "t"), sequential=True),
+    )
+    assert told == {("topics", "t"): {"retention.ms": "9"}}
+    assert any("/config/topics/odd holds '{'" in record.getMessage() for record in caplog.records)
+
+
+def follow(directory: Path, *written: Create) -> dict[tuple[str, str], Mapping[str, str]]:
+    """What a broker that watches hears of what is written, all at once, after it began."""
+
+    async def story() -> dict[tuple[str, str], Mapping[str, str]]:
+        store = EmbeddedStore.open(str(directory / "coordination.db"))
+        await ensure_paths(store, PERSISTENT_PATHS)
+        taken = Taken()
+        broker: Any = SimpleNamespace(
+            store=store,
+            node_id=1,
+            metadata=SimpleNamespace(image=ClusterImage(topics={"t": TopicImage("t", b"t" * 16, (), {})})),
+            controller=SimpleNamespace(is_active=False),
+            commands=taken,
+        )
+        watch = SettingsWatch(broker)
+        watch.start()
+        try:
+            await asyncio.wait_for(taken.changed.wait(), ROOM_S)
+            taken.settings.clear()
+            taken.changed.clear()
+            await store.transact(list(written))
+            await asyncio.wait_for(taken.changed.wait(), ROOM_S)
+            return taken.settings
+        finally:
+            await watch.stop()
+            await store.close()
+
+    return asyncio.run(story())

@@ -14,7 +14,7 @@ import pytest
 from tidemill.cli import throttles
 from tidemill.cli.local import LocalCluster
 from tidemill.cli.main import run
-from tidemill.cli.moves import document, read_partitions, read_plan, read_topics, text
+from tidemill.cli.moves import document, read_partitions, read_placed, read_plan, read_topics, text
 from tidemill.client import Admin, Producer
 from tidemill.model.types import TopicPartition
 
@@ -121,6 +121,21 @@ def test_a_plan_is_generated_executed_and_verified(local: LocalCluster, call: Ca
     assert replicas(local, "planned") == {0: [1, 2], 1: [2, 1]}
     assert "99" in call("reassign", "generate", "-t", "planned", "--brokers", "99", code=1)
     call("reassign", "generate", code=2)
+
+
+def test_a_plan_names_directories(local: LocalCluster, call: Call) -> None:
+    make(local, "placed", {0: [1]})
+    with Admin(local.bootstrap) as admin:
+        directory = admin.describe_log_dirs([2])[2][0].path
+    entry = {"topic": "placed", "partition": 0, "replicas": [2, 1], "log_dirs": [directory, "any"]}
+    Path("plan.json").write_text(json.dumps({"version": 1, "partitions": [entry]}))
+    call("reassign", "execute", "plan.json", "--wait")
+    call("reassign", "verify", "plan.json")
+    Path("plan.json").write_text(
+        json.dumps({"version": 1, "partitions": [{**entry, "log_dirs": ["/none", "any"]}]})
+    )
+    assert "LOG_DIR_NOT_FOUND" in call("reassign", "execute", "plan.json", "--wait", code=1)
+    assert "not as planned" in call("reassign", "verify", "plan.json", code=1)
 
 
 def test_a_throttled_move_is_listed_refuses_another_and_is_cancelled(local: LocalCluster, call: Call) -> None:
@@ -244,7 +259,10 @@ def test_what_is_wrong_in_a_plan_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     for number in (-1, "0", None, True, 2**31):
         assert '"partition" must be' in refused(plan({**whole, "partition": number}), read_plan)
     assert '"topic" must be' in refused(plan({**whole, "topic": ""}), read_plan)
-    assert "AlterReplicaLogDirs" in refused(plan({**whole, "log_dirs": ["any", "/disk"]}), read_plan)
+    for directories in (["any", "disk"], ["any"], "any", ["any", None]):
+        assert '"log_dirs"' in refused(plan({**whole, "log_dirs": directories}), read_plan)
+    Path("given").write_text(plan({**whole, "log_dirs": ["any", "/disk"]}))
+    assert read_placed("given") == (plans, {2: {TopicPartition("t", 0): "/disk"}})
     assert "names no" not in refused('{"topics": [{}]}', read_topics)
     Path("given").write_text('{"topics": [{"topic": "a"}, {"topic": "b"}], "version": 1}')
     assert read_topics("given") == ["a", "b"]

@@ -25,7 +25,7 @@ def test_what_moves_and_what_cannot_is_told_for_each_partition(admin: Admin, new
     first, second, none = (TopicPartition(topic, number) for number in (0, 1, 7))
     outcomes = admin.alter_reassignments({first: [own], second: [own, own + 1000], none: [own]})
     assert outcomes[first] is None
-    assert codes(outcomes)[1:] == [
+    assert codes({item: outcomes[item] for item in (second, none)}) == [
         ErrorCode.INVALID_REPLICA_ASSIGNMENT,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ]
@@ -33,6 +33,14 @@ def test_what_moves_and_what_cannot_is_told_for_each_partition(admin: Admin, new
     assert codes(admin.alter_reassignments({first: None})) == [ErrorCode.NO_REASSIGNMENT_IN_PROGRESS]
     assert admin.list_reassignments() == {}
     assert admin.list_reassignments([first, none]) == {}
+
+
+def test_replicas_are_placed_in_directories_of_their_broker(admin: Admin, new_topic: NewTopic) -> None:
+    item = TopicPartition(new_topic(1), 0)
+    (own,) = admin.describe_topic(item.topic).partitions[0].replicas
+    (directory,) = admin.describe_log_dirs([own])[own]
+    assert admin.alter_replica_log_dirs(own, {item: directory.path}) == {item: None}
+    assert codes(admin.alter_replica_log_dirs(own, {item: "/nowhere"})) == [ErrorCode.LOG_DIR_NOT_FOUND]
 
 
 def test_leaders_that_are_right_are_not_elected(admin: Admin, new_topic: NewTopic) -> None:

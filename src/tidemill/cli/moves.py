@@ -3,7 +3,8 @@
     {"version": 1, "partitions": [
         {"topic": "orders", "partition": 0, "replicas": [1, 2], "log_dirs": ["any", "any"]}]}
 
-``log_dirs`` may be left out. What :mod:`tidemill.cli.moving` does with a plan comes there.
+``log_dirs`` may be left out, or name a directory for each replica. What is done with a plan:
+:mod:`tidemill.cli.moving`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,17 @@ if TYPE_CHECKING:
 Plan = dict[TopicPartition, list[int]]
 """The brokers that partitions are to have, the preferred leader first."""
 
+Places = dict[int, dict[TopicPartition, str]]
+"""The directories in which brokers are to have replicas."""
+
 Sizes = Mapping[TopicPartition, Mapping[int, int]]
 """Bytes of each partition on the brokers that have it."""
 
 SIZES_S = 3.0
 """How long a broker may take to say what it holds; the figures do without it then."""
+
+ANY = "any"
+"""Whichever directory the broker chooses."""
 
 PLAN_BYTES_MAX = 100_000_000
 SHOWN_MAX = 20
@@ -86,7 +93,7 @@ def document(plan: Plan) -> dict[str, Any]:
             "topic": topic,
             "partition": number,
             "replicas": list(replicas),
-            "log_dirs": ["any"] * len(replicas),
+            "log_dirs": [ANY] * len(replicas),
         }
         for (topic, number), replicas in sorted(plan.items())
     ]
@@ -110,8 +117,14 @@ def read_document(path: str) -> Any:
 
 def read_plan(path: str) -> Plan:
     """The plan in a file, or on standard input for ``-``."""
+    return read_placed(path)[0]
+
+
+def read_placed(path: str) -> tuple[Plan, Places]:
+    """The same, with the directories that it names."""
     where = "standard input" if path == "-" else path
     plan: Plan = {}
+    places: Places = {}
     for place, entry in enumerate(_entries(read_document(path), where, "partitions")):
         what = f"{where}: partitions[{place}]"
         item = partition_of(entry, what)
@@ -122,16 +135,25 @@ def read_plan(path: str) -> Plan:
             raise click.ClickException(f"{what}: {_listed(replicas)} names a broker twice")
         if item in plan:
             raise click.ClickException(f"{what}: {item} comes twice: leave one of them out")
-        directories = entry.get("log_dirs", [])
-        if any(one != "any" for one in directories):
-            raise click.ClickException(
-                f"{what}: \"log_dirs\" names a directory; 'any' is what can be asked for here, and "
-                "AlterReplicaLogDirs moves a replica between the directories of its broker"
-            )
+        for broker, directory in zip(replicas, _directories(entry, len(replicas), what), strict=True):
+            if directory != ANY:
+                places.setdefault(broker, {})[item] = directory
         plan[item] = replicas
     if not plan:
         raise click.ClickException(f"{where} names no partitions: there is nothing to do")
-    return plan
+    return plan, places
+
+
+def _directories(entry: Mapping[str, Any], count: int, what: str) -> list[str]:
+    found = entry.get("log_dirs", [ANY] * count)
+    if not isinstance(found, list) or len(found) != count:
+        raise click.ClickException(f'{what}: "log_dirs" must name a directory, or "any", for each replica')
+    for directory in found:
+        if not isinstance(directory, str) or not (directory == ANY or directory.startswith("/")):
+            raise click.ClickException(
+                f'{what}: {directory!r} in "log_dirs" is neither "any" nor the absolute path of a directory'
+            )
+    return found
 
 
 def read_partitions(path: str) -> list[TopicPartition]:

@@ -12,10 +12,12 @@ import click
 from tidemill.cli import suggest, throttles
 from tidemill.cli.cluster_options import cluster_options
 from tidemill.cli.moves import (
+    Places,
     Plan,
     assignment,
     copied_bytes,
     racks_of,
+    read_placed,
     read_plan,
     read_topics,
     replica_sizes,
@@ -32,6 +34,7 @@ from tidemill.cli.output import (
     print_json,
     print_table,
 )
+from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -180,7 +183,7 @@ def execute(
     """
     from tidemill.client import Admin
 
-    wanted = read_plan(plan)
+    wanted, places = read_placed(plan)
     with Admin(target.bootstrap, target.config()) as admin:
         moving = admin.list_reassignments()
         if moving and not additional:
@@ -193,7 +196,35 @@ def execute(
             with open(current, "w", encoding="utf-8") as file:
                 before = {item: replicas for item, replicas in now.items() if item in wanted}
                 file.write(text(before) + "\n")
-        return carry_out(admin, wanted, now, manner)
+        code = _place(admin, places)
+        return carry_out(admin, wanted, now, manner) or code
+
+
+def _place(admin: Admin, places: Places) -> int:
+    """Tells brokers in which directories replicas are to be, also those that come; the exit code."""
+    problems: dict[TopicPartition, object] = {}
+    for broker, directories in sorted(places.items()):
+        for item, problem in admin.alter_replica_log_dirs(broker, directories).items():
+            # It makes the replica there when that comes.
+            if problem is not None and problem.code != ErrorCode.REPLICA_NOT_AVAILABLE:
+                problems[item] = problem
+    return tell(problems)
+
+
+def _elsewhere(admin: Admin, places: Places) -> dict[TopicPartition, str]:
+    """Those that are not, or not yet, in the directories where they are to be, and how they are."""
+    found: dict[TopicPartition, str] = {}
+    for broker, directories in places.items():
+        (listed,) = admin.describe_log_dirs([broker]).values()
+        lying: dict[TopicPartition, set[tuple[str, bool]]] = {}
+        for one in listed:
+            for replica in one.replicas:
+                item = TopicPartition(replica.topic, replica.partition)
+                lying.setdefault(item, set()).add((one.path, replica.future))
+        for item, path in directories.items():
+            if (path, False) not in lying.get(item, set()):
+                found[item] = MOVING if (path, True) in lying.get(item, set()) else OTHERWISE
+    return found
 
 
 @command.command(
@@ -224,7 +255,7 @@ def verify(
     """
     from tidemill.client import Admin
 
-    wanted = read_plan(plan)
+    wanted, places = read_placed(plan)
     with Admin(target.bootstrap, target.config()) as admin:
         if wait:
             follow(admin, wanted, assignment(admin, _there(admin, wanted)), timeout_s)
@@ -232,6 +263,8 @@ def verify(
                 admin, {item: wanted[item] for item in wanted if item.topic in _there(admin, wanted)}
             )
         states = _states(admin, wanted)
+        if set(states.values()) == {DONE}:
+            states.update(_elsewhere(admin, places))
         is_lifted = False
         if not keep_throttle and not {MOVING, ELSEWHERE} & set(states.values()):
             is_lifted = throttles.lift(admin, {item.topic for item in wanted})

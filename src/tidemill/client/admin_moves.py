@@ -7,6 +7,7 @@ from typing import Any
 
 from tidemill.client.admin_base import AdminBase, grace, left_ms
 from tidemill.client.admin_types import PartitionMove
+from tidemill.client.cluster import CONTROL
 from tidemill.client.connection import Connection
 from tidemill.client.errors import ClientError, check, error_for
 from tidemill.client.group_protocol import by_topic
@@ -15,6 +16,7 @@ from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages import (
     alter_partition_reassignments,
+    alter_replica_log_dirs,
     elect_leaders,
     list_partition_reassignments,
 )
@@ -64,6 +66,39 @@ class MoveAdmin(AdminBase):
 
         found: dict[TopicPartition, ClientError | None] = self._controller(deadline, ask)
         return found
+
+    def alter_replica_log_dirs(
+        self, broker_id: int, directories: Mapping[TopicPartition, str], timeout: float | None = None
+    ) -> dict[TopicPartition, ClientError | None]:
+        """Begins moves between the directories of one broker (KIP-113); None for each, or the error.
+
+        ``directories`` are the absolute paths where its replicas are to lie. REPLICA_NOT_AVAILABLE for one
+        that it does not have yet, and will make there. :meth:`describe_log_dirs` shows how far they are.
+        """
+        deadline = self._deadline(timeout)
+        if broker_id not in self._cluster.nodes:
+            self._cluster.refresh(deadline)
+        connection = self._cluster.connection(broker_id, CONTROL, deadline)
+        by_path: dict[str, list[TopicPartition]] = {}
+        for item, path in directories.items():
+            by_path.setdefault(path, []).append(item)
+        request = alter_replica_log_dirs.AlterReplicaLogDirsRequest(
+            dirs=[
+                alter_replica_log_dirs.AlterReplicaLogDir(
+                    path=path,
+                    topics=[
+                        alter_replica_log_dirs.AlterReplicaLogDirTopic(name=name, partitions=numbers)
+                        for name, numbers in by_topic(items).items()
+                    ],
+                )
+                for path, items in by_path.items()
+            ]
+        )
+        answer = connection.call(ApiKey.ALTER_REPLICA_LOG_DIRS, request, timeout=grace(deadline))
+        results = (
+            (item.topic_name, one.partition_index, one) for item in answer.results for one in item.partitions
+        )
+        return _outcomes(results, f"move the replica of broker {broker_id} of", connection)
 
     def list_reassignments(
         self, partitions: Iterable[TopicPartition] | None = None, timeout: float | None = None
@@ -161,7 +196,7 @@ def _outcomes(
         problem = error_for(
             result.error_code,
             f"{what} {item}",
-            detail=result.error_message,
+            detail=getattr(result, "error_message", None),
             broker=connection.address,
             topic=topic,
             partition=number,

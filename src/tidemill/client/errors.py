@@ -26,6 +26,7 @@ NEXT_STEP: dict[ErrorCode, str] = {
     ErrorCode.INVALID_REPLICATION_FACTOR: "use at most as many replicas as there are live brokers",
     ErrorCode.INVALID_REPLICA_ASSIGNMENT: "name brokers that live, each once, "
     "and as many for every partition of a new topic",
+    ErrorCode.LOG_DIR_NOT_FOUND: "name one of the broker's log.dirs by its absolute path",
     ErrorCode.NO_REASSIGNMENT_IN_PROGRESS: "nothing is to be stopped; 'tidemill reassign list' shows "
     "what moves",
     ErrorCode.REASSIGNMENT_IN_PROGRESS: "wait for the move's end, or cancel it",

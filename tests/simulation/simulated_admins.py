@@ -75,8 +75,11 @@ class Restless(Admin):
         if self.ended:
             await self._move(self._moved, self.brokers)
             self._moved += 1
-            return
-        await asyncio.sleep(self.random.expovariate(1 / PAUSE_S_MEAN))
+        else:
+            await asyncio.sleep(self.random.expovariate(1 / PAUSE_S_MEAN))
+            await self._change()
+
+    async def _change(self) -> None:
         if self.ended:
             return
         luck = self.random.random()

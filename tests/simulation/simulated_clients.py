@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -219,7 +218,6 @@ class Consumer(Client):
         self.position = 0
         self.again = again
         """How often it begins again."""
-        self.on_position: Callable[[int], None] = lambda position: None
 
     async def work(self) -> None:
         luck = self.random.random()
@@ -278,4 +276,3 @@ class Consumer(Client):
                 self.story.add(f"sees {message} at {record.offset}")
             self.testimony.saw(self.name, self.place, record.offset, message)
             self.position = record.offset + 1
-        self.on_position(self.position)

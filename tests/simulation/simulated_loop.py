@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+import warnings
 import weakref
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
@@ -267,12 +268,15 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.set_exception_handler(lambda loop, context: None)
         for process in processes:
             process.alive = False
-        for process in processes:
-            for task in [*process.remains, *process.tasks]:
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-                coroutine = task.get_coro()
-                with contextlib.suppress(BaseException):
-                    coroutine.close()
+        with warnings.catch_warnings():
+            # Some coroutines have never begun.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            for process in processes:
+                tasks, process.remains = [*process.remains, *process.tasks], []
+                for task in tasks:
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    with contextlib.suppress(BaseException):
+                        task.get_coro().close()
         self._soon.clear()
         self._timers.clear()
         self.close()

@@ -161,9 +161,6 @@ class Simulation:
         """What else may break."""
         return []
 
-    def mend_cluster(self) -> None:
-        """Mends all of that."""
-
     def machine_names(self) -> list[str]:
         """Between which machines the network may be cut."""
         return sorted(self.network.machines)
@@ -321,7 +318,6 @@ class Simulation:
 
     def _mend(self) -> None:
         self.network.mend()
-        self.mend_cluster()
         for node in self.nodes:
             node.clock.skew_ms = 0
             if not node.machine.is_up:

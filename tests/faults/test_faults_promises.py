@@ -22,7 +22,7 @@ from tidemill.testing.broker import BrokerFailed
 PATIENCE_S = 60.0
 TOPIC = "promises"
 PARTITIONS = 3
-SESSION_S = 4.0
+SESSION_S = 6.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("faults")]
 
@@ -254,7 +254,9 @@ def test_with_acks_1_a_leader_takes_what_nobody_else_has_with_it(cluster: Stage,
     for broker in followers:
         broker.signal(signal.SIGSTOP)
     try:
-        assert write(cluster, "window-one", range(10, 20), 1) == list(range(10, 20))
+        # The fetches that wait already are answered with the first of them, and may arrive later.
+        assert write(cluster, "window-one", range(10, 11), 1) == [10]
+        assert write(cluster, "window-one", range(11, 20), 1) == list(range(11, 20))
         assert write(cluster, "window-one", range(20, 25), -1, 1000) == []
         cluster.brokers[leader].kill()
     finally:
@@ -262,7 +264,7 @@ def test_with_acks_1_a_leader_takes_what_nobody_else_has_with_it(cluster: Stage,
             broker.signal(signal.SIGCONT)
     cluster.brokers[leader].start()
     assert cluster.settle(["window-one"], PATIENCE_S) == ""
-    assert held(cluster, "window-one", tmp_path) == list(range(10))
+    assert held(cluster, "window-one", tmp_path) in (list(range(10)), list(range(11)))
 
 
 @pytest.mark.parametrize("is_unclean", [True, False])

@@ -235,3 +235,33 @@ def test_nothing_is_kept_of_topics_that_were_let_go() -> None:
         assert commanded.broker.partitions.find("t", 1) is not None
 
     commanded(story)
+
+
+class SlowDisk(SystemClock):
+    """Time goes on by 6 ms with every look at it, as if each log took so long."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 0.006
+        return self.now
+
+
+def test_making_many_logs_leaves_the_loop_to_others_in_between() -> None:
+    async def story(commanded: Commanded) -> None:
+        commanded.broker.clock = SlowDisk()
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.get_running_loop().create_task(others())
+        await commanded.lead("t", FIRST, *range(20))
+        beside.cancel()
+        assert turns >= 10
+
+    commanded(story)

@@ -12,6 +12,7 @@ from tidemill.broker.log_configs import log_config
 from tidemill.broker.metadata import Delta, PartitionImage, TopicImage
 from tidemill.log.errors import failure_of
 from tidemill.model.errors import KafkaError
+from tidemill.model.ports import Clock
 from tidemill.model.types import TopicPartition
 from tidemill.replication.manager import PartitionState
 
@@ -19,6 +20,8 @@ log = logging.getLogger("tidemill.broker")
 
 LOGS_A_TURN = 50
 """Logs that are made, or partitions that are led or followed, before the loop does its other work."""
+TURN_S = 0.01
+"""The same, where the disk is slow: making a log takes several files."""
 
 
 class CarryingOut:
@@ -55,7 +58,7 @@ class CarryingOut:
                 return
             self.controller_epoch = delta.image.controller_epoch
             await self._remove(delta)
-            turn = Turn()
+            turn = Turn(self._broker.clock)
             for topic in delta.created:
                 await self._put(delta, topic, topic.partitions, turn)
             for old, topic in delta.changed:
@@ -169,16 +172,20 @@ class CarryingOut:
 
 
 class Turn:
-    """Lets the loop do its other work after every so many steps."""
+    """Lets the loop do its other work after every so many steps, or so much time."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._steps = 0
+        self._began = clock.monotonic()
 
     async def next(self) -> None:
         """One more step."""
         self._steps += 1
-        if self._steps % LOGS_A_TURN == 0:
+        if self._steps == LOGS_A_TURN or self._clock.monotonic() - self._began > TURN_S:
             await asyncio.sleep(0)
+            self._steps = 0
+            self._began = self._clock.monotonic()
 
 
 def changed_partitions(old: TopicImage, new: TopicImage) -> list[PartitionImage]:

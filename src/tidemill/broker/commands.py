@@ -84,7 +84,7 @@ class Commands(CarryingOut):
             if refusal is not None:
                 return LeaderAndIsrResponse(error_code=refusal, partition_errors=[], topics=[])
             await self._learn_settings([(one.topic_name, one.topic_id) for one in request.topic_states])
-            turn = Turn()
+            turn = Turn(self._broker.clock)
             topics = []
             for topic in request.topic_states:
                 name, topic_id = topic.topic_name, topic.topic_id
@@ -113,7 +113,7 @@ class Commands(CarryingOut):
             if refusal is not None:
                 return StopReplicaResponse(error_code=refusal, partition_errors=[])
             errors = []
-            turn = Turn()
+            turn = Turn(self._broker.clock)
             for topic in request.topic_states:
                 for one in topic.partition_states:
                     await turn.next()

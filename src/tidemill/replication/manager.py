@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple
 
@@ -133,18 +133,20 @@ class ReplicaManager(PartitionEvents):
             partition = entry.partitions[state.partition]
             if partition is None:
                 try:
-                    partition = self._make(entry, state.partition, config)
+                    is_alone = state.replicas == (self.node_id,)
+                    partition = self._make(entry, state.partition, config, is_alone)
                 except StorageError as problem:
                     failures[state.partition] = problem
                     partition = self._offline(entry, state.partition, config, problem)
                 entry.partitions[state.partition] = partition
             self._become(partition, state)
         self.topics.put(entry)
-        self.reconfigure(name, config)
+        # Not the others: a topic of many partitions comes in pieces.
+        _configure([entry.partitions[state.partition] for state in states], config)
         if failures:
             raise failure_of(name, failures)
 
-    def _make(self, entry: TopicEntry, index: int, config: LogConfig) -> Partition:
+    def _make(self, entry: TopicEntry, index: int, config: LogConfig, is_alone: bool) -> Partition:
         key = TopicPartition(entry.name, index)
         found = self.logs.create(key, entry.topic_id, config, self.clock.wall_ms(), is_new=False)
         if found.topic_id == ZERO_ID:
@@ -154,6 +156,11 @@ class ReplicaManager(PartitionEvents):
                 f"{found.directory} holds a topic of this name with another id ({found.topic_id.hex()}, the"
                 f" cluster's is {entry.topic_id.hex()}): move the directory away"
             )
+        promised = self.logs.promised.pop(key, 0)
+        if is_alone and promised > found.end_offset:  # otherwise another replica may have the records
+            log.warning("%s goes on at offset %d: none below it is given out again", key, promised)
+            found.skip_to(promised, self.clock.wall_ms())
+        self.report_warnings()
         partition = Partition(
             entry.name, index, found, limits_of(config), self.node_id, self, storage_of(config)
         )
@@ -258,14 +265,7 @@ class ReplicaManager(PartitionEvents):
         entry = self.topics.by_name.get(name.encode())
         if entry is None:
             return
-        limits = limits_of(config)
-        storage = storage_of(config)
-        for partition in entry.partitions:
-            if partition is not None:
-                partition.limits = limits
-                partition.storage = storage
-                partition.min_insync_replicas = config.min_insync_replicas
-                partition.log.set_config(config)
+        _configure(entry.partitions, config)
 
     def remove_topic(self, name: str, topic_id: bytes) -> None:
         """Forgets a topic; its files are removed later. Raises StorageError for those that cannot be.
@@ -443,3 +443,14 @@ class ReplicaManager(PartitionEvents):
         self.flushing.stopping = True
         await self.mover.stop()
         await asyncio.gather(*self.flushing.under_way, *self.checkpoints.under_way, return_exceptions=True)
+
+
+def _configure(partitions: Iterable[Partition | None], config: LogConfig) -> None:
+    limits = limits_of(config)
+    storage = storage_of(config)
+    for partition in partitions:
+        if partition is not None:
+            partition.limits = limits
+            partition.storage = storage
+            partition.min_insync_replicas = config.min_insync_replicas
+            partition.log.set_config(config)

@@ -88,6 +88,8 @@ def test_the_quick_start(up: Call) -> None:
     up("cluster", "up")
     read = up("consume", "hello", "--from-beginning", "-n", "100", *bootstrap)
     assert sorted(map(int, read.split())) == list(range(100))
+    assert up("cluster", "add", "--port", "0").startswith("broker 4 runs on 127.0.0.1:")
+    assert [one["living"] for one in status(up)["brokers"]] == [True] * 4
     up("cluster", "down", "--delete", "--yes")
     assert not Path("tidemill-cluster").exists()
 
@@ -101,6 +103,7 @@ def test_what_is_missing_is_said_with_the_next_step(call: Call, monkeypatch: pyt
     said = call("cluster", "up", "-z", f"127.0.0.1:{free_port()}", "--port", "0", code=1)
     assert "no ZooKeeper can be reached" in said
     assert "is not HOST:PORT" in call("cluster", "up", "-z", "nowhere", "--port", "0", code=2)
+    assert not Path("tidemill-cluster").exists()
     assert "--set: " in call("cluster", "up", "--set", "num.partition=3", code=2)
     assert "0 is out of range" in call("cluster", "up", "--brokers", "0", code=2)
 
@@ -109,7 +112,7 @@ def test_a_cluster_that_is_there_keeps_its_zookeeper_and_its_brokers(call: Call)
     local = LocalCluster("tidemill-cluster", "127.0.0.1:9/tidemill-cluster", None, {})
     with local.alone():
         local.add_brokers(3, 0, {"num.partitions": "7"})
-        assert "another command" in call("cluster", "start", "1", code=1)
+        assert "another command" in call("cluster", "stop", "1", code=1)
     assert "num.partitions=7\n" in Path("tidemill-cluster/broker-2/server.properties").read_text()
     assert "min.insync.replicas=2\n" in Path("tidemill-cluster/broker-3/server.properties").read_text()
     assert "is on ZooKeeper at" in call("cluster", "up", "-z", "127.0.0.1:10", code=1)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.cli import throttles
+from tidemill.cli import moving, throttles
 from tidemill.cli.local import LocalCluster
 from tidemill.cli.main import run
 from tidemill.cli.moves import document, read_partitions, read_placed, read_plan, read_topics, text
@@ -161,7 +161,10 @@ def test_a_throttled_move_is_listed_refuses_another_and_is_cancelled(local: Loca
     assert call("reassign", "cancel", "--all") == "nothing moves\n"
 
 
-def test_a_topic_gets_more_replicas_and_fewer(local: LocalCluster, call: Call) -> None:
+def test_a_topic_gets_more_replicas_and_fewer(
+    local: LocalCluster, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moving, "on_terminal", lambda: True)
     make(local, "grown", {0: [1], 1: [2]})
     written(local, "grown")
     call("topic", "alter", "grown", "--replication-factor", "3", "--dry-run")

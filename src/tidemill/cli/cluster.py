@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Sequence
 
@@ -19,7 +18,6 @@ from tidemill.cli.output import done, json_option, on_terminal, print_json
 FAILED = 1
 BROKERS = 3
 BROKERS_MAX = 100
-CONNECT_S = 3.0
 
 names_argument = click.argument(
     "names", metavar="BROKER...", nargs=-1, required=True, shell_complete=names_of
@@ -99,10 +97,11 @@ def up(
         raise click.ClickException(
             f"--set is for new brokers; those that are there have {directory}/broker-N/server.properties"
         )
+    local.check()
     with local.alone():
         before = local.running()
-        _start_zookeeper(local, as_json)
         local.add_brokers(missing, local.next_port if port is None else port, settings)
+        _start_zookeeper(local, as_json)
         _start(local, sorted(local.ports), before, as_json)
     if as_json:
         _print_json(local)
@@ -122,11 +121,8 @@ def _settings(sets: tuple[str, ...]) -> dict[str, str]:
 
 
 def _start_zookeeper(local: LocalCluster, quiet: bool = False) -> None:
-    if local.own_port is None:
-        _check_zookeeper(local.zookeeper_connect)
-        return
     was_started = local.start_zookeeper()
-    if not quiet:
+    if not quiet and local.own_port is not None:
         _tell(local, ZOOKEEPER, was_started)
 
 
@@ -137,25 +133,6 @@ def _start(local: LocalCluster, numbers: Sequence[int], before: dict[str, int], 
     for number in local.start_brokers(numbers):
         if not quiet:
             _tell(local, str(number), True)
-
-
-def _check_zookeeper(connect: str) -> None:
-    """Says at once when nobody listens at any address of a ZooKeeper that was named."""
-    problems = []
-    for text in connect.partition("/")[0].split(","):
-        host, _, port = text.strip().rpartition(":")
-        if not host or not port.isdigit():
-            raise click.UsageError(f"--zookeeper {connect}: {text.strip()!r} is not HOST:PORT")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-        except (OSError, OverflowError) as problem:
-            problems.append(f"{text.strip()}: {getattr(problem, 'strerror', None) or problem}")
-        else:
-            return
-    raise click.ClickException(
-        f"no ZooKeeper can be reached ({'; '.join(problems)}): start it, or leave --zookeeper out "
-        "to have an own one"
-    )
 
 
 def _tell(local: LocalCluster, name: str, is_new: bool) -> None:
@@ -216,9 +193,10 @@ def add(port: int | None, sets: tuple[str, ...], directory: str) -> None:
     """
     settings = _settings(sets)
     local = LocalCluster.existing(directory)
+    local.check()
     with local.alone():
-        _start_zookeeper(local, quiet=True)
         local.add_brokers(1, local.next_port if port is None else port, settings)
+        _start_zookeeper(local, quiet=True)
         _start(local, [max(local.ports)], {})
     if on_terminal():
         click.echo(f"  'tidemill cluster rebalance{_option(local)}' gives it its share.", err=True)
@@ -230,6 +208,7 @@ def add(port: int | None, sets: tuple[str, ...], directory: str) -> None:
 def start(names: tuple[str, ...], directory: str) -> None:
     """Start brokers of this machine again. BROKER is an id, or 'zookeeper'."""
     local = _known(directory, names)
+    local.check()
     with local.alone():
         before = local.running()
         numbers = sorted({int(name) for name in names if name != ZOOKEEPER})

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tidemill.cli import suggest
-from tidemill.cli.cluster_options import cluster_options
+from tidemill.cli.cluster_options import broker_ids, cluster_options
 from tidemill.cli.moves import Plan, assignment, is_agreed, print_plan, racks_of, text
 from tidemill.cli.moving import FAILED, Manner, carry_out, elect_preferred, manner_options, tell
 from tidemill.cli.options import INT_MAX, Target, Whole
@@ -33,7 +32,7 @@ Examples:
 
 The broker goes on until you stop it, and may be down already. Topics that are made meanwhile move, too.""",
 )
-@click.argument("broker", metavar="BROKER", type=Whole(0, INT_MAX), shell_complete=suggest.broker_ids)
+@click.argument("broker", metavar="BROKER", type=Whole(0, INT_MAX), shell_complete=broker_ids)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @manner_options()
 @json_option

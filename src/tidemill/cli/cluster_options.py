@@ -54,6 +54,12 @@ def cluster_options(function: F) -> F:
     return directory_option(made)  # type: ignore[return-value]
 
 
+def broker_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Brokers of the directory, or else of the cluster that is named, for a shell."""
+    found = [name for name in names_of(ctx, param, incomplete) if name.isdigit()]
+    return found or suggest.broker_ids(ctx, param, incomplete)
+
+
 def names_of(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """What runs, or could, in the directory, for a shell."""
     try:

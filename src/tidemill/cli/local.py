@@ -40,6 +40,7 @@ ZOOKEEPER_PORT = 2181
 ZOOKEEPER = "zookeeper"
 SESSION_MS = 6000
 PORTS_TRIED_MAX = 100
+CONNECT_S = 3.0
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 
@@ -153,7 +154,6 @@ class LocalCluster:
 
     def add_brokers(self, count: int, first_port: int, settings: Mapping[str, str]) -> None:
         """Makes so many more, with settings that go with how many there are then, and ``settings``."""
-        _need_kazoo()
         made = {}
         taken = set(self.ports.values())
         port = first_port
@@ -196,19 +196,22 @@ class LocalCluster:
 
     # Starting and ending
 
+    def check(self) -> None:
+        """Says what is missing on this machine, before anything is written or started."""
+        _need_kazoo()
+        if self.own_port is None:
+            _check_reachable(self.zookeeper_connect)
+        elif self.process(ZOOKEEPER).pid() is None:
+            _jars()
+
     def start_zookeeper(self) -> bool:
         """Starts its ZooKeeper unless it runs, and waits until that serves; whether it was started."""
-        from tidemill.server.zookeeper_jars import JAVA_OPTIONS, SERVER, ZooKeeperMissing, class_path, serves
+        from tidemill.server.zookeeper_jars import JAVA_OPTIONS, SERVER, serves
 
         process, port = self.process(ZOOKEEPER), self.own_port
         if port is None or process.pid() is not None:
             return False
-        try:
-            jars = class_path()
-        except ZooKeeperMissing as problem:
-            raise click.ClickException(
-                f"{problem}; or name a ZooKeeper that runs: --zookeeper HOST:PORT"
-            ) from None
+        jars = _jars()
         if not _is_free(port):
             raise click.ClickException(
                 f"port {port}, where the ZooKeeper of {self.directory} listens, is in use: end what uses it"
@@ -244,7 +247,7 @@ class LocalCluster:
             command = [sys.executable, "-m", "tidemill", "serve", "--quiet"]
             command += ["--config", str(process.directory / "server.properties")]
             command += ["--data", str(process.directory / "data")]
-            process.start([*command, "--ready-file", str(process.directory / "ready.json")])
+            process.start([*command, "--ready-file", str(process.directory / "ready.json")], _environment())
         deadline = time.monotonic() + START_TIMEOUT_S
         while waiting:
             for number, process in list(waiting.items()):
@@ -283,6 +286,17 @@ def said(name: str) -> str:
 def _with_path(zookeeper: str) -> str:
     # Brokers of the same ids may be on the bare address: these must not join them.
     return zookeeper if "/" in zookeeper else f"{zookeeper}/{DIRECTORY}"
+
+
+def _environment() -> dict[str, str]:
+    """This process's, without keys of brokers: these would go before each broker's own file."""
+    from tidemill.model.configs.sources import ENVIRONMENT_PREFIX, NOT_KEYS
+
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in NOT_KEYS
+    }
 
 
 def free_port(but: Collection[int] = ()) -> int:
@@ -330,6 +344,36 @@ def _not_started(what: str, process: Background) -> click.ClickException:
     how = "does not serve yet" if process.pid() is not None else "has ended"
     last = process.last_line or "it said nothing"
     return click.ClickException(f"{what} {how}: {last} (its log: {process.log_file})")
+
+
+def _jars() -> str:
+    from tidemill.server.zookeeper_jars import ZooKeeperMissing, class_path
+
+    try:
+        return class_path()
+    except ZooKeeperMissing as problem:
+        raise click.ClickException(
+            f"{problem}; or name a ZooKeeper that runs: --zookeeper HOST:PORT"
+        ) from None
+
+
+def _check_reachable(connect: str) -> None:
+    """Says at once when nobody listens at any address of a ZooKeeper that was named."""
+    problems = []
+    for text in connect.partition("/")[0].split(","):
+        host, _, port = text.strip().rpartition(":")
+        if not host or not port.isdigit():
+            raise click.UsageError(f"--zookeeper {connect}: {text.strip()!r} is not HOST:PORT")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+        except (OSError, OverflowError) as problem:
+            problems.append(f"{text.strip()}: {getattr(problem, 'strerror', None) or problem}")
+        else:
+            return
+    raise click.ClickException(
+        f"no ZooKeeper can be reached ({'; '.join(problems)}): start it; without --zookeeper "
+        "a new cluster has one of its own"
+    )
 
 
 def _need_kazoo() -> None:

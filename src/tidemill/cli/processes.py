@@ -14,7 +14,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 START_TIME = 19
@@ -50,7 +50,7 @@ class Background:
             return next((line.strip() for line in reversed(lines) if line.strip()), "")
         return ""
 
-    def start(self, command: Sequence[str]) -> int:
+    def start(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> int:
         """Starts it, apart from this terminal; the process number. It is not waited for."""
         self.directory.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -58,7 +58,7 @@ class Background:
         pid = os.posix_spawn(
             command[0],
             list(command),
-            dict(os.environ),
+            dict(os.environ if environment is None else environment),
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_OPEN, 1, str(self.log_file), flags, 0o644),

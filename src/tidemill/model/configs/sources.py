@@ -8,7 +8,9 @@ from tidemill.model.configs.values import Setting
 from tidemill.model.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "TIDEMILL_"
-NOT_KEYS = frozenset({"TIDEMILL_PLAIN", "TIDEMILL_BUILD", "TIDEMILL_CONFIG", "TIDEMILL_BOOTSTRAP"})
+NOT_KEYS = frozenset(
+    {"TIDEMILL_PLAIN", "TIDEMILL_BUILD", "TIDEMILL_CONFIG", "TIDEMILL_BOOTSTRAP", "TIDEMILL_CLUSTER_DIR"}
+)
 """Variables of ours that are no broker keys."""
 
 LISTENER_PREFIX = "listener.name."

@@ -20,11 +20,13 @@ from paths_bench import IDS, NODE, Bench, Client, batch, bench_in, parts_of, top
 
 from tidemill.broker.fetch import FetchRequest
 from tidemill.broker.fetch_sessions import EVICT_AFTER_MS
+from tidemill.broker.throttling import LeaderThrottle
 from tidemill.log.aborted import AbortedTransactions
 from tidemill.model.errors import KafkaError
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_end_marker
 from tidemill.replication.partition import Partition
+from tidemill.replication.throttle import UNLIMITED, RateLimit
 from tidemill.wire.messages.fetch import FetchPartition, ReplicaState
 
 REPLICAS = (NODE, 2, 3)
@@ -48,6 +50,9 @@ class Side:
     def __init__(self, directory: Path, looks_at_all: bool) -> None:
         self.bench = Bench(directory, sessions_max=3)
         self.bench.fetches.aborted = AbortedTransactions(self.bench.logs.files)
+        self.throttle = LeaderThrottle(NODE, RateLimit(sample_s=1e6))
+        self.throttle.set_topic("t", ["*"])
+        self.bench.fetches.throttle = self.throttle
         self.looks_at_all = looks_at_all
         self.sequences: dict[tuple[str, int], int] = {}
         self.wanted: list[tuple[str, int, tuple[int, ...], int]] = []
@@ -346,6 +351,15 @@ class History(RuleBasedStateMachine):
                 else:
                     one.isr_refused(now_ms)
             side.wanted.clear()
+
+        self.step(do)
+
+    @rule(held=st.booleans())
+    def throttle(self, held: bool) -> None:
+        """From the next bytes on followers get no more of one topic unless they are in sync; or they do."""
+
+        def do(side: Side) -> None:
+            side.throttle.limit.bytes_per_second = 0 if held else UNLIMITED
 
         self.step(do)
 

@@ -140,28 +140,32 @@ def test_a_follower_has_what_its_leader_has() -> None:
 def test_a_throttled_partition_rests_until_it_has_kept_to_the_rate_and_others_go_on() -> None:
     pair = Pair(3)
     throttle = Throttle(FOLLOWER, RateLimit(100))
-    pair.fetcher = LeaderFetcher(FOLLOWER, 7, FetchLimits(backoff_ms=BACKOFF_MS), throttle)
+    limits = FetchLimits(backoff_ms=BACKOFF_MS, partition_bytes_max=300)
+    pair.fetcher = LeaderFetcher(FOLLOWER, 7, limits, throttle)
     pair.one.become(LEADER, 0, (LEADER,))
     for index in range(3):
         pair.one.write(index, b"a" * 200)
+        pair.one.write(index, b"b" * 200)
     throttle.set_topic("t", ["0:2", "1:2", "2:1"])
     pair.now_ms = 50_000
     pair.start()
     pair.two.partitions[1].become(LEADER, 0, (LEADER, FOLLOWER), (LEADER, FOLLOWER))
     for index in (0, 2):
         pair.two.partitions[index].become(LEADER, 0, (LEADER, FOLLOWER), (LEADER,))
-    pair.round()
-    pair.same()
-    for index in range(3):
-        pair.one.write(index, b"b")
-    pair.round()
+    for _ in range(2):
+        pair.round()
     ends = [int(partition.log.end_offset) for partition in pair.two.partitions]
     assert ends == [1, 2, 2], "in sync, or not throttled: those are not held back"
-    assert pair.fetcher.rest_ms(pair.now_ms) > 0
+    assert 0 < pair.fetcher.rest_ms(pair.now_ms) <= 1000, "the rate is looked at again"
     throttle.limit.bytes_per_second = 1_000_000
-    pair.now_ms += 20_000
+    pair.now_ms += 1001
     pair.round()
     pair.same()
+    throttle.limit.bytes_per_second = 1
+    pair.one.write(0, b"c")
+    pair.round()
+    pair.same()
+    assert throttle.limit.is_exceeded(pair.now_ms / 1000), "who has all that is committed may come back"
 
 
 def test_a_request_names_only_what_changed() -> None:

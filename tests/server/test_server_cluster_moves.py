@@ -165,6 +165,39 @@ def test_a_throttled_follower_keeps_to_its_rate(stage: Stage) -> None:
     assert took_s > (THROTTLED_BYTES - FETCH_BYTES_MAX) / THROTTLED_BYTES_S / 2
 
 
+def test_a_throttled_leader_keeps_to_its_rate_and_others_are_served(stage: Stage) -> None:
+    with stage.admin() as admin:
+        admin.create_topic(
+            "held", assignments={0: [1, 2]}, configs={"leader.replication.throttled.replicas": "0:1"}
+        )
+        admin.alter_configs(
+            ConfigResource(ResourceType.BROKER, "1"),
+            {"leader.replication.throttled.rate": str(THROTTLED_BYTES_S)},
+        )
+    producer = Producer({"bootstrap.servers": stage.bootstrap, "acks": "all", "log_level": 0})
+    for _ in range(THROTTLED_BYTES // 1000):
+        producer.produce("held", bytes(1000), partition=0)
+    assert producer.flush(30) == 0
+    began = time.monotonic()
+    moving = threading.Thread(target=wish, args=(stage, "held", [1, 2, 3]))
+    moving.start()
+    # Broker 2 is in sync, and gets what is written meanwhile at once.
+    meanwhile = 0
+    while moving.is_alive():
+        producer.produce("held", b"meanwhile", partition=0)
+        assert producer.flush(30) == 0
+        meanwhile += 1
+    moving.join()
+    took_s = time.monotonic() - began
+    moved(stage, "held", [1, 2, 3])
+    with stage.admin() as admin:
+        admin.alter_configs(
+            ConfigResource(ResourceType.BROKER, "1"), remove=["leader.replication.throttled.rate"]
+        )
+    assert took_s > (THROTTLED_BYTES - FETCH_BYTES_MAX) / THROTTLED_BYTES_S / 2
+    assert meanwhile > 10, "no write waited for the follower that is held back"
+
+
 def test_brokers_stop_in_turn_without_a_write_that_fails_and_lead_again_when_asked(stage: Stage) -> None:
     with stage.admin() as admin:
         admin.create_topic("rolled", assignments={0: [1, 2, 3]})

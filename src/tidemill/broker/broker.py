@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tidemill.broker.carrying_out import CarryingOut
     from tidemill.broker.controller_link import ControllerLink
     from tidemill.broker.metadata import MetadataCache
+    from tidemill.broker.throttling import Throttling
     from tidemill.controller.failover import Failover
     from tidemill.controller.shell import Controller
     from tidemill.coordination.port import Store
@@ -37,6 +38,8 @@ class Broker:
     controller_link: ControllerLink | None = None
     """None for a broker without others."""
     commands: CarryingOut
+    throttling: Throttling | None = None
+    """The same."""
     groups: GroupService
     producer_ids: ProducerIds
     node_id: int

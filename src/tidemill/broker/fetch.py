@@ -53,11 +53,15 @@ class FetchRequest(FetchFields):
         self.at_once = False
         self.held_back = False
         """Whether an open transaction kept it from what others may read."""
+        self.throttled = False
+        """Whether a follower was kept from partitions of which too much was sent lately."""
         self.done = False
 
     def on_readable(self, partition: Awaited, added_bytes: i64) -> None:
         """One of the partitions has more, or has changed so that the reader must be told."""
         if self.done:
+            return
+        if self.throttled and added_bytes > 0 and self.path.throttles(self, partition):
             return
         if (
             added_bytes > 0
@@ -113,6 +117,8 @@ class FetchPath:
         self.aborted: Any = None
         """Called with a log that knows of aborted transactions, an offset and the range found there: what
         :attr:`FetchPart.aborted` holds."""
+        self.throttle: Any = None
+        """What holds followers back that catch up, a :class:`tidemill.broker.throttling.LeaderThrottle`."""
         self.errors: dict[int, int] = {}
         self._woken: list[FetchRequest] = []
 
@@ -275,7 +281,7 @@ class FetchPath:
                 return
             if part.last_fetched_epoch >= 0 and diverges(part, partition):
                 return
-            if left <= 0 and not first:
+            if (left <= 0 and not first) or (request.replica_id >= 0 and self.throttles(request, partition)):
                 partition.check_range(part.offset)
                 return
             size = left if left < part.bytes_max else part.bytes_max
@@ -297,6 +303,17 @@ class FetchPath:
             part.fail(error.code)
             if error.code == ErrorCode.KAFKA_STORAGE_ERROR:
                 partition.events.storage_trouble(partition, error)
+
+    def throttles(self, request: FetchRequest, partition: Awaited) -> bool:
+        """Whether a follower gets nothing of the partition for now, as too much was sent (KIP-73)."""
+        if self.throttle is None or not isinstance(partition, Partition) or not self.throttle.is_set:
+            return False
+        in_sync = int(request.replica_id) in partition.isr
+        topic, index = partition.topic, int(partition.index)
+        if not self.throttle.holds_back(topic, index, self.loop.time(), in_sync=in_sync):
+            return False
+        request.throttled = True
+        return True
 
     def note_follower(self, request: FetchRequest, part: FetchPart) -> None:
         """Takes what a follower's fetch says of its log."""
@@ -327,7 +344,11 @@ class FetchPath:
         if session is not None:
             session.park(request, request.parts)
         self.waiting += 1
-        self.deadlines.add(request.wait_ms, request)
+        wait_ms = request.wait_ms
+        if request.throttled:
+            # What is held back keeps its news, and nothing else tells when it may go.
+            wait_ms = min(wait_ms, self.throttle.wait_ms(self.loop.time()))
+        self.deadlines.add(wait_ms, request)
 
     def hurry(self, connection: Connection) -> None:
         """Whoever asked may be gone: its fetch is answered with whatever there is, and waits no longer."""
@@ -412,6 +433,8 @@ class FetchPath:
         reply = encode(request, parts)
         if request.version < CURRENT_FORMAT and self.down is not None:
             reply = self.down.in_pieces(reply)
+        if request.replica_id >= 0 and self.throttle is not None and self.throttle.is_set:
+            self.throttle.note_sent(parts, self.loop.time())
         for part in parts:
             if part.error != 0:
                 self.errors[part.error] = self.errors.get(part.error, 0) + 1

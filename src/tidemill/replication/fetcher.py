@@ -44,6 +44,8 @@ UNSETTLED = frozenset(
 )
 FLUSH_LOOK_MS = 5
 """How long the leader may hold a fetch while a partition waits for its flush: then it is back soon."""
+THROTTLED_LOOK_MS = 1000
+"""A partition that is throttled rests no longer at once: another rate may have been set."""
 SESSION_FINAL = 0x7FFFFFFF
 
 Key = tuple[bytes, int]
@@ -80,7 +82,7 @@ class Answered(NamedTuple):
 class Followed:
     """One partition and what the leader was told of it."""
 
-    __slots__ = ("key", "leader_epoch", "partition", "rests_until_ms", "told")
+    __slots__ = ("key", "lags", "leader_epoch", "partition", "rests_until_ms", "told")
 
     def __init__(self, key: Key, partition: Partition, leader_epoch: int) -> None:
         self.key = key
@@ -89,6 +91,8 @@ class Followed:
         self.rests_until_ms = 0
         self.told: FetchPartition | None = None
         """As the session has it; None while the leader does not know of it."""
+        self.lags = True
+        """It had not all that is committed when the leader answered last."""
 
 
 class LeaderFetcher:
@@ -189,10 +193,11 @@ class LeaderFetcher:
             partition = followed.partition
             if (
                 key not in self._resting
+                and followed.lags
                 and self.node_id not in partition.isr
                 and throttle.covers(partition.topic, int(partition.index))
             ):
-                self._rest(followed, now_ms, int(wait_s * 1000) + 1)
+                self._rest(followed, now_ms, min(int(wait_s * 1000) + 1, THROTTLED_LOOK_MS))
 
     def rest_ms(self, now_ms: int) -> int:
         """How soon a partition that rests is to be followed again."""
@@ -304,6 +309,7 @@ class LeaderFetcher:
                 partition.append_from_leader(
                     data.records or b"", data.high_watermark, data.log_start_offset, now_ms
                 )
+                followed.lags = partition.log.end_offset < data.high_watermark
         except StorageError as problem:
             result.troubles.append(Trouble(partition, str(problem), problem))
             self._rest(followed, now_ms)

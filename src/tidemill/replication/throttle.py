@@ -9,8 +9,8 @@ side      before                                                     after
 ========  =========================================================  =====================================
 leader    a fetch of a follower that is not in sync gets nothing of  the bytes of throttled partitions
           a throttled partition while the rate is exceeded           that go to followers are recorded
-follower  a throttled partition in whose in-sync set it is not is    the bytes of throttled partitions
-          left out of its fetches while the rate is exceeded         that came are recorded
+follower  a throttled partition that lags, and in whose in-sync set  the bytes of throttled partitions
+          it is not, is left out while the rate is exceeded          that came are recorded
 ========  =========================================================  =====================================
 
 Replicas in sync are never held back: that would hold producers back. They count all the same.
@@ -110,6 +110,8 @@ class Throttle:
 
     def __init__(self, broker_id: int, limit: RateLimit) -> None:
         self.limit = limit
+        self.bytes = 0
+        """All that was counted."""
         self._broker_id = broker_id
         self._topics: dict[str, frozenset[int] | None] = {}
 
@@ -138,6 +140,7 @@ class Throttle:
     def record(self, topic: str, partition: int, size: int, now: float) -> None:
         """Counts bytes of the partition, if it is throttled."""
         if self.covers(topic, partition):
+            self.bytes += size
             self.limit.record(size, now)
 
 

@@ -131,6 +131,8 @@ class BrokerServer:
         self._build_request_path()
         broker.metadata.on_change(self._apply)
         self.seat.join_partitions()
+        if broker.throttling is not None:
+            self.fetches.throttle = broker.throttling.leader
         await self.seat.register(self._registration())
         self._start_upkeep()
         broker.partitions.mover.resume()

@@ -214,7 +214,7 @@ CLUSTER: tuple[Row, ...] = (
      "Samples behind the replication rate."),
     ("replication.quota.window.size.seconds", INT, 1, "1..", READ_ONLY, YES,
      "Length of a sample."),
-    ("leader.replication.throttled.rate", LONG, LONG_MAX, "0..", CLUSTER_WIDE, QUOTAS,
+    ("leader.replication.throttled.rate", LONG, LONG_MAX, "0..", CLUSTER_WIDE, YES,
      "Bytes a second that leaders send to throttled followers."),
     ("follower.replication.throttled.rate", LONG, LONG_MAX, "0..", CLUSTER_WIDE, YES,
      "Bytes a second that throttled followers take."),

@@ -1,0 +1,177 @@
+"""What a leader holds back from followers that catch up, and when they get it after all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths_bench import NODE, Bench, Client, batch, bench_in, parts_of
+
+from tidemill.broker.throttling import LeaderThrottle
+from tidemill.model.errors import ErrorCode
+from tidemill.records.batch import parse_batch
+from tidemill.replication.throttle import UNLIMITED, RateLimit
+from tidemill.wire.messages.fetch import FetchPartition, ReplicaState
+
+VERSION = 17
+FOLLOWER = 2
+LONG_MS = 60_000
+SIZE = 1000
+"""Bytes of a record's value."""
+WINDOW_S = 1000.0
+KEYS = [("t", 0), ("t", 1)]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """The leader of topic ``t``, which broker 2 follows; it has partition 1, and not yet 0."""
+    with bench_in(tmp_path) as one:
+        for index in range(2):
+            in_sync = (NODE, FOLLOWER) if index else (NODE,)
+            one.partition("t", index).become(NODE, 0, (NODE, FOLLOWER), in_sync, 0, one.clock.now_ms)
+        one.manager.change_isr = lambda *change: None
+        yield one
+
+
+def throttled(bench: Bench, bytes_per_second: int, sample_s: float = WINDOW_S) -> LeaderThrottle:
+    throttle = LeaderThrottle(NODE, RateLimit(bytes_per_second, sample_s=sample_s))
+    throttle.set_topic("t", ["*"])
+    bench.fetches.throttle = throttle
+    return throttle
+
+
+def write(bench: Bench, index: int = 0) -> None:
+    data = batch(b"v" * SIZE)
+    bench.partition("t", index).append([parse_batch(data, 0, len(data))], 1, bench.clock.now_ms)
+
+
+class Follower:
+    """Broker 2's session."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.client: Client = bench.client()
+        self.session = 0
+        self.epoch = 0
+
+    def ask(self, offsets: dict[tuple[str, int], Any], wait_ms: int = 0) -> None:
+        self.client.fetch(
+            VERSION,
+            offsets,
+            session_id=self.session,
+            session_epoch=self.epoch,
+            max_wait_ms=wait_ms,
+            replica_state=ReplicaState(replica_id=FOLLOWER, replica_epoch=1),
+        )
+
+    def told(self) -> dict[tuple[str, int], Any]:
+        answer = self.client.fetched(VERSION)
+        assert answer.error_code == 0
+        self.session = answer.session_id
+        self.epoch += 1
+        return dict(parts_of(answer))
+
+    def sizes(self) -> dict[tuple[str, int], int]:
+        """The bytes that the answer carries."""
+        return {key: len(part.records or b"") for key, part in self.told().items()}
+
+
+def test_a_follower_that_catches_up_gets_nothing_while_too_much_was_sent(bench: Bench) -> None:
+    throttle = throttled(bench, 0)
+    follower = Follower(bench)
+    for index in (0, 1):
+        write(bench, index)
+    follower.ask(dict.fromkeys(KEYS, 0))
+    sent = follower.sizes()
+    assert min(sent.values()) > SIZE, "nothing had been sent before"
+    assert throttle.bytes == sum(sent.values()), "also what goes to those in sync counts"
+    for index in (0, 1):
+        write(bench, index)
+    follower.ask(dict.fromkeys(KEYS, 1))
+    sizes = follower.sizes()
+    assert sizes.pop(("t", 1)) > SIZE, "it is in sync"
+    assert not any(sizes.values())
+    follower.ask({})
+    assert ("t", 0) not in follower.sizes()
+    partition = bench.partition()
+    assert partition.replication is not None
+    assert partition.replication.followers[FOLLOWER].end_offset == 1, "what it has is noted all the same"
+    throttle.limit.bytes_per_second = UNLIMITED
+    follower.ask({})
+    assert follower.sizes()["t", 0] > SIZE
+
+
+def test_errors_are_told_of_what_is_held_back(bench: Bench) -> None:
+    throttled(bench, 0)
+    follower = Follower(bench)
+    write(bench)
+    follower.ask({("t", 0): 0})
+    follower.told()
+    follower.ask({("t", 0): 7})
+    assert follower.told()["t", 0].error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def test_who_waits_is_not_woken_by_what_is_held_back(bench: Bench) -> None:
+    throttle = throttled(bench, 0)
+    follower = Follower(bench)
+    for index in (0, 1):
+        write(bench, index)
+    follower.ask(dict.fromkeys(KEYS, 0))
+    follower.told()
+    write(bench)
+    follower.ask(dict.fromkeys(KEYS, 1))
+    follower.told()  # The high watermarks.
+    follower.ask({}, LONG_MS)
+    bench.until(lambda: bench.fetches.waiting == 1)
+    write(bench)
+    bench.turn()
+    assert bench.fetches.waiting == 1
+    write(bench, 1)
+    sizes = follower.sizes()
+    assert sizes.pop(("t", 1)) > SIZE
+    assert not any(sizes.values())
+    follower.ask({("t", 1): 2}, LONG_MS)
+    follower.told()
+    follower.ask({}, LONG_MS)
+    bench.until(lambda: bench.fetches.waiting == 1)
+    throttle.limit.bytes_per_second = UNLIMITED
+    write(bench)
+    assert follower.sizes()["t", 0] > 2 * SIZE, "what was held back comes with the next"
+
+
+@pytest.mark.parametrize("in_session", [True, False])
+def test_what_is_held_back_goes_as_soon_as_it_may(bench: Bench, in_session: bool) -> None:
+    """Nobody writes and nobody asks meanwhile: a timer tells."""
+    throttle = throttled(bench, 0, sample_s=0.02)
+    follower = Follower(bench)
+    if not in_session:
+        follower.epoch = -1
+    write(bench)
+    follower.ask({("t", 0): 0})
+    follower.told()
+    follower.epoch = 1 if in_session else -1
+    write(bench)
+    throttle.limit.bytes_per_second = 5 * SIZE
+    held_s = throttle.limit.wait_s(bench.loop.time())
+    follower.ask({("t", 0): FetchPartition(fetch_offset=1)})
+    follower.told()
+    follower.epoch = 2 if in_session else -1
+    began = time.monotonic()
+    follower.ask({} if in_session else {("t", 0): 1}, LONG_MS)
+    sizes = follower.sizes()
+    assert held_s > 0.05
+    assert time.monotonic() - began < LONG_MS / 1000 / 2
+    assert sizes["t", 0] > SIZE
+
+
+def test_a_rate_of_another_broker_or_topic_holds_nothing_back(bench: Bench) -> None:
+    throttle = throttled(bench, 0)
+    throttle.set_topic("t", ["0:2", "1:1"])
+    follower = Follower(bench)
+    for offset in range(2):
+        write(bench)
+        follower.ask({("t", 0): offset})
+        assert follower.sizes()["t", 0] > SIZE
+    assert throttle.bytes == 0

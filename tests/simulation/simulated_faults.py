@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ class Faults:
             self.cut_off,
             self.reset,
             self.turn_clock,
+            self.fail_disk,
             *simulation.cluster_faults(),
         ]
         self._kinds = [kind for kind in kinds if self.random.random() < 0.6] or kinds
@@ -107,6 +109,23 @@ class Faults:
         """The machine's wall clock is set to another time."""
         node.clock.skew_ms = self.random.choice((-60_000, -1000, 0, 700, 30_000))
         self._tell(f"the clock of {node.name} is {node.clock.skew_ms} ms off")
+
+    def fail_disk(self, node: Node) -> None:
+        """The disk refuses something; later it is another disk with the same on it, and a start finds it so."""
+        if not node.is_running:
+            return
+        operation = self.random.choice(("append", "sync", "sync", "open", "replace"))
+        self._tell(f"the disk of {node.name} fails ({operation})")
+        self.story.count("disk faults")
+        node.files.fail(operation, "/data/", errno.EIO, times=self.random.choice((1, 3)))
+        process = node.process
+
+        def repair() -> None:
+            node.files.heal()
+            if node.process is process and node.is_running:
+                self.kill(node)
+
+        self.later(repair)
 
     # -- the network
 

@@ -320,6 +320,7 @@ class Simulation:
         self.network.mend()
         for node in self.nodes:
             node.clock.skew_ms = 0
+            node.files.heal()
             if not node.machine.is_up:
                 self.network.power_back(node.machine)
             node.boot()

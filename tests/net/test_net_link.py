@@ -14,7 +14,7 @@ from tidemill.testing import Broker
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.header import encode_response, parse_request_header
 from tidemill.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
-from tidemill.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from tidemill.wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 
 PATIENCE_S = 10.0
 Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
@@ -188,3 +188,54 @@ def test_requests_that_the_peer_does_not_read_are_kept_and_sent_later() -> None:
         assert len(set(seen)) == 1
 
     with_peer(slow, test)
+
+
+async def _metadata(frame: bytes, writer: asyncio.StreamWriter) -> None:
+    header = parse_request_header(frame)
+    empty = MetadataResponse(brokers=[], topics=[])
+    writer.write(encode_response(ApiKey.METADATA, header.api_version, header.correlation_id, empty))
+
+
+def test_a_request_that_cannot_be_encoded_leaves_the_others_their_answers() -> None:
+    async def test(link: Link) -> None:
+        with pytest.raises(AttributeError):
+            await link.ask(ApiKey.METADATA, 12, object(), PATIENCE_S)
+        answer = await link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=[]), PATIENCE_S)
+        assert answer.brokers == []
+
+    with_peer(_metadata, test)
+
+
+def test_a_fault_of_ours_in_an_answer_ends_the_link_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(link: Link) -> None:
+        def fault(key: int, version: int, frame: bytes) -> None:
+            raise KeyError("odd")
+
+        monkeypatch.setattr("tidemill.net.link.decode_response", fault)
+        asks = [link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=[]), 10 * PATIENCE_S) for _ in range(2)]
+        told = await asyncio.gather(*asks, return_exceptions=True)
+        assert [type(one) for one in told] == [LinkError, LinkError]
+        assert all("KeyError('odd')" in str(one) for one in told)
+
+    with_peer(_metadata, test)
+
+
+def test_a_connection_to_itself_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+
+    class Bound(socket.socket):
+        """Gets the port that it connects to, as any that the system chooses may once in a while."""
+
+        def __init__(self, *arguments: int) -> None:
+            super().__init__(*arguments)
+            self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.bind(("127.0.0.1", port))
+
+    async def run() -> None:
+        monkeypatch.setattr("tidemill.net.link.socket.socket", Bound)
+        with pytest.raises(LinkRefused):
+            await Link.open(2, "127.0.0.1", port, "test", PATIENCE_S)
+        monkeypatch.undo()
+
+    asyncio.run(run())

@@ -80,6 +80,7 @@ async def _ask(broker: Broker, epoch: int) -> Sequence[TopicPartition]:
         return []
     answer: ControlledShutdownResponse = await link.ask(ApiKey.CONTROLLED_SHUTDOWN, VERSIONS, request)
     if answer.error_code != 0:
-        code = ErrorCode(answer.error_code)
-        raise KafkaError(f"the controller answers {code.name}", code)
+        known = answer.error_code in set(ErrorCode)
+        code = ErrorCode(answer.error_code) if known else ErrorCode.UNKNOWN_SERVER_ERROR
+        raise KafkaError(f"the controller answers with error {answer.error_code} ({code.name})", code)
     return [TopicPartition(one.topic_name, one.partition_index) for one in answer.remaining_partitions]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import struct
 from collections import deque
@@ -19,6 +20,8 @@ from tidemill.model.errors import ErrorCode, ProtocolError, TidemillError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.header import decode_response, encode_request
 from tidemill.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+
+log = logging.getLogger("tidemill.net")
 
 FRAME_BYTES_MAX = 128 * 1024 * 1024
 """Of an answer: a fetch's limit, and a batch that is larger."""
@@ -109,9 +112,10 @@ class Link:
         if self.closed:
             raise LinkError(f"{self.name}: {self.closed}")
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        data = encode_request(key, version, self._correlation_id, self._client_id, request)
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._waiting.append(_Asked(key, version, self._correlation_id, answer))
-        self._send(encode_request(key, version, self._correlation_id, self._client_id, request))
+        self._send(data)
         try:
             async with asyncio.timeout(timeout_s):
                 return await answer
@@ -183,6 +187,10 @@ class Link:
             self.close(_reason(problem))
         except TidemillError as problem:
             self.close(str(problem))
+        except Exception as problem:
+            # A fault of this program; nobody else would end what waits for answers.
+            log.exception("an answer of %s could not be taken", self.name)
+            self.close(f"an answer could not be taken: {problem!r}")
 
     async def _receive(self, count: int) -> bytes:
         """Exactly ``count`` bytes. Memory grows with what has come, not with what is promised."""
@@ -206,9 +214,10 @@ class Link:
             correlation_id, response = decode_response(asked.key, asked.version, frame)
             if correlation_id != asked.correlation_id:
                 raise ProtocolError(f"answer {correlation_id} came where {asked.correlation_id} was expected")
-        except ProtocolError as problem:
+        except Exception as problem:
             if not asked.answer.done():
-                asked.answer.set_exception(LinkError(f"{self.name}: {problem}"))
+                reason = problem if isinstance(problem, ProtocolError) else repr(problem)
+                asked.answer.set_exception(LinkError(f"{self.name}: {reason}"))
                 asked.answer.exception()
             raise
         if not asked.answer.done():
@@ -230,10 +239,21 @@ async def _connect(host: str, port: int) -> socket.socket:
             sock.close()
             raise
         else:
+            if _is_its_own_peer(sock):
+                sock.close()
+                continue
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return sock
     raise problem
+
+
+def _is_its_own_peer(sock: socket.socket) -> bool:
+    """Whether the system gave the socket the very port that it connects to: it does where nobody listens."""
+    try:
+        return bool(sock.getsockname() == sock.getpeername())
+    except OSError:
+        return False  # It broke meanwhile, as will be found out.
 
 
 def _reason(problem: OSError) -> str:

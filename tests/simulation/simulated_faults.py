@@ -111,7 +111,7 @@ class Faults:
         self._tell(f"the clock of {node.name} is {node.clock.skew_ms} ms off")
 
     def fail_disk(self, node: Node) -> None:
-        """The disk refuses something; later it is another disk with the same on it, and a start finds it so."""
+        """The disk refuses something; later it does not, and a start reads what is there."""
         if not node.is_running:
             return
         operation = self.random.choice(("append", "sync", "sync", "open", "replace"))

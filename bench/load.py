@@ -1,10 +1,11 @@
 """One client's load on one broker, as a process of its own; prints its figures as JSON.
 
 load.py throughput BOOTSTRAP COUNT BYTES        produce COUNT messages, then consume them
-load.py latency BOOTSTRAP COUNT                 one message at a time, each waited for
+load.py replicated BOOTSTRAP COUNT BYTES        produce COUNT messages to three replicas, with acks=all
+load.py latency BOOTSTRAP COUNT [REPLICAS]      one message at a time, each waited for; acks=all if replicated
 load.py requests BOOTSTRAP CONNECTIONS DEPTH SECONDS [IDLE]
                                                 small produces over raw sockets, IDLE consumers waiting
-load.py spread BOOTSTRAP TOPIC PARTITIONS CONNECTIONS DEPTH SECONDS
+load.py spread BOOTSTRAP TOPIC PARTITIONS CONNECTIONS DEPTH SECONDS [ACKS]
                                                 the same, each to another partition of a topic that is there
 """
 
@@ -24,21 +25,21 @@ PARTITIONS = 3
 Figures = dict[str, float]
 
 
-def topic(bootstrap: str, name: str) -> str:
+def topic(bootstrap: str, name: str, replicas: int = 1) -> str:
     """Makes a topic of three partitions."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    for made in admin.create_topics([NewTopic(name, PARTITIONS, 1)]).values():
+    for made in admin.create_topics([NewTopic(name, PARTITIONS, replicas)]).values():
         made.result()
     return name
 
 
-def throughput(bootstrap: str, count: int, size: int) -> Figures:
-    """Messages a second, produced and then consumed."""
-    from confluent_kafka import Consumer, Producer, TopicPartition
+def produce(bootstrap: str, name: str, count: int, size: int, acks: int) -> float:
+    """Messages a second, produced."""
+    from confluent_kafka import Producer
 
-    name = topic(bootstrap, f"throughput-{time.time_ns()}")
+    failed: list[Any] = []
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -46,7 +47,9 @@ def throughput(bootstrap: str, count: int, size: int) -> Figures:
             "batch.size": 1_000_000,
             "queue.buffering.max.messages": 2_000_000,
             "queue.buffering.max.kbytes": 1_048_576,
-            "acks": 1,
+            "acks": acks,
+            "delivery.report.only.error": True,
+            "on_delivery": lambda error, message: failed.append(error),
         }
     )
     value = b"x" * size
@@ -55,8 +58,26 @@ def throughput(bootstrap: str, count: int, size: int) -> Figures:
         producer.produce(name, value, partition=number % PARTITIONS)
         if number % 10_000 == 0:
             producer.poll(0)
-    producer.flush()
+    left = producer.flush()
     produced_s = time.perf_counter() - begin
+    if failed or left:
+        raise SystemExit(f"bench: {len(failed)} messages failed, {left} were left: {failed[:1]}")
+    return count / produced_s
+
+
+def replicated(bootstrap: str, count: int, size: int) -> Figures:
+    """Messages a second that three replicas have."""
+    name = topic(bootstrap, f"replicated-{time.time_ns()}", 3)
+    produce(bootstrap, name, 300, size, -1)
+    return {"produce": produce(bootstrap, name, count, size, -1)}
+
+
+def throughput(bootstrap: str, count: int, size: int) -> Figures:
+    """Messages a second, produced and then consumed."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    name = topic(bootstrap, f"throughput-{time.time_ns()}")
+    produced = produce(bootstrap, name, count, size, 1)
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -76,15 +97,16 @@ def throughput(bootstrap: str, count: int, size: int) -> Figures:
         got += len(consumer.consume(10_000, 1.0))
     consumed_s = time.perf_counter() - begin
     consumer.close()
-    return {"produce": count / produced_s, "consume": count / consumed_s}
+    return {"produce": produced, "consume": count / consumed_s}
 
 
-def latency(bootstrap: str, count: int) -> Figures:
+def latency(bootstrap: str, count: int, replicas: int = 1) -> Figures:
     """Microseconds that a message takes to be acknowledged, sent alone."""
     from confluent_kafka import Producer
 
-    name = topic(bootstrap, f"latency-{time.time_ns()}")
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "acks": 1})
+    name = topic(bootstrap, f"latency-{time.time_ns()}", replicas)
+    acks = -1 if replicas > 1 else 1
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "acks": acks})
     times = []
     for number in range(count + 200):
         begin = time.perf_counter()
@@ -96,7 +118,7 @@ def latency(bootstrap: str, count: int) -> Figures:
     return {"p50": times[count // 2], "p99": times[int(count * 0.99)]}
 
 
-def small_produce(name: str, partition: int) -> bytes:
+def small_produce(name: str, partition: int, acks: int = 1) -> bytes:
     """A Produce v7 with one message of 100 bytes, framed."""
     from tidemill.records.builder import BatchBuilder
 
@@ -104,7 +126,7 @@ def small_produce(name: str, partition: int) -> bytes:
     builder.append(int(time.time() * 1000), None, b"x" * 100, None)
     batch = builder.build()
     encoded = name.encode()
-    body = struct.pack(">hhih", 0, 7, 1, 4) + b"load" + struct.pack(">hhii", -1, 1, 30_000, 1)
+    body = struct.pack(">hhih", 0, 7, 1, 4) + b"load" + struct.pack(">hhii", -1, acks, 30_000, 1)
     body += struct.pack(">h", len(encoded)) + encoded + struct.pack(">iii", 1, partition, len(batch)) + batch
     return struct.pack(">i", len(body)) + body
 
@@ -140,11 +162,11 @@ def requests(bootstrap: str, connections: int, depth: int, seconds: float, idle:
 
 
 def spread(
-    bootstrap: str, name: str, partitions: int, connections: int, depth: int, seconds: float
+    bootstrap: str, name: str, partitions: int, connections: int, depth: int, seconds: float, acks: int = 1
 ) -> Figures:
     """As :func:`requests`, to a topic that is there, each produce to another of so many partitions."""
     order = random.Random(1).sample(range(partitions), partitions)
-    frames = [small_produce(name, partition) for partition in order]
+    frames = [small_produce(name, partition, acks) for partition in order]
     begins = [number * partitions // connections for number in range(connections)]
     return drive(bootstrap, name, [frames[begin:] + frames[:begin] for begin in begins], depth, seconds)
 
@@ -185,14 +207,17 @@ def main(arguments: list[str]) -> None:
     what, bootstrap, *numbers = arguments
     if what == "throughput":
         figures = throughput(bootstrap, int(numbers[0]), int(numbers[1]))
+    elif what == "replicated":
+        figures = replicated(bootstrap, int(numbers[0]), int(numbers[1]))
     elif what == "latency":
-        figures = latency(bootstrap, int(numbers[0]))
+        figures = latency(bootstrap, *map(int, numbers))
     elif what == "requests":
         idle = int(numbers[3]) if len(numbers) > 3 else 0
         figures = requests(bootstrap, int(numbers[0]), int(numbers[1]), float(numbers[2]), idle)
     elif what == "spread":
         partitions, connections, depth = map(int, numbers[1:4])
-        figures = spread(bootstrap, numbers[0], partitions, connections, depth, float(numbers[4]))
+        acks = int(numbers[5]) if len(numbers) > 5 else 1
+        figures = spread(bootstrap, numbers[0], partitions, connections, depth, float(numbers[4]), acks)
     else:
         raise SystemExit(__doc__)
     print(json.dumps(figures))

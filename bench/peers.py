@@ -92,12 +92,12 @@ def warm_memory(count: int) -> None:
             pages.write(chunk)
 
 
-def counted_calls(pid: int) -> subprocess.Popen[str] | None:
-    """A ``perf`` that counts the system calls of a process until it is interrupted; None where it may not."""
+def counted_calls(*pids: int) -> subprocess.Popen[str] | None:
+    """A ``perf`` that counts the system calls of processes until it is interrupted; None where it may not."""
     if shutil.which("perf") is None:
         return None
     counting = subprocess.Popen(
-        ["perf", "stat", "-x,", "-e", "raw_syscalls:sys_enter", "-p", str(pid)],
+        ["perf", "stat", "-x,", "-e", "raw_syscalls:sys_enter", "-p", ",".join(map(str, pids))],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -135,12 +135,16 @@ class Peer:
         """What is done before the clock starts."""
 
     def __enter__(self) -> Peer:
+        self.make_ready()
+        self.start()
+        return self
+
+    def make_ready(self) -> None:
+        """Gives it an empty directory, and an empty file for its output."""
         shutil.rmtree(self.data, ignore_errors=True)
         self.data.mkdir(parents=True)
         self.prepare()
         self.log_path.unlink(missing_ok=True)
-        self.start()
-        return self
 
     @property
     def log_path(self) -> Path:
@@ -149,9 +153,14 @@ class Peer:
 
     def start(self) -> None:
         """Starts it over what its directory holds."""
+        self.launch()
+        self.wait()
+
+    def launch(self) -> None:
+        """Starts it, and does not wait until it answers."""
         command, variables = self.command()
         self.log = self.log_path.open("ab")
-        begin = time.perf_counter()
+        self._began = time.perf_counter()
         self.process = subprocess.Popen(
             command,
             env={**os.environ, **variables},
@@ -159,10 +168,13 @@ class Peer:
             stderr=self.log,
             stdin=subprocess.DEVNULL,
         )
-        self._wait()
-        self.ready_s = time.perf_counter() - begin
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Returns once it answers."""
+        self._answered()
+        self.ready_s = time.perf_counter() - self._began
+
+    def _answered(self) -> None:
         request = bytes.fromhex("0000000a0012000000000001ffff")
         for _ in range(12_000):
             try:
@@ -179,6 +191,10 @@ class Peer:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Ends it and takes its directory away."""
         self.stop()
         shutil.rmtree(self.data, ignore_errors=True)
 
@@ -192,7 +208,15 @@ class Peer:
                 self.process.kill()
                 self.process.wait()
             self.process = None
-        self.log.close()
+            self.log.close()
+
+    def kill(self) -> None:
+        """Ends it at once, as a crash does; its directory stays."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+            self.log.close()
 
     @property
     def pid(self) -> int:
@@ -241,39 +265,37 @@ class Tidemill(Peer):
 
 
 class Kafka(Peer):
-    """Apache Kafka, one KRaft broker with a heap of 1 GB. ``told``: loggers whose lines go to the log."""
+    """Apache Kafka, a KRaft broker with a heap of 1 GB. ``told``: loggers whose lines go to the log."""
 
     name = "kafka"
     told: tuple[str, ...] = ()
 
-    def __init__(self, data: Path, settings: Sequence[str] = ()) -> None:
+    def __init__(self, data: Path, settings: Sequence[str] = (), node_id: int = 1) -> None:
         super().__init__(data, settings)
+        self.node_id = node_id
         self.controller_port = free_port()
+        self.voters = f"{node_id}@127.0.0.1:{self.controller_port}"
+        """Of the quorum; of a cluster, all of them."""
         self.jars = kafka_jars()
         self.properties = data.parent / f"{data.name}.properties"
 
     def prepare(self) -> None:
         self.properties.write_text(
-            "process.roles=broker,controller\nnode.id=1\n"
-            f"controller.quorum.voters=1@127.0.0.1:{self.controller_port}\n"
+            f"process.roles=broker,controller\nnode.id={self.node_id}\n"
+            f"controller.quorum.voters={self.voters}\n"
             f"listeners=PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{self.controller_port}\n"
             f"advertised.listeners=PLAINTEXT://127.0.0.1:{self.port}\ncontroller.listener.names=CONTROLLER\n"
             f"log.dirs={self.data}\nnum.partitions=3\noffsets.topic.replication.factor=1\n"
             "group.initial.rebalance.delay.ms=0\n" + "".join(f"{line}\n" for line in self.settings)
         )
-        subprocess.run(
-            [
-                *self._java(),
-                "kafka.tools.StorageTool",
-                "format",
-                "-t",
-                "AAAAAAAAAAAAAAAAAAAAAA",
-                "-c",
-                str(self.properties),
-            ],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        cluster_id = "A" * 22
+        self.tool("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self.properties))
+
+    def tool(self, *arguments: str) -> str:
+        """What one of Kafka's tools says: its class, then its arguments."""
+        return subprocess.run(
+            [*self._java(), *arguments], check=True, stdout=subprocess.PIPE, text=True
+        ).stdout
 
     def _java(self) -> list[str]:
         quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"

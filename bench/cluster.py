@@ -1,0 +1,374 @@
+"""Three brokers of ours beside three of Apache Kafka's: the same settings and clients, in turn; one table.
+
+    python bench/cluster.py [--rounds 3] [--quick] [--only NAME] [--against kafka|nobody]
+
+produce      acks=all, to three partitions of three replicas; and processor time of the three brokers per GB
+synchronous  acks=all, one message at a time
+idle         what a small produce with acks=all costs the three, beside 2,000 idle partitions of theirs
+catch-up     a partition on two brokers gets its third, which has nothing of it: bytes in a second
+topics       1,000 topics of three replicas are made, and every one led
+leader       the broker that leads a partition is killed: the longest that no write is acknowledged
+controller   the controller is killed, with 2,000 partitions: until all are led, as both others tell, and a
+             topic can be made
+memory       resident memory of the three, before and after all that
+
+Figures are medians of the rounds. The client and all six brokers share the processors, so only ratios are to
+be trusted. Logs lie on tmpfs. Our brokers are on a ZooKeeper of their own, which counts for nothing here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from peers import Figures, counted_calls, end_in_order, load, warm_memory
+from trios import KafkaTrio, TidemillTrio, Trio, until
+
+IDLE_PARTITIONS = 2000
+TOPICS = 1000
+WRITE_EVERY_S = 0.005
+WRITER = {
+    "acks": "all",
+    "linger.ms": 0,
+    "message.timeout.ms": 60_000,
+    "retry.backoff.ms": 20,
+    "retry.backoff.max.ms": 100,
+    "reconnect.backoff.ms": 20,
+    "reconnect.backoff.max.ms": 200,
+    "topic.metadata.refresh.fast.interval.ms": 50,
+    "topic.metadata.refresh.interval.ms": 1000,
+    "socket.timeout.ms": 2000,
+    "log_level": 0,
+}
+"""A producer that looks for the new leader at once: what is measured is how soon there is one."""
+
+
+class Bench:
+    """The measurements of one trio; each gives its figures of one round."""
+
+    def __init__(self, trio: Trio, quick: bool) -> None:
+        self.trio = trio
+        self.scale = 4 if quick else 1
+        self._made = 0
+
+    def name(self, what: str) -> str:
+        """Of a topic that is not there yet."""
+        self._made += 1
+        return f"{what}-{self._made}"
+
+    def produce(self, size: int, count: int) -> Figures:
+        count //= self.scale
+        warm_memory(4 * size * count)
+        before = self.trio.cpu_s()
+        rate = load("replicated", self.trio.bootstrap, count, size)["produce"]
+        used = self.trio.cpu_s() - before
+        return {"produce": rate, "cpu": used / (size * count / 1e9), "cpu us": used / count * 1e6}
+
+    def synchronous(self) -> Figures:
+        count = 4000 // self.scale
+        before = self.trio.cpu_s()
+        figures = load("latency", self.trio.bootstrap, count, 3)
+        return {**figures, "cpu us": (self.trio.cpu_s() - before) / count * 1e6}
+
+    def _cost(self, topic: str) -> Figures:
+        """Microseconds of the three brokers' processors, and their system calls, of one small produce."""
+        seconds = 4.0 / self.scale
+        leader = self.trio.partitions(topic)[0].leader
+        arguments = (self.trio.peers[leader].bootstrap, topic, 1, 4, 1, seconds, -1)
+        load("spread", *arguments)
+        before = self.trio.cpu_s()
+        made = load("spread", *arguments)["requests"] * seconds
+        used = self.trio.cpu_s() - before
+        counting = counted_calls(*(peer.pid for peer in self.trio.peers.values()))
+        figures = {"cpu": used / made * 1e6, "requests": made / seconds}
+        made = load("spread", *arguments)["requests"] * seconds
+        if counting is not None:
+            counting.send_signal(signal.SIGINT)
+            first = counting.communicate()[1].split(",")[0]
+            figures["calls"] = int(first) / made if first.isdigit() else 0.0
+        return figures
+
+    def idle(self) -> Figures:
+        """The same partition, before and after 2,000 others are there; they stay for what comes next."""
+        topic = self.name("busy")
+        self.trio.make({topic: 1})
+        until(lambda: self.trio.in_sync(topic), f"{topic} has its replicas")
+        alone = self._cost(topic)
+        self.with_idle()
+        return {**alone, **{f"{key} beside": value for key, value in self._cost(topic).items()}}
+
+    def with_idle(self) -> None:
+        """Makes 2,000 partitions, unless they are there."""
+        if "idle" not in self.trio.admin().list_topics(timeout=30).topics:
+            self.trio.make({"idle": IDLE_PARTITIONS // (4 if self.scale > 1 else 1)})
+        until(lambda: self.trio.in_sync("idle"), "the idle partitions have their replicas")
+
+    def catch_up(self) -> Figures:
+        from confluent_kafka import Producer
+
+        from tidemill.client import Admin
+        from tidemill.model.types import TopicPartition
+
+        topic, size = self.name("catch-up"), 10_000
+        count = 200_000 // self.scale
+        warm_memory(3 * size * count)
+        self.trio.make({topic: 1}, replica_assignment=[[1, 2]])
+        producer = Producer(
+            {"bootstrap.servers": self.trio.bootstrap, "batch.size": 1_000_000, "linger.ms": 5}
+        )
+        value = os.urandom(size)
+        for number in range(count):
+            producer.produce(topic, value, partition=0)
+            if number % 1000 == 999:
+                producer.flush()
+        producer.flush()
+        until(lambda: self.trio.in_sync(topic, 2), f"{topic} is on two")
+        before, began = self.trio.cpu_s(), time.perf_counter()
+        with Admin(self.trio.bootstrap) as admin:
+            for problem in admin.alter_reassignments({TopicPartition(topic, 0): [1, 2, 3]}).values():
+                if problem is not None:
+                    raise SystemExit(f"bench: {self.trio.name} does not add a replica: {problem}")
+        until(lambda: self.trio.in_sync(topic), f"{topic} is on three")
+        took, used = time.perf_counter() - began, self.trio.cpu_s() - before
+        self.trio.delete(topic)
+        return {"GB/s": size * count / 1e9 / took, "cpu": used / (size * count / 1e9)}
+
+    def topics(self) -> Figures:
+        run = self.name("many")
+        names = {f"{run}-{number}": 1 for number in range(TOPICS // self.scale)}
+        before = self.trio.cpu_s()
+        took = self.trio.make(names)
+        used = self.trio.cpu_s() - before
+        self.trio.delete(*names)
+        return {"seconds": took, "cpu": used}
+
+    def leader(self) -> Figures:
+        """Seconds between the last write acknowledged before the kill and the first one after it."""
+        topic = self.name("failover")
+        self.trio.make({topic: 1})
+        until(lambda: self.trio.in_sync(topic), f"{topic} has its replicas")
+        leader = self.trio.partitions(topic)[0].leader
+        writes = Writes(self.trio.bootstrap, topic)
+        writes.wait(1.0)
+        killed = time.perf_counter()
+        self.trio.peers[leader].kill()
+        until(lambda: writes.acknowledged[-1] > killed + 0.05, "a write after the kill")
+        writes.wait(1.0)
+        writes.stop()
+        longest = max(
+            after - before
+            for before, after in zip(writes.acknowledged, writes.acknowledged[1:], strict=False)
+            if after > killed
+        )
+        self._bring_back(leader, topic)
+        return {"gap": longest}
+
+    def controller(self) -> Figures:
+        """Seconds from the kill of the controller until its partitions are led, and a topic can be made."""
+        self.with_idle()
+        controller = self.trio.controller()
+        self.trio.peers[controller].kill()
+        began = time.perf_counter()
+        for number in self.trio.living:
+            until(
+                lambda n=number: all(one.leader not in (controller, -1) for one in self._idle_told(n)),
+                "every partition is led by those that live",
+            )
+        led = time.perf_counter() - began
+        self.trio.make({self.name("after"): 1}, replica_assignment=[self.trio.living])
+        took = time.perf_counter() - began
+        self._bring_back(controller, "idle")
+        return {"led": led, "topic made": took}
+
+    def _idle_told(self, number: int) -> Sequence[Any]:
+        try:
+            return self.trio.partitions("idle", number)
+        except Exception:  # noqa: BLE001 - a broker that cannot tell just now is asked again
+            return [_NOBODY]
+
+    def _bring_back(self, number: int, topic: str) -> None:
+        self.trio.peers[number].start()
+        until(lambda: self.trio.in_sync(topic), f"broker {number} is in sync again")
+
+
+class _Nobody:
+    leader = -1
+
+
+_NOBODY = _Nobody()
+
+
+class Writes:
+    """Writes to partition 0 every few milliseconds, in a thread, until it is stopped."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        from confluent_kafka import Producer
+
+        self.acknowledged: list[float] = [time.perf_counter()]
+        self._producer = Producer({"bootstrap.servers": bootstrap, **WRITER})
+        self._topic = topic
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _told(self, error: object, message: object) -> None:
+        if error is None:
+            self.acknowledged.append(time.perf_counter())
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self._producer.produce(self._topic, b"x", partition=0, on_delivery=self._told)
+            self._producer.poll(WRITE_EVERY_S)
+
+    def wait(self, seconds: float) -> None:
+        """Lets it write for a while."""
+        self._stopped.wait(seconds)
+
+    def stop(self) -> None:
+        """Ends it, and waits for what is under way."""
+        self._stopped.set()
+        self._thread.join()
+        if left := self._producer.flush(60):
+            raise SystemExit(f"bench: {left} writes were never acknowledged")
+
+
+Axis = tuple[str, Callable[[Bench], Figures]]
+AXES: list[Axis] = [
+    ("produce 100 B", lambda bench: bench.produce(100, 1_000_000)),
+    ("produce 1 KB", lambda bench: bench.produce(1000, 300_000)),
+    ("produce 10 KB", lambda bench: bench.produce(10_000, 30_000)),
+    ("synchronous", Bench.synchronous),
+    ("catch-up", Bench.catch_up),
+    ("topics", Bench.topics),
+    ("leader", Bench.leader),
+    ("controller", Bench.controller),
+]
+Gathered = dict[str, dict[str, dict[str, list[float]]]]
+
+
+def measure(trios: list[Trio], rounds: int, quick: bool, only: str) -> Gathered:
+    """All figures of all rounds: by broker, by axis, by name."""
+    gathered: Gathered = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    benches = {trio.name: Bench(trio, quick) for trio in trios}
+
+    def note(trio: Trio, name: str, figures: Figures) -> None:
+        for key, value in figures.items():
+            gathered[trio.name][name][key].append(value)
+
+    for trio in trios:
+        note(trio, "memory", {"idle": trio.resident_mb()})
+    for name, axis in AXES:
+        if only not in name:
+            continue
+        # The first round warms both up and does not count; where a broker is started anew, all count.
+        warm = name.split()[0] in ("produce", "synchronous")
+        for turn in range(rounds + warm):
+            for trio in trios:
+                figures = axis(benches[trio.name])
+                if turn or not warm:
+                    note(trio, name, figures)
+        told = {trio: dict(names[name]) for trio, names in gathered.items()}
+        print(f"{name}: {json.dumps(told)}", file=sys.stderr, flush=True)
+        if name == "synchronous":
+            for trio in trios:
+                note(trio, "memory", {"after": trio.resident_mb()})
+    if only in "idle":
+        for trio in trios:
+            if "idle" in trio.admin().list_topics(timeout=30).topics:
+                trio.delete("idle")
+            note(trio, "idle", benches[trio.name].idle())
+            print(f"idle: {dict(gathered[trio.name]['idle'])}", file=sys.stderr, flush=True)
+    return gathered
+
+
+ROWS = (
+    ("produce acks=all 100 B, messages/s", "≥ 2", "produce 100 B", "produce", "{:,.0f}"),
+    ("produce acks=all 1 KB, messages/s", "≥ 2.5", "produce 1 KB", "produce", "{:,.0f}"),
+    ("produce acks=all 10 KB, messages/s", "≥ 2.5", "produce 10 KB", "produce", "{:,.0f}"),
+    ("CPU seconds of the three per GB, 100 B", "", "produce 100 B", "cpu", "{:.2f}"),
+    ("CPU seconds of the three per GB, 1 KB", "", "produce 1 KB", "cpu", "{:.2f}"),
+    ("CPU seconds of the three per GB, 10 KB", "", "produce 10 KB", "cpu", "{:.2f}"),
+    ("synchronous acks=all p50, µs", "≤ 1", "synchronous", "p50", "{:,.0f}"),
+    ("synchronous acks=all p99, µs", "≤ 1", "synchronous", "p99", "{:,.0f}"),
+    ("CPU µs of the three per synchronous produce", "", "synchronous", "cpu us", "{:,.0f}"),
+    ("leader killed, no write for, s", "< 1 s", "leader", "gap", "{:.2f}"),
+    ("catch-up of an empty replica, GB/s", "≥ 1.5", "catch-up", "GB/s", "{:.2f}"),
+    ("CPU seconds of the three per GB caught up", "", "catch-up", "cpu", "{:.2f}"),
+    ("create 1,000 topics, s", "≤ 0.5", "topics", "seconds", "{:.2f}"),
+    ("controller killed, 2,000 partitions led, s", "≤ 0.5", "controller", "led", "{:.2f}"),
+    ("controller killed, a topic made, s", "≤ 0.5", "controller", "topic made", "{:.2f}"),
+    ("resident memory of the three, idle, MB", "< 200 MB", "memory", "idle", "{:.0f}"),
+    ("resident memory of the three, after, MB", "< 200 MB", "memory", "after", "{:.0f}"),
+)
+HEAD = "| three brokers | goal | Tidemill | Apache Kafka | ratio |\n|---|---|---|---|---|"
+
+
+def lines_of(gathered: Gathered) -> list[str]:
+    """The table in Markdown."""
+    ours, theirs = gathered["tidemill"], gathered["kafka"]
+    lines = []
+    for axis, goal, name, key, form in ROWS:
+        if key not in ours[name]:
+            continue
+        a = statistics.median(ours[name][key])
+        b = statistics.median(theirs[name][key]) if theirs[name][key] else float("nan")
+        lines.append(f"| {axis} | {goal} | {form.format(a)} | {form.format(b)} | {a / b:.2f} |")
+    for key, form in (("cpu", "CPU, µs"), ("calls", "system calls")):
+        for name, names in gathered.items():
+            if f"{key} beside" in names["idle"]:
+                a, b = names["idle"][f"{key} beside"][0], names["idle"][key][0]
+                axis = f"{name}: a produce acks=all beside 2,000 idle partitions, {form}"
+                lines.append(f"| {axis} | ≤ 1.1 | {a:.1f} | {b:.1f} without | {a / b:.2f} |")
+    return lines
+
+
+def rows(rounds: int, quick: bool, only: str, against: bool = True) -> list[str]:
+    """Starts both trios, measures, and takes them away; the lines of the table."""
+    from tidemill import _mode
+
+    if not _mode.compiled:
+        print(f"bench: our brokers run as plain Python ({_mode.reason}): make setup", file=sys.stderr)
+    base = Path("/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir())
+    data = Path(tempfile.mkdtemp(prefix="tidemill-cluster-", dir=base))
+    with ExitStack() as stack:
+        stack.callback(_take_away, data)
+        trios: list[Trio] = [stack.enter_context(TidemillTrio(data / "tidemill"))]
+        if against:
+            trios.append(stack.enter_context(KafkaTrio(data / "kafka")))
+        return lines_of(measure(trios, rounds, quick, only))
+
+
+def _take_away(data: Path) -> None:
+    import shutil
+
+    shutil.rmtree(data, ignore_errors=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="smaller loads, for a first look")
+    parser.add_argument("--only", default="", help="axes with this in their name")
+    parser.add_argument("--against", choices=["kafka", "nobody"], default="kafka")
+    options = parser.parse_args()
+    end_in_order()
+    found = rows(options.rounds, options.quick, options.only, options.against == "kafka")
+    print("\n".join([HEAD, *found]))
+
+
+if __name__ == "__main__":
+    main()

@@ -4,7 +4,8 @@
 
 Each round measures A, then B; a figure is the median of the rounds, and only ratios are to be trusted: the
 client shares the processors with the broker. Logs lie on tmpfs, or the disk's write-back would be measured.
-Then comes what ``flat.py``, ``spark.py``, ``compaction.py`` and ``conversion.py`` measure, in the same table.
+Then comes what ``flat.py``, ``spark.py``, ``compaction.py`` and ``conversion.py`` measure, in the same table,
+and in one of its own what ``cluster.py`` does.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import cluster
 import compaction
 import conversion
 import flat
 import spark
-from peers import Figures, Kafka, Peer, Tidemill, load, warm_memory
+from peers import Figures, Kafka, Peer, Tidemill, end_in_order, load, warm_memory
 
 
 def with_cpu(peer: Peer, size: int, count: int) -> Figures:
@@ -162,9 +164,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="smaller loads, for a first look")
-    parser.add_argument("--only", default="", help="what has this in its name; also: flat, spark, ...")
+    parser.add_argument("--only", default="", help="what has this in its name; also: flat, cluster, ...")
     parser.add_argument("--json", action="store_true", help="both brokers' figures for machines")
     options = parser.parse_args()
+    end_in_order()
     medians = run(options.rounds, options.quick, options.only)
     if options.json:
         print(json.dumps(medians, indent=1))
@@ -178,7 +181,9 @@ def main() -> None:
         lines += compaction.every_row(1_000_000 if options.quick else compaction.ROWS, compaction.PARTITIONS)
     if options.only in "conversion":
         lines += conversion.rows(options.quick)
-    print("\n".join([HEAD, *lines]))
+    print("\n".join([HEAD, *lines]), flush=True)
+    if options.only in "cluster":
+        print("\n".join(["", cluster.HEAD, *cluster.rows(options.rounds, options.quick, "")]))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from message_fetcher import MessageFetcher
 from paths_bench import (
     FETCH,
     IDS,
@@ -48,7 +49,7 @@ class Follower:
         self.bench = bench
         self.version = version
         self.client: Client = bench.client()
-        self.fetcher = LeaderFetcher(FOLLOWER, 1, FetchLimits(wait_ms=wait_ms))
+        self.fetcher = MessageFetcher(LeaderFetcher(FOLLOWER, 1, FetchLimits(wait_ms=wait_ms)), version)
         broker = Broker(FOLLOWER, 3)
         self.partitions = broker.partitions
         for index, partition in enumerate(self.partitions):
@@ -70,7 +71,7 @@ class Follower:
     def take(self) -> int:
         """Takes the answer; how many partitions it tells of."""
         response = self.client.answer(FETCH, self.version)
-        troubles, out_of_range = self.fetcher.answer(response, 0)
+        troubles, out_of_range, _ = self.fetcher.answer(response, 0)
         assert not troubles
         assert not out_of_range
         return sum(len(topic.partitions) for topic in response.responses)
@@ -164,7 +165,7 @@ def test_an_epoch_that_the_leader_never_saw_is_out_of_range(bench: Bench) -> Non
     follower.start()
     follower.ask()
     response = follower.client.answer(FETCH, 18)
-    _, out_of_range = follower.fetcher.answer(response, 0)
+    _, out_of_range, _ = follower.fetcher.answer(response, 0)
     assert out_of_range == [partition]
 
 

@@ -19,11 +19,12 @@ from tidemill.log.config import LogConfig
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, StorageError
 from tidemill.net.connection import Connection
-from tidemill.net.link import Link, LinkRefused
+from tidemill.net.link import Link, LinkRefused, Poster
 from tidemill.replication.fetcher import FetchLimits
 from tidemill.replication.partition import Partition
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.fetch import FetchResponse
+from tidemill.wire.schema import encode
 
 FOLLOWER = 2
 REPLICAS = (NODE, FOLLOWER)
@@ -129,6 +130,22 @@ def test_a_partition_goes_on_when_its_flush_is_done(stage: Stage) -> None:
     assert client.produced(9)[0].error_code == 0
 
 
+def test_partitions_that_come_while_a_fetch_waits_are_followed_at_once(stage: Stage) -> None:
+    """The leader ends the wait when the next request is there: nothing else would for a minute."""
+    limits = FetchLimits(wait_ms=PATIENCE_MS, backoff_ms=PATIENCE_MS)
+    stage.following = Following(FOLLOWER, 1, limits, stage.connect, SystemClock(), stage.storage_failed)
+    stage.run(lambda: stage.following.follow(stage.partitions[0]))
+    client = stage.bench.client()
+    client.append(b"a")
+    for index in (1, 2):
+        stage.bench.until(lambda: stage.bench.fetches.waiting == 1)
+        stage.run(lambda number=index: stage.following.follow(stage.partitions[number]))
+        client.append(b"b", index=index)
+        client.append(b"c")
+        stage.bench.until(stage.same)
+    assert len(stage.links) == 1
+
+
 def test_a_connection_that_breaks_is_opened_again(stage: Stage) -> None:
     stage.run(lambda: follow_all(stage))
     client = stage.bench.client()
@@ -188,9 +205,10 @@ class Refusing:
     def version_of(self, *versions: int) -> int:
         return 18
 
-    async def ask(self, *arguments: Any) -> FetchResponse:
+    def post(self, key: int, version: int, body: bytes, poster: Poster, timeout_s: float) -> None:
         self.asked += 1
-        return FetchResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        answer = encode(FetchResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED), version)
+        asyncio.get_running_loop().call_soon(poster.on_answer, answer, 0, len(answer))
 
     def close(self, reason: str) -> None:
         self.closed = reason

@@ -190,6 +190,66 @@ def test_requests_that_the_peer_does_not_read_are_kept_and_sent_later() -> None:
     with_peer(slow, test)
 
 
+class Post:
+    """Asks for versions without messages."""
+
+    def __init__(self) -> None:
+        self.answers: list[bytes] = []
+        self.closed = ""
+        self.told = asyncio.Event()
+
+    def on_answer(self, data: bytes, start: int, end: int) -> None:
+        self.answers.append(data[start:end])
+        self.told.set()
+
+    def on_link_closed(self, reason: str) -> None:
+        self.closed = reason
+        self.told.set()
+
+
+def test_what_is_posted_is_answered_among_what_is_asked() -> None:
+    size = 300_000
+    body = bytes(range(256)) * (size // 256)
+
+    async def answer(frame: bytes, writer: asyncio.StreamWriter) -> None:
+        header = parse_request_header(frame)
+        if header.api_version == 12:
+            response = encode_response(ApiKey.METADATA, 12, header.correlation_id, MetadataResponse())
+            writer.write(response)
+            return
+        assert frame[header.body_position :] == b"body"
+        data = struct.pack(">iib", 5 + len(body), header.correlation_id, 0) + body
+        for at in range(0, len(data), 70_000):
+            writer.write(data[at : at + 70_000])
+            await writer.drain()
+
+    async def test(link: Link) -> None:
+        post = Post()
+        for _ in range(3):
+            link.post(ApiKey.METADATA, 9, b"body", post, PATIENCE_S)
+        message = MetadataRequest(topics=[])
+        assert (await link.ask(ApiKey.METADATA, 12, message, PATIENCE_S)).topics == []
+        assert post.answers == [body] * 3
+        link.close("enough")
+        link.post(ApiKey.METADATA, 9, b"body", post, PATIENCE_S)
+        assert post.closed == "enough"
+
+    with_peer(answer, test)
+
+
+def test_a_post_that_is_not_answered_in_time_ends_the_link() -> None:
+    async def answer(frame: bytes, writer: asyncio.StreamWriter) -> None:
+        pass
+
+    async def test(link: Link) -> None:
+        post = Post()
+        link.post(ApiKey.METADATA, 9, b"", post, 0.02)
+        await post.told.wait()
+        assert post.closed == link.closed == "no answer has come in time"
+
+    with_peer(answer, test)
+
+
 async def _metadata(frame: bytes, writer: asyncio.StreamWriter) -> None:
     header = parse_request_header(frame)
     empty = MetadataResponse(brokers=[], topics=[])
@@ -208,7 +268,7 @@ def test_a_request_that_cannot_be_encoded_leaves_the_others_their_answers() -> N
 
 def test_a_fault_of_ours_in_an_answer_ends_the_link_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(link: Link) -> None:
-        def fault(key: int, version: int, frame: bytes) -> None:
+        def fault(*arguments: object) -> None:
             raise KeyError("odd")
 
         monkeypatch.setattr("tidemill.net.link.decode_response", fault)

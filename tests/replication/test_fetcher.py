@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
+from message_fetcher import MessageFetcher
 from replica_stage import FOLLOWER, LEADER, TOPIC, Broker
 
 from tidemill.log.config import LogConfig
 from tidemill.log.log import Log
-from tidemill.model.errors import ErrorCode, StorageError
+from tidemill.model.errors import ErrorCode, ProtocolError, StorageError
 from tidemill.replication.fetcher import FLUSH_LOOK_MS, FetchLimits, LeaderFetcher
 from tidemill.replication.throttle import RateLimit, Throttle
 from tidemill.wire.messages.fetch import (
@@ -20,6 +21,7 @@ from tidemill.wire.messages.fetch import (
     FetchResponse,
     PartitionData,
 )
+from tidemill.wire.schema import encode
 
 BACKOFF_MS = 50
 
@@ -89,7 +91,7 @@ class Pair:
         self.one = Broker(LEADER, count, config)
         self.two = Broker(FOLLOWER, count, config)
         self.leader = Leader(self.one)
-        self.fetcher = LeaderFetcher(FOLLOWER, 7, FetchLimits(backoff_ms=BACKOFF_MS))
+        self.fetcher = MessageFetcher(LeaderFetcher(FOLLOWER, 7, FetchLimits(backoff_ms=BACKOFF_MS)))
         self.now_ms = 0
 
     def start(self, epoch: int = 0) -> None:
@@ -102,7 +104,7 @@ class Pair:
         """One request and its answer; nothing may go wrong."""
         request = self.fetcher.request(self.now_ms)
         assert request is not None
-        troubles, out_of_range = self.fetcher.answer(self.leader.answer(request), self.now_ms)
+        troubles, out_of_range, _ = self.fetcher.answer(self.leader.answer(request), self.now_ms)
         assert not troubles
         assert not out_of_range
 
@@ -141,7 +143,7 @@ def test_a_throttled_partition_rests_until_it_has_kept_to_the_rate_and_others_go
     pair = Pair(3)
     throttle = Throttle(FOLLOWER, RateLimit(100))
     limits = FetchLimits(backoff_ms=BACKOFF_MS, partition_bytes_max=300)
-    pair.fetcher = LeaderFetcher(FOLLOWER, 7, limits, throttle)
+    pair.fetcher = MessageFetcher(LeaderFetcher(FOLLOWER, 7, limits, throttle))
     pair.one.become(LEADER, 0, (LEADER,))
     for index in range(3):
         pair.one.write(index, b"a" * 200)
@@ -223,7 +225,7 @@ def test_a_partition_with_an_error_rests_and_holds_up_no_other() -> None:
     pair.leader.errors[0] = ErrorCode.NOT_LEADER_OR_FOLLOWER
     request = pair.fetcher.request(0)
     assert request is not None
-    troubles, _ = pair.fetcher.answer(pair.leader.answer(request), 0)
+    troubles, _, _ = pair.fetcher.answer(pair.leader.answer(request), 0)
     assert [trouble.text for trouble in troubles] == ["the leader answers NOT_LEADER_OR_FOLLOWER"]
     pair.leader.errors.clear()
     pair.one.write(0, b"a")
@@ -322,7 +324,7 @@ def test_whatever_two_logs_hold_the_follower_ends_with_the_leaders() -> None:
             request = pair.fetcher.request(pair.now_ms)
             if request is None:
                 break
-            _, out_of_range = pair.fetcher.answer(pair.leader.answer(request), pair.now_ms)
+            _, out_of_range, _ = pair.fetcher.answer(pair.leader.answer(request), pair.now_ms)
             for partition in out_of_range:
                 log = pair.one.partitions[0].log
                 pair.fetcher.found(partition, TOPIC, int(log.start_offset), int(log.end_offset), 0)
@@ -338,7 +340,7 @@ def test_a_follower_behind_the_start_of_its_leader_begins_anew() -> None:
     pair.one.partitions[0].log.advance_start(6)
     request = pair.fetcher.request(0)
     assert request is not None
-    _, (partition,) = pair.fetcher.answer(pair.leader.answer(request), 0)
+    _, (partition,), _ = pair.fetcher.answer(pair.leader.answer(request), 0)
     pair.fetcher.found(partition, TOPIC, 6, 10, 0)
     pair.now_ms = BACKOFF_MS
     pair.round()
@@ -365,7 +367,7 @@ def test_a_disk_that_fails_is_told_and_rests() -> None:
     request = pair.fetcher.request(0)
     assert request is not None
     pair.two.files.fail("append", "/d/t-0")
-    (trouble,), _ = pair.fetcher.answer(pair.leader.answer(request), 0)
+    (trouble,), _, _ = pair.fetcher.answer(pair.leader.answer(request), 0)
     assert isinstance(trouble.storage, StorageError)
     assert pair.fetcher.request(0) is None
 
@@ -380,7 +382,7 @@ def test_damaged_records_are_refused_and_asked_for_again() -> None:
     data = response.responses[0].partitions[0]
     assert data.records is not None
     data.records = data.records[:-1] + bytes([data.records[-1] ^ 1])
-    (trouble,), _ = pair.fetcher.answer(response, 0)
+    (trouble,), _, _ = pair.fetcher.answer(response, 0)
     assert "CRC" in trouble.text or "checksum" in trouble.text
     assert pair.two.partitions[0].log.end_offset == 1
     pair.now_ms = BACKOFF_MS
@@ -426,10 +428,66 @@ def test_the_epoch_of_a_session_goes_around(wraps: bool) -> None:
     pair.start()
     pair.round()
     if wraps:
-        pair.fetcher._session_epoch = 0x7FFFFFFF
+        pair.fetcher.fetcher._session_epoch = 0x7FFFFFFF
         request = pair.fetcher.request(0)
         assert request is not None
         pair.fetcher.answer(FetchResponse(session_id=1), 0)
     request = pair.fetcher.request(0)
     assert request is not None
     assert request.session_epoch == 1
+
+
+def test_a_request_that_is_made_while_another_is_under_way_tells_what_is_new() -> None:
+    """What the leader reads for it, of a partition that the answer before brought forward, is left alone."""
+    pair = Pair(2)
+    pair.one.become(LEADER, 0)
+    pair.two.become(LEADER, 0)
+    mine = pair.two.partitions
+    pair.fetcher.follow(TOPIC, mine[0], 0)
+    pair.round()
+    pair.one.write(0, b"a")
+    pair.one.write(1, b"b")
+    first = pair.fetcher.request(0)
+    assert first is not None
+    pair.fetcher.follow(TOPIC, mine[1], 0)
+    second = pair.fetcher.request(0)
+    assert second is not None
+    assert [one.session_epoch for one in (first, second)] == [1, 2]
+    assert [part.partition for topic in second.topics for part in topic.partitions] == [1]
+    answers = [pair.leader.answer(request) for request in (first, second)]
+    for answer in answers:
+        assert pair.fetcher.answer(answer, 0) == ([], [], 0)
+    pair.same()
+    pair.round()
+    assert pair.leader.asked[-1] == {0: 1, 1: 1}
+
+
+def test_an_answer_does_not_speak_for_a_partition_that_its_request_did_not_know() -> None:
+    pair = Pair(1)
+    pair.start()
+    pair.round()
+    pair.one.write(0, b"a")
+    first = pair.fetcher.request(0)
+    assert first is not None
+    late = pair.leader.answer(first)
+    pair.fetcher.leave(TOPIC, 0)
+    pair.fetcher.follow(TOPIC, pair.two.partitions[0], 0)
+    second = pair.fetcher.request(0)
+    assert second is not None
+    pair.fetcher.answer(late, 0)
+    assert pair.two.partitions[0].log.end_offset == 0
+    pair.fetcher.answer(pair.leader.answer(second), 0)
+    pair.same()
+
+
+@pytest.mark.parametrize("cut", [1, 12, 40, 60])
+def test_an_answer_that_is_cut_short_is_refused(cut: int) -> None:
+    pair = Pair(1)
+    pair.start()
+    pair.one.write(0, b"a")
+    request = pair.fetcher.request(0)
+    assert request is not None
+    data = encode(pair.leader.answer(request), 18)
+    with pytest.raises(ProtocolError):
+        pair.fetcher.fetcher.answer(data, 0, len(data) - cut, 0)
+    assert pair.two.partitions[0].log.end_offset == 0

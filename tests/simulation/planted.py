@@ -13,27 +13,26 @@ from unittest import mock
 from tidemill.replication.fetcher import LeaderFetcher
 from tidemill.replication.partition import Partition
 from tidemill.replication.replicas import Replicas
-from tidemill.wire.messages.fetch import FetchPartition
 
 Patch = Any
 
 
 def truncate_by_high_watermark() -> list[Patch]:
     """Followers cut their logs to their own high watermark, as Kafka did before leader epochs (KIP-101)."""
-    follow, ask = LeaderFetcher.follow, LeaderFetcher._ask
+    follow, tell = LeaderFetcher.follow, LeaderFetcher._tell
 
     def follow_cut(self: LeaderFetcher, topic_id: bytes, partition: Partition, now_ms: int) -> None:
         partition.truncate_to(partition.high_watermark, now_ms)
         follow(self, topic_id, partition, now_ms)
 
-    def ask_without_epoch(self: LeaderFetcher, followed: Any) -> FetchPartition:
-        asked = ask(self, followed)
-        asked.last_fetched_epoch = -1
-        return asked
+    def tell_without_epoch(self: LeaderFetcher, followed: Any) -> bool:
+        told = tell(self, followed)
+        followed.last_fetched_epoch = -1
+        return told
 
     return [
         mock.patch.object(LeaderFetcher, "follow", follow_cut),
-        mock.patch.object(LeaderFetcher, "_ask", ask_without_epoch),
+        mock.patch.object(LeaderFetcher, "_tell", tell_without_epoch),
     ]
 
 

@@ -2,6 +2,9 @@
 
 What to ask, and what an answer means, is decided in :mod:`tidemill.replication.fetcher`. Here is what that
 needs of the world: connections, time, and the leader's first and last offset where a log lies outside.
+
+As long as all is well, an answer is stored and the next request sent in the turn of the loop in which the
+answer comes, without the task: everybody who produces with ``acks=all`` waits for that.
 """
 
 from __future__ import annotations
@@ -11,10 +14,10 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-from tidemill.model.errors import StorageError
+from tidemill.model.errors import ProtocolError, StorageError
 from tidemill.model.ports import Clock
 from tidemill.net.link import Link, LinkError
-from tidemill.replication.fetcher import FetchLimits, LeaderFetcher, Trouble
+from tidemill.replication.fetcher import Answered, FetchLimits, LeaderFetcher, Trouble
 from tidemill.replication.follows import Follows
 from tidemill.replication.partition import Partition
 from tidemill.replication.throttle import Throttle
@@ -29,12 +32,70 @@ log = logging.getLogger("tidemill.replication")
 
 FETCH_VERSIONS = (15, 18)
 """From 15 on a follower names itself in a tagged field, and topics go by id."""
+UNDER_WAY_MAX = 4
 LIST_OFFSETS_VERSIONS = (4, 11)
 LATEST, EARLIEST = -1, -2
 TOLD_AGAIN_MS = 60_000
 """A partition's trouble is logged once in this time."""
 
 Connect = Callable[[int], Awaitable[Link]]
+
+
+class Fetching:
+    """Fetches over one link, until something else has to be done."""
+
+    def __init__(self, link: Link, fetcher: LeaderFetcher, now_ms: Callable[[], int]) -> None:
+        self._link = link
+        self._fetcher = fetcher
+        self._now_ms = now_ms
+        self._version = link.version_of(ApiKey.FETCH, *FETCH_VERSIONS)
+        self._patience_s = (fetcher.limits.patience_ms + fetcher.limits.wait_ms) / 1000
+        self._results: list[Answered] = []
+        self._failure: Exception | None = None
+        self._paused = asyncio.Event()
+
+    def ask(self) -> bool:
+        """Sends the next request; False when there is nothing to fetch at present."""
+        body = self._fetcher.request(self._now_ms(), self._version)
+        if body is None:
+            return False
+        self._link.post(ApiKey.FETCH, self._version, body, self, self._patience_s)
+        return True
+
+    def ask_more(self) -> None:
+        """Tells of partitions that came while a request is under way: the leader ends its wait for that."""
+        if 0 < self._fetcher.under_way < UNDER_WAY_MAX and self._fetcher.has_news:
+            self.ask()
+
+    def on_answer(self, data: bytes, start: int, end: int) -> None:
+        """Stores what came, and asks for more unless something was wrong."""
+        try:
+            result = self._fetcher.answer(data, start, end, self._now_ms())
+            if result is None:
+                if self._fetcher.under_way or self.ask():
+                    return
+            else:
+                self._results.append(result)
+        except ProtocolError:
+            raise
+        except Exception as problem:  # noqa: BLE001 - whoever follows tells it
+            self._failure = problem
+        self._paused.set()
+
+    def on_link_closed(self, reason: str) -> None:
+        """No answer comes any more."""
+        if self._failure is None:
+            self._failure = LinkError(f"{self._link.name}: {reason}")
+        self._paused.set()
+
+    async def paused(self) -> list[Answered]:
+        """What is to be looked at before more is asked. Raises LinkError."""
+        await self._paused.wait()
+        self._paused.clear()
+        if self._failure is not None:
+            raise self._failure
+        results, self._results = self._results, []
+        return results
 
 
 class LeaderLoop:
@@ -55,7 +116,8 @@ class LeaderLoop:
         self._storage_failed = storage_failed
         self._changed = asyncio.Event()
         self._told: dict[str, int] = {}
-        self._link: Link | None = None
+        self._fetching: Fetching | None = None
+        self._hurries = False
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def now_ms(self) -> int:
@@ -67,6 +129,15 @@ class LeaderLoop:
         partition.on_flushed = self._changed.set
         self.fetcher.follow(partition.log.topic_id, partition, self.now_ms())
         self._changed.set()
+        if not self._hurries:
+            # Many come together.
+            self._hurries = True
+            asyncio.get_running_loop().call_soon(self._hurry)
+
+    def _hurry(self) -> None:
+        self._hurries = False
+        if self._fetching is not None:
+            self._fetching.ask_more()
 
     def leave(self, partition: Partition) -> None:
         """Follows a partition no longer."""
@@ -86,6 +157,7 @@ class LeaderLoop:
                 try:
                     await self._follow_over(link)
                 finally:
+                    self._fetching = None
                     link.close("the leader is not followed over it any more")
             except LinkError as problem:
                 self._tell(f"leader {self.leader}", str(problem))
@@ -96,23 +168,18 @@ class LeaderLoop:
             await asyncio.sleep(self.fetcher.limits.backoff_ms / 1000)
 
     async def _follow_over(self, link: Link) -> None:
-        version = link.version_of(ApiKey.FETCH, *FETCH_VERSIONS)
+        fetching = self._fetching = Fetching(link, self.fetcher, self.now_ms)
         while True:
-            request = self.fetcher.request(self.now_ms())
-            if request is None:
+            if not self.fetcher.under_way and not fetching.ask():
                 await self._rest()
                 continue
-            limits = self.fetcher.limits
-            patience_s = (limits.patience_ms + limits.wait_ms) / 1000
-            answer = await link.ask(ApiKey.FETCH, version, request, patience_s)
-            if answer.error_code != 0 and request.session_id == 0:
-                # It is not that a session was forgotten: asked again at once, it would answer the same.
-                raise LinkError(f"it answers a fetch with error {answer.error_code}")
-            result = self.fetcher.answer(answer, self.now_ms())
-            for trouble in result.troubles:
-                self._meet(trouble)
-            if result.out_of_range:
-                await self._locate(link, result.out_of_range)
+            for result in await fetching.paused():
+                if result.refused:
+                    raise LinkError(f"it answers a fetch with error {result.refused}")
+                for trouble in result.troubles:
+                    self._meet(trouble)
+                if result.out_of_range:
+                    await self._locate(link, result.out_of_range)
 
     async def _rest(self) -> None:
         """Until there is something to follow, or a partition has rested."""

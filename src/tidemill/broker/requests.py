@@ -13,7 +13,7 @@ from librt.strings import read_i16_be, read_i32_be
 from mypy_extensions import i16, i64
 
 from tidemill.broker import fetch_codec, produce_codec
-from tidemill.broker.fetch import FetchPath
+from tidemill.broker.fetch import FetchPath, FetchRequest
 from tidemill.broker.produce import ProducePath
 from tidemill.log.errors import storage_error
 from tidemill.log.names import parse_partition_directory
@@ -55,6 +55,8 @@ class Requests(FrameHandler):
         if end - start < 8:
             raise ProtocolError(f"a request of {end - start} bytes is shorter than its header")
         api_key = read_i16_be(data, start)
+        if connection.waiting and api_key == FETCH:
+            self.hurry_follower(connection)
         if connection.waiting:
             if api_key != PRODUCE or connection.context.busy:
                 return False
@@ -87,6 +89,12 @@ class Requests(FrameHandler):
         if api_key != PRODUCE and connection.waiting:
             connection.context.busy = True
         return True
+
+    def hurry_follower(self, connection: Connection) -> None:
+        """Ends the wait of a follower's fetch when its next one is there, which tells of more partitions."""
+        request = connection.state
+        if isinstance(request, FetchRequest) and request.replica_id >= 0:
+            self.fetches.hurry(connection)
 
     def take_timed(
         self, connection: Connection, data: bytes, start: i64, end: i64, version: i16, is_produce: bool

@@ -12,7 +12,6 @@ as ``limit_offset``.
 from __future__ import annotations
 
 import contextlib
-import zlib
 from typing import Any, Final
 
 from librt.strings import BytesWriter, write_i32_be, write_i64_be
@@ -49,6 +48,9 @@ PREFIX_BYTES: Final = MAGIC
 """Base offset, length and leader epoch: what the leader writes into a batch, outside of its checksum."""
 
 NO_TIMESTAMP: Final = -1
+RUN_MS_MAX: Final = 1000
+"""A follower writes batches together only when none is later than the one before by more: segments begin on
+time."""
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)
@@ -160,44 +162,85 @@ class Log(CutStore):
         self.producer_state.end_offset = last_offset + 1
         return AppendResult(base_offset, last_offset, append_time, self.start_offset, False)
 
-    def append_as_follower(self, data: bytes, now_ms: i64) -> i64:
+    def append_as_follower(self, data: bytes, now_ms: i64, position: i64 = 0, end: i64 = -1) -> i64:
         """Appends batches as a leader sent them, offsets and epochs included; the new end offset.
 
-        An incomplete batch at the end is left out. Raises CorruptMessage when a batch is damaged or does
-        not come after the log's end; what came before it is stored.
+        They are ``data[position:end]``; -1 is the end of the data. An incomplete batch at the end is left
+        out. Raises CorruptMessage when a batch is damaged or does not come after the log's end; what came
+        before it is stored.
         """
-        end: i64 = len(data)
-        position: i64 = 0
+        if end < 0:
+            end = len(data)
         while whole_batch_size(data, position, end) > 0:
             if data[position + MAGIC] < CURRENT_MAGIC:
                 position += self._append_entry_as_follower(parse_entry(data, position, end), now_ms)
                 continue
             batch = parse_batch(data, position, end)
-            position += batch.size
             check_crc(batch)
             if batch.base_offset < self.end_offset:
                 raise self._behind_end(batch.base_offset)
+            position += self._append_run_as_follower(batch, end, now_ms)
+        return self.end_offset
+
+    def _append_run_as_follower(self, first: Batch, end: i64, now_ms: i64) -> i64:
+        """Appends a checked batch, in one write with those after it that need nothing else; their size."""
+        if first.last_offset - self.active.base_offset > RELATIVE_OFFSET_MAX:
+            self._roll_over_gap(first.base_offset, now_ms)
+        segment = self._segment_for(first.size, first.last_offset, first.max_timestamp, now_ms)
+        if first.leader_epoch != self._leader_epoch:
+            self._begin_epoch(first.leader_epoch, first.base_offset)
+        marker: Marker | None = None
+        run = [first]
+        size: i64 = first.size
+        if first.attributes & CONTROL_FLAG != 0:
+            marker = self._note_abort(segment, first, first.base_offset)
+        else:
+            last = first
+            while first.position + size < end:
+                following = self._joins(last, segment, size, end)
+                if following is None:
+                    break
+                run.append(following)
+                size += following.size
+                last = following
+        view = memoryview(first.data)[first.position : first.position + size]
+        try:
+            segment.append_run(view, run)
+        except OSError as problem:
+            if marker is not None:
+                self._forget_abort(segment, first.base_offset)
+            raise storage_error("append to", segment.path, problem) from problem
+        for batch in run:
             last_offset: i64 = batch.last_offset
-            if last_offset - self.active.base_offset > RELATIVE_OFFSET_MAX:
-                self._roll_over_gap(batch.base_offset, now_ms)
-            segment = self._segment_for(batch.size, last_offset, batch.max_timestamp, now_ms)
-            if batch.leader_epoch != self._leader_epoch:
-                self._begin_epoch(batch.leader_epoch, batch.base_offset)
-            marker: Marker | None = None
-            if batch.attributes & CONTROL_FLAG != 0:
-                marker = self._note_abort(segment, batch, batch.base_offset)
-            view = memoryview(data)[batch.position : batch.position + batch.size]
-            try:
-                segment.append([view], batch.size, batch.base_offset, last_offset, batch.max_timestamp)
-            except OSError as problem:
-                if marker is not None:
-                    self._forget_abort(segment, batch.base_offset)
-                raise storage_error("append to", segment.path, problem) from problem
             self.end_offset = last_offset + 1
             if batch.producer_id >= 0:
                 self._note_producer(batch, marker, last_offset, batch.max_timestamp, now_ms)
             self.producer_state.end_offset = last_offset + 1
-        return self.end_offset
+        return size
+
+    def _joins(self, last: Batch, segment: Segment, size: i64, end: i64) -> Batch | None:
+        """The batch after ``last``, when it may be written with a run of ``size`` bytes that ends there.
+
+        None for what is damaged, too: it is looked at once more when the run is stored.
+        """
+        data = last.data
+        position: i64 = last.position + last.size
+        try:
+            if whole_batch_size(data, position, end) == 0 or data[position + MAGIC] != CURRENT_MAGIC:
+                return None
+            batch = parse_batch(data, position, end)
+            if (
+                batch.attributes & CONTROL_FLAG != 0
+                or batch.leader_epoch != self._leader_epoch
+                or batch.base_offset <= last.last_offset
+                or batch.max_timestamp > last.max_timestamp + RUN_MS_MAX
+                or segment.is_full(size + batch.size, batch.last_offset, self._segment_bytes)
+            ):
+                return None
+            check_crc(batch)
+        except CorruptMessage:
+            return None
+        return batch
 
     def _append_entry_as_follower(self, entry: Entry, now_ms: i64) -> i64:
         """Appends an entry of format v0 or v1, which knows no epoch; its size."""
@@ -324,41 +367,6 @@ class Log(CutStore):
         except OSError as problem:
             raise storage_error("write", self.leader_epochs.path, problem) from problem
         self._leader_epoch = leader_epoch
-
-    def _segment_for(self, size: i64, last_offset: i64, timestamp: i64, now_ms: i64) -> Segment:
-        """The segment that takes the next batch. Raises StorageError when its files cannot be opened."""
-        try:
-            return self._choose_segment(size, last_offset, timestamp, now_ms)
-        except OSError as problem:
-            raise storage_error("open", self.active.path, problem) from problem
-
-    def _choose_segment(self, size: i64, last_offset: i64, timestamp: i64, now_ms: i64) -> Segment:
-        """The active one, or a new one when that is due."""
-        segment = self.active
-        if not segment.is_full(size, last_offset, self._segment_bytes):
-            if segment.size == 0:
-                return segment
-            first: i64 = segment.rolling_timestamp()
-            waited: i64 = timestamp - first if first >= 0 and timestamp >= 0 else now_ms - segment.created_ms
-            if waited <= self._segment_ms - self._jitter_ms(segment):
-                return segment
-        if size > self._segment_bytes:
-            raise KafkaError(
-                f"{self.topic_partition}: a batch of {size} bytes is larger than a segment may be "
-                f"(segment.bytes={self._segment_bytes})",
-                ErrorCode.RECORD_LIST_TOO_LARGE,
-            )
-        self.roll(now_ms)
-        return self.active
-
-    def _jitter_ms(self, segment: Segment) -> i64:
-        """By how much the segment rolls earlier: spread over segments, the same after a restart."""
-        span: i64 = self._segment_jitter_ms
-        if span <= 0:
-            return 0
-        if span > self._segment_ms:
-            span = self._segment_ms
-        return i64(zlib.crc32(segment.path.encode())) % (span + 1)
 
     # -- reading
 

@@ -20,7 +20,7 @@ from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
 from tidemill.log.time_index import TimeIndex
 from tidemill.model.errors import KafkaError
 from tidemill.model.ports import File, Files
-from tidemill.records.batch import CODEC_MASK, LENGTH, LOG_OVERHEAD, MAGIC
+from tidemill.records.batch import CODEC_MASK, LENGTH, LOG_OVERHEAD, MAGIC, Batch
 from tidemill.records.cursor import open_cursor
 from tidemill.records.legacy import TIMESTAMP
 
@@ -139,6 +139,20 @@ class Segment:
         file.append(buffers)
         self.size = position + size
         self.note(position, size, base_offset, last_offset, max_timestamp)
+
+    def append_run(self, view: memoryview, batches: list[Batch]) -> None:
+        """Writes batches that lie one after the other in ``view``. Raises OSError, and is as before then."""
+        if self._max_timestamp == UNKNOWN:
+            self.max_timestamp()
+        file = self._file
+        if file is None:
+            file = self._open_to_append()
+        self.touched = True
+        file.append([view])
+        for batch in batches:
+            position: i64 = self.size
+            self.size = position + batch.size
+            self.note(position, batch.size, batch.base_offset, batch.last_offset, batch.max_timestamp)
 
     def append_entries(self, data: bytes, base_offset: i64) -> None:
         """Writes entries of format v0 or v1 at the end, the first message of which has ``base_offset``.

@@ -6,6 +6,8 @@ data path needs: append and read.
 
 from __future__ import annotations
 
+import zlib
+
 from mypy_extensions import i64
 
 from tidemill.log.config import LogConfig
@@ -17,7 +19,7 @@ from tidemill.log.producer_state import ProducerState
 from tidemill.log.removals import Removals
 from tidemill.log.segment import Segment
 from tidemill.log.swap import Swap, pin_all, unpin_all
-from tidemill.model.errors import KafkaError
+from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
 
@@ -124,6 +126,41 @@ class LogStore:
         self.segments.append(segment)
         self.active = segment
         self.names_changed += 1
+
+    def _segment_for(self, size: i64, last_offset: i64, timestamp: i64, now_ms: i64) -> Segment:
+        """The segment that takes the next batch. Raises StorageError when its files cannot be opened."""
+        try:
+            return self._choose_segment(size, last_offset, timestamp, now_ms)
+        except OSError as problem:
+            raise storage_error("open", self.active.path, problem) from problem
+
+    def _choose_segment(self, size: i64, last_offset: i64, timestamp: i64, now_ms: i64) -> Segment:
+        """The active one, or a new one when that is due."""
+        segment = self.active
+        if not segment.is_full(size, last_offset, self._segment_bytes):
+            if segment.size == 0:
+                return segment
+            first: i64 = segment.rolling_timestamp()
+            waited: i64 = timestamp - first if first >= 0 and timestamp >= 0 else now_ms - segment.created_ms
+            if waited <= self._segment_ms - self._jitter_ms(segment):
+                return segment
+        if size > self._segment_bytes:
+            raise KafkaError(
+                f"{self.topic_partition}: a batch of {size} bytes is larger than a segment may be "
+                f"(segment.bytes={self._segment_bytes})",
+                ErrorCode.RECORD_LIST_TOO_LARGE,
+            )
+        self.roll(now_ms)
+        return self.active
+
+    def _jitter_ms(self, segment: Segment) -> i64:
+        """By how much the segment rolls earlier: spread over segments, the same after a restart."""
+        span: i64 = self._segment_jitter_ms
+        if span <= 0:
+            return 0
+        if span > self._segment_ms:
+            span = self._segment_ms
+        return i64(zlib.crc32(segment.path.encode())) % (span + 1)
 
     def _undo_roll(self, segment: Segment) -> None:
         """Removes what a failed roll made; what cannot be removed is empty, and dropped at the next start."""

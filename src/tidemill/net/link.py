@@ -3,6 +3,10 @@
 Followers fetch over it, and the controller commands over it. Any number of requests may be under way; the
 peer answers them in their order. What goes wrong ends the link, and everybody who waits on it is told why;
 whoever opened it opens the next.
+
+:meth:`Link.ask` takes messages and gives their answers to tasks. :meth:`Link.post` is for those who ask
+without pause, and read and write the protocol by themselves: the answer is handed on where it was received,
+in the turn of the loop in which it comes.
 """
 
 from __future__ import annotations
@@ -14,20 +18,24 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from tidemill.model.errors import ErrorCode, ProtocolError, TidemillError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.header import decode_response, encode_request
 from tidemill.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from tidemill.wire.primitives import skip_tag_section
 
 log = logging.getLogger("tidemill.net")
 
 FRAME_BYTES_MAX = 128 * 1024 * 1024
 """Of an answer: a fetch's limit, and a batch that is larger."""
-FIRST_BYTES_MAX = 64 * 1024
-"""So much is taken on a peer's word; more is there once that much has come."""
+RECEIVE_BYTES = 16 * 1024
+RECEIVE_BYTES_MAX = 1024 * 1024
+"""Of one receive: so much memory is taken on a peer's word."""
 _SIZE = struct.Struct(">i")
+_HEADER = struct.Struct(">ihhih")
+"""Size, API key, its version, correlation id, length of the client id."""
 
 
 class LinkError(TidemillError):
@@ -42,11 +50,27 @@ class LinkTimeout(LinkError):
     """The peer has not answered in time."""
 
 
+class Poster(Protocol):
+    """Who posts requests."""
+
+    def on_answer(self, data: bytes, start: int, end: int) -> None:
+        """The body of the answer to the oldest of its requests is ``data[start:end]``.
+
+        ProtocolError ends the link.
+        """
+
+    def on_link_closed(self, reason: str) -> None:
+        """The link has ended: no answer comes any more."""
+
+
 class _Asked(NamedTuple):
     key: int
     version: int
     correlation_id: int
-    answer: asyncio.Future[Any]
+    answer: asyncio.Future[Any] | None
+    poster: Poster | None
+    deadline: float
+    """In the loop's time, of what was posted: who asks waits with a deadline of his own."""
 
 
 class Link:
@@ -62,11 +86,17 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._socket = sock
         self._client_id = client_id
+        self._client = client_id.encode() + b"\0"
         self._correlation_id = 0
         self._waiting: deque[_Asked] = deque()
         self._unsent = bytearray()
         self._writing = False
-        self._reader = self._loop.create_task(self._read())
+        self._chunks: list[bytes] = []
+        self._have = 0
+        """Bytes in the chunks, of a frame of which more is to come."""
+        self._needed = _SIZE.size
+        self._watch: asyncio.TimerHandle | None = None
+        self._loop.add_reader(sock, self._readable)
 
     @classmethod
     async def open(cls, broker_id: int, host: str, port: int, client_id: str, timeout_s: float) -> Link:
@@ -114,7 +144,7 @@ class Link:
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         data = encode_request(key, version, self._correlation_id, self._client_id, request)
         answer: asyncio.Future[Any] = self._loop.create_future()
-        self._waiting.append(_Asked(key, version, self._correlation_id, answer))
+        self._waiting.append(_Asked(key, version, self._correlation_id, answer, None, 0.0))
         self._send(data)
         try:
             async with asyncio.timeout(timeout_s):
@@ -124,6 +154,35 @@ class Link:
             self.close(f"no answer within {timeout_s:g} s")
             raise LinkTimeout(f"{self.name} has not answered within {timeout_s:g} s") from None
 
+    def post(self, key: int, version: int, body: bytes, poster: Poster, timeout_s: float) -> None:
+        """Sends a request of a flexible version, whose fields are ``body``; ``poster`` is told the answer.
+
+        When none has come within ``timeout_s``, the link is at its end.
+        """
+        if self.closed:
+            poster.on_link_closed(self.closed)
+            return
+        self._correlation_id = correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        deadline = self._loop.time() + timeout_s
+        self._waiting.append(_Asked(key, version, correlation_id, None, poster, deadline))
+        if self._watch is None:
+            self._watch = self._loop.call_at(deadline, self._look_for_answers)
+        client = self._client
+        size = _HEADER.size - _SIZE.size + len(client) + len(body)
+        self._send(_HEADER.pack(size, key, version, correlation_id, len(client) - 1) + client + body)
+
+    def _look_for_answers(self) -> None:
+        """Answers come in order: only of the first that was posted the time can be over."""
+        self._watch = None
+        now = self._loop.time()
+        for asked in self._waiting:
+            if asked.poster is not None:
+                if asked.deadline <= now:
+                    self.close("no answer has come in time")
+                else:
+                    self._watch = self._loop.call_at(asked.deadline, self._look_for_answers)
+                return
+
     def close(self, reason: str) -> None:
         """Ends the link; who waits is told ``reason``. Calling it again does nothing."""
         if self.closed:
@@ -131,15 +190,15 @@ class Link:
         self.closed = reason
         if self._writing:
             self._loop.remove_writer(self._socket)
-        self._reader.cancel()
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        if self._watch is not None:
+            self._watch.cancel()
         self._unsent.clear()
+        self._chunks = []
         waiting, self._waiting = self._waiting, deque()
         for asked in waiting:
-            if not asked.answer.done():
-                asked.answer.set_exception(LinkError(f"{self.name}: {reason}"))
-                asked.answer.exception()  # Whoever asked may be gone.
-        # The reader holds the socket in the selector until its cancellation has arrived.
-        self._reader.add_done_callback(lambda _: self._socket.close())
+            self._fail(asked, reason)
         if self.on_close is not None:
             self.on_close(reason)
 
@@ -176,15 +235,33 @@ class Link:
 
     # -- receiving
 
-    async def _read(self) -> None:
+    def _readable(self) -> None:
+        """Takes what has come, and hands on the frames that are whole. Memory grows with what has come."""
+        wanted = RECEIVE_BYTES
+        if self._have:
+            wanted = min(max(wanted, self._needed - self._have), RECEIVE_BYTES_MAX)
         try:
-            while True:
-                (size,) = _SIZE.unpack(await self._receive(_SIZE.size))
-                if not 4 <= size <= FRAME_BYTES_MAX:
-                    raise ProtocolError(f"an answer of {size} bytes; 4 to {FRAME_BYTES_MAX} are taken")
-                self._take(await self._receive(size))
+            data = self._socket.recv(wanted)
+        except (BlockingIOError, InterruptedError):
+            return
         except OSError as problem:
             self.close(_reason(problem))
+            return
+        if not data:
+            self.close("the peer closed the connection")
+            return
+        if self._have:
+            self._chunks.append(data)
+            self._have += len(data)
+            if self._have < self._needed:
+                if len(self._chunks) > 64 + (self._have >> 14):
+                    self._chunks = [b"".join(self._chunks)]
+                return
+            data = b"".join(self._chunks)
+            self._chunks = []
+            self._have = 0
+        try:
+            self._parse(data)
         except TidemillError as problem:
             self.close(str(problem))
         except Exception as problem:
@@ -192,36 +269,56 @@ class Link:
             log.exception("an answer of %s could not be taken", self.name)
             self.close(f"an answer could not be taken: {problem!r}")
 
-    async def _receive(self, count: int) -> bytes:
-        """Exactly ``count`` bytes. Memory grows with what has come, not with what is promised."""
-        data = bytearray(min(count, FIRST_BYTES_MAX))
-        have = 0
-        while have < count:
-            if have == len(data):
-                data.extend(bytes(min(len(data), count - have)))
-            with memoryview(data) as view:
-                got = await self._loop.sock_recv_into(self._socket, view[have:])
-            if got == 0:
-                raise LinkError("the peer closed the connection")
-            have += got
-        return bytes(data)
+    def _parse(self, data: bytes) -> None:
+        position, end = 0, len(data)
+        needed = _SIZE.size
+        while end - position >= _SIZE.size:
+            (size,) = _SIZE.unpack_from(data, position)
+            if not 4 <= size <= FRAME_BYTES_MAX:
+                raise ProtocolError(f"an answer of {size} bytes; 4 to {FRAME_BYTES_MAX} are taken")
+            needed = _SIZE.size + size
+            if end - position < needed:
+                break
+            self._take(data, position + _SIZE.size, position + needed)
+            if self.closed:
+                return
+            position += needed
+            needed = _SIZE.size
+        if position < end:
+            self._chunks = [data[position:] if position else data]
+            self._have = end - position
+            self._needed = needed
 
-    def _take(self, frame: bytes) -> None:
+    def _take(self, data: bytes, start: int, end: int) -> None:
         if not self._waiting:
             raise ProtocolError("an answer came that nobody asked for")
         asked = self._waiting.popleft()
         try:
-            correlation_id, response = decode_response(asked.key, asked.version, frame)
-            if correlation_id != asked.correlation_id:
-                raise ProtocolError(f"answer {correlation_id} came where {asked.correlation_id} was expected")
+            if asked.poster is not None:
+                (correlation_id,) = _SIZE.unpack_from(data, start)
+                self._check(asked, correlation_id)
+                asked.poster.on_answer(data, skip_tag_section(data, start + _SIZE.size, end), end)
+                return
+            correlation_id, response = decode_response(asked.key, asked.version, data, start, end)
+            self._check(asked, correlation_id)
         except Exception as problem:
-            if not asked.answer.done():
-                reason = problem if isinstance(problem, ProtocolError) else repr(problem)
-                asked.answer.set_exception(LinkError(f"{self.name}: {reason}"))
-                asked.answer.exception()
+            known = isinstance(problem, TidemillError)
+            self._fail(asked, str(problem) if known else f"an answer could not be taken: {problem!r}")
             raise
-        if not asked.answer.done():
+        if asked.answer is not None and not asked.answer.done():
             asked.answer.set_result(response)
+
+    @staticmethod
+    def _check(asked: _Asked, correlation_id: int) -> None:
+        if correlation_id != asked.correlation_id:
+            raise ProtocolError(f"answer {correlation_id} came where {asked.correlation_id} was expected")
+
+    def _fail(self, asked: _Asked, reason: str) -> None:
+        if asked.poster is not None:
+            asked.poster.on_link_closed(reason)
+        elif asked.answer is not None and not asked.answer.done():
+            asked.answer.set_exception(LinkError(f"{self.name}: {reason}"))
+            asked.answer.exception()  # Whoever asked may be gone.
 
 
 async def _connect(host: str, port: int) -> socket.socket:

@@ -3,7 +3,11 @@
 One fetcher follows all partitions that one broker leads, in one fetch session (Fetch from version 15 on):
 each request names only what changed since the one before. A partition that went wrong rests for a while,
 outside of the session. No sockets and no clock here: whoever carries the requests calls
-:meth:`LeaderFetcher.request`, then :meth:`LeaderFetcher.answer` or :meth:`LeaderFetcher.lost`.
+:meth:`LeaderFetcher.request`, then :meth:`LeaderFetcher.answer` or :meth:`LeaderFetcher.lost`. Compiled.
+
+Several requests may be under way in a session. The next one is usually made of the answer to the one before;
+one that is made earlier tells of partitions that came meanwhile. What an answer says of a partition counts
+only if its request told of that last, or an earlier one did, and nothing has happened to it since.
 
 Where logs diverged, the leader says so in its answer (the epoch of the follower's last record, and where that
 epoch ended at the leader's), and the follower cuts its own before it asks again. Logs of message formats v0
@@ -14,27 +18,19 @@ Source: KIP-101, KIP-279, KIP-595 (epochs in Fetch), KIP-227 (sessions).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError
+from mypy_extensions import i16, i32, i64, mypyc_attr
+
+from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, ProtocolError, StorageError
+from tidemill.replication.fetch_frames import Found, Request, Told, decode_answer, encode_request
 from tidemill.replication.partition import Partition
 from tidemill.replication.throttle import Throttle
-from tidemill.wire.messages.fetch import (
-    EpochEndOffset,
-    FetchPartition,
-    FetchRequest,
-    FetchResponse,
-    FetchTopic,
-    ForgottenTopic,
-    PartitionData,
-    ReplicaState,
-)
 
-NO_EPOCH = -1
-SOON_MS = 50
+NO_EPOCH: Final = -1
+SOON_MS: Final = 50
 """After an answer that says that one of both brokers has not heard yet what the other has."""
-UNSETTLED = frozenset(
+UNSETTLED: Final = frozenset(
     {
         ErrorCode.UNKNOWN_TOPIC_ID,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -42,11 +38,11 @@ UNSETTLED = frozenset(
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
     }
 )
-FLUSH_LOOK_MS = 5
+FLUSH_LOOK_MS: Final = 5
 """How long the leader may hold a fetch while a partition waits for its flush: then it is back soon."""
-THROTTLED_LOOK_MS = 1000
+THROTTLED_LOOK_MS: Final = 1000
 """A partition that is throttled rests no longer at once: another rate may have been set."""
-SESSION_FINAL = 0x7FFFFFFF
+SESSION_FINAL: Final[i32] = 0x7FFFFFFF
 
 Key = tuple[bytes, int]
 """Topic id and partition."""
@@ -73,45 +69,61 @@ class Trouble(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """What came of an answer: what went wrong, and whose offsets the leader has to be asked for."""
+    """What came of an answer: what went wrong, and whose offsets the leader has to be asked for.
+
+    ``refused`` is the error with which the leader answers fetches that name no session; 0 when it does not.
+    """
 
     troubles: list[Trouble]
     out_of_range: list[Partition]
+    refused: int = 0
 
 
-class Followed:
-    """One partition and what the leader was told of it."""
+class Followed(Told):
+    """One partition, and what the leader was told of it."""
 
-    __slots__ = ("key", "lags", "leader_epoch", "partition", "rests_until_ms", "told")
-
-    def __init__(self, key: Key, partition: Partition, leader_epoch: int) -> None:
-        self.key = key
+    def __init__(self, topic_id: bytes, partition: Partition) -> None:
+        super().__init__(topic_id, partition.index)
+        self.key: Key = (topic_id, int(partition.index))
         self.partition = partition
-        self.leader_epoch = leader_epoch
-        self.rests_until_ms = 0
-        self.told: FetchPartition | None = None
-        """As the session has it; None while the leader does not know of it."""
+        self.leader_epoch = partition.leader_epoch
+        self.rests_until_ms: i64 = 0
+        self.told_in: i64 = 0
+        """The request that told of it last; 0 while the leader does not know of it."""
         self.lags = True
         """It had not all that is committed when the leader answered last."""
 
 
+class UnderWay:
+    """A request that is not answered yet."""
+
+    def __init__(self, number: i64, session_id: i32) -> None:
+        self.number: i64 = number
+        self.session_id: i32 = session_id
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LeaderFetcher:
     """Follows what one broker leads."""
 
     def __init__(
-        self, node_id: int, node_epoch: int, limits: FetchLimits, throttle: Throttle | None = None
+        self, node_id: i32, node_epoch: i64, limits: FetchLimits, throttle: Throttle | None = None
     ) -> None:
         self._throttle = throttle
-        self.node_id = node_id
-        self.node_epoch = node_epoch
+        self.node_id: i32 = node_id
+        self.node_epoch: i64 = node_epoch
         self.limits = limits
+        self._wait_ms: i64 = limits.wait_ms
+        self._backoff_ms: i64 = limits.backoff_ms
         self._followed: dict[Key, Followed] = {}
         self._changed: dict[Key, Followed] = {}
         """What the next request has to tell."""
         self._forgotten: dict[Key, None] = {}
         self._resting: dict[Key, Followed] = {}
-        self._session_id = 0
-        self._session_epoch = 0
+        self._session_id: i32 = 0
+        self._session_epoch: i32 = 0
+        self._number: i64 = 0
+        self._under_way: list[UnderWay] = []
 
     def __len__(self) -> int:
         return len(self._followed)
@@ -121,150 +133,189 @@ class LeaderFetcher:
         """All that are followed."""
         return [followed.partition for followed in self._followed.values()]
 
+    @property
+    def under_way(self) -> int:
+        """How many requests are not answered yet."""
+        return len(self._under_way)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to tell, and a session to tell it in."""
+        return self._session_id != 0 and len(self._changed) > 0
+
     # -- what is followed
 
-    def follow(self, topic_id: bytes, partition: Partition, now_ms: int) -> None:
+    def follow(self, topic_id: bytes, partition: Partition, now_ms: i64) -> None:
         """Begins to follow, in the epoch that ``partition`` is in. Raises StorageError."""
-        key = (topic_id, int(partition.index))
         if partition.log.leader_epochs.latest == NO_EPOCH:
             partition.truncate_to(partition.high_watermark, now_ms)
-        followed = Followed(key, partition, int(partition.leader_epoch))
+        followed = Followed(topic_id, partition)
+        key = followed.key
         self._followed[key] = followed
         self._changed[key] = followed
         self._forgotten.pop(key, None)
         self._resting.pop(key, None)
 
-    def leave(self, topic_id: bytes, index: int) -> None:
+    def leave(self, topic_id: bytes, index: i32) -> None:
         """Follows a partition no longer, if it did."""
-        followed = self._followed.pop((topic_id, index), None)
+        followed = self._followed.pop((topic_id, int(index)), None)
         if followed is not None:
             self._take_out(followed)
             self._resting.pop(followed.key, None)
 
     def _take_out(self, followed: Followed) -> None:
         self._changed.pop(followed.key, None)
-        if followed.told is not None:
-            followed.told = None
+        if followed.told_in > 0:
+            followed.told_in = 0
             self._forgotten[followed.key] = None
 
-    def _rest(self, followed: Followed, now_ms: int, for_ms: int | None = None) -> None:
+    def _rest(self, followed: Followed, now_ms: i64, for_ms: i64) -> None:
         self._take_out(followed)
-        followed.rests_until_ms = now_ms + (self.limits.backoff_ms if for_ms is None else for_ms)
+        followed.rests_until_ms = now_ms + for_ms
         self._resting[followed.key] = followed
 
     # -- asking
 
-    def request(self, now_ms: int) -> FetchRequest | None:
-        """The next request; None when there is nothing to fetch at present."""
-        for key, followed in list(self._resting.items()):
-            if followed.rests_until_ms <= now_ms and not followed.partition.flush_under_way:
-                del self._resting[key]
-                self._changed[key] = followed
+    def request(self, now_ms: i64, version: i16) -> bytes | None:
+        """The body of the next request, of a version from 15 to 18; None when there is nothing to fetch."""
+        if self._resting:
+            for followed in list(self._resting.values()):
+                if followed.rests_until_ms <= now_ms and not followed.partition.flush_under_way:
+                    del self._resting[followed.key]
+                    self._changed[followed.key] = followed
         if self._throttle is not None and self._throttle.is_set:
             self._hold_back(self._throttle, now_ms)
         if len(self._followed) == len(self._resting):
             return None
+        self._number += 1
+        told: list[Told] = []
         if self._session_epoch == 0:
             self._forgotten.clear()
-            told = [one for key, one in self._followed.items() if key not in self._resting]
+            for key, followed in self._followed.items():
+                if key not in self._resting:
+                    self._tell(followed)
+                    told.append(followed)
         else:
-            told = [one for one in self._changed.values() if self._has_news(one)]
+            for followed in self._changed.values():
+                if self._tell(followed):
+                    told.append(followed)
         self._changed.clear()
-        topics = self._topics(told)
-        request = FetchRequest(
-            replica_state=ReplicaState(replica_id=self.node_id, replica_epoch=self.node_epoch),
-            max_wait_ms=min(self.limits.wait_ms, self.rest_ms(now_ms)),
-            min_bytes=self.limits.bytes_min,
-            max_bytes=self.limits.bytes_max,
-            session_id=self._session_id,
-            session_epoch=self._session_epoch,
-            topics=topics,
-            forgotten_topics_data=_forgotten_topics(self._forgotten),
-        )
+        wait_ms: i64 = self.rest_ms(now_ms)
+        if self._wait_ms < wait_ms:
+            wait_ms = self._wait_ms
+        request = Request(self.node_id, self.node_epoch, wait_ms, self._session_id, self._session_epoch)
+        request.bytes_min = self.limits.bytes_min
+        request.bytes_max = self.limits.bytes_max
+        request.partition_bytes_max = self.limits.partition_bytes_max
+        body = encode_request(request, told, list(self._forgotten), version)
         self._forgotten.clear()
-        return request
+        self._under_way.append(UnderWay(self._number, self._session_id))
+        if self._session_id != 0:
+            self._session_epoch = 1 if self._session_epoch == SESSION_FINAL else self._session_epoch + 1
+        return body
 
-    def _hold_back(self, throttle: Throttle, now_ms: int) -> None:
+    def _hold_back(self, throttle: Throttle, now_ms: i64) -> None:
         """Lets throttled partitions rest while too much has come of them."""
-        wait_s = throttle.limit.wait_s(now_ms / 1000)
+        wait_s: float = throttle.limit.wait_s(now_ms / 1000)
         if wait_s <= 0.0:
             return
-        for key, followed in self._followed.items():
+        for key, followed in list(self._followed.items()):
             partition = followed.partition
             if (
                 key not in self._resting
                 and followed.lags
-                and self.node_id not in partition.isr
+                and int(self.node_id) not in partition.isr
                 and throttle.covers(partition.topic, int(partition.index))
             ):
                 self._rest(followed, now_ms, min(int(wait_s * 1000) + 1, THROTTLED_LOOK_MS))
 
-    def rest_ms(self, now_ms: int) -> int:
+    def rest_ms(self, now_ms: i64) -> i64:
         """How soon a partition that rests is to be followed again."""
-        soonest = max(self.limits.backoff_ms, self.limits.wait_ms)
+        soonest: i64 = self._backoff_ms if self._backoff_ms > self._wait_ms else self._wait_ms
         for followed in self._resting.values():
-            flushes = followed.partition.flush_under_way
-            soonest = min(soonest, FLUSH_LOOK_MS if flushes else max(1, followed.rests_until_ms - now_ms))
+            for_ms: i64 = followed.rests_until_ms - now_ms
+            if followed.partition.flush_under_way:
+                for_ms = FLUSH_LOOK_MS
+            elif for_ms < 1:
+                for_ms = 1
+            if for_ms < soonest:
+                soonest = for_ms
         return soonest
 
-    def _has_news(self, followed: Followed) -> bool:
-        return followed.told is None or followed.told != self._ask(followed)
-
-    def _ask(self, followed: Followed) -> FetchPartition:
-        log = followed.partition.log
-        return FetchPartition(
-            partition=followed.key[1],
-            current_leader_epoch=followed.leader_epoch,
-            fetch_offset=int(log.end_offset),
-            last_fetched_epoch=log.leader_epochs.latest,
-            log_start_offset=int(log.start_offset),
-            partition_max_bytes=self.limits.partition_bytes_max,
-            high_watermark=int(followed.partition.high_watermark),
-        )
-
-    def _topics(self, told: Iterable[Followed]) -> list[FetchTopic]:
-        topics: dict[bytes, FetchTopic] = {}
-        for followed in told:
-            topic_id = followed.key[0]
-            topic = topics.get(topic_id)
-            if topic is None:
-                topic = topics[topic_id] = FetchTopic(topic_id=topic_id, partitions=[])
-            followed.told = self._ask(followed)
+    def _tell(self, followed: Followed) -> bool:
+        """Notes how the partition is now; False when the session has it so."""
+        partition = followed.partition
+        log = partition.log
+        known: bool = followed.told_in > 0
+        latest: i64 = log.leader_epochs.latest
+        if (
+            known
+            and followed.fetch_offset == log.end_offset
+            and followed.last_fetched_epoch == latest
+            and followed.log_start_offset == log.start_offset
+            and followed.high_watermark == partition.high_watermark
+        ):
+            return False
+        followed.fetch_offset = log.end_offset
+        followed.last_fetched_epoch = latest
+        followed.log_start_offset = log.start_offset
+        followed.high_watermark = partition.high_watermark
+        if not known:
             self._forgotten.pop(followed.key, None)
-            topic.partitions.append(followed.told)
-        return list(topics.values())
+        followed.told_in = self._number
+        return True
 
     # -- answers
 
-    def answer(self, response: FetchResponse, now_ms: int) -> Answered:
-        """Takes the answer to the request that was made last."""
-        result = Answered([], [])
-        if response.error_code != 0:
-            self.lost()
-            return result
-        self._session_id = response.session_id
-        if response.session_id == 0:
-            # The leader keeps no session for us: every request tells it all.
-            self._session_epoch = 0
-        else:
-            self._session_epoch = 1 if self._session_epoch == SESSION_FINAL else self._session_epoch + 1
-        for topic in response.responses:
-            for data in topic.partitions:
-                followed = self._followed.get((topic.topic_id, data.partition_index))
-                if followed is not None and self._is_answer_to(followed):
-                    self._take(followed, data, now_ms, result)
+    def answer(self, data: bytes, start: i64, end: i64, now_ms: i64) -> Answered | None:
+        """Takes the answer, whose body is ``data[start:end]``, to the oldest request that is under way.
+
+        None when nothing else is to be done. Raises ProtocolError when it is none.
+        """
+        answer = decode_answer(data, start, end)
+        if not self._under_way:
+            raise ProtocolError("the answer to a fetch came that was not sent")
+        asked = self._under_way.pop(0)
+        if answer.error != 0:
+            self._begin_anew()
+            # It is not that a session was forgotten: asked again at once, it would answer the same.
+            return Answered([], [], int(answer.error)) if asked.session_id == 0 else None
+        if asked.session_id == 0:
+            # Where the leader keeps no session for us, every request tells it all.
+            self._session_id = answer.session_id
+            self._session_epoch = 0 if answer.session_id == 0 else 1
+        result: Answered | None = None
+        for found in answer.found:
+            followed = self._followed.get((found.topic_id, int(found.index)))
+            if followed is None or not is_answer_to(followed, asked.number):
+                continue
+            if found.error == 0:
+                trouble = self._take(followed, found, data, now_ms)
+                if trouble is not None:
+                    if result is None:
+                        result = Answered([], [])
+                    result.troubles.append(trouble)
+                continue
+            if result is None:
+                result = Answered([], [])
+            self._refused(followed, found, now_ms, result)
         return result
 
     def lost(self) -> None:
-        """The connection broke, or the leader does not know the session: the next request begins another."""
+        """The connection broke: the next request begins another session."""
+        self._under_way.clear()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """The leader does not know the session."""
         self._session_id = 0
         self._session_epoch = 0
         self._changed.clear()
         self._forgotten.clear()
         for followed in self._followed.values():
-            followed.told = None
+            followed.told_in = 0
 
-    def found(self, partition: Partition, topic_id: bytes, first: int, end: int, now_ms: int) -> None:
+    def found(self, partition: Partition, topic_id: bytes, first: i64, end: i64, now_ms: i64) -> None:
         """The leader's log reaches from ``first`` to ``end``: puts ours, which lay outside, where it belongs.
 
         Raises StorageError.
@@ -278,75 +329,77 @@ class LeaderFetcher:
             partition.begin_at(first, now_ms)
         self._changed[followed.key] = followed
 
-    @staticmethod
-    def _is_answer_to(followed: Followed) -> bool:
-        """Whether nothing happened to the partition since the request."""
-        told = followed.told
-        return (
-            told is not None
-            and told.fetch_offset == followed.partition.log.end_offset
-            and followed.leader_epoch == followed.partition.leader_epoch
-        )
-
-    def _take(self, followed: Followed, data: PartitionData, now_ms: int, result: Answered) -> None:
+    def _refused(self, followed: Followed, found: Found, now_ms: i64, result: Answered) -> None:
+        """The leader does not answer for this partition."""
         partition = followed.partition
-        if self._throttle is not None and data.records:
-            size = len(data.records)
-            self._throttle.record(partition.topic, int(partition.index), size, now_ms / 1000)
-        if data.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+        code = int(found.error)
+        if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             result.out_of_range.append(partition)
-            self._rest(followed, now_ms)
+            self._rest(followed, now_ms, self._backoff_ms)
             return
-        if data.error_code != 0:
-            name = ErrorCode(data.error_code).name if data.error_code in _CODES else str(data.error_code)
-            result.troubles.append(Trouble(partition, f"the leader answers {name}"))
-            self._rest(followed, now_ms, SOON_MS if data.error_code in UNSETTLED else None)
-            return
+        name = ErrorCode(code).name if code in _CODES else str(code)
+        result.troubles.append(Trouble(partition, f"the leader answers {name}"))
+        self._rest(followed, now_ms, SOON_MS if code in UNSETTLED else self._backoff_ms)
+
+    def _take(self, followed: Followed, found: Found, data: bytes, now_ms: i64) -> Trouble | None:
+        """Appends what came, or cuts what the leader does not have; what went wrong with it."""
+        partition = followed.partition
+        if self._throttle is not None and found.records_end > found.records:
+            size = int(found.records_end - found.records)
+            self._throttle.record(partition.topic, int(partition.index), size, now_ms / 1000)
         try:
-            if data.diverging_epoch.end_offset >= 0:
-                partition.truncate_to(_divergence(partition, data.diverging_epoch), now_ms)
+            if found.diverging_end >= 0:
+                end = divergence(partition, found.diverging_epoch, found.diverging_end)
+                partition.truncate_to(end, now_ms)
             else:
                 partition.append_from_leader(
-                    data.records or b"", data.high_watermark, data.log_start_offset, now_ms
+                    data,
+                    found.high_watermark,
+                    found.log_start_offset,
+                    now_ms,
+                    found.records,
+                    found.records_end,
                 )
-                followed.lags = partition.log.end_offset < data.high_watermark
+                followed.lags = partition.log.end_offset < found.high_watermark
         except StorageError as problem:
-            result.troubles.append(Trouble(partition, str(problem), problem))
-            self._rest(followed, now_ms)
+            self._rest(followed, now_ms, self._backoff_ms)
+            return Trouble(partition, str(problem), problem)
         except (CorruptMessage, KafkaError) as problem:
-            result.troubles.append(Trouble(partition, str(problem)))
-            self._rest(followed, now_ms)
+            self._rest(followed, now_ms, self._backoff_ms)
+            return Trouble(partition, str(problem))
+        if partition.flush_under_way:
+            # What it fetches next tells what it has, and that is what it has on the disk.
+            self._rest(followed, now_ms, 0)
         else:
-            if partition.flush_under_way:
-                # What it fetches next tells what it has, and that is what it has on the disk.
-                self._take_out(followed)
-                followed.rests_until_ms = now_ms
-                self._resting[followed.key] = followed
-            else:
-                self._changed[followed.key] = followed
+            self._changed[followed.key] = followed
+        return None
 
 
-_CODES = frozenset(int(code) for code in ErrorCode)
+_CODES: Final = frozenset(int(code) for code in ErrorCode)
 
 
-def _divergence(partition: Partition, leader: EpochEndOffset) -> int:
+def is_answer_to(followed: Followed, number: i64) -> bool:
+    """Whether request ``number`` told of it last, or an earlier one, and nothing happened to it since."""
+    partition = followed.partition
+    return (
+        0 < followed.told_in <= number
+        and followed.fetch_offset == partition.log.end_offset
+        and followed.leader_epoch == partition.leader_epoch
+    )
+
+
+def divergence(partition: Partition, leader_epoch: i64, leader_end: i64) -> i64:
     """Where ours has to be cut: the last point at which both logs surely agree."""
     log = partition.log
-    end = int(log.end_offset)
-    epoch, own_end = log.leader_epochs.end_offset(leader.epoch, end)
+    end: i64 = log.end_offset
+    found = log.leader_epochs.end_offset(int(leader_epoch), int(end))
+    epoch: i64 = found[0]
+    own_end: i64 = found[1]
     if epoch == NO_EPOCH:
-        return min(leader.end_offset, end)
-    if epoch == leader.epoch:
-        return min(own_end, leader.end_offset, end)
-    # The leader knows an epoch that we do not: all that we have of later ones is in question.
-    return min(own_end, end)
-
-
-def _forgotten_topics(keys: Iterable[Key]) -> list[ForgottenTopic]:
-    topics: dict[bytes, ForgottenTopic] = {}
-    for topic_id, index in keys:
-        topic = topics.get(topic_id)
-        if topic is None:
-            topic = topics[topic_id] = ForgottenTopic(topic_id=topic_id, partitions=[])
-        topic.partitions.append(index)
-    return list(topics.values())
+        return leader_end if leader_end < end else end
+    if own_end > end:
+        own_end = end
+    if epoch == leader_epoch and leader_end < own_end:
+        return leader_end
+    # Where the leader knows an epoch that we do not, all that we have of later ones is in question.
+    return own_end

@@ -50,6 +50,8 @@ class PartitionEvents:
         raise NotImplementedError
 
 
+WHOLE: Final[i64] = -1
+"""As an end: that of the data."""
 WRITE_BACK_BYTES: Final = 16 * 1024 * 1024
 """So much is appended to a partition before its writing to the disk is begun."""
 
@@ -414,19 +416,33 @@ class Partition(Awaited):
 
     # Following.
 
-    def append_from_leader(self, records: bytes, high_watermark: i64, start_offset: i64, now_ms: i64) -> None:
+    def append_from_leader(
+        self,
+        data: bytes,
+        high_watermark: i64,
+        start_offset: i64,
+        now_ms: i64,
+        position: i64 = 0,
+        position_end: i64 = WHOLE,
+    ) -> None:
         """Appends what the leader sent, and takes over how far it is committed and where it starts.
 
-        Raises CorruptMessage for damaged batches (what came before them is kept), and StorageError.
+        The records are ``data[position:position_end]``. Raises CorruptMessage for damaged batches (what came
+        before them is kept), and StorageError.
         """
-        end: i64 = self.log.append_as_follower(records, now_ms) if records else self.log.end_offset
-        self._unwritten_bytes += len(records)
+        if position_end == WHOLE:
+            position_end = len(data)
+        size: i64 = position_end - position
+        end: i64 = self.log.end_offset
+        if size > 0:
+            end = self.log.append_as_follower(data, now_ms, position, position_end)
+        self._unwritten_bytes += size
         if self._unwritten_bytes >= WRITE_BACK_BYTES:
             self._unwritten_bytes = 0
             self.events.write_back_wanted(self)
         if self.log.needs_flush:
             self._want_flush()
-        self._advance(high_watermark if high_watermark < end else end, len(records))
+        self._advance(high_watermark if high_watermark < end else end, size)
         if start_offset > self.log.start_offset:
             self.advance_start(start_offset if start_offset < end else end)
 

@@ -185,7 +185,8 @@ class Peer:
             except OSError:
                 time.sleep(0.005)
             if self.process is not None and self.process.poll() is not None:
-                raise SystemExit(f"bench: {self.name} did not start, see {self.log.name}:\n{self.log_path.read_text()[-3000:]}")
+                said = self.log_path.read_text(errors="replace")[-2000:]
+                raise SystemExit(f"bench: {self.name} did not start:\n{said}")
         raise SystemExit(f"bench: {self.name} did not answer within a minute, see {self.log.name}")
 
     def __exit__(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from cluster_stage import Stage, cluster, until
 from confluent_kafka import Consumer, ElectionType, Producer
 from confluent_kafka import TopicPartition as ClientPartition
 from confluent_kafka.admin import AdminClient
+from prometheus_client.parser import text_string_to_metric_families
 
 from tidemill.client import ConfigResource, ResourceType
 from tidemill.client.admin_types import PartitionDescription
@@ -32,7 +34,7 @@ FETCH_BYTES_MAX = 1024 * 1024
 @pytest.fixture(scope="module")
 def stage(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
     """Three brokers for the tests of this module; each leaves all of them running."""
-    quiet = {"auto__leader__rebalance__enable": "false"}
+    quiet = {"auto__leader__rebalance__enable": "false", "tidemill__metrics__port": "0"}
     with cluster(f"{zookeeper_server.address}{CHROOT}", **quiet) as found:
         yield found
 
@@ -129,6 +131,17 @@ def wish(stage: Stage, topic: str, replicas: list[int]) -> None:
     asyncio.run(story())
 
 
+def metric(stage: Stage, name: str, **labels: str) -> float:
+    """The sum over all brokers."""
+    total = 0.0
+    for broker in stage.brokers.values():
+        with urllib.request.urlopen(f"http://127.0.0.1:{broker.metrics_port}/metrics", timeout=30) as answer:
+            body = answer.read().decode()
+        for family in text_string_to_metric_families(body):
+            total += sum(one.value for one in family.samples if one.name == name and one.labels == labels)
+    return total
+
+
 def test_a_partition_moves_while_it_is_written(stage: Stage) -> None:
     with stage.admin() as admin:
         admin.create_topic("moved", assignments={0: [1, 2]})
@@ -178,6 +191,7 @@ def test_a_throttled_leader_keeps_to_its_rate_and_others_are_served(stage: Stage
     for _ in range(THROTTLED_BYTES // 1000):
         producer.produce("held", bytes(1000), partition=0)
     assert producer.flush(30) == 0
+    assert metric(stage, "tidemill_moving_partitions") == 0
     began = time.monotonic()
     moving = threading.Thread(target=wish, args=(stage, "held", [1, 2, 3]))
     moving.start()
@@ -187,9 +201,17 @@ def test_a_throttled_leader_keeps_to_its_rate_and_others_are_served(stage: Stage
         producer.produce("held", b"meanwhile", partition=0)
         assert producer.flush(30) == 0
         meanwhile += 1
+        if meanwhile == 5:
+            until(lambda: metric(stage, "tidemill_moving_partitions") == 1, "it is counted")
     moving.join()
     took_s = time.monotonic() - began
     moved(stage, "held", [1, 2, 3])
+    assert metric(stage, "tidemill_moving_partitions") == 0
+    sent = metric(stage, "tidemill_throttled_replication_bytes_total", side="leader")
+    assert sent > 2 * THROTTLED_BYTES, "also what went to broker 2 counts"
+    before = metric(stage, "tidemill_preferred_leader_imbalance")
+    wish(stage, "held", [2, 1, 3])
+    assert metric(stage, "tidemill_preferred_leader_imbalance") == before + 1, "broker 1 leads on"
     with stage.admin() as admin:
         admin.alter_configs(
             ConfigResource(ResourceType.BROKER, "1"), remove=["leader.replication.throttled.rate"]

@@ -28,6 +28,8 @@ class Held:
         self.under_replicated = 0
         self.failed = 0
         self.without_leader = 0
+        self.moving = 0
+        self.led_elsewhere = 0
         self.waiting_appends = 0
         self.lag_max = 0
 
@@ -53,6 +55,7 @@ def families(server: BrokerServer) -> Iterator[Family | None]:
     yield from _metadata(server, held)
     yield from _waiting(server, held)
     yield from _cluster(server, held)
+    yield from _moves(server, held)
     yield from _compaction(server)
 
 
@@ -158,11 +161,15 @@ def _topics(server: BrokerServer, held: Held) -> Iterator[Family | None]:
 
 
 def _metadata(server: BrokerServer, held: Held) -> Iterator[Family | None]:
-    """Counts the partitions of the cluster that nobody leads."""
+    """Counts the partitions of the cluster that nobody leads, and as the controller what moves or should."""
+    decides = server.broker.controller.is_active
     seen = 0
     for topic in list(server.broker.metadata.topics.values()):
         for one in topic.partitions:
             held.without_leader += one.leader < 0
+            if decides:
+                held.moving += one.is_moving
+                held.led_elsewhere += [one.leader] != one.replicas[:1]
             seen += 1
             if seen % METADATA_A_TURN == 0:
                 yield None
@@ -247,6 +254,28 @@ def _cluster(server: BrokerServer, held: Held) -> Iterator[Family]:
     yield gauge("tidemill_groups", "Groups coordinated here.", broker.groups.group_count())
     yield counter("tidemill_group_rebalances", "Assignments handed out.", broker.groups.rebalances)
     yield counter("tidemill_group_commits", "Offsets committed.", broker.groups.commits)
+
+
+def _moves(server: BrokerServer, held: Held) -> Iterator[Family]:
+    yield gauge(
+        "tidemill_moving_partitions",
+        "Partitions that move to other brokers, where this one is the controller.",
+        held.moving,
+    )
+    yield gauge(
+        "tidemill_preferred_leader_imbalance",
+        "Partitions that another than their first replica leads, or none, where this one is the controller.",
+        held.led_elsewhere,
+    )
+    throttling = server.broker.throttling
+    if throttling is not None:
+        sent = counter(
+            "tidemill_throttled_replication_bytes",
+            "Bytes of throttled replicas that leaders here sent, and followers here took, by side.",
+        )
+        for side, throttle in throttling.sides.items():
+            sent.add(throttle.bytes, side=side)
+        yield sent
 
 
 def _compaction(server: BrokerServer) -> Iterator[Family]:

@@ -76,11 +76,11 @@ class Commanded:
     async def removed(self) -> None:
         """Nothing is left to be done."""
 
-    async def lead(self, name: str, topic_id: bytes, *indexes: int, controller_epoch: int = 1) -> None:
+    async def lead(self, name: str, topic_id: bytes, *indexes: int, whole: bool = False) -> None:
         states = [
             LeaderAndIsrPartitionState(
                 partition_index=index,
-                controller_epoch=controller_epoch,
+                controller_epoch=1,
                 leader=NODE,
                 leader_epoch=0,
                 isr=[NODE],
@@ -92,8 +92,9 @@ class Commanded:
         topic = LeaderAndIsrTopicState(topic_name=name, topic_id=topic_id, partition_states=states)
         request = LeaderAndIsrRequest(
             controller_id=CONTROLLER,
-            controller_epoch=controller_epoch,
+            controller_epoch=1,
             broker_epoch=10,
+            type=int(whole),
             topic_states=[topic],
             live_leaders=[],
         )
@@ -235,6 +236,23 @@ def test_nothing_is_kept_of_topics_that_were_let_go() -> None:
         assert commanded.broker.partitions.find("t", 1) is not None
 
     commanded(story)
+
+
+def test_logs_of_partitions_that_are_elsewhere_by_now_are_named_and_stay(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story(commanded: Commanded) -> None:
+        broker = commanded.broker
+        for index in range(3):
+            broker.logs.create(TopicPartition("t", index), FIRST, LogConfig(), 0)
+        await commanded.lead("t", FIRST, 1)
+        assert not caplog.records
+        await commanded.lead("t", FIRST, 1, whole=True)
+        assert len(broker.logs.logs) == 3
+
+    commanded(story)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("2 partitions lie here that this broker has no replica of, /d/t-0 ")
 
 
 class SlowDisk(SystemClock):

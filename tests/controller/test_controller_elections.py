@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 
 import pytest
-from controller_images import VERSION, cluster, clusters, living, partition, topic
+from controller_images import EPOCH, VERSION, cluster, clusters, living, partition, topic
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.controller.elections import elect, plan_broker_change, plan_failed_replicas, plan_takeover
+from tidemill.controller.isr import ANY_EPOCH, IsrChange, plan_isr_change
 from tidemill.coordination.image import NO_BROKER, ClusterImage, PartitionImage
 from tidemill.coordination.port import SetData
+from tidemill.model.errors import ErrorCode, KafkaError
 
 
 def test_only_partitions_of_the_brokers_that_changed_are_looked_at() -> None:
@@ -49,6 +51,22 @@ def test_what_a_broker_may_have_lost_takes_it_out_before_it_is_elected() -> None
     image = cluster((1, 2), topic("t", partition([2, 1], leader=NO_BROKER), partition([1, 2])))
     (plan,) = plan_broker_change(image, came=[2], lost=[2])
     assert [(p.leader, p.isr) for p in plan.topic.partitions] == [(1, [1]), (1, [1])]
+
+
+def test_a_leader_that_still_asks_for_a_replica_that_has_lost_records_is_refused() -> None:
+    """KIP-903: the request may be under way while the replica dies, and comes back with less."""
+    asked = IsrChange(1, EPOCH, VERSION, [(1, ANY_EPOCH), (2, ANY_EPOCH)])
+    image = cluster((1, 2), topic("t", partition([1, 2], isr=[1]), partition([3, 1], isr=[1], leader=1)))
+    (plan,) = plan_broker_change(image, came=[2], lost=[2])
+    first, second = plan.topic.partitions
+    assert (first.leader, first.isr, first.leader_epoch) == (1, [1], EPOCH)
+    assert second is image.topics["t"].partitions[1], "it has no replica on broker 2"
+    with pytest.raises(KafkaError) as refused:
+        plan_isr_change(image, first, asked)
+    assert refused.value.code == ErrorCode.INVALID_UPDATE_VERSION
+    again = asked._replace(partition_epoch=first.partition_epoch)
+    assert plan_isr_change(image, first, again).isr == [1, 2]
+    assert plan_broker_change(image, came=[2]) == [], "a broker that was only restarted has what it had"
 
 
 def test_topics_say_whether_they_rather_lose_records() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 
 from tidemill.broker.broker import Broker
 from tidemill.broker.context import RequestContext
@@ -64,8 +64,29 @@ class CarryingOut:
             for old, topic in delta.changed:
                 await self._put(delta, topic, changed_partitions(old, topic), turn)
                 await self._let_go(delta, old, topic)
+            if not delta.before.brokers:
+                self._tell_strays(delta.image.deleting)
             await self._broker.metadata.publish(delta)
             self.heard.set()
+
+    def _tell_strays(self, deleting: Container[str] = ()) -> None:
+        """Tells of logs of partitions that this broker has no replica of, now that it knows of all.
+
+        As Apache Kafka's brokers on ZooKeeper it keeps them: what an administrator removed by mistake is there.
+        """
+        partitions = self._broker.partitions
+        strays = [
+            one.directory
+            for key, one in self._broker.logs.logs.items()
+            if key.topic not in deleting and partitions.find(key.topic, key.partition) is None
+        ]
+        if strays:
+            log.warning(
+                "%d partitions lie here that this broker has no replica of, %s for instance: they were moved "
+                "away or deleted while it was away. They stay until somebody removes their directories",
+                len(strays),
+                strays[0],
+            )
 
     async def _remove(self, delta: Delta) -> None:
         partitions = self._broker.partitions

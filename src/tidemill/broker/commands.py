@@ -95,6 +95,8 @@ class Commands(CarryingOut):
                     await self._take(name, topic_id, image.internal, states, image.config, turn)
                 errors = [self._result(name, one.partition_index) for one in topic.partition_states]
                 topics.append(LeaderAndIsrTopicError(topic_id=topic_id, partition_errors=errors))
+            if request.type == WHOLE_IMAGE:
+                self._tell_strays()
             return LeaderAndIsrResponse(error_code=0, partition_errors=[], topics=topics)
 
     def _result(self, topic: str, index: int) -> LeaderAndIsrPartitionError:

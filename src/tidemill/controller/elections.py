@@ -33,7 +33,8 @@ def elect(
     nobody to lead, the partition waits for the last members, or with ``unclean`` the first replica that lives
     leads alone, and what it does not have is gone.
 
-    The leader epoch grows when the leader changes, or may have lost something.
+    The leader epoch grows when the leader changes, or may have lost something. The version grows where one in
+    ``lost`` is not in sync: its leader may be asking for it, by what it had before, and is then refused.
     """
     living = [
         broker for broker in partition.replicas if broker in image.brokers and broker not in partition.offline
@@ -56,7 +57,8 @@ def elect(
             return None
         return partition.with_state(NO_BROKER, partition.isr, is_new_epoch=True)
     is_new_epoch = leader != partition.leader or leader in lost
-    if not is_new_epoch and isr == partition.isr:
+    is_asked_for = any(broker in lost and broker not in partition.isr for broker in partition.replicas)
+    if not is_new_epoch and isr == partition.isr and not is_asked_for:
         return None
     return partition.with_state(leader, isr, is_new_epoch=is_new_epoch)
 

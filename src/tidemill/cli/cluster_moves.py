@@ -69,7 +69,10 @@ def decommission(
             code = _until_empty(admin, planned, plan, current, manner)
             if code or not manner.wait:
                 return code
-    ending = f"'tidemill cluster stop {broker}' ends it" if local is not None else "it can be stopped"
+    if broker not in racks:
+        ending = "it is down, and can stay so"
+    else:
+        ending = f"'tidemill cluster stop {broker}' ends it" if local is not None else "it can be stopped"
     done(f"broker {broker} holds nothing{' any more' if plan else ''}: {ending}")
     return 0
 

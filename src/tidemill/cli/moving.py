@@ -72,7 +72,7 @@ def _with_manner(function: F, waits: bool) -> F:
 
 throttle_option = click.option(
     "--throttle",
-    type=Whole(1, 2**63 - 1),
+    type=Whole(1),
     metavar="BYTES",
     help="Copy at most so many bytes a second on each broker.",
 )

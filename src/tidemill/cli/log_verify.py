@@ -251,6 +251,8 @@ def _recover(files: Any, path: str, as_json: bool, rehearsal: Any = None) -> int
 
 
 def _tell(document: dict[str, Any], seconds: float) -> None:
+    from tidemill.log.names import CUT
+
     show = for_terminal if on_terminal() else str
     stop = "was stopped in order" if document["clean_shutdown"] else "was not stopped in order"
     click.echo(f"{document['directory']}: {document['partitions']} partitions; it {stop}")
@@ -260,8 +262,12 @@ def _tell(document: dict[str, Any], seconds: float) -> None:
         click.echo(f"  would cut {show(one['path'])} to {one['size']} bytes ({one['lost']} are lost)")
     for one in document["removed"]:
         click.echo(f"  would remove {show(one)}")
-    if document["written"]:
-        click.echo(f"  would write {len(document['written'])} files (indexes, epochs, producer snapshots)")
+    kept = [one for one in document["written"] if one.endswith(CUT)]
+    for one in kept:
+        click.echo(f"  would keep what is cut in {show(one)}")
+    others = len(document["written"]) - len(kept)
+    if others:
+        click.echo(f"  would write {others} files (indexes, epochs, producer snapshots)")
     checked = f"{bytes_text(document['checked_bytes'])} of logs checked in {seconds:.1f} s"
     click.echo(
         f"{checked}; nothing was changed" if document["dry_run"] else f"{checked}; a start is clean now"

@@ -108,6 +108,18 @@ class CutStore(LogStore):
         self.producer_state.end_offset = offset
         self.producer_state.snapshot_offset = -1
 
+    def skip_to(self, offset: i64, now_ms: i64) -> None:
+        """Goes on at ``offset``, so that none below it is given out again. Raises StorageError.
+
+        For a log that has lost records: what is left of it stays, and a gap follows.
+        """
+        if offset <= self.end_offset:
+            return
+        if self.start_offset == self.end_offset:
+            self.truncate_fully(offset, now_ms)
+        else:
+            self._roll_over_gap(offset, now_ms)
+
     def advance_start(self, offset: i64) -> bool:
         """Moves the start offset up to ``offset``; False when it is there already.
 

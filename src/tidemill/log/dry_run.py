@@ -14,6 +14,7 @@ import tempfile
 from typing import Any, Final, TypeAlias
 
 from tidemill.log.files import SystemFile, SystemFiles
+from tidemill.log.names import LOG
 from tidemill.model.ports import File, Files
 
 COPIED_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -223,6 +224,8 @@ class ScratchFiles(Files):
             if entry is None:
                 if there:
                     removed.append(path)
+            elif entry.changed and there and path.endswith(LOG) and not os.path.getsize(entry.real):
+                cut += [(path, 0)] if os.path.getsize(path) else []
             elif entry.changed:
                 written.append(path)
             elif entry.real == path and entry.limit >= 0 and entry.limit < os.stat(path).st_size:

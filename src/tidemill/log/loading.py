@@ -32,6 +32,7 @@ from tidemill.log.config import LogConfig
 from tidemill.log.directories import DataDirectories, DataDirectory
 from tidemill.log.errors import storage_error
 from tidemill.log.log import Log
+from tidemill.log.losses import loss_of
 from tidemill.log.names import (
     BOOT,
     CLEAN_SHUTDOWN,
@@ -124,6 +125,8 @@ class Loading:
         self.now_ms = now_ms
         self.threads = max(1, threads)
         self.high_watermarks: dict[TopicPartition, int] = {}
+        self.promised: dict[TopicPartition, int] = {}
+        """High watermarks that were exact, as the stop was a clean one."""
         self.recovered_bytes = 0
 
     def run(self) -> None:
@@ -164,7 +167,10 @@ class Loading:
         directory.clean = CLEAN_SHUTDOWN in names
         directory.recovery_points = self._read_offsets(directory.file(RECOVERY_POINTS))
         directory.start_offsets = self._read_offsets(directory.file(LOG_STARTS))
-        self.high_watermarks |= self._read_offsets(directory.file(HIGH_WATERMARKS))
+        high_watermarks = self._read_offsets(directory.file(HIGH_WATERMARKS))
+        self.high_watermarks |= high_watermarks
+        if directory.clean:
+            self.promised |= high_watermarks
         places = [place for name in names if (place := self._place(directory, name)) is not None]
         self._note_boot(directory, bool(places))
         # From here on a crash is an unclean stop, also one of this start.
@@ -314,6 +320,15 @@ class Loading:
             self.all.logs[place.key] = one
         (directory.arriving if place.is_future else directory.logs)[place.key] = one
         self.all.warnings += opening.warnings
+        lost = loss_of(
+            place.path,
+            place.names or (),
+            int(one.end_offset),
+            self.high_watermarks.get(place.key, 0),
+            directory.recovery_points.get(place.key, 0),
+        )
+        if lost and not place.is_future:
+            self.all.warnings.append(lost)
         self.recovered_bytes += opening.recovered_bytes
         self.removals.take_over(opening.removals)
         one.removals = self.removals

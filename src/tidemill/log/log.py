@@ -26,7 +26,7 @@ from tidemill.log.segment import Segment, Slice
 from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
 from tidemill.log.transaction_index import append_entry, cut_entries
 from tidemill.log.transactions import Marker, marker_of
-from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError
+from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError
 from tidemill.records.batch import (
     CONTROL_FLAG,
     COPIED_BYTES_MAX,
@@ -260,22 +260,6 @@ class Log(CutStore):
         self.end_offset = entry.offset + 1
         self.producer_state.end_offset = entry.offset + 1
         return entry.size
-
-    def _roll_over_gap(self, offset: i64, now_ms: i64) -> None:
-        """Begins a segment at ``offset``, which the active one cannot name: its offsets reach 2^31 far.
-
-        So far ahead is what comes next where the leader's compaction left nothing before it. Raises
-        StorageError; the log is as before then.
-        """
-        end: i64 = self.end_offset
-        self.end_offset = offset
-        self.producer_state.end_offset = offset
-        try:
-            self.roll(now_ms)
-        except StorageError:
-            self.end_offset = end
-            self.producer_state.end_offset = end
-            raise
 
     def _behind_end(self, offset: i64) -> CorruptMessage:
         return CorruptMessage(

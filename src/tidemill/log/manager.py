@@ -27,6 +27,7 @@ from tidemill.log.errors import storage_error
 from tidemill.log.flush import FlushJob
 from tidemill.log.loading import Loading
 from tidemill.log.log import Log
+from tidemill.log.losses import loss_of
 from tidemill.log.names import (
     CLEAN_SHUTDOWN,
     HIGH_WATERMARKS,
@@ -75,6 +76,8 @@ class LogManager(DataDirectories):
         """Partitions that are in no data directory, while one of these may be the place of another disk."""
         self._preferred: dict[TopicPartition, str] = {}
         self.high_watermarks: dict[TopicPartition, int] = {}
+        self.promised: dict[TopicPartition, int] = {}
+        """Up to where partitions held records at a clean stop: such offsets are not given out again."""
         self.removals = Removals()
         self.recovered_bytes = 0
 
@@ -92,6 +95,7 @@ class LogManager(DataDirectories):
         if not self.working:
             raise StorageError("no data directory can be used: " + self.directories[0].failure)
         self.high_watermarks |= loading.high_watermarks
+        self.promised |= loading.promised
         self.recovered_bytes = loading.recovered_bytes
 
     # -- partitions come and go
@@ -123,6 +127,9 @@ class LogManager(DataDirectories):
         working = self.working
         if not working:
             raise StorageError(f"no data directory works: {topic_partition} cannot be created")
+        if is_new:
+            self.promised.pop(topic_partition, None)
+            self.high_watermarks.pop(topic_partition, None)
         if not is_new and len(working) < len(self.directories):
             failed = ", ".join(directory.path for directory in self.directories if directory.failure)
             raise StorageError(f"{topic_partition} may lie in {failed}, which failed: it stays offline")
@@ -142,6 +149,10 @@ class LogManager(DataDirectories):
         log = self.make_log(path, topic_partition, topic_id, config, now_ms)
         directory.logs[topic_partition] = log
         self.logs[topic_partition] = log
+        if self.high_watermarks.get(topic_partition):
+            self.warnings.append(
+                loss_of(path, (), int(log.end_offset), self.high_watermarks[topic_partition], 0)
+            )
         return log
 
     def _choose(self, topic_partition: TopicPartition, working: list[DataDirectory]) -> DataDirectory:
@@ -196,6 +207,7 @@ class LogManager(DataDirectories):
 
         False when there is none. Raises StorageError.
         """
+        self.promised.pop(topic_partition, None)
         log = self.logs.pop(topic_partition, None)
         if log is None:
             return False

@@ -12,6 +12,7 @@ name                          what it is
                               offset of the producer state in it)
 ``….deleted``                 a file that is being removed
 ``….cleaned``, ``….swap``     what compaction had not finished
+``….log.<position>.cut``      what a start cut from a segment that was damaged after a clean stop; it stays
 ============================  ===================================================================
 
 Source: Apache Kafka, ``LogFileUtils.java``, ``UnifiedLog.scala``.
@@ -33,6 +34,7 @@ SNAPSHOT: Final = ".snapshot"
 DELETED: Final = ".deleted"
 CLEANED: Final = ".cleaned"
 SWAP: Final = ".swap"
+CUT: Final = ".cut"
 
 SEGMENT_SUFFIXES: Final = (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX)
 

@@ -23,8 +23,10 @@ from tidemill.log.config import INT64_MAX, LogConfig
 from tidemill.log.errors import storage_error
 from tidemill.log.leader_epochs import EpochRun, LeaderEpochs, in_order
 from tidemill.log.log import Log
+from tidemill.log.losses import cut_segment
 from tidemill.log.names import (
     CLEANED,
+    CUT,
     DELETED,
     INDEX,
     LEADER_EPOCHS,
@@ -85,6 +87,7 @@ class Opening:
         self.recovery_point = recovery_point
         self.start_offset = start_offset
         self.clean = clean
+        self._keeps_cut = clean
         self.warnings: list[str] = []
         self.progress = Progress()
         self.producers = ProducerState(str(topic_partition))
@@ -185,7 +188,7 @@ class Opening:
         suffix = "." + name.rpartition(".")[2]
         if suffix in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX, SNAPSHOT):
             return offset_of(name, suffix) >= 0
-        return name in _KNOWN_FILES
+        return name in _KNOWN_FILES or suffix == CUT
 
     def _finish_swaps(self, left: set[str]) -> None:
         """A swapped-in segment is complete once it has this name: it replaces those whose range it covers."""
@@ -258,7 +261,9 @@ class Opening:
         segment.release()
         for suffix in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX):
             path = f"{self.directory}/{offset_name(segment.base_offset, suffix)}"
-            if self.files.exists(path):
+            if suffix == LOG and segment.size and self._keeps_cut:
+                self.files.rename(path, f"{path}.0{CUT}")
+            elif self.files.exists(path):
                 self.files.rename(path, path + DELETED)
                 self.removals.add(path + DELETED, self.now_ms + self.config.file_delete_delay_ms)
 
@@ -391,15 +396,11 @@ class Opening:
         text += f"; {lost} bytes are cut"
         if gone:
             text += f", and {len(gone)} later segments removed"
-        self.warnings.append(text)
         # As in a truncation the last goes first: a stop in between leaves no hole.
         for later in reversed(gone):
             self._put_away(later)
         del segments[at + 1 :]
-        file = segment.file()
-        file.truncate(position)
-        file.sync()
-        segment.size = position
+        self.warnings.append(text + cut_segment(self.files, segment, position, keep=self._keeps_cut))
 
     def _check_indexes(self, before: list[Segment], segment: Segment, end_offset: int) -> None:
         """A segment before the recovery point is safe on the disk; its indexes are checked for sense."""

@@ -19,7 +19,7 @@ from tidemill.log.producer_state import ProducerState
 from tidemill.log.removals import Removals
 from tidemill.log.segment import Segment
 from tidemill.log.swap import Swap, pin_all, unpin_all
-from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
 
@@ -127,6 +127,21 @@ class LogStore:
         self.active = segment
         self.names_changed += 1
 
+    def _roll_over_gap(self, offset: i64, now_ms: i64) -> None:
+        """Begins a segment at ``offset``, which the active one cannot name: its offsets reach 2^31 far.
+
+        So far ahead is what comes next where the leader's compaction left nothing before it. Raises
+        StorageError; the log is as before then.
+        """
+        end: i64 = self.end_offset
+        self.end_offset = offset
+        self.producer_state.end_offset = offset
+        try:
+            self.roll(now_ms)
+        except StorageError:
+            self.end_offset = end
+            self.producer_state.end_offset = end
+            raise
     def _segment_for(self, size: i64, last_offset: i64, timestamp: i64, now_ms: i64) -> Segment:
         """The segment that takes the next batch. Raises StorageError when its files cannot be opened."""
         try:

@@ -23,6 +23,7 @@ from tidemill.log.names import (
     CLEAN_SHUTDOWN,
     CLEANED,
     CLEANER_OFFSETS,
+    CUT,
     DANGLING,
     DELETED,
     FUTURE_DIRECTORY,
@@ -60,8 +61,10 @@ LEFTOVERS: Final = {
     DELETED: "was being removed: the next start does that",
     CLEANED: "is what a compaction had not finished: the next start removes it",
     SWAP: "is what a compaction had not put in place: the next start does that",
+    CUT: "is what a start cut from a damaged log: nothing uses it, remove it when nobody needs it",
     ".tmp": "is a file that was being written: the next start removes it",
 }
+BEING_REMOVED: Final = "is being removed: the broker that is running does that"
 
 
 def is_data_directory(files: Files, path: str) -> bool:
@@ -159,7 +162,8 @@ def _check_names(check: Check, names: set[str], bases: set[int]) -> None:
         path = f"{check.directory}/{name}"
         suffix = "." + name.rpartition(".")[2]
         if suffix in LEFTOVERS:
-            check.note(path, LEFTOVERS[suffix])
+            running = suffix == DELETED and check.running
+            check.note(path, BEING_REMOVED if running else LEFTOVERS[suffix])
         elif suffix in SEGMENT_SUFFIXES and offset_of(name, suffix) >= 0:
             offset = offset_of(name, suffix)
             if offset not in bases:
@@ -264,7 +268,8 @@ class DirectoryCheck:
                     top.note(path, "is a file that was being written when the broker ended: nothing uses it")
                 continue
             if is_delete_directory(name):
-                top.note(path, "is a partition that was being removed: the next start does that")
+                text = "is a partition that was being removed: the next start does that"
+                top.note(path, BEING_REMOVED if self.running else text)
             elif name.endswith(FUTURE_DIRECTORY):
                 top.note(path, "is a copy on its way to this data directory: the next start goes on with it")
             elif name.endswith(STRAY_DIRECTORY):

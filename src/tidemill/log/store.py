@@ -142,6 +142,7 @@ class LogStore:
             self.end_offset = end
             self.producer_state.end_offset = end
             raise
+
     def _segment_for(self, size: i64, last_offset: i64, timestamp: i64, now_ms: i64) -> Segment:
         """The segment that takes the next batch. Raises StorageError when its files cannot be opened."""
         try:

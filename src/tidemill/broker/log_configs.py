@@ -15,6 +15,9 @@ log = logging.getLogger("tidemill.broker")
 SPAN_MS_MAX: Final = 1 << 62
 """The longest time that is added to a moment: the sum is still an int64."""
 
+_defaults: tuple[BrokerConfig, LogConfig] | None = None
+"""The configuration seen last, and what holds by it for topics without settings: neither ever changes."""
+
 
 def log_config(config: BrokerConfig, name: str, overrides: Mapping[str, str]) -> LogConfig:
     """The settings of the logs of topic ``name``: its own over the broker's defaults.
@@ -22,6 +25,16 @@ def log_config(config: BrokerConfig, name: str, overrides: Mapping[str, str]) ->
     Those that cannot be read are told as errors, and the broker goes on: with them nobody could reach it to
     mend them.
     """
+    if overrides:
+        return _read(config, name, overrides)
+    global _defaults
+    if _defaults is None or _defaults[0] is not config:
+        # Made once: a command may name thousands of topics without settings of their own.
+        _defaults = config, _read(config, name, overrides)
+    return _defaults[1]
+
+
+def _read(config: BrokerConfig, name: str, overrides: Mapping[str, str]) -> LogConfig:
     topic = config.topic_config(overrides)
     for key, problem in topic.unreadable.items():
         log.error(

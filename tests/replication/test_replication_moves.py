@@ -240,6 +240,22 @@ def test_what_cannot_be_moved_is_refused_with_kafkas_codes() -> None:
     asyncio.run(run())
 
 
+def test_a_move_that_waits_for_its_rate_goes_on_when_another_one_is_set() -> None:
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.append(80)
+        stage.mover.bytes_per_second = 1
+        stage.mover.begin(KEY, B)
+        await asyncio.sleep(0.05)
+        assert stage.mover.moves[KEY].future.end_offset == 0
+        stage.mover.bytes_per_second = 1_000_000
+        await stage.moved()
+        check_whole(stage, B, 80)
+        await stage.stop()
+
+    asyncio.run(run())
+
+
 def test_a_destination_that_fails_leaves_the_partition_where_it_is() -> None:
     async def run() -> None:
         stage = Stage(FaultyFiles())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tidemill.model.configs import TOPIC_KEYS, BrokerConfig
 from tidemill.model.errors import ConfigError
-from tidemill.replication.throttle import RateLimit, Throttle
+from tidemill.replication.throttle import RateLimit, Throttle, Turns
 
 
 @pytest.mark.parametrize("text", ["", "*", "0:1", "0:1,1:2 , 10:3", " * ", "0:1,,2:3"])
@@ -123,3 +123,18 @@ def test_who_asks_first_keeps_to_the_rate(rate: int, sizes: list[int]) -> None:
         limit.record(size, now)
         total += size
     assert total <= rate * (now + 1.0) + max(sizes) * (1 + now / 10)
+
+
+def test_bytes_take_turns_and_a_change_of_the_rate_concerns_those_that_wait() -> None:
+    turns = Turns(100)
+    first, second = turns.take(1000, 50.0), turns.take(500, 50.0)
+    assert turns.wait_s(first, 50.0) == pytest.approx(10.0)
+    assert turns.wait_s(second, 50.0) == pytest.approx(15.0)
+    assert turns.wait_s(first, 55.0) == pytest.approx(5.0)
+    turns.bytes_per_second = 1000
+    assert turns.wait_s(second, 55.0) == pytest.approx(1.0)
+    assert turns.wait_s(second, 56.0) == 0.0
+    # Silence is nothing that could be made up for.
+    assert turns.wait_s(turns.take(1000, 99.0), 99.0) == pytest.approx(1.0)
+    turns.bytes_per_second = 0
+    assert turns.wait_s(turns.take(1000, 100.0), 100.0) >= 1000.0

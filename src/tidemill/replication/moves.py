@@ -17,6 +17,7 @@ from tidemill.log.errors import DiskFull
 from tidemill.log.moves import Move, begin_move, interrupted_moves, unmark
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.types import TopicPartition
+from tidemill.replication.throttle import Turns
 
 if TYPE_CHECKING:
     from tidemill.replication.manager import ReplicaManager
@@ -30,7 +31,8 @@ CATCH_UP_OFFSETS: Final = 64
 RETRY_S: Final = 0.05
 FULL_AGAIN_S: Final = 10.0
 """After this time a move is tried again for which there was no room."""
-UNLIMITED: Final = 0x7FFFFFFFFFFFFFFF
+RATE_LOOK_S: Final = 1.0
+"""Whoever waits for the rate looks again after this time: another one may have been set."""
 
 
 class Mover:
@@ -38,13 +40,20 @@ class Mover:
 
     def __init__(self, replicas: ReplicaManager) -> None:
         self.replicas = replicas
-        self.bytes_per_second = UNLIMITED
         self.full_again_s = FULL_AGAIN_S
         self.moves: dict[TopicPartition, Move] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(max(1, len(replicas.logs.directories)))
-        self._free_at = 0.0
-        """When the next piece may be read, within the rate; seconds of the monotonic clock."""
+        self._turns = Turns()
+
+    @property
+    def bytes_per_second(self) -> int:
+        """What all moves together copy."""
+        return self._turns.bytes_per_second
+
+    @bytes_per_second.setter
+    def bytes_per_second(self, rate: int) -> None:
+        self._turns.bytes_per_second = rate
 
     def set_limits(self, at_once: int | None, bytes_per_second: int) -> None:
         """Before the first move: how many go on at once (None: one a data directory), and their rate."""
@@ -134,14 +143,19 @@ class Mover:
             if move.began_anew:
                 move.began_anew = False
                 await self.replicas.checkpoints.write(move.checkpoints)
-            await self._pace(piece.size)
+            await self._pace(move, piece.size)
+            if move.is_off():
+                return
             await self._in_thread(move.store, piece, clock.wall_ms())
 
-    async def _pace(self, count: int) -> None:
-        now = self.replicas.clock.monotonic()
-        self._free_at = max(self._free_at, now) + count / max(1, self.bytes_per_second)
-        if self._free_at - now > RETRY_S:
-            await asyncio.sleep(self._free_at - now)
+    async def _pace(self, move: Move, count: int) -> None:
+        clock = self.replicas.clock
+        turn = self._turns.take(count, clock.monotonic())
+        while True:
+            wait_s = self._turns.wait_s(turn, clock.monotonic())
+            if wait_s <= RETRY_S or move.is_off():
+                return
+            await asyncio.sleep(min(wait_s, RATE_LOOK_S))
 
     async def _prepare(self, move: Move) -> None:
         """Brings the copy to the disk, and then the decision."""

@@ -105,6 +105,33 @@ class RateLimit:
             self._total -= self._samples.popleft()[1]
 
 
+class Turns:
+    """Bytes that go one after the other, at a rate that may change while they wait."""
+
+    def __init__(self, bytes_per_second: int = UNLIMITED) -> None:
+        self.bytes_per_second = bytes_per_second
+        """May change at any time."""
+        self._taken = 0
+        self._passed = 0.0
+        self._at = 0.0
+
+    def take(self, size: int, now: float) -> int:
+        """Takes the turn behind all others for ``size`` bytes; its number."""
+        self._pass(now)
+        self._taken += size
+        return self._taken
+
+    def wait_s(self, turn: int, now: float) -> float:
+        """How long until the bytes of a turn may go, as the rate is now."""
+        self._pass(now)
+        return max(0.0, turn - self._passed) / max(1, self.bytes_per_second)
+
+    def _pass(self, now: float) -> None:
+        passed = self._passed + (now - self._at) * self.bytes_per_second
+        self._passed = min(passed, float(self._taken))
+        self._at = now
+
+
 class Throttle:
     """One side's throttle on one broker: which partitions, and how much."""
 

@@ -106,7 +106,7 @@ class Bench:
         """The same partition, before and after 2,000 others are there; they stay for what comes next."""
         topic = self.name("busy")
         self.trio.make({topic: 1})
-        until(lambda: self.trio.in_sync(topic), f"{topic} has its replicas")
+        self.trio.await_in_sync(topic)
         alone = self._cost(topic)
         self.with_idle()
         return {**alone, **{f"{key} beside": value for key, value in self._cost(topic).items()}}
@@ -115,7 +115,7 @@ class Bench:
         """Makes 2,000 partitions, unless they are there."""
         if "idle" not in self.trio.admin().list_topics(timeout=30).topics:
             self.trio.make({"idle": IDLE_PARTITIONS // (4 if self.scale > 1 else 1)})
-        until(lambda: self.trio.in_sync("idle"), "the idle partitions have their replicas")
+        self.trio.await_in_sync("idle")
 
     def catch_up(self) -> Figures:
         from confluent_kafka import Producer
@@ -136,13 +136,13 @@ class Bench:
             if number % 1000 == 999:
                 producer.flush()
         producer.flush()
-        until(lambda: self.trio.in_sync(topic, 2), f"{topic} is on two")
+        self.trio.await_in_sync(topic, 2)
         before, began = self.trio.cpu_s(), time.perf_counter()
         with Admin(self.trio.bootstrap) as admin:
             for problem in admin.alter_reassignments({TopicPartition(topic, 0): [1, 2, 3]}).values():
                 if problem is not None:
                     raise SystemExit(f"bench: {self.trio.name} does not add a replica: {problem}")
-        until(lambda: self.trio.in_sync(topic), f"{topic} is on three")
+        self.trio.await_in_sync(topic)
         took, used = time.perf_counter() - began, self.trio.cpu_s() - before
         self.trio.delete(topic)
         return {"GB/s": size * count / 1e9 / took, "cpu": used / (size * count / 1e9)}
@@ -160,7 +160,7 @@ class Bench:
         """Seconds between the last write acknowledged before the kill and the first one after it."""
         topic = self.name("failover")
         self.trio.make({topic: 1})
-        until(lambda: self.trio.in_sync(topic), f"{topic} has its replicas")
+        self.trio.await_in_sync(topic)
         leader = self.trio.partitions(topic)[0].leader
         writes = Writes(self.trio.bootstrap, topic)
         writes.wait(1.0)
@@ -184,8 +184,9 @@ class Bench:
         self.trio.peers[controller].kill()
         began = time.perf_counter()
         for number in self.trio.living:
+            admin = self.trio.admin(number)
             until(
-                lambda n=number: all(one.leader not in (controller, -1) for one in self._idle_told(n)),
+                lambda asked=admin: all(one.leader not in (controller, -1) for one in self._idle_told(asked)),
                 "every partition is led by those that live",
             )
         led = time.perf_counter() - began
@@ -194,15 +195,15 @@ class Bench:
         self._bring_back(controller, "idle")
         return {"led": led, "topic made": took}
 
-    def _idle_told(self, number: int) -> Sequence[Any]:
+    def _idle_told(self, admin: Any) -> Sequence[Any]:
         try:
-            return self.trio.partitions("idle", number)
+            return self.trio.partitions("idle", admin)
         except Exception:  # noqa: BLE001 - a broker that cannot tell just now is asked again
             return [_NOBODY]
 
     def _bring_back(self, number: int, topic: str) -> None:
         self.trio.peers[number].start()
-        until(lambda: self.trio.in_sync(topic), f"broker {number} is in sync again")
+        self.trio.await_in_sync(topic)
 
 
 class _Nobody:

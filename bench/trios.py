@@ -82,9 +82,9 @@ class Trio:
         addresses = ",".join(self.peers[one].bootstrap for one in known)
         return AdminClient({"bootstrap.servers": addresses, "log_level": 0})
 
-    def partitions(self, topic: str, number: int = 0) -> list[Any]:
-        """The partitions of a topic, as a broker tells of them: ``leader``, ``isrs``."""
-        told = self.admin(number).list_topics(topic, timeout=30).topics[topic]
+    def partitions(self, topic: str, admin: Any = None) -> list[Any]:
+        """The partitions of a topic, as a client is told of them: ``leader``, ``isrs``."""
+        told = (admin or self.admin()).list_topics(topic, timeout=30).topics[topic]
         return [told.partitions[index] for index in sorted(told.partitions)]
 
     def make(self, topics: dict[str, int], **wishes: Any) -> float:
@@ -119,9 +119,15 @@ class Trio:
             gone.result()
         until(lambda: not {*topics} & admin.list_topics(timeout=30).topics.keys(), "topics are deleted")
 
-    def in_sync(self, topic: str, replicas: int = 3) -> bool:
-        """Whether every partition has so many replicas in sync."""
-        return all(len(one.isrs) == replicas and one.leader > 0 for one in self.partitions(topic))
+    def await_in_sync(self, topic: str, replicas: int = 3) -> None:
+        """Returns once every partition has so many replicas in sync."""
+        admin = self.admin()
+
+        def in_sync() -> bool:
+            told = self.partitions(topic, admin)
+            return all(len(one.isrs) == replicas and one.leader > 0 for one in told)
+
+        until(in_sync, f"{topic} has {replicas} replicas in sync")
 
     def __enter__(self) -> Trio:
         with ExitStack() as stack:

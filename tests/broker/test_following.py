@@ -14,7 +14,7 @@ from replica_stage import Broker as Logs
 from test_followers import values_in
 
 from tidemill.broker.context import Listener, Peer
-from tidemill.broker.following import Following
+from tidemill.broker.following import Following, LeaderLoop
 from tidemill.log.config import LogConfig
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, StorageError
@@ -225,3 +225,30 @@ def test_a_leader_that_answers_with_errors_is_not_asked_without_a_rest(
     assert [one.asked for one in refusing] == [1, 1, 1]
     assert all(one.closed for one in refusing)
     assert caplog.text.count("it answers a fetch with error 31") == 1
+
+
+def test_a_log_that_cannot_be_cut_is_not_followed_and_others_may_come_and_go(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, other = stage.partitions[:2]
+
+    begin = LeaderLoop.follow
+
+    def follow(loop: LeaderLoop, partition: Partition) -> None:
+        if partition is broken:
+            raise StorageError("the disk is full")
+        begin(loop, partition)
+
+    monkeypatch.setattr(LeaderLoop, "follow", follow)
+
+    def come_and_go() -> None:
+        stage.following.follow(broken)
+        stage.following.follow(other)
+        stage.following.leave(other)
+        stage.following.leave(broken)
+
+    stage.run(come_and_go)
+    assert [str(problem) for problem in stage.failures] == ["the disk is full"]
+    stage.run(lambda: stage.following.follow(other))
+    stage.bench.client().append(b"a", index=1)
+    stage.bench.until(lambda: other.high_watermark == 1)

@@ -115,3 +115,11 @@ def test_what_is_out_of_balance_can_be_put_right(image: ClusterImage, percentage
         assert elected.leader == elected.replicas[0]
         assert can_lead(after, elected)
     assert set(imbalanced(image, percentage)) <= set(imbalanced(image, 0))
+
+
+def test_a_partition_that_somebody_wrote_without_replicas_keeps_no_other_from_its_leader() -> None:
+    image = cluster((1, 2), topic("t", partition([], leader=NO_BROKER), partition([1, 2], leader=2)))
+    assert imbalanced(image, 10) == [TopicPartition("t", 1)]
+    plans, errors = plan_elections(image, None, ElectionType.PREFERRED)
+    assert [plan.topic.partitions[1].leader for plan in plans] == [1]
+    assert TopicPartition("t", 1) not in errors

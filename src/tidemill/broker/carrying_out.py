@@ -72,7 +72,7 @@ class CarryingOut:
     def _tell_strays(self, deleting: Container[str] = ()) -> None:
         """Tells of logs of partitions that this broker has no replica of, now that it knows of all.
 
-        As Apache Kafka's brokers on ZooKeeper it keeps them: what an administrator removed by mistake is there.
+        It keeps them, as Apache Kafka's brokers on ZooKeeper do: what somebody removed by mistake is there.
         """
         partitions = self._broker.partitions
         strays = [

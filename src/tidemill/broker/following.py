@@ -290,6 +290,7 @@ class Following(Follows):
         try:
             loop.follow(partition)
         except StorageError as problem:
+            self.leave(partition)
             self._storage_failed(partition, problem)
 
     def leave(self, partition: Partition) -> None:

@@ -130,6 +130,9 @@ class Leading:
                     count = await self.balance()
                 except (KafkaError, StoreError) as problem:
                     logger.warning("leaders could not return to preferred replicas: %s", problem)
+                except Exception:
+                    # A fault of this program; leaders would return to preferred replicas no more.
+                    logger.exception("leaders could not return to preferred replicas")
                 else:
                     if count:
                         logger.info("%d partitions are led by their preferred replicas again", count)

@@ -95,7 +95,7 @@ def _elected(
 def _preferred(
     image: ClusterImage, name: str, partition: PartitionImage, stopping: frozenset[int]
 ) -> PartitionImage:
-    preferred = partition.replicas[0]
+    preferred = partition.replicas[0] if partition.replicas else NO_BROKER
     if partition.leader == preferred:
         raise KafkaError(
             f"{name}-{partition.partition} is led by its preferred replica, broker {preferred}",
@@ -113,7 +113,7 @@ def _preferred(
 
 def can_lead(image: ClusterImage, partition: PartitionImage, stopping: frozenset[int] = NOBODY) -> bool:
     """Whether the preferred replica can lead now."""
-    preferred = partition.replicas[0]
+    preferred = partition.replicas[0] if partition.replicas else NO_BROKER
     return preferred in partition.isr and preferred in image.brokers and preferred not in stopping
 
 
@@ -129,6 +129,8 @@ def imbalanced(
     elsewhere: dict[int, list[tuple[str, PartitionImage]]] = {}
     for topic in image.topics.values():
         for partition in topic.partitions:
+            if not partition.replicas:
+                continue  # Somebody wrote it so to the store.
             preferred = partition.replicas[0]
             held[preferred] = held.get(preferred, 0) + 1
             if partition.leader != preferred:

@@ -32,6 +32,8 @@ class Seat(Events):
     def __init__(self, broker: Broker, commands: CarryingOut) -> None:
         self._broker = broker
         self._tasks: set[asyncio.Task[None]] = set()
+        self._changes: set[asyncio.Task[None]] = set()
+        """Those that are being carried out."""
         self.commands = broker.commands = commands
         broker.controller = Controller(
             broker.store, broker.node_id, lambda: broker.config, self.announce, broker.clock
@@ -80,11 +82,16 @@ class Seat(Events):
         self._broker.controller.resign()
         for task in list(self._tasks):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._changes, return_exceptions=True)
 
     async def announce(self, delta: Delta) -> None:
         """Has a change carried out that this process's controller has decided."""
-        await self.commands.carry_out(delta)
+        # Whoever wanted it may be broken off, when the office is lost for instance; half of a change would be
+        # carried out, and the rest never be told again.
+        task = asyncio.get_running_loop().create_task(self.commands.carry_out(delta))
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        await asyncio.shield(task)
 
     def registered(self, epoch: int) -> None:
         """Commands for another epoch are not for this process."""

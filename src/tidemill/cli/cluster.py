@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import click
 
-from tidemill.cli import cluster_moves, cluster_status, elections
+from tidemill.cli import cluster_moves, cluster_status
 from tidemill.cli.cluster_options import directory_option, names_of
 from tidemill.cli.local import ZOOKEEPER, LocalCluster, said
 from tidemill.cli.options import Whole, broker_settings_option, pairs
@@ -314,6 +314,6 @@ for _one in (
     cluster_status.status,
     cluster_moves.rebalance,
     cluster_moves.decommission,
-    elections.cluster_elect,
+    cluster_moves.elect_,
 ):
     command.add_command(_one)

@@ -1,4 +1,4 @@
-"""Parts of ``tidemill cluster`` that make their plans themselves: decommission and rebalance."""
+"""Parts of ``tidemill cluster`` that move data and leaderships: decommission, rebalance, elect."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tidemill.cli import suggest
 from tidemill.cli.cluster_options import broker_ids, cluster_options
-from tidemill.cli.moves import Plan, assignment, is_agreed, print_plan, racks_of, text
-from tidemill.cli.moving import FAILED, Manner, carry_out, elect_preferred, manner_options, tell
-from tidemill.cli.options import INT_MAX, Target, Whole
+from tidemill.cli.elections import elect, election_options
+from tidemill.cli.manner import Manner, manner_options
+from tidemill.cli.moves import Plan, assignment, is_agreed, print_plan, racks_of, read_partitions, text
+from tidemill.cli.moving import FAILED, carry_out, elect_preferred, tell
+from tidemill.cli.options import INT_MAX, JsonFile, Target, Whole
 from tidemill.cli.output import counted, done, json_option
 
 if TYPE_CHECKING:
@@ -138,3 +141,42 @@ def rebalance(yes: bool, manner: Manner, as_json: bool, target: Target, local: L
         if not code and manner.wait and (yes or plan):
             code = tell(elect_preferred(admin, None))
     return code
+
+
+@click.command(
+    "elect",
+    epilog="""\b
+Examples:
+  tidemill cluster elect                      preferred replicas lead, all over the cluster
+  tidemill cluster elect orders -p 0 -p 3
+  tidemill cluster elect --file election.json
+  tidemill cluster elect orders --unclean     when nobody who has all can come back
+
+FILE has the shape of Kafka's: {"partitions": [{"topic": "orders", "partition": 0}]}.""",
+)
+@click.argument("names", metavar="[TOPIC...]", nargs=-1, shell_complete=suggest.topics)
+@click.option(
+    "-f",
+    "--file",
+    "path",
+    metavar="FILE",
+    type=JsonFile("a file of partitions"),
+    help="Partitions as JSON; - is standard input.",
+)
+@election_options
+@cluster_options
+def elect_(
+    names: tuple[str, ...],
+    numbers: tuple[int, ...],
+    path: str | None,
+    unclean: bool,
+    yes: bool,
+    as_json: bool,
+    target: Target,
+    local: LocalCluster | None,
+) -> int:
+    """Have preferred replicas lead again: of TOPICs, or of all."""
+    if path is not None and names:
+        raise click.UsageError("give TOPICs or --file: one of them")
+    listed = read_partitions(path) if path is not None else None
+    return elect(target, names, numbers, listed, unclean, yes, as_json)

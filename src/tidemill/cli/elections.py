@@ -1,32 +1,28 @@
-"""``tidemill cluster elect`` and ``tidemill topic elect``: preferred replicas lead again."""
+"""What ``tidemill cluster elect`` and ``tidemill topic elect`` share: preferred replicas lead again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tidemill.cli import suggest
-from tidemill.cli.cluster_options import cluster_options
-from tidemill.cli.moves import is_agreed, read_partitions
-from tidemill.cli.moving import FAILED, tell
-from tidemill.cli.options import INT_MAX, Target, Whole, target_options
+from tidemill.cli.options import INT_MAX, Target, Whole
 from tidemill.cli.output import counted, done, json_option, print_json
-from tidemill.cli.reassign import JsonFile
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
-    from tidemill.cli.local import LocalCluster
     from tidemill.client import Admin
 
-unclean_option = click.option(
+F = TypeVar("F", bound=Callable[..., Any])
+
+_unclean = click.option(
     "--unclean",
     is_flag=True,
     help="Where nobody leads, any replica that lives: messages that it does not have are lost.",
 )
-partitions_option = click.option(
+_partition = click.option(
     "-p",
     "--partition",
     "numbers",
@@ -34,69 +30,15 @@ partitions_option = click.option(
     multiple=True,
     help="Only this partition of TOPIC.",
 )
-yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask before an unclean election.")
+_yes = click.option("-y", "--yes", is_flag=True, help="Do not ask before an unclean election.")
 
 
-@click.command(
-    "elect",
-    epilog="""\b
-Examples:
-  tidemill cluster elect                      preferred replicas lead, all over the cluster
-  tidemill cluster elect orders -p 0 -p 3
-  tidemill cluster elect --file election.json
-  tidemill cluster elect orders --unclean     when nobody who has all can come back
-
-FILE has the shape of Kafka's: {"partitions": [{"topic": "orders", "partition": 0}]}.""",
-)
-@click.argument("names", metavar="[TOPIC...]", nargs=-1, shell_complete=suggest.topics)
-@partitions_option
-@click.option(
-    "-f",
-    "--file",
-    "path",
-    metavar="FILE",
-    type=JsonFile("a file of partitions, or -", directory=False),
-    help="Partitions as JSON; - is standard input.",
-)
-@unclean_option
-@yes_option
-@json_option
-@cluster_options
-def cluster_elect(
-    names: tuple[str, ...],
-    numbers: tuple[int, ...],
-    path: str | None,
-    unclean: bool,
-    yes: bool,
-    as_json: bool,
-    target: Target,
-    local: LocalCluster | None,
-) -> int:
-    """Have preferred replicas lead again: of TOPICs, or of all."""
-    if path is not None and names:
-        raise click.UsageError("give TOPICs or --file: one of them")
-    listed = read_partitions(path) if path is not None else None
-    return _elect(target, names, numbers, listed, unclean, yes, as_json)
+def election_options(function: F) -> F:
+    """Adds ``--partition`` (``numbers``), ``--unclean``, ``--yes`` and ``--json`` (``as_json``)."""
+    return _partition(_unclean(_yes(json_option(function))))
 
 
-@click.command(
-    "elect",
-    epilog="\b\nExamples:\n  tidemill topic elect orders\n  tidemill topic elect orders -p 0 --unclean",
-)
-@click.argument("names", metavar="TOPIC...", nargs=-1, required=True, shell_complete=suggest.topics)
-@partitions_option
-@unclean_option
-@yes_option
-@json_option
-@target_options
-def topic_elect(
-    names: tuple[str, ...], numbers: tuple[int, ...], unclean: bool, yes: bool, as_json: bool, target: Target
-) -> int:
-    """Have preferred replicas lead again."""
-    return _elect(target, names, numbers, None, unclean, yes, as_json)
-
-
-def _elect(
+def elect(
     target: Target,
     names: tuple[str, ...],
     numbers: tuple[int, ...],
@@ -105,6 +47,9 @@ def _elect(
     yes: bool,
     as_json: bool,
 ) -> int:
+    """Elects leaders of topics, of some partitions of one, of those listed, or of all; the exit code."""
+    from tidemill.cli.moves import is_agreed
+    from tidemill.cli.moving import FAILED, tell
     from tidemill.client import Admin
 
     if numbers and len(names) != 1:

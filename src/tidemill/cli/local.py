@@ -40,6 +40,9 @@ ZOOKEEPER_PORT = 2181
 ZOOKEEPER = "zookeeper"
 SESSION_MS = 6000
 PORTS_TRIED_MAX = 100
+FREE_PORTS = (20_000, 32_000)
+"""Below those that connections get, so that they are still free at the next start."""
+
 CONNECT_S = 3.0
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
@@ -300,12 +303,16 @@ def _environment() -> dict[str, str]:
 
 
 def free_port(but: Collection[int] = ()) -> int:
-    """A port that nobody has."""
-    while True:
-        with socket.create_server((HOST, 0)) as probe:
-            port: int = probe.getsockname()[1]
-        if port not in but:
+    """A port that nobody has, and that systems give to nobody who does not ask for it."""
+    import random
+
+    for _ in range(PORTS_TRIED_MAX):
+        port = random.randrange(*FREE_PORTS)
+        if port not in but and _is_free(port):
             return port
+    raise click.ClickException(
+        f"no port from {FREE_PORTS[0]} to {FREE_PORTS[1]} is free: name one with --port"
+    )
 
 
 def _first_free(port: int) -> int:

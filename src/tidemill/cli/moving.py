@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from tidemill.cli import throttles
+from tidemill.cli.manner import Manner
 from tidemill.cli.moves import Plan, Sizes, assignment, copied_bytes, print_plan, racks_of, replica_sizes
-from tidemill.cli.options import Duration, Whole
 from tidemill.cli.output import console, counted, done, on_terminal
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
@@ -20,63 +19,10 @@ from tidemill.model.types import TopicPartition
 if TYPE_CHECKING:
     from tidemill.client import Admin, ClientError
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 PAUSE_S, PAUSE_MAX_S = 0.1, 1.0
 FAILED = 1
 NAMED_MAX = 10
 """Partitions that are named, of those that could not be moved."""
-
-
-class Manner(NamedTuple):
-    """How moves are to be carried out."""
-
-    throttle: int | None = None
-    """Bytes a second that each broker copies at most."""
-    wait: bool = True
-    timeout_s: float | None = None
-
-
-def manner_options(*, wait: bool = True) -> Callable[[F], F]:
-    """Adds ``--throttle``, ``--wait`` (or not: ``wait`` is the default) and ``--timeout``, as ``manner``."""
-
-    def add(function: F) -> F:
-        return _with_manner(function, wait)
-
-    return add
-
-
-def _with_manner(function: F, waits: bool) -> F:
-    def made(*arguments: Any, throttle: int | None, wait: bool, timeout_s: float | None, **rest: Any) -> Any:
-        return function(*arguments, manner=Manner(throttle, wait, timeout_s), **rest)
-
-    made.__name__ = function.__name__
-    made.__doc__ = function.__doc__
-    made.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
-    for option in (
-        click.option(
-            "--timeout",
-            "timeout_s",
-            type=Duration(),
-            metavar="DURATION",
-            help="Wait so long at most; the moves go on.",
-        ),
-        click.option(
-            "--wait/--no-wait", default=waits, show_default=True, help="Wait until all is moved, with a bar."
-        ),
-        throttle_option,
-    ):
-        made = option(made)
-    return made  # type: ignore[return-value]
-
-
-throttle_option = click.option(
-    "--throttle",
-    type=Whole(1),
-    metavar="BYTES",
-    help="Copy at most so many bytes a second on each broker.",
-)
-"""The same wherever data moves."""
 
 
 def carry_out(admin: Admin, plan: Plan, current: Plan, manner: Manner) -> int:
@@ -113,6 +59,8 @@ def carry_out(admin: Admin, plan: Plan, current: Plan, manner: Manner) -> int:
 
 def change_factor(admin: Admin, topic: str, factor: int, manner: Manner, *, dry_run: bool = False) -> int:
     """Gives every partition of a topic ``factor`` replicas, or with ``dry_run`` says how; the exit code."""
+    import random
+
     from tidemill.controller import balance
 
     current = assignment(admin, [topic])

@@ -67,6 +67,16 @@ class Existing(click.Path):
         return path
 
 
+class JsonFile(Existing):
+    """A file, or ``-`` for standard input."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}, or - for standard input", directory=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return "-" if value == "-" else super().convert(value, param, ctx)
+
+
 class Target:
     """The cluster a command talks to, and the client configuration it uses."""
 

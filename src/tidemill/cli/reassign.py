@@ -11,6 +11,7 @@ import click
 
 from tidemill.cli import suggest, throttles
 from tidemill.cli.cluster_options import cluster_options
+from tidemill.cli.manner import Manner, manner_options
 from tidemill.cli.moves import (
     Places,
     Plan,
@@ -23,8 +24,8 @@ from tidemill.cli.moves import (
     replica_sizes,
     text,
 )
-from tidemill.cli.moving import Manner, carry_out, elect_preferred, follow, manner_options, tell
-from tidemill.cli.options import Duration, Existing, Target, TextType
+from tidemill.cli.moving import carry_out, elect_preferred, follow, tell
+from tidemill.cli.options import Duration, JsonFile, Target, TextType
 from tidemill.cli.output import (
     bytes_text,
     counted,
@@ -52,16 +53,7 @@ DONE, MOVING, ELSEWHERE, OTHERWISE, MISSING = (
 """How a partition of a plan can be."""
 
 
-class JsonFile(Existing):
-    """A file, or ``-`` for standard input."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return "-" if value == "-" else super().convert(value, param, ctx)
-
-
-plan_argument = click.argument(
-    "plan", metavar="FILE", type=JsonFile("a plan, or - for standard input", directory=False)
-)
+plan_argument = click.argument("plan", metavar="FILE", type=JsonFile("a plan"))
 
 
 class BrokerIds(TextType):
@@ -99,9 +91,7 @@ Examples:
 FILE names topics as Kafka's tool reads them: {"version": 1, "topics": [{"topic": "orders"}]}. The plan places
 partitions as if their topics were made now; 'tidemill cluster rebalance --json' moves less.""",
 )
-@click.argument(
-    "topics_file", metavar="[FILE]", required=False, type=JsonFile("a file of topics, or -", directory=False)
-)
+@click.argument("topics_file", metavar="[FILE]", required=False, type=JsonFile("a file of topics"))
 @click.option(
     "-t", "--topic", "topics", multiple=True, help="A topic to place.", shell_complete=suggest.topics
 )
@@ -366,7 +356,7 @@ def list_(as_json: bool, target: Target, local: LocalCluster | None) -> None:
     "plan",
     metavar="[FILE]",
     required=False,
-    type=JsonFile("a plan, or - for standard input", directory=False),
+    type=JsonFile("a plan"),
 )
 @click.option("--all", "every", is_flag=True, help="All moves of the cluster.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")

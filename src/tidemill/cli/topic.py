@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.cli import suggest
-from tidemill.cli.elections import topic_elect
-from tidemill.cli.moving import Manner, change_factor, manner_options
+from tidemill.cli.elections import elect, election_options
+from tidemill.cli.manner import Manner, manner_options
 from tidemill.cli.options import (
     INT_MAX,
     SHORT_MAX,
@@ -406,7 +406,11 @@ def alter(
             said.append(f"{partitions} partitions")
         if said:
             done(f"{name}: {'could have ' if dry_run else ''}{', '.join(said)}")
-        return change_factor(admin, name, factor, manner, dry_run=dry_run) if factor else 0
+        if not factor:
+            return 0
+        from tidemill.cli.moving import change_factor
+
+        return change_factor(admin, name, factor, manner, dry_run=dry_run)
 
 
 @command.command(
@@ -442,7 +446,18 @@ def delete(names: tuple[str, ...], yes: bool, if_exists: bool, force: bool, targ
     return FAILED if failures else 0
 
 
-command.add_command(topic_elect)
+@command.command(
+    "elect",
+    epilog="\b\nExamples:\n  tidemill topic elect orders\n  tidemill topic elect orders -p 0 --unclean",
+)
+@click.argument("names", metavar="TOPIC...", nargs=-1, required=True, shell_complete=suggest.topics)
+@election_options
+@target_options
+def elect_(
+    names: tuple[str, ...], numbers: tuple[int, ...], unclean: bool, yes: bool, as_json: bool, target: Target
+) -> int:
+    """Have preferred replicas lead again."""
+    return elect(target, names, numbers, None, unclean, yes, as_json)
 
 
 def topic_id_text(topic_id: bytes) -> str | None:

@@ -73,7 +73,11 @@ class Stage:
         return ",".join(broker.bootstrap for broker in self.brokers.values())
 
     def admin(self) -> Admin:
-        """An administration client that does not wait for long."""
+        """An administration client."""
+        return Admin(self.bootstrap)
+
+    def _looking(self) -> Admin:
+        """One that does not wait for long."""
         return Admin(self.bootstrap, {"default.api.timeout.ms": 5000, "request.timeout.ms": 3000})
 
     def asked(self, question: Callable[[KazooClient], Any]) -> Any:
@@ -96,7 +100,7 @@ class Stage:
     def leaders(self, topic: str) -> list[int]:
         """Who leads each partition; empty when nobody knows."""
         try:
-            with self.admin() as admin:
+            with self._looking() as admin:
                 return [one.leader for one in admin.describe_topic(topic).partitions]
         except ClientError:
             return []
@@ -128,7 +132,7 @@ class Stage:
         if stopped:
             return f"brokers {stopped} do not run"
         try:
-            with self.admin() as admin:
+            with self._looking() as admin:
                 found = admin.describe_topics(topics)
         except ClientError as problem:
             return str(problem)

@@ -299,3 +299,21 @@ def test_a_connection_to_itself_is_none(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.undo()
 
     asyncio.run(run())
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this system has no such option")
+def test_a_link_does_not_wait_long_for_a_host_that_acknowledges_nothing() -> None:
+    """TCP alone asks ever more rarely: after a cut of ten seconds the next packet may be as far away."""
+
+    async def run() -> None:
+        async def silent(frame: bytes, writer: asyncio.StreamWriter) -> None:
+            pass
+
+        async with await peer(silent) as server:
+            link = await linked(server)
+            assert link._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert link._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 5000
+            assert link._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 2
+            link.close("the test is over")
+
+    asyncio.run(run())

@@ -30,6 +30,10 @@ log = logging.getLogger("tidemill.net")
 
 FRAME_BYTES_MAX = 128 * 1024 * 1024
 """Of an answer: a fetch's limit, and a batch that is larger."""
+KEPT_ALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}
+"""Seconds until a silent peer is asked, and between questions; how many; ms that sent bytes wait for."""
+CONNECT_S = 2.0
+"""After so long a connection is begun anew: the system would ask ever more rarely."""
 RECEIVE_BYTES = 16 * 1024
 RECEIVE_BYTES_MAX = 1024 * 1024
 """Of one receive: so much memory is taken on a peer's word."""
@@ -104,7 +108,7 @@ class Link:
         name = f"broker {broker_id} at {host}:{port}"
         try:
             async with asyncio.timeout(timeout_s):
-                sock = await _connect(host, port)
+                sock = await _connect_soon(host, port)
         except TimeoutError:
             raise LinkTimeout(f"{name} has not taken a connection within {timeout_s:g} s") from None
         except ConnectionRefusedError:
@@ -321,6 +325,14 @@ class Link:
             asked.answer.exception()  # Whoever asked may be gone.
 
 
+async def _connect_soon(host: str, port: int) -> socket.socket:
+    while True:
+        try:
+            return await _connect(host, port)
+        except TimeoutError:
+            continue  # Whoever asked has a timeout of his own.
+
+
 async def _connect(host: str, port: int) -> socket.socket:
     loop = asyncio.get_running_loop()
     problem: OSError = ConnectionRefusedError()
@@ -328,7 +340,8 @@ async def _connect(host: str, port: int) -> socket.socket:
         sock = socket.socket(family, kind, protocol)
         sock.setblocking(False)
         try:
-            await loop.sock_connect(sock, address)
+            async with asyncio.timeout(CONNECT_S):
+                await loop.sock_connect(sock, address)
         except OSError as error:
             sock.close()
             problem = error
@@ -341,8 +354,22 @@ async def _connect(host: str, port: int) -> socket.socket:
                 continue
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                _notice_silence(sock)
             return sock
     raise problem
+
+
+def _notice_silence(sock: socket.socket) -> None:
+    """Has the system end a connection whose other end does not even acknowledge packets, after some seconds.
+
+    After a cut TCP tries again ever more rarely: the network would be back long before the connection. A
+    process that stands still has its packets acknowledged by its system.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEPT_ALIVE.items():
+        option = getattr(socket, name, None)  # Each system has some of them.
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _is_its_own_peer(sock: socket.socket) -> bool:

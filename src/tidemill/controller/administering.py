@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -14,6 +15,9 @@ from tidemill.coordination.nodes import DELETE_TOPICS, TOPICS, DeleteTopicNode, 
 from tidemill.coordination.port import Delete, Event, EventKind, StoreError, Watch
 
 logger = logging.getLogger(__name__)
+
+WATCHES_TOGETHER = 200
+"""So many watches are set at once: one after the other they would keep a new controller busy for seconds."""
 
 
 class Administering:
@@ -56,12 +60,14 @@ class Administering:
     async def _take(self, image: ClusterImage, names: list[str]) -> None:
         controller = self._controller
         found: dict[str, TopicImage] = {}
-        for name in names:
+        for name in await self._written(image, names):
             try:
                 found.update(await load_topics(controller.store, [name]))
             except NodeFormatError as problem:
                 logger.error("a topic is left alone: %s", problem)
-        fresh = [topic for name, topic in found.items() if _is_news(image.topics.get(name), topic)]
+        fresh = [
+            topic for name, topic in found.items() if _is_news(image.topics.get(name), topic.node_version)
+        ]
         if not fresh:
             return
         logger.info("topics were written to the store: %s", ", ".join(topic.name for topic in fresh))
@@ -75,10 +81,32 @@ class Administering:
         plans = plan_takeover(only, (), controller.is_unclean, controller.stopping())
         await controller.change(plans, image.with_topics(fresh))
 
+    async def _written(self, image: ClusterImage, names: list[str]) -> list[str]:
+        """Those whose nodes are not what the controller knows: that of most is, it wrote them itself."""
+        nodes = await self._controller.store.get_many([TopicNode.path(name) for name in names])
+        return [
+            name
+            for name, node in zip(names, nodes, strict=True)
+            if node is not None and _is_news(image.topics.get(name), node.version)
+        ]
+
     async def _watch(self, names: set[str]) -> None:
-        for name in names - set(self._watches):
-            self._watches[name] = await self._controller.store.watch(TopicNode.path(name), self._happened)
-            self._touched.add(name)
+        store = self._controller.store
+        fresh = sorted(names - set(self._watches))
+        for start in range(0, len(fresh), WATCHES_TOGETHER):
+            piece = fresh[start : start + WATCHES_TOGETHER]
+            made = await asyncio.gather(
+                *(store.watch(TopicNode.path(name), self._happened) for name in piece), return_exceptions=True
+            )
+            problem: BaseException | None = None
+            for name, watch in zip(piece, made, strict=True):
+                if isinstance(watch, BaseException):
+                    problem = watch
+                else:
+                    self._watches[name] = watch
+                    self._touched.add(name)
+            if problem is not None:
+                raise problem
         for name in set(self._watches) - names:
             self._watches.pop(name).cancel()
 
@@ -104,6 +132,6 @@ class Administering:
                     await controller.write_operations([Delete(DeleteTopicNode.path(name))])
 
 
-def _is_news(known: TopicImage | None, found: TopicImage) -> bool:
+def _is_news(known: TopicImage | None, version: int) -> bool:
     """Whether a topic is new, or was written by somebody else since."""
-    return known is None or found.node_version != known.node_version
+    return known is None or known.node_version != version

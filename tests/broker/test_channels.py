@@ -133,6 +133,22 @@ def test_a_deletion_whose_answer_was_lost_is_told_again() -> None:
     assert peer.asked == [ApiKey.STOP_REPLICA, ApiKey.STOP_REPLICA, ApiKey.UPDATE_METADATA]
 
 
+def test_what_happens_while_a_broker_does_not_answer_is_told_in_one_and_waited_for_as_one() -> None:
+    peer = Peer(0)
+
+    async def story(channel: Channel, heard: Heard) -> None:
+        second = topic(b"2")
+        news = [told(Delta(image(), image(second), created=[second])) for _ in range(1000)]
+        waiting = {channel.tell(one) for one in news}
+        assert len(waiting) == 1
+        await asyncio.wait(waiting)
+        assert await channel.tell(news[0]) is None
+
+    channelled(peer, story)
+    lead, update = ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA
+    assert peer.asked == [lead, lead, update, lead, update]
+
+
 def test_a_broker_that_ends_every_connection_is_left_some_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     rests: list[float] = []
     sleep = asyncio.sleep

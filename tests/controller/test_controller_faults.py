@@ -105,6 +105,19 @@ def test_a_deletion_whose_beginning_was_not_answered_goes_on_with_the_next_chang
     asyncio.run(story())
 
 
+def test_who_deletes_what_an_administrator_has_just_marked_is_told_that_it_is_deleted(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with started(tmp_path) as setting:
+            assert await create(setting, "a") is None
+            await setting.store.transact([Create(DeleteTopicNode.path("a"))])
+            (outcome,) = await setting.controller.delete_topics(["a"])
+            assert outcome.error is None
+            assert not await setting.store.exists(TopicNode.path("a"))
+            assert not await setting.store.exists(DeleteTopicNode.path("a"))
+
+    asyncio.run(story())
+
+
 def test_nodes_that_could_not_be_removed_go_with_the_next_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,8 @@ class Channel:
         self._hears = hears
         self._pending = Command()
         self._waiting: list[asyncio.Future[None]] = []
+        self._unsent: asyncio.Future[None] | None = None
+        """The last of them: for all that is pending. A broker may not answer for long, while much happens."""
         self._news = asyncio.Event()
         self._link: Link | None = None
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -84,10 +86,11 @@ class Channel:
     def tell(self, command: Command) -> asyncio.Future[None]:
         """Queues what it has to know; done once it is carried out, cancelled when the channel ends."""
         self._pending.add(command)
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(done)
+        if self._unsent is None:
+            self._unsent = asyncio.get_running_loop().create_future()
+            self._waiting.append(self._unsent)
         self._news.set()
-        return done
+        return self._unsent
 
     def stop(self) -> None:
         """Ends the channel."""
@@ -145,7 +148,7 @@ class Channel:
         if link.closed:
             raise LinkError(f"{link.name}: {link.closed}")
         command, self._pending = self._pending, Command()
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting, self._unsent = self._waiting, [], None
         try:
             for key, request in requests_of(command, self.to, self._listener):
                 low, high = VERSIONS[key]
@@ -160,6 +163,7 @@ class Channel:
             newer, self._pending = self._pending, command
             self._pending.add(newer)
             self._waiting = [*waiting, *self._waiting]
+            self._unsent = self._waiting[-1] if self._waiting else None
             self._news.set()
             raise
         for one in waiting:

@@ -394,5 +394,11 @@ class Office:
 
 async def wait_for(delta: Delta | None) -> None:
     """Waits a while until the other brokers have carried out a change."""
-    if delta is not None and delta.others:
-        await asyncio.wait(delta.others, timeout=OTHERS_S)
+    if delta is not None:
+        await wait_for_others(delta.others)
+
+
+async def wait_for_others(others: Sequence[asyncio.Future[None]]) -> None:
+    """Waits a while until these are done, each of which is a broker's."""
+    if others:
+        await asyncio.wait(others, timeout=OTHERS_S)

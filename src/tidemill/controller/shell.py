@@ -21,7 +21,7 @@ from tidemill.controller.configs import (
 from tidemill.controller.leading import Leading
 from tidemill.controller.moving import Moves
 from tidemill.controller.names import TakenNames
-from tidemill.controller.office import Announce, Office
+from tidemill.controller.office import Announce, Office, wait_for_others
 from tidemill.controller.topics import (
     Growth,
     NewTopic,
@@ -56,9 +56,6 @@ from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
 from tidemill.model.ports import Clock
 
 logger = logging.getLogger(__name__)
-
-OTHERS_S = 2.0
-"""How long a command waits for the other brokers to carry it out; they do so later all the same."""
 
 
 class Outcome(NamedTuple):
@@ -132,7 +129,7 @@ class Controller(Office):
             if validate_only:
                 return [_decided_only(name, item) for name, item in zip(names, decided, strict=True)]
             outcomes, others = await self._carry_out(names, decided)
-        await _wait_for(others)
+        await wait_for_others(others)
         return outcomes
 
     async def create_partitions(
@@ -152,7 +149,7 @@ class Controller(Office):
             if validate_only:
                 return [_decided_only(name, item) for name, item in zip(names, decided, strict=True)]
             outcomes, others = await self._carry_out(names, decided)
-        await _wait_for(others)
+        await wait_for_others(others)
         return outcomes
 
     async def delete_topics(self, names: Iterable[str], *, are_marked: bool = False) -> list[Outcome]:
@@ -171,7 +168,8 @@ class Controller(Office):
             topics = [self._image.topics.get(name) for name in names]
             marks = [[] if are_marked else deletion_mark(topic) for topic in topics if topic is not None]
             errors = await asyncio.gather(*(self.attempt(mark) for mark in marks))
-            remaining = iter(errors)
+            # Who finds the mark there finds what it wanted: an administrator has just made it, for instance.
+            remaining = iter(None if _is_there(error) else error for error in errors)
             outcomes = [
                 Outcome(name, topic, next(remaining) if topic is not None else unknown_topic(name))
                 for name, topic in zip(names, topics, strict=True)
@@ -187,7 +185,7 @@ class Controller(Office):
                 await self.moves.tidy()
                 outcomes = [_with_failure(outcome, delta) for outcome in outcomes]
                 others = delta.others
-        await _wait_for(others)
+        await wait_for_others(others)
         return outcomes
 
     async def finish_moves(self) -> None:
@@ -331,6 +329,10 @@ def _config_path(topic: str) -> str:
     return ConfigNode.path("topics", topic)
 
 
+def _is_there(error: KafkaError | None) -> bool:
+    return error is not None and error.code == ErrorCode.TOPIC_ALREADY_EXISTS
+
+
 def _decided_only(name: str, item: Plan | KafkaError) -> Outcome:
     return Outcome(name, error=item) if isinstance(item, KafkaError) else Outcome(name, item.topic)
 
@@ -338,11 +340,6 @@ def _decided_only(name: str, item: Plan | KafkaError) -> Outcome:
 def _with_failure(outcome: Outcome, delta: Delta) -> Outcome:
     failure = delta.failures.get(outcome.name)
     return outcome if failure is None or outcome.error is not None else outcome._replace(error=failure)
-
-
-async def _wait_for(others: list[asyncio.Future[None]]) -> None:
-    if others:
-        await asyncio.wait(others, timeout=OTHERS_S)
 
 
 async def generate_broker_id(store: Store, reserved_id_max: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -145,7 +144,7 @@ def _hints(local: LocalCluster) -> None:
     """What to try, on a terminal."""
     if not on_terminal():
         return
-    directory = "" if os.environ.get("TIDEMILL_CLUSTER_DIR") else _option(local)
+    directory = local.option
     click.echo(
         f"""
   Try it; any address of these will do, all of them while brokers are killed:
@@ -159,12 +158,6 @@ def _hints(local: LocalCluster) -> None:
 """,
         err=True,
     )
-
-
-def _option(local: LocalCluster) -> str:
-    from tidemill.cli.local import DIRECTORY
-
-    return "" if str(local.directory) == DIRECTORY else f" -d {local.directory}"
 
 
 def _print_json(local: LocalCluster) -> None:
@@ -199,7 +192,7 @@ def add(port: int | None, sets: tuple[str, ...], directory: str) -> None:
         _start_zookeeper(local, quiet=True)
         _start(local, [max(local.ports)], {})
     if on_terminal():
-        click.echo(f"  'tidemill cluster rebalance{_option(local)}' gives it its share.", err=True)
+        click.echo(f"  'tidemill cluster rebalance{local.option}' gives it its share.", err=True)
 
 
 @command.command("start", epilog="\b\nExamples:\n  tidemill cluster start 1")
@@ -256,7 +249,8 @@ def kill(names: tuple[str, ...], directory: str) -> int:
             failures += 1
             click.echo(f"tidemill: {said(name)} does not run", err=True)
         else:
-            done(f"killed {said(name)} (process {pid}); 'tidemill cluster start {name}' brings it back")
+            again = f"'tidemill cluster start {name}{local.option}'"
+            done(f"killed {said(name)} (process {pid}); {again} brings it back")
     return FAILED if failures else 0
 
 

@@ -75,7 +75,8 @@ def decommission(
     if broker not in racks:
         ending = "it is down, and can stay so"
     else:
-        ending = f"'tidemill cluster stop {broker}' ends it" if local is not None else "it can be stopped"
+        stop = f"'tidemill cluster stop {broker}{local.option}' ends it" if local is not None else None
+        ending = stop or "it can be stopped"
     done(f"broker {broker} holds nothing{' any more' if plan else ''}: {ending}")
     return 0
 

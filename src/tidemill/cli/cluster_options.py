@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from tidemill.cli import suggest
-from tidemill.cli.local import DIRECTORY, LocalCluster
+from tidemill.cli.local import DIRECTORY, DIRECTORY_VARIABLE, LocalCluster
 from tidemill.cli.options import target_options
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 directory_option = click.option(
     "-d",
     "--directory",
-    envvar="TIDEMILL_CLUSTER_DIR",
+    envvar=DIRECTORY_VARIABLE,
     show_envvar=True,
     default=DIRECTORY,
     show_default=True,
@@ -44,7 +44,8 @@ def cluster_options(function: F) -> F:
             bootstrap = local.bootstrap
             if not any(name.isdigit() for name in local.running()):
                 raise click.ClickException(
-                    f"no broker of the cluster in {directory} runs: 'tidemill cluster up' starts them"
+                    f"no broker of the cluster in {directory} runs: 'tidemill cluster up{local.option}' "
+                    "starts them"
                 )
         return targeted(*arguments, bootstrap=bootstrap, local=local, **rest)
 

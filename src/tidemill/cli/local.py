@@ -32,6 +32,7 @@ import click
 from tidemill.cli.processes import POLL_S, Background
 
 DIRECTORY = "tidemill-cluster"
+DIRECTORY_VARIABLE = "TIDEMILL_CLUSTER_DIR"
 HOST = "127.0.0.1"
 """Only this machine: nobody has to log in."""
 
@@ -133,6 +134,12 @@ class LocalCluster:
         return ",".join(f"{HOST}:{port}" for _, port in sorted(self.ports.items()))
 
     @property
+    def option(self) -> str:
+        """What commands about it need to find it, for hints."""
+        found = os.environ.get(DIRECTORY_VARIABLE) or DIRECTORY
+        return "" if os.path.abspath(found) == os.path.abspath(self.directory) else f" -d {self.directory}"
+
+    @property
     def next_port(self) -> int:
         """Behind those of the brokers that there are."""
         return max(self.ports.values(), default=FIRST_PORT - 1) + 1
@@ -228,6 +235,7 @@ class LocalCluster:
             "tickTime": 500,
             "maxSessionTimeout": 60_000,
             "maxClientCnxns": 0,
+            "autopurge.purgeInterval": 1,
         }
         path = process.directory / "zoo.cfg"
         path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
@@ -269,7 +277,7 @@ class LocalCluster:
         if not process.wait_end(STOP_TIMEOUT_S):
             raise click.ClickException(
                 f"{said(name)} has not stopped within {STOP_TIMEOUT_S:g} s (its log: {process.log_file}): "
-                f"'tidemill cluster kill {name}' ends it at once"
+                f"'tidemill cluster kill {name}{self.option}' ends it at once"
             )
         return True
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tidemill.broker.context import RequestContext
 from tidemill.broker.handlers.common import external_text, shown_keys, within
 from tidemill.controller.shell import Outcome
 from tidemill.controller.topics import PARTITIONS_PER_REQUEST_MAX, NewTopic
-from tidemill.model.configs import TOPIC_KEYS
+from tidemill.coordination.image import TopicImage
+from tidemill.model.configs import TOPIC_KEYS, BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.messages.create_topics import (
@@ -52,8 +54,9 @@ async def handle(
             made = [Outcome(topic.name, error=error) for topic in wanted]
         for outcome in made:
             outcomes[context.external_name(outcome.name)] = outcome
+    shown = Shown(broker.config)
     return CreateTopicsResponse(
-        topics=[_result(broker, name, outcomes[name], request.validate_only) for name in counts]
+        topics=[_result(shown, name, outcomes[name], request.validate_only) for name in counts]
     )
 
 
@@ -75,23 +78,24 @@ def _wanted(context: RequestContext, topic: CreatableTopic) -> NewTopic:
     )
 
 
-def _result(broker: Broker, name: str, outcome: Outcome, validate_only: bool) -> CreatableTopicResult:
-    topic = outcome.topic
-    if outcome.error is not None or topic is None:
-        error = outcome.error or KafkaError()
-        text = external_text(error)
-        if topic is not None:
-            text = f"the topic is there now, but {text}"
-        return CreatableTopicResult(name=name, error_code=error.code, error_message=text, configs=[])
-    config = broker.config.topic_config(topic.config)
-    return CreatableTopicResult(
-        name=name,
-        topic_id=ZERO_ID if validate_only else topic.topic_id,
-        error_code=ErrorCode.NONE,
-        error_message=None,
-        num_partitions=len(topic.partitions),
-        replication_factor=len(topic.partitions[0].replicas),
-        configs=[
+class Shown:
+    """The settings of topics as an answer has them; those of topics that have none of their own, once."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._config = config
+        self._defaults: list[CreatableTopicConfigs] | None = None
+
+    def of(self, topic: TopicImage) -> list[CreatableTopicConfigs]:
+        """All that hold for ``topic``."""
+        if topic.config:
+            return self._shown(topic.config)
+        if self._defaults is None:
+            self._defaults = self._shown({})
+        return self._defaults
+
+    def _shown(self, overrides: Mapping[str, str]) -> list[CreatableTopicConfigs]:
+        config = self._config.topic_config(overrides)
+        return [
             CreatableTopicConfigs(
                 name=key.name,
                 value=config.rendered(key.name),
@@ -100,5 +104,23 @@ def _result(broker: Broker, name: str, outcome: Outcome, validate_only: bool) ->
                 is_sensitive=key.sensitive,
             )
             for key in shown_keys(TOPIC_KEYS)
-        ],
+        ]
+
+
+def _result(shown: Shown, name: str, outcome: Outcome, validate_only: bool) -> CreatableTopicResult:
+    topic = outcome.topic
+    if outcome.error is not None or topic is None:
+        error = outcome.error or KafkaError()
+        text = external_text(error)
+        if topic is not None:
+            text = f"the topic is there now, but {text}"
+        return CreatableTopicResult(name=name, error_code=error.code, error_message=text, configs=[])
+    return CreatableTopicResult(
+        name=name,
+        topic_id=ZERO_ID if validate_only else topic.topic_id,
+        error_code=ErrorCode.NONE,
+        error_message=None,
+        num_partitions=len(topic.partitions),
+        replication_factor=len(topic.partitions[0].replicas),
+        configs=shown.of(topic),
     )

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from tidemill.coordination.nodes import BrokerRegistration, Endpoint
 from tidemill.model.configs import BROKER_KEYS, TOPIC_KEYS, BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.ports import Clock
+from tidemill.replication.topics import TopicEntry, TopicTable
 from tidemill.wire.apis import ApiKey, request_class, response_class
 from tidemill.wire.messages.alter_configs import AlterConfigsRequest
 from tidemill.wire.messages.create_partitions import CreatePartitionsRequest
@@ -69,6 +71,7 @@ class SmallBroker:
         this: Any = self
         self.commands = CarryingOut(this, self.removed, OUTSIDE.listener)
         self.made: list[str] = []
+        self.partitions: Any = SimpleNamespace(topics=TopicTable())
         self.fail_with: KafkaError | None = None
         self.metadata.on_change(self.apply)
 
@@ -193,6 +196,32 @@ def test_metadata_names_brokers_controller_and_leaders(tmp_path: Path, version: 
                 )
                 assert (partition.replica_nodes, partition.isr_nodes) == ([7], [7])
                 assert partition.leader_epoch == (0 if version >= 7 else -1)
+
+    run(story())
+
+
+def test_a_partition_whose_log_failed_has_no_leader_and_an_offline_replica(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            await broker.ask(new_topics("t", count=3), 7)
+            known = broker.metadata.topic("t")
+            assert known is not None
+            entry = TopicEntry("t", known.topic_id, False)
+            states: list[Any] = [SimpleNamespace(index=at, failed="it broke" * (at == 1)) for at in range(3)]
+            entry.partitions.extend(states)
+            broker.partitions.topics.put(entry)
+            (topic,) = (await broker.ask(metadata_of("t"), 12)).topics
+            pages = await broker.ask(DescribeTopicPartitionsRequest(response_partition_limit=9), 0)
+            for partitions in (topic.partitions, pages.topics[0].partitions):
+                assert [(one.leader_id, one.error_code, one.offline_replicas) for one in partitions] == [
+                    (7, ErrorCode.NONE, []),
+                    (-1, ErrorCode.LEADER_NOT_AVAILABLE, [7]),
+                    (7, ErrorCode.NONE, []),
+                ]
+                assert partitions[1].replica_nodes == partitions[1].isr_nodes == [7]
+            # Clients before offline_replicas are told by the error.
+            (old,) = (await broker.ask(metadata_of("t"), 4)).topics
+            assert (old.partitions[1].leader_id, old.partitions[1].error_code) == (-1, 5)
 
     run(story())
 

@@ -250,7 +250,9 @@ def _metadata(command: Command) -> Iterator[UpdateMetadataTopicState]:
                     isr=list(one.isr),
                     zk_version=one.partition_epoch,
                     replicas=list(one.replicas),
-                    offline_replicas=[broker for broker in one.replicas if broker not in living],
+                    offline_replicas=[
+                        broker for broker in one.replicas if broker not in living or broker in one.offline
+                    ],
                 )
                 for index, one in partitions.items()
             ],

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from tidemill.broker.broker import Broker
@@ -169,7 +169,7 @@ class Commands(CarryingOut):
             known = before.topics.get(name)
             if known is not None and known.topic_id != topic.topic_id:
                 known = None
-            partitions = _partitions_after(known, topic)
+            partitions = _partitions_after(known, topic, brokers)
             settings = self._settings_of((name, topic.topic_id))
             changed.append(TopicImage(name, topic.topic_id, partitions, settings))
         image = before.with_cluster(
@@ -229,13 +229,19 @@ def _broker_image(one: UpdateMetadataBroker) -> BrokerImage:
 
 
 def _partitions_after(
-    known: TopicImage | None, topic: UpdateMetadataTopicState
+    known: TopicImage | None, topic: UpdateMetadataTopicState, living: Collection[int]
 ) -> tuple[PartitionImage, ...]:
     partitions = list(known.partitions) if known is not None else []
     for one in topic.partition_states:
         while len(partitions) <= one.partition_index:
             partitions.append(PartitionImage(len(partitions), -1, 0, [], [], -1))
         partitions[one.partition_index] = PartitionImage(
-            one.partition_index, one.leader, one.leader_epoch, one.replicas, one.isr, one.zk_version
+            one.partition_index,
+            one.leader,
+            one.leader_epoch,
+            one.replicas,
+            one.isr,
+            one.zk_version,
+            offline=frozenset(broker for broker in one.offline_replicas if broker in living),
         )
     return tuple(partitions)

@@ -39,6 +39,11 @@ class Start:
         """Whether the user said where to begin."""
         return self.beginning or self.offset is not None or self.since_ms is not None
 
+    @property
+    def is_looked_up(self) -> bool:
+        """Whether it is a place within a partition, and not one of its ends."""
+        return self.offset is not None or self.since_ms is not None
+
     def offsets(self, consumer: Consumer, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset to read of each partition."""
         starts = consumer.beginning_offsets(partitions)
@@ -54,6 +59,44 @@ class Start:
         if self.offset < 0:
             return {item: max(starts[item], ends[item] + self.offset) for item in partitions}
         return {item: min(max(starts[item], self.offset), ends[item]) for item in partitions}
+
+
+TROUBLE_TOLD_AFTER_S = 3.0
+TROUBLE_TOLD_AGAIN_S = 60.0
+
+
+class Troubles:
+    """Says on stderr which partitions cannot be read, as otherwise nothing tells why no message comes."""
+
+    def __init__(self, consumer: Consumer, now: Callable[[], float] = time.monotonic) -> None:
+        self._consumer = consumer
+        self._now = now
+        self._told: dict[TopicPartition, float] = {}
+
+    def tell(self) -> None:
+        """Warns of what has lasted for a few seconds, of each partition once a minute."""
+        troubles = self._consumer.troubles()
+        for item in [item for item in self._told if item not in troubles]:
+            click.echo(f"{item} can be read again", err=True)
+            del self._told[item]
+        for item, (error, seconds) in sorted(troubles.items()):
+            last = self._told.get(item)
+            if seconds < TROUBLE_TOLD_AFTER_S or (last and self._now() - last < TROUBLE_TOLD_AGAIN_S):
+                continue
+            self._told[item] = self._now()
+            click.echo(
+                f"warning: {item} cannot be read for {seconds:.0f} s: {error}; it is asked for again. The "
+                "log of the broker that leads it says why",
+                err=True,
+            )
+
+    def refuse_lasting(self) -> bool:
+        """Whether a partition cannot be read now. Raises when that has lasted too long to wait for an end."""
+        found = self._consumer.troubles()
+        for item, (error, seconds) in found.items():
+            if seconds >= TROUBLE_TOLD_AGAIN_S:
+                raise click.ClickException(f"{item} cannot be read for {seconds:.0f} s: {error}")
+        return bool(found)
 
 
 class Format:
@@ -260,7 +303,12 @@ def _assign(
             f"{', '.join(names)}: there is no partition {min(missing)}; there is {there}"
         )
     consumer.assign(chosen)
-    for item, at in start.offsets(consumer, chosen).items():
+    bad = consumer.troubles()
+    for item, (error, _) in sorted(bad.items()):
+        click.echo(f"warning: {item} cannot be read yet: {error}", err=True)
+    # Where all begins at an end, those that nobody leads do so by the policy, once somebody does.
+    now = chosen if start.is_looked_up else [item for item in chosen if item not in bad]
+    for item, at in start.offsets(consumer, now).items():
         consumer.seek(item, at)
 
 
@@ -288,6 +336,7 @@ def _print_all(
     count = 0
     last = time.monotonic()
     ends: dict[TopicPartition, int] | None = None
+    troubles = Troubles(consumer)
     reader = select.poll()
     reader.register(sys.stdout.fileno(), 0)
     while True:
@@ -295,13 +344,15 @@ def _print_all(
             raise BrokenPipeError("nobody reads any more, and no message comes whose writing would tell")
         if exit_at_end:
             assigned = consumer.assignment()
-            if assigned and (ends is None or set(ends) != assigned):
+            is_whole = not troubles.refuse_lasting()
+            if assigned and is_whole and (ends is None or set(ends) != assigned):
                 ends = consumer.end_offsets(assigned)
             if ends is not None and all(consumer.position(item) >= end for item, end in ends.items()):
                 return count
         wait = 1.0 if timeout is None else max(0.0, min(1.0, last + timeout - time.monotonic()))
         most = None if max_messages is None else min(500, max_messages - count)
         records = consumer.poll(wait, max_records=most)
+        troubles.tell()
         for record in records:
             shown.print(record)
         count += len(records)

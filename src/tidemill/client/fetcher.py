@@ -53,6 +53,8 @@ class Place:
         "replica_until",
         "reset",
         "retry_at",
+        "trouble",
+        "trouble_since",
     )
 
     def __init__(self) -> None:
@@ -65,6 +67,15 @@ class Place:
         self.log_start_offset = -1
         self.replica = -1
         self.replica_until = 0.0
+        self.trouble = ""
+        """Why it cannot be read now: the name of an error, and since when, in monotonic seconds."""
+        self.trouble_since = 0.0
+
+    def note(self, trouble: str) -> None:
+        """Notes that it cannot be read."""
+        if not self.trouble:
+            self.trouble_since = time.monotonic()
+        self.trouble = trouble
 
 
 class Fetcher:
@@ -129,6 +140,7 @@ class Fetcher:
             partition = topic.partitions[item.partition]
             node_id = self._node_for(place, partition.leader, now)
             if node_id < 0:
+                place.note(ErrorCode.LEADER_NOT_AVAILABLE.name)
                 self._cluster.request_refresh()
                 wait = min(wait, self._backoff)
                 continue
@@ -146,6 +158,18 @@ class Fetcher:
             if node_id not in self._requests:
                 wait = min(wait, self._send_to(node_id, items))
         return wait
+
+    def has_leader(self, item: TopicPartition) -> bool:
+        """False when the metadata says that nobody can lead the partition; that is noted, and asked again."""
+        topic = self._cluster.topics.get(item.topic)
+        if topic is None or item.partition >= len(topic.partitions):
+            return True
+        if topic.partitions[item.partition].leader >= 0:
+            return True
+        self._cluster.request_refresh()
+        if item in self._places:
+            self._places[item].note(ErrorCode.LEADER_NOT_AVAILABLE.name)
+        return False
 
     def _node_for(self, place: Place, leader: int, now: float) -> int:
         """The leader, or for a while the replica that it has named as nearer."""
@@ -252,6 +276,7 @@ class Fetcher:
     def _place_answer(self, item: TopicPartition, place: Place, offset: int, answer: fetching.Answer) -> None:
         code = code_of(answer.error_code)
         if code == ErrorCode.NONE:
+            place.trouble = ""
             place.high_watermark = answer.high_watermark
             place.last_stable_offset = answer.last_stable_offset
             place.log_start_offset = answer.log_start_offset
@@ -271,6 +296,7 @@ class Fetcher:
             self._out_of_range(item, place, offset)
         elif code in LEADER_MOVED:
             place.replica = -1
+            place.note(code.name)
             place.retry_at = time.monotonic() + self._backoff
             self._cluster.request_refresh()
         else:

@@ -75,7 +75,12 @@ class Positions:
                     )
                 else:
                     place.reset = EARLIEST if self._policy == "earliest" else LATEST
-        resets = {i: p.reset for i, p in self._places.items() if p.offset is None and p.reset is not None}
+        resets = {
+            item: place.reset
+            for item, place in self._places.items()
+            # One that nobody leads must not keep the others waiting.
+            if place.offset is None and place.reset is not None and self._fetcher.has_leader(item)
+        }
         if resets:
             found = list_offsets(self._cluster, resets, deadline, committed_only=self._fetcher.committed_only)
             for item, at in found.items():
@@ -156,6 +161,20 @@ class Positions:
         place = self._place(partition)
         end = place.last_stable_offset if self._fetcher.committed_only else place.high_watermark
         return max(0, end - place.offset) if end >= 0 and place.offset is not None else None
+
+    def troubles(self) -> dict[TopicPartition, tuple[str, float]]:
+        """The assigned partitions that cannot be read now: the error's name, and for how many seconds so far.
+
+        It is asked for them again and again: a leader may be found, or a disk may come back.
+        """
+        now = time.monotonic()
+        for item in self._places:
+            self._fetcher.has_leader(item)
+        return {
+            item: (place.trouble, now - place.trouble_since)
+            for item, place in self._places.items()
+            if place.trouble
+        }
 
     def offsets_for_times(
         self, times_ms: Mapping[TopicPartition, int], timeout: float | None = None

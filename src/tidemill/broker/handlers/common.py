@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidemill.broker.context import RequestContext
-from tidemill.broker.metadata import BrokerImage, ClusterImage, PartitionImage
+from tidemill.broker.metadata import BrokerImage, ClusterImage, PartitionImage, TopicImage
 from tidemill.controller.configs import ResourceType
 from tidemill.controller.names import name_problem
 from tidemill.coordination.port import StoreError
@@ -16,9 +16,14 @@ from tidemill.model.configs import Key
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 
+if TYPE_CHECKING:
+    from tidemill.broker.broker import Broker
+
 log = logging.getLogger("tidemill.broker")
 
 Result = TypeVar("Result")
+
+NO_LEADER = -1
 
 TEXT_CHARACTERS_MAX = 1000
 """Of an error's text: a string of the protocol holds 32,767 bytes, and a request many names."""
@@ -51,10 +56,39 @@ def reachable(image: ClusterImage, context: RequestContext) -> list[tuple[Broker
     return found
 
 
-def offline_replicas(image: ClusterImage, replicas: Sequence[int]) -> list[int]:
-    """The replicas whose brokers do not live."""
-    brokers = image.brokers
-    return [broker for broker in replicas if broker not in brokers]
+def offline_replicas(image: ClusterImage, partition: PartitionImage) -> list[int]:
+    """The replicas whose brokers do not live, or cannot read or write them."""
+    brokers, offline = image.brokers, partition.offline
+    return [broker for broker in partition.replicas if broker not in brokers or broker in offline]
+
+
+def served_partitions(broker: Broker, topic: TopicImage) -> Sequence[PartitionImage]:
+    """The partitions of a topic; those whose log failed here are offline here, and not led from here.
+
+    So Apache Kafka's controller has it, in the end. Nobody has to wait for that, and a broker that is alone
+    has no other to lead what it cannot.
+    """
+    entry = broker.partitions.topics.by_name.get(topic.name.encode())
+    if entry is None or entry.topic_id != topic.topic_id:
+        return topic.partitions
+    failed = {int(one.index) for one in entry.partitions if one is not None and one.failed}
+    if not failed:
+        return topic.partitions
+    return [_not_here(one, broker.node_id) if one.partition in failed else one for one in topic.partitions]
+
+
+def _not_here(partition: PartitionImage, node_id: int) -> PartitionImage:
+    return PartitionImage(
+        partition.partition,
+        NO_LEADER if partition.leader == node_id else partition.leader,
+        partition.leader_epoch,
+        partition.replicas,
+        partition.isr,
+        partition.partition_epoch,
+        partition.adding,
+        partition.removing,
+        partition.offline | {node_id},
+    )
 
 
 def leader_error(image: ClusterImage, partition: PartitionImage, listener: str) -> ErrorCode:

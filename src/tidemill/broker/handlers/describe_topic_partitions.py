@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 from tidemill.broker.context import RequestContext
 from tidemill.broker.handlers.common import (
+    NO_LEADER,
     TOPIC_OPERATIONS,
     leader_error,
     missing_topic_error,
     offline_replicas,
+    served_partitions,
 )
 from tidemill.broker.metadata import ClusterImage, PartitionImage
 from tidemill.model.errors import ErrorCode
@@ -27,8 +29,6 @@ from tidemill.wire.messages.describe_topic_partitions import (
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
-
-NO_LEADER = -1
 
 
 def handle(
@@ -61,7 +61,7 @@ def handle(
         if left == 0:
             response.next_cursor = Cursor(topic_name=name, partition_index=start)
             break
-        page = topic.partitions[start : start + left]
+        page = served_partitions(broker, topic)[start : start + left]
         left -= len(page)
         response.topics.append(
             DescribeTopicPartitionsResponseTopic(
@@ -96,5 +96,5 @@ def _partition(
         isr_nodes=partition.isr,
         eligible_leader_replicas=[],
         last_known_elr=[],
-        offline_replicas=offline_replicas(image, partition.replicas),
+        offline_replicas=offline_replicas(image, partition),
     )

@@ -13,13 +13,15 @@ from tidemill.broker.automatic_topics import make_topics
 from tidemill.broker.context import RequestContext
 from tidemill.broker.handlers.common import (
     CLUSTER_OPERATIONS,
+    NO_LEADER,
     TOPIC_OPERATIONS,
     leader_error,
     missing_topic_error,
     offline_replicas,
     reachable,
+    served_partitions,
 )
-from tidemill.broker.metadata import ClusterImage, TopicImage
+from tidemill.broker.metadata import ClusterImage, PartitionImage, TopicImage
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.messages.metadata import (
@@ -36,8 +38,6 @@ if TYPE_CHECKING:
 
 TOPIC_IDS_FROM = 12
 """Version 10 brought the fields; they mean something from 12 on."""
-
-NO_LEADER = -1
 
 CREATIONS_MAX = 100
 """Topics made for one request; its client asks again for those that it does not find."""
@@ -92,10 +92,10 @@ def _answer(
     version = context.api_version
     operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else -(2**31)
     if wants_all(request, version):
-        topics = [_topic(image, context, topic, operations) for topic in image.topics.values()]
+        topics = [_topic(broker, image, context, topic, operations) for topic in image.topics.values()]
     else:
         asked = {(wanted.topic_id, wanted.name): wanted for wanted in request.topics or ()}
-        topics = [_wanted(image, context, wanted, operations, errors) for wanted in asked.values()]
+        topics = [_wanted(broker, image, context, wanted, operations, errors) for wanted in asked.values()]
     return MetadataResponse(
         brokers=[
             MetadataResponseBroker(node_id=found.broker_id, host=host, port=port, rack=found.rack)
@@ -111,6 +111,7 @@ def _answer(
 
 
 def _wanted(
+    broker: Broker,
     image: ClusterImage,
     context: RequestContext,
     wanted: MetadataRequestTopic,
@@ -128,7 +129,7 @@ def _wanted(
             return MetadataResponseTopic(
                 error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=wanted.topic_id
             )
-        return _topic(image, context, topic, operations)
+        return _topic(broker, image, context, topic, operations)
     if wanted.name is None:
         return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=ZERO_ID)
     name = context.internal_name(wanted.name)
@@ -136,30 +137,30 @@ def _wanted(
     if topic is None or name in errors:
         code = errors.get(name) or missing_topic_error(name)
         return MetadataResponseTopic(error_code=code, name=wanted.name, is_internal=False)
-    return _topic(image, context, topic, operations)
+    return _topic(broker, image, context, topic, operations)
 
 
 def _topic(
-    image: ClusterImage, context: RequestContext, topic: TopicImage, operations: int
+    broker: Broker, image: ClusterImage, context: RequestContext, topic: TopicImage, operations: int
 ) -> MetadataResponseTopic:
     return MetadataResponseTopic(
         error_code=ErrorCode.NONE,
         name=context.external_name(topic.name),
         topic_id=topic.topic_id,
         is_internal=topic.internal,
-        partitions=_partitions(image, context, topic),
+        partitions=_partitions(image, context, served_partitions(broker, topic)),
         topic_authorized_operations=operations,
     )
 
 
 def _partitions(
-    image: ClusterImage, context: RequestContext, topic: TopicImage
+    image: ClusterImage, context: RequestContext, partitions: Sequence[PartitionImage]
 ) -> list[MetadataResponsePartition]:
     version = context.api_version
     listener = context.listener.name
     brokers = image.brokers
     answered = []
-    for partition in topic.partitions:
+    for partition in partitions:
         error = leader_error(image, partition, listener)
         if error == ErrorCode.LISTENER_NOT_FOUND and version < 6:
             error = ErrorCode.LEADER_NOT_AVAILABLE
@@ -177,7 +178,7 @@ def _partitions(
                 leader_epoch=partition.leader_epoch,
                 replica_nodes=replicas,
                 isr_nodes=isr,
-                offline_replicas=offline_replicas(image, partition.replicas),
+                offline_replicas=offline_replicas(image, partition),
             )
         )
     return answered

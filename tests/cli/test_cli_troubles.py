@@ -1,0 +1,102 @@
+"""``tidemill consume`` about partitions that cannot be read, and what the metadata tells of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+
+from tidemill.broker.commanding import Command, _metadata
+from tidemill.broker.commands import _partitions_after
+from tidemill.cli.consume import Troubles
+from tidemill.client import Consumer
+from tidemill.coordination.image import PartitionImage
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import TopicPartition
+
+BAD = TopicPartition("t", 1)
+
+
+class Stage:
+    """A consumer that has troubles, at a time."""
+
+    def __init__(self) -> None:
+        self.found: dict[TopicPartition, tuple[str, float]] = {}
+        self.now = 100.0
+        consumer: Any = SimpleNamespace(troubles=lambda: self.found)
+        self.troubles = Troubles(consumer, lambda: self.now)
+
+
+def test_a_partition_that_cannot_be_read_is_told_after_seconds_and_once_a_minute(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stage = Stage()
+
+    def said(seconds: float) -> str:
+        stage.now = 100 + seconds
+        stage.found = {BAD: ("KAFKA_STORAGE_ERROR", seconds)}
+        stage.troubles.tell()
+        return capsys.readouterr().err
+
+    assert said(1) == ""
+    assert "warning: t-1 cannot be read for 4 s: KAFKA_STORAGE_ERROR" in said(4)
+    assert said(50) == ""
+    assert "for 65 s" in said(65)
+    stage.found = {}
+    stage.troubles.tell()
+    assert capsys.readouterr().err == "t-1 can be read again\n"
+
+
+def test_an_end_is_waited_for_a_minute_at_most() -> None:
+    stage = Stage()
+    assert not stage.troubles.refuse_lasting()
+    stage.found = {BAD: ("LEADER_NOT_AVAILABLE", 2.0)}
+    assert stage.troubles.refuse_lasting()
+    stage.found = {BAD: ("LEADER_NOT_AVAILABLE", 61.0)}
+    with pytest.raises(click.ClickException, match="t-1 cannot be read for 61 s: LEADER_NOT_AVAILABLE"):
+        stage.troubles.refuse_lasting()
+
+
+def test_a_consumer_knows_which_of_its_partitions_cannot_be_read() -> None:
+    with Consumer("127.0.0.1:1") as consumer:
+        good = TopicPartition("t", 0)
+        consumer.assign([good, BAD])
+        fetcher, place = consumer._fetcher, consumer._places[BAD]
+        answer: Any = SimpleNamespace(
+            error_code=ErrorCode.KAFKA_STORAGE_ERROR,
+            high_watermark=3,
+            last_stable_offset=3,
+            log_start_offset=0,
+            preferred_replica=-1,
+            start=0,
+            end=0,
+        )
+        fetcher._place_answer(BAD, place, 0, answer)
+        ((item, (error, seconds)),) = consumer.troubles().items()
+        assert (item, error) == (BAD, "KAFKA_STORAGE_ERROR")
+        assert seconds >= 0
+        answer.error_code = ErrorCode.NONE
+        fetcher._place_answer(BAD, place, 0, answer)
+        assert consumer.troubles() == {}
+        # The metadata tells, too; positions are not looked up there, so that the others do not wait.
+        parts: Any = [SimpleNamespace(leader=1), SimpleNamespace(leader=-1)]
+        topic: Any = SimpleNamespace(partitions=parts)
+        consumer._cluster.topics["t"] = topic
+        assert {item: error for item, (error, _) in consumer.troubles().items()} == {
+            BAD: "LEADER_NOT_AVAILABLE"
+        }
+
+
+def test_all_brokers_are_told_which_replicas_are_offline() -> None:
+    command = Command()
+    image: Any = SimpleNamespace(brokers={1: None, 2: None}, controller_epoch=4)
+    command.image = image
+    failed = PartitionImage(0, -1, 3, [1, 2, 3], [1], 5, offline=frozenset({1}))
+    command.metadata = {("t", bytes(16)): {0: failed}}
+    (topic,) = _metadata(command)
+    assert topic.partition_states[0].offline_replicas == [1, 3]
+    (known,) = _partitions_after(None, topic, {1, 2})
+    assert known.offline == {1}  # who does not live is told by the list of brokers
+    assert (known.leader, known.replicas) == (-1, [1, 2, 3])

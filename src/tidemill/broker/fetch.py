@@ -305,12 +305,15 @@ class FetchPath:
                 partition.events.storage_trouble(partition, error)
 
     def throttles(self, request: FetchRequest, partition: Awaited) -> bool:
-        """Whether a follower gets nothing of the partition for now, as too much was sent (KIP-73)."""
+        """Whether a follower gets nothing of the partition for now, as too much was sent (KIP-73).
+
+        Nobody is held back whom commits wait for: in sync, or about to be.
+        """
         if self.throttle is None or not isinstance(partition, Partition) or not self.throttle.is_set:
             return False
-        in_sync = int(request.replica_id) in partition.isr
+        awaited = partition.awaits(request.replica_id, self.sessions.clock.wall_ms())
         topic, index = partition.topic, int(partition.index)
-        if not self.throttle.holds_back(topic, index, self.loop.time(), in_sync=in_sync):
+        if not self.throttle.holds_back(topic, index, self.loop.time(), in_sync=awaited):
             return False
         request.throttled = True
         return True
@@ -320,9 +323,8 @@ class FetchPath:
         partition = part.partition
         if partition is None or part.diverging_end >= 0:
             return
-        if not partition.fetched_by(
-            request.replica_id, part.offset, part.log_start_there, self.sessions.clock.wall_ms()
-        ):
+        now_ms = self.sessions.clock.wall_ms()
+        if not partition.fetched_by(request.replica_id, part.offset, part.log_start_there, now_ms):
             part.fail(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return
         # It may have moved by this fetch, and the follower serves readers below it.
@@ -330,6 +332,9 @@ class FetchPath:
         part.last_stable_offset = partition.last_stable_offset
         if part.high_watermark > part.told_high_watermark and request.session is not None:
             request.at_once = True
+        if request.throttled and part.slice is None and part.offset < partition.log.end_offset:
+            # It was held back before this fetch told that commits wait for it from now on.
+            request.at_once = request.at_once or partition.awaits(request.replica_id, now_ms)
 
     def park(self, request: FetchRequest) -> None:
         """Lets the request wait on all of its partitions."""

@@ -363,6 +363,13 @@ class Partition(Awaited):
         follower = replication.followers.get(int(broker))
         return follower is not None and follower.end_offset == offset
 
+    def awaits(self, broker: i32, now_ms: i64) -> bool:
+        """Whether commits wait for a follower: it is in sync, or about to come back."""
+        replication = self.replication
+        return int(broker) in self.isr or (
+            replication is not None and replication.comes_back(broker, self.log.end_offset, now_ms)
+        )
+
     def is_deserted(self, since_ms: i64) -> bool:
         """Whether records wait for followers of which none has fetched since then.
 

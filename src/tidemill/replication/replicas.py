@@ -138,6 +138,13 @@ class Replicas:
         follower.forget()
         return True
 
+    def comes_back(self, broker: i32, own_end: i64, now_ms: i64) -> bool:
+        """Whether a follower may be expected in the set soon: it was caught up a moment ago."""
+        follower = self.followers.get(int(broker))
+        if follower is None or follower.end_offset < 0:
+            return False
+        return int(broker) in self.pending or follower.is_caught_up(own_end, now_ms, self.lag_ms_max)
+
     def high_watermark(self, own_end: i64, now_ms: i64) -> i64:
         """Below this every replica in sync has the log; -1 while one has not told yet.
 

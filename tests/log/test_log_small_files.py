@@ -16,7 +16,14 @@ from tidemill.log.checkpoints import (
     write_partition_metadata,
 )
 from tidemill.log.leader_epochs import LeaderEpochs
-from tidemill.log.meta import DirectoryMeta, new_id, parse_properties, read_meta, write_meta
+from tidemill.log.meta import (
+    VERSION_ON_ZOOKEEPER,
+    DirectoryMeta,
+    new_id,
+    parse_properties,
+    read_meta,
+    write_meta,
+)
 from tidemill.log.names import (
     directory_to_delete,
     is_delete_directory,
@@ -96,6 +103,12 @@ def test_meta_properties_of_both_versions_are_read(files: FaultyFiles) -> None:
         {"extra": "1"},
     )
     assert b"version=1\n" in files.read("/d/meta.properties")
+    write_meta(files, "/d/m", DirectoryMeta("x", 4, new_id(), version=VERSION_ON_ZOOKEEPER))
+    assert b"broker.id=4\n" in files.read("/d/m")
+    assert b"version=0\n" in files.read("/d/m")
+    found = read_meta(files, "/d/m")
+    assert found is not None
+    assert (found.node_id, found.version) == (4, VERSION_ON_ZOOKEEPER)
 
 
 @pytest.mark.parametrize("text", [b"", b"version=7\n", b"version=1\nnode.id=x\n", b"\xff\xfe"])

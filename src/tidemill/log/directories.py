@@ -14,7 +14,7 @@ from typing import Any
 
 from tidemill.log.errors import storage_error
 from tidemill.log.log import Log
-from tidemill.log.meta import DirectoryMeta, new_id, read_meta, write_meta
+from tidemill.log.meta import VERSION, DirectoryMeta, new_id, read_meta, write_meta
 from tidemill.log.names import BOOT, LOCK, META_PROPERTIES
 from tidemill.model.errors import ConfigError, StorageError
 from tidemill.model.ports import Files
@@ -194,10 +194,11 @@ class DataDirectories:
         self.stored_cluster_id()
         return max((d.meta.node_id for d in self.working if d.meta is not None), default=-1)
 
-    def claim(self, cluster_id: str, node_id: int) -> None:
+    def claim(self, cluster_id: str, node_id: int, version: str = VERSION) -> None:
         """Checks that the directories are this broker's, and signs the new ones.
 
-        One that is new beside others that are not is signed by :meth:`accept`, once no partition is missed.
+        ``version`` is that of ``meta.properties``. One that is new beside others that are not is signed by
+        :meth:`accept`, once no partition is missed.
 
         Raises ConfigError, and StorageError when no directory is left; the locks are given back then.
         """
@@ -206,7 +207,7 @@ class DataDirectories:
             is_signed = [directory.meta is not None for directory in self.working]
             for directory in self.working:
                 directory.is_strange = directory.meta is None and any(is_signed)
-            self._try_each("write", lambda directory: self._claim(directory, cluster_id, node_id))
+            self._try_each("write", lambda directory: self._claim(directory, cluster_id, node_id, version))
         except BaseException:
             self.unlock()
             raise
@@ -246,11 +247,11 @@ class DataDirectories:
                     raise storage_error("write", path, problem) from problem
                 directory.is_strange = False
 
-    def _claim(self, directory: DataDirectory, cluster_id: str, node_id: int) -> None:
+    def _claim(self, directory: DataDirectory, cluster_id: str, node_id: int, version: str) -> None:
         meta = directory.meta
         path = directory.file(META_PROPERTIES)
         if meta is None:
-            directory.meta = DirectoryMeta(cluster_id, node_id, new_id())
+            directory.meta = DirectoryMeta(cluster_id, node_id, new_id(), version=version)
             if not directory.is_strange:
                 write_meta(self.files, path, directory.meta)
             return
@@ -264,6 +265,7 @@ class DataDirectories:
                 f"the data directory {directory.path} is of broker {meta.node_id}, this one is broker "
                 f"{node_id}: set broker.id={meta.node_id}, or use another log.dirs ({path})"
             )
-        if not meta.cluster_id or meta.node_id < 0 or not meta.directory_id:
-            directory.meta = DirectoryMeta(cluster_id, node_id, meta.directory_id or new_id(), meta.rest)
+        if not meta.cluster_id or meta.node_id < 0 or not meta.directory_id or meta.version != version:
+            directory_id = meta.directory_id or new_id()
+            directory.meta = DirectoryMeta(cluster_id, node_id, directory_id, meta.rest, version)
             write_meta(self.files, path, directory.meta)

@@ -9,10 +9,11 @@ key               notes
 ``cluster.id``    the cluster's id, 22 characters of base64
 ``broker.id``     the broker's number, in version 0
 ``node.id``       the same in version 1
-``directory.id``  names this directory, 22 characters of base64; version 1
+``directory.id``  names this directory, 22 characters of base64; Kafka makes it in version 1
 ================  ==========================================================================
 
-Version 1 is written; both are read. Keys that are not known are kept.
+Both are read. Brokers on ZooKeeper write version 0, for Apache Kafka takes no other there; all others write
+version 1. Keys that are not known are kept.
 
 Source: Apache Kafka, ``MetaProperties.java``; KIP-858.
 """
@@ -28,6 +29,9 @@ from tidemill.model.faults import fault_of
 from tidemill.model.ports import Files
 
 VERSION: Final = "1"
+VERSION_ON_ZOOKEEPER: Final = "0"
+NODE_KEYS: Final = {VERSION_ON_ZOOKEEPER: "broker.id", VERSION: "node.id"}
+"""How the broker's number is called, by version."""
 _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
@@ -42,15 +46,21 @@ def new_id() -> str:
 class DirectoryMeta:
     """The content of one ``meta.properties``. ``node_id`` is -1 when the file names none."""
 
-    __slots__ = ("cluster_id", "directory_id", "node_id", "rest")
+    __slots__ = ("cluster_id", "directory_id", "node_id", "rest", "version")
 
     def __init__(
-        self, cluster_id: str, node_id: int, directory_id: str, rest: dict[str, str] | None = None
+        self,
+        cluster_id: str,
+        node_id: int,
+        directory_id: str,
+        rest: dict[str, str] | None = None,
+        version: str = VERSION,
     ) -> None:
         self.cluster_id = cluster_id
         self.node_id = node_id
         self.directory_id = directory_id
         self.rest = rest or {}
+        self.version = version
 
 
 def parse_properties(text: str) -> dict[str, str]:
@@ -92,16 +102,17 @@ def read_meta(files: Files, path: str) -> DirectoryMeta | None:
     try:
         values = parse_properties(data.decode())
         version = values.pop("version")
-        node = values.pop("node.id", None) if version == VERSION else values.pop("broker.id", None)
-        if version not in ("0", VERSION):
+        if version not in NODE_KEYS:
             raise ConfigError(
                 f"{path}: version={version} is not known, only 0 and 1: is it of a later broker?"
             )
+        node = values.pop(NODE_KEYS[version], None)
         return DirectoryMeta(
             values.pop("cluster.id", ""),
             -1 if node is None else int(node),
             values.pop("directory.id", ""),
             values,
+            version,
         )
     except (ValueError, KeyError) as problem:
         raise ConfigError(
@@ -110,13 +121,13 @@ def read_meta(files: Files, path: str) -> DirectoryMeta | None:
 
 
 def write_meta(files: Files, path: str, meta: DirectoryMeta) -> None:
-    """Writes version 1, durably."""
+    """Writes it durably."""
     values = {
         **meta.rest,
         "cluster.id": meta.cluster_id,
         "directory.id": meta.directory_id or new_id(),
-        "node.id": str(meta.node_id),
-        "version": VERSION,
+        NODE_KEYS[meta.version]: str(meta.node_id),
+        "version": meta.version,
     }
     lines = ["#", *(f"{key}={_escape(values[key])}" for key in sorted(values)), ""]
     files.replace(path, "\n".join(lines).encode())

@@ -40,6 +40,7 @@ from tidemill.groups.service import GroupService
 from tidemill.log.aborted import AbortedTransactions
 from tidemill.log.files import SystemFiles
 from tidemill.log.manager import LogManager
+from tidemill.log.meta import VERSION, VERSION_ON_ZOOKEEPER
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.configs import Listener as ConfiguredListener
@@ -125,7 +126,9 @@ class BrokerServer:
         image = await broker.controller.load(stored_cluster_id or None)
         broker.cluster_id = image.cluster_id
         broker.metadata.image = image
-        broker.logs.claim(image.cluster_id, broker.node_id)
+        is_shared = config.store() == "zookeeper"
+        version = VERSION_ON_ZOOKEEPER if is_shared else VERSION
+        broker.logs.claim(image.cluster_id, broker.node_id, version)
         broker.config = effective_config(config, image, broker.node_id)
         self._load_logs(image.topics)
         self._build_request_path()

@@ -13,8 +13,8 @@ follower  a throttled partition that lags, and in whose in-sync set  the bytes o
           it is not, is left out while the rate is exceeded          that came are recorded
 ========  =========================================================  =====================================
 
-Replicas in sync are never held back: that would hold producers back. They count all the same. So it is with those
-that are about to come back into the set, as commits wait for them already; there Kafka's leader holds back.
+Replicas in sync are never held back: that would hold producers back. They count all the same. So it is with
+those that are about to come back into the set, as commits wait for them already; there Kafka's leader holds back.
 
 No clock here: time comes in, in seconds of any clock that never goes back. Source: KIP-73; Kafka's
 ``ReplicationQuotaManager`` and ``SimpleRate``.

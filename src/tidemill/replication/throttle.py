@@ -14,7 +14,7 @@ follower  a throttled partition that lags, and in whose in-sync set  the bytes o
 ========  =========================================================  =====================================
 
 Replicas in sync are never held back: that would hold producers back. They count all the same. So it is with
-those that are about to come back into the set, as commits wait for them already; there Kafka's leader holds back.
+those that are about to come back into the set, as commits wait for them already: that Kafka does not have.
 
 No clock here: time comes in, in seconds of any clock that never goes back. Source: KIP-73; Kafka's
 ``ReplicationQuotaManager`` and ``SimpleRate``.

@@ -13,6 +13,10 @@ import pytest
 from tidemill.testing import Broker
 
 HERE = Path(__file__).parent
+for folder in ("interchange", "server"):
+    # Kafka as a peer, and our brokers as a cluster, are described there.
+    if str(HERE.parent / folder) not in sys.path:
+        sys.path.append(str(HERE.parent / folder))
 BUILD = HERE.parents[1] / "build" / "clients"
 INSTALL_TIMEOUT_S = 600
 

@@ -251,22 +251,25 @@ COMPACTED = {"cleanup.policy": "compact", "segment.ms": "1000", "min.cleanable.d
 GROUPS = {"readers": ("t-gzip", 700), "others": ("t-none", 150)}
 
 
-def fill(bootstrap: str, *, topics: bool = True) -> None:
+def fill(bootstrap: str, *, topics: bool = True, replicas: int = 1, transactions: bool = True) -> None:
     """Every codec, headers, idempotence, transactions, groups, a compacted topic, settings of topics."""
     from confluent_kafka import Consumer, Producer
     from confluent_kafka.admin import AdminClient, NewTopic
 
     began_ms = int(time.time() * 1000) - 3_600_000
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    wanted = [NewTopic(f"t-{codec}", 2, 1) for codec in CODECS]
-    wanted.append(NewTopic("kept", 1, 1, config=COMPACTED))
+    wanted = [NewTopic(f"t-{codec}", 2, replicas) for codec in CODECS]
+    wanted.append(NewTopic("kept", 1, replicas, config=COMPACTED))
     wanted.append(
         NewTopic(
-            "timed.by_broker", 3, 1, config={"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
+            "timed.by_broker",
+            3,
+            replicas,
+            config={"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"},
         )
     )
-    wanted.append(NewTopic("bought", 2, 1, config={"max.message.bytes": "2000000"}))
-    wanted.append(NewTopic("gone", 1, 1))
+    wanted.append(NewTopic("bought", 2, replicas, config={"max.message.bytes": "2000000"}))
+    wanted.append(NewTopic("gone", 1, replicas))
     if topics:
         for future in admin.create_topics(wanted).values():
             future.result(30)
@@ -292,7 +295,8 @@ def fill(bootstrap: str, *, topics: bool = True) -> None:
     producer.produce("gone", b"never seen again")
     assert producer.flush(60) == 0
     admin.delete_topics(["gone"])["gone"].result(30)
-    buy(bootstrap)
+    if transactions:
+        buy(bootstrap)
     for group, (topic, count) in GROUPS.items():
         consumer = Consumer(
             {"bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest"}

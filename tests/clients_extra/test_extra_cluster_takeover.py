@@ -1,0 +1,137 @@
+"""A cluster on ZooKeeper changes hands: three brokers of Apache Kafka 3.9 become ours, ours become Kafka."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from kafka_peer import check_same, fill, see, wait_led
+from kafka_trio import all_gone, kafka_trio, lagging, nodes, states, until
+from kazoo.client import KazooClient
+
+from tidemill.client import Admin, ConfigResource, ResourceType
+from tidemill.model.types import TopicPartition
+from tidemill.testing import Broker
+from tidemill.testing.zookeeper import ZooKeeper
+
+SETTINGS = {
+    "zookeeper.session.timeout.ms": "6000",
+    "offsets.topic.replication.factor": "3",
+    "min.insync.replicas": "2",
+    "log.segment.bytes": "1048576",
+    "log.index.interval.bytes": "1000",
+}
+
+
+@contextmanager
+def ours(address: str, directories: dict[int, Path]) -> Iterator[dict[int, Broker]]:
+    """Three brokers of ours over these directories."""
+    with ExitStack() as stack:
+        yield {
+            number: stack.enter_context(
+                Broker(
+                    {**SETTINGS, "zookeeper.connect": address, "node.id": str(number)},
+                    data_dir=data,
+                    timeout_s=120,
+                )
+            )
+            for number, data in directories.items()
+        }
+
+
+def all_addresses(brokers: dict[int, Broker]) -> str:
+    return ",".join(broker.bootstrap for broker in brokers.values())
+
+
+def write_on(bootstrap: str, topic: str, count: int) -> None:
+    """Writes with acks=all, and fails unless all is acknowledged."""
+    errors: list[object] = []
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+    for number in range(count):
+        producer.produce(
+            topic, b"later %d" % number, partition=0, on_delivery=lambda error, message: errors.append(error)
+        )
+    assert producer.flush(60) == 0
+    assert errors == [None] * count
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+def test_what_three_kafkas_left_is_served_by_three_of_ours(
+    zookeeper_server: ZooKeeper, tmp_path: Path, how: signal.Signals
+) -> None:
+    address = f"{zookeeper_server.address}/taken-{how.name}"
+    directories = {number: tmp_path / f"data-{number}" for number in (1, 2, 3)}
+    with kafka_trio(address, directories, tmp_path) as trio:
+        fill(trio.bootstrap, replicas=3)
+        wanted = see(trio.bootstrap)
+        trio.end(how)
+    with nodes(address) as client:
+        all_gone(client)
+        with ours(address, directories) as brokers:
+            until(lambda: not lagging(client), lambda: lagging(client))
+            check_same(see(all_addresses(brokers)), wanted)
+            write_on(all_addresses(brokers), "t-zstd", 100)
+            assert all("Traceback" not in broker.log for broker in brokers.values())
+
+
+MOVED, SLOW_BYTES_S = "moved", 20_000
+
+
+def set_rate(bootstrap: str, bytes_a_second: int) -> None:
+    """How fast each broker may copy partitions that are throttled."""
+    rate = {"follower.replication.throttled.rate": str(bytes_a_second)}
+    with Admin(bootstrap) as admin:
+        for number in (1, 2, 3):
+            admin.alter_configs(ConfigResource(ResourceType.BROKER, str(number)), rate)
+
+
+def begin_to_move(bootstrap: str) -> None:
+    """A partition of which most has still to be copied, so slowly that it is not done before all stop."""
+    with Admin(bootstrap) as admin:
+        admin.create_topic(
+            MOVED, assignments={0: [1, 2]}, configs={"follower.replication.throttled.replicas": "0:3"}
+        )
+    set_rate(bootstrap, SLOW_BYTES_S)
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+    for number in range(4000):
+        producer.produce(MOVED, b"%d" % number + bytes(1000), partition=0)
+    assert producer.flush(60) == 0
+    with Admin(bootstrap) as admin:
+        admin.alter_reassignments({TopicPartition(MOVED, 0): [3, 2]})
+
+
+def is_moved(client: KazooClient) -> bool:
+    node = json.loads(client.get(f"/brokers/topics/{MOVED}")[0])
+    return not node["adding_replicas"] and not node["removing_replicas"]
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_what_three_of_ours_left_is_served_by_three_kafkas(
+    zookeeper_server: ZooKeeper, tmp_path: Path, how: str
+) -> None:
+    address = f"{zookeeper_server.address}/given-{how}"
+    directories = {number: tmp_path / f"data-{number}" for number in (1, 2, 3)}
+    with nodes(address) as client:
+        with ours(address, directories) as brokers:
+            fill(all_addresses(brokers), replicas=3, transactions=False)
+            begin_to_move(all_addresses(brokers))
+            wanted = see(all_addresses(brokers))
+            assert not is_moved(client)
+            for broker in brokers.values():
+                broker.stop() if how == "stopped" else broker.kill()
+        all_gone(client)
+        assert not is_moved(client)
+        with kafka_trio(address, directories, tmp_path) as trio:
+            for kafka in trio.kafkas.values():
+                wait_led(kafka.bootstrap, wanted.records)
+            check_same(see(trio.bootstrap), wanted)
+            set_rate(trio.bootstrap, 1_000_000_000)
+            until(lambda: is_moved(client), "the move that we began ends")
+            until(lambda: not lagging(client), lambda: lagging(client))
+            write_on(trio.bootstrap, "t-zstd", 100)
+            assert states(client)[f"{MOVED}-0"]["replicas"] == [3, 2]

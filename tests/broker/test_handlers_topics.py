@@ -695,6 +695,31 @@ def change(
     return IncrementalAlterConfigsRequest(resources=[resource], validate_only=validate_only)
 
 
+def test_settings_that_kafka_refuses_are_refused(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            await broker.ask(new_topics("t"), 7)
+
+            async def code_of(kind: int, name: str, key: str, value: str) -> tuple[int, str]:
+                (found,) = (await broker.ask(change(kind, name, (key, SET, value)), 1)).responses
+                return found.error_code, found.error_message or ""
+
+            assert (await code_of(TOPIC, "t", "max.compaction.lag.ms", "5000"))[0] == 0
+            code, text = await code_of(TOPIC, "t", "min.compaction.lag.ms", "6000")
+            assert code == ErrorCode.INVALID_CONFIG
+            assert "min.compaction.lag.ms=6000 and max.compaction.lag.ms=5000 do not go together" in text
+            assert (await code_of(TOPIC, "t", "min.compaction.lag.ms", "5000"))[0] == 0
+            # What comes twice counts once, as with Kafka since 4.2.
+            assert (await code_of(TOPIC, "t", "cleanup.policy", "compact,compact"))[0] == 0
+            (described,) = (await broker.ask(describe(TOPIC, "t", "cleanup.policy"), 4)).results
+            assert [entry.value for entry in described.configs] == ["compact"]
+            code, text = await code_of(BROKER, "7", "log.cleaner.threads", "0")
+            assert code == ErrorCode.INVALID_REQUEST
+            assert "log.cleaner.threads=0: allowed is 1 or more while the broker runs" in text
+
+    run(story())
+
+
 @pytest.mark.parametrize("version", [0, 1])
 def test_settings_are_changed_one_by_one(tmp_path: Path, version: int) -> None:
     async def story() -> None:

@@ -127,16 +127,31 @@ def check_topic_settings(settings: Mapping[str, str | None]) -> None:
 
 
 def check_settings_together(settings: Mapping[str, str | None]) -> None:
-    """Raises ConfigError when a topic could store no message with all of these settings, each good by itself.
+    """Raises ConfigError for settings that contradict each other, each good by itself.
 
-    Apache Kafka takes such a topic, and refuses whatever is sent to it.
+    A format without the codec of the messages: Apache Kafka takes such a topic, and refuses whatever is sent
+    to it. Records that stay uncompacted for longer at least than at most: it refuses those, too
+    (``LogConfig.validateValues``).
     """
+    least, most = (_number_of(settings, f"{name}.compaction.lag.ms") for name in ("min", "max"))
+    if least > most:
+        raise ConfigError(
+            f"min.compaction.lag.ms={least} and max.compaction.lag.ms={most} do not go together: records "
+            "cannot stay uncompacted for longer at least than at most"
+        )
     version = settings.get("message.format.version")
     if version and settings.get("compression.type") == "zstd" and magic_of(version) < ZSTD_MAGIC_MIN:
         raise ConfigError(
             f"message.format.version={version} and compression.type=zstd do not go together: messages of "
             "that format cannot be compressed with zstd; use gzip, snappy or lz4, or a format from 0.11.0 on"
         )
+
+
+def _number_of(settings: Mapping[str, str | None], name: str) -> int:
+    """What a topic with these settings has for a whole number, the key's own default where it sets none."""
+    text = settings.get(name)
+    value = TOPIC_KEYS[name].default if text is None else TOPIC_KEYS[name].parse(text)
+    return value if isinstance(value, int) else 0
 
 
 def check_broker_settings(settings: Mapping[str, str | None], *, all_brokers: bool) -> None:
@@ -153,7 +168,12 @@ def check_broker_settings(settings: Mapping[str, str | None], *, all_brokers: bo
             raise ConfigError(f"{name} can be changed for one broker only: name the broker")
         if text is None:
             raise ConfigError(f"{name} has no value: allowed is {key.allowed_text()}")
-        key.parse(text)
+        if key.parse(text) == 0 and name == "log.cleaner.threads":
+            # As Apache Kafka, which takes a 0 from the file only (LogCleaner.validateReconfiguration).
+            raise ConfigError(
+                f"{name}=0: allowed is 1 or more while the broker runs; log.cleaner.enable=false in the file "
+                "switches compaction off"
+            )
 
 
 def near(name: str, known: Iterable[str]) -> str:

@@ -168,7 +168,7 @@ class FullCluster(Simulation):
         if path.startswith("/brokers/topics/") and parts[-1] == "state":
             state = PartitionStateNode.decode(parts[3], int(parts[5]), data)
             self.story.add(f"{parts[3]}-{parts[5]} is {state}", "the store")
-            self.testimony.state_written((parts[3], int(parts[5])), tuple(state.isr))
+            self.testimony.state_written((parts[3], int(parts[5])), state.leader, tuple(state.isr))
 
     async def prepare(self) -> None:
         addresses = [node.name for node in self.nodes]

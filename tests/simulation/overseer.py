@@ -126,7 +126,7 @@ class Overseer:
                 if partition is not before:
                     self.testimony.story.add(f"the overseer writes {topic.name}-{partition}", "the world")
                     place = (topic.name, partition.partition)
-                    self.testimony.state_written(place, tuple(partition.isr))
+                    self.testimony.state_written(place, partition.leader, tuple(partition.isr))
         self.image = image
         self._number += 1
         for node_id in list(self._brokers):

@@ -92,4 +92,5 @@ class Committer(Client):
         if one.error_code:
             raise Refused(one.error_code)
         self.story.add(f"finds {one.committed_offset} at {self._coordinator}")
-        self.testimony.committed_found(self.name, self.place, one.committed_offset, (OFFSETS, 0))
+        broker = int(self._coordinator.rpartition("-")[2])
+        self.testimony.committed_found(self.name, self.place, one.committed_offset, (OFFSETS, 0), broker)

@@ -76,12 +76,14 @@ class Testimony:
         """Brokers that lost their power, and have not registered since."""
         self._ends: dict[tuple[str, Place], int] = {}
         self._leaders: dict[tuple[Place, int], int] = {}
+        self._led_by: dict[Place, int] = {}
         self._commits: dict[tuple[str, Place], tuple[int, set[int]]] = {}
 
     # -- what the controller wrote, and what machines lost
 
-    def state_written(self, place: Place, isr: tuple[int, ...]) -> None:
+    def state_written(self, place: Place, leader: int, isr: tuple[int, ...]) -> None:
         """The controller wrote a state."""
+        self._led_by[place] = leader
         self.replicated.setdefault(place, Replicated()).changed(isr, self._losers)
         self._excuse_if_lost(place)
 
@@ -166,8 +168,15 @@ class Testimony:
         self._commits[group, place] = (offset, set())
         self.story.count("commits acknowledged")
 
-    def committed_found(self, group: str, place: Place, offset: int, log_place: Place) -> None:
-        """A group asked for its position. ``log_place`` is the partition that keeps it."""
+    def committed_found(self, group: str, place: Place, offset: int, log_place: Place, broker: int) -> None:
+        """A group asked ``broker`` for its position. ``log_place`` is the partition that keeps it.
+
+        Who leads that no more, and does not know, tells what was true when it did, as in Apache Kafka; nothing
+        is committed there.
+        """
+        if self._led_by.get(log_place) != broker:
+            self.story.count("positions told by former coordinators")
+            return
         last, tried = self._commits.get((group, place), (-1, set()))
         if offset != last and offset not in tried and log_place not in self.excused:
             self.story.violate(

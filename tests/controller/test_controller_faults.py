@@ -25,7 +25,7 @@ from tidemill.coordination.nodes import (
     Endpoint,
     TopicNode,
 )
-from tidemill.coordination.port import Create, Operation, Result, SetData, StoreUnavailable
+from tidemill.coordination.port import Create, Delete, Operation, Result, SetData, StoreUnavailable, subtree
 from tidemill.model.errors import ErrorCode, KafkaError
 
 
@@ -116,6 +116,25 @@ def test_who_deletes_what_an_administrator_has_just_marked_is_told_that_it_is_de
             assert not await setting.store.exists(DeleteTopicNode.path("a"))
 
     asyncio.run(story())
+
+
+def test_records_of_a_topic_whose_nodes_somebody_removed_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with started(tmp_path) as setting:
+            assert await create(setting, "a") is None
+            nodes = await subtree(setting.store, TopicNode.path("a"))
+            await setting.store.transact([Delete(path) for path in reversed(nodes)])
+            lose_answers(setting, monkeypatch)
+            assert await create(setting, "b") is not None
+            setting.deltas.clear()
+            assert await create(setting, "c") is None
+            assert list(setting.controller.image.topics) == ["b", "c"]
+            assert [delta.deleted for delta in setting.deltas] == [(), ()]
+
+    asyncio.run(story())
+    assert any(record.getMessage().startswith("a is not in the store any more") for record in caplog.records)
 
 
 def test_nodes_that_could_not_be_removed_go_with_the_next_change(

@@ -264,12 +264,28 @@ class Office:
             self._image = image.with_brokers(before.brokers).with_offline_of(before)
             self._is_stale = False
             await self.write(plan_takeover(self._image, (), self.is_unclean, self.stopping()))
-            await self._announce(Delta.between(before, self._image))
+            delta = Delta.between(before, self._image)
+            delta.deleted = tuple(filter(self._is_deleted, delta.deleted))
+            await self._announce(delta)
             await self.finish_deletions()
         except BaseException:
             # Not everybody has heard of all that is different.
             self._image, self._is_stale = before, True
             raise
+
+    def _is_deleted(self, topic: TopicImage) -> bool:
+        """Whether a topic that was there is to be deleted: is marked so, or was made anew.
+
+        The brokers keep the records of one whose nodes were removed without that, as Apache Kafka's do.
+        """
+        is_deleted = topic.name in self._image.deleting or topic.name in self._image.topics
+        if not is_deleted:
+            logger.error(
+                "%s is not in the store any more, and nobody has deleted it: its records stay where they "
+                "are. Bring its nodes back, or remove its directories",
+                topic.name,
+            )
+        return is_deleted
 
     async def _read(self) -> ClusterImage:
         """What the store holds. Raises NOT_CONTROLLER where another controller has come since.

@@ -91,6 +91,8 @@ def story(*answers: Any) -> tuple[Partition, Controller]:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.01)
         changes.stop()
+        changes.want(partition, isr, epoch)
+        assert changes._task is None, "after the stop nothing begins"
 
     asyncio.run(ask())
     return partition, controller

@@ -78,16 +78,18 @@ class IsrChanges:
         self._epoch = epoch
         self._wanted: dict[tuple[bytes, int], _Wanted] = {}
         self._task: asyncio.Task[None] | None = None
+        self._stopped = False
 
     def want(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
         """Asks for ``isr`` over the state of that epoch."""
         one = _Wanted(partition, isr, partition_epoch)
         self._wanted[one.key] = one
-        if self._task is None:
+        if self._task is None and not self._stopped:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def stop(self) -> None:
-        """Asks for nothing any more."""
+        """Asks for nothing any more, whatever fetches that are still under way bring up."""
+        self._stopped = True
         if self._task is not None:
             self._task.cancel()
             self._task = None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli import suggest
+from tidemill.cli import directories, suggest
 from tidemill.cli.options import Target, TextType, pairs, target_options
 from tidemill.cli.output import done, json_option, print_json, print_table
 
@@ -21,7 +21,11 @@ DEFAULT = "default"
 
 @click.group("broker")
 def command() -> None:
-    """List brokers, and describe and alter their settings while they run."""
+    """List brokers and their data directories, and describe and alter their settings while they run."""
+
+
+command.add_command(directories.dirs)
+command.add_command(directories.move)
 
 
 class Which(TextType):

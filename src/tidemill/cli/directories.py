@@ -1,0 +1,265 @@
+"""``tidemill broker dirs`` and ``move``: data directories, and moves between those of a broker."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from tidemill.cli import suggest
+from tidemill.cli.options import Duration, Target, TextType, Whole, target_options
+from tidemill.cli.output import (
+    bytes_text,
+    console,
+    counted,
+    done,
+    json_option,
+    on_terminal,
+    print_json,
+    print_table,
+)
+from tidemill.model.types import TopicPartition
+
+if TYPE_CHECKING:
+    from tidemill.client import Admin
+    from tidemill.client.admin_types import LogDirectory
+
+FAILED = 1
+PAUSE_S, PAUSE_MAX_S = 0.05, 1.0
+Directories = Mapping[int, "list[LogDirectory]"]
+
+
+class Replica(TextType):
+    """A partition as its directory is named: ``TOPIC-PARTITION``."""
+
+    name = "topic-partition"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, TopicPartition):
+            return value
+        topic, dash, number = str(value).rpartition("-")
+        if not (topic and dash and number.isascii() and number.isdigit() and len(number) <= 10):
+            self.fail(f"{value!r} is no partition: write TOPIC-PARTITION, as orders-0", param, ctx)
+        return TopicPartition(topic, int(number))
+
+
+class At(NamedTuple):
+    """Where a replica is: its directory, its bytes, and the same of a copy that is on its way elsewhere."""
+
+    path: str
+    size: int
+    copy_path: str | None = None
+    copy_size: int = 0
+
+
+@click.command(
+    "dirs",
+    epilog="""\b
+Examples:
+  tidemill broker dirs
+  tidemill broker dirs 1 --json | jq '.[] | select(.error)'
+
+Exit code 1 when a directory is offline.""",
+)
+@click.argument("brokers", metavar="[BROKER...]", nargs=-1, type=Whole(0), shell_complete=suggest.broker_ids)
+@json_option
+@target_options
+def dirs(brokers: tuple[int, ...], as_json: bool, target: Target) -> int:
+    """List the data directories of brokers: partitions, their size, free space, and what is offline."""
+    from tidemill.client import Admin
+
+    with Admin(target.bootstrap, target.config()) as admin:
+        found = admin.describe_log_dirs(_known(admin, brokers) if brokers else None)
+    rows = [_document(broker, one) for broker, listed in found.items() for one in listed]
+    code = FAILED if any(row["error"] for row in rows) else 0
+    if as_json:
+        print_json(rows)
+        return code
+    show = bytes_text if on_terminal() else str
+    print_table(
+        ["broker", "directory", "partitions", "size", "free", "total", "arriving", "state"],
+        [
+            [
+                row["broker"],
+                row["directory"],
+                row["partitions"],
+                show(row["size_bytes"]),
+                "" if row["free_bytes"] is None else show(row["free_bytes"]),
+                "" if row["total_bytes"] is None else show(row["total_bytes"]),
+                row["arriving"] or "",
+                "ok" if row["error"] is None else f"offline ({row['error']})",
+            ]
+            for row in rows
+        ],
+        right=["broker", "partitions", "size", "free", "total", "arriving"],
+    )
+    return code
+
+
+def _document(broker: int, one: LogDirectory) -> dict[str, Any]:
+    settled = [replica for replica in one.replicas if not replica.future]
+    return {
+        "broker": broker,
+        "directory": one.path,
+        "partitions": len(settled),
+        "size_bytes": sum(replica.size_bytes for replica in one.replicas),
+        "free_bytes": one.usable_bytes if one.usable_bytes >= 0 else None,
+        "total_bytes": one.total_bytes if one.total_bytes >= 0 else None,
+        "arriving": len(one.replicas) - len(settled),
+        "error": one.error,
+    }
+
+
+def _known(admin: Admin, brokers: tuple[int, ...]) -> list[int]:
+    living = [one.broker_id for one in admin.describe_cluster().brokers]
+    for broker in brokers:
+        if broker not in living:
+            raise click.ClickException(
+                f"there is no broker {broker}; there are {', '.join(map(str, living))}"
+            )
+    return list(dict.fromkeys(brokers))
+
+
+@click.command(
+    "move",
+    epilog="""\b
+Examples:
+  tidemill broker move orders-0 --to /disk/b
+  tidemill broker move orders-0 orders-1 --to /disk/b --broker 2 --no-wait
+
+They are written and read all the while. Moves between brokers: tidemill reassign, and topic alter.""",
+)
+@click.argument("partitions", metavar="TOPIC-PARTITION...", nargs=-1, required=True, type=Replica())
+@click.option("--to", "path", required=True, metavar="DIR", help="A data directory of the broker.")
+@click.option("--broker", type=Whole(0), help="Whose replicas.  [the one that has DIR]")
+@click.option(
+    "--wait/--no-wait", default=True, show_default=True, help="Wait until all is moved, with a bar."
+)
+@click.option("--timeout", "timeout_s", type=Duration(), help="Wait so long at most; the moves go on.")
+@json_option
+@target_options
+def move(
+    partitions: tuple[TopicPartition, ...],
+    path: str,
+    broker: int | None,
+    wait: bool,
+    timeout_s: float | None,
+    as_json: bool,
+    target: Target,
+) -> int:
+    """Move replicas of one broker into another of its data directories.
+
+    Exit code 1 when one could not be moved, or was not there before --timeout.
+    """
+    from tidemill.client import Admin
+
+    with Admin(target.bootstrap, target.config()) as admin:
+        found = admin.describe_log_dirs(_known(admin, (broker,)) if broker is not None else None)
+        number, path = _target(found, path)
+        places = _places(found[number])
+        for item in partitions:
+            if item not in places:
+                raise click.ClickException(
+                    f"broker {number} has no replica of {item}; 'tidemill topic describe {item.topic}' shows "
+                    "who has"
+                )
+        outcomes = admin.alter_replica_log_dirs(number, dict.fromkeys(partitions, path))
+        for item, problem in outcomes.items():
+            if problem is not None:
+                click.echo(f"tidemill: {item}: {problem}", err=True)
+        begun = [item for item in dict.fromkeys(partitions) if outcomes.get(item) is None]
+        left = _follow(admin, number, begun, path, timeout_s) if wait else begun
+    if as_json:
+        moved = [str(item) for item in begun if item not in left]
+        document = {"broker": number, "directory": path, "moved": moved}
+        print_json({**document, "on_the_way": [str(item) for item in left]})
+    elif len(left) < len(begun):
+        done(f"moved {counted(len(begun) - len(left), 'partition')} to {path} of broker {number}")
+    if left and not as_json:
+        click.echo(
+            f"{counted(len(left), 'partition')} on the way: 'tidemill broker dirs {number}' shows what "
+            "arrives",
+            err=wait,
+        )
+    return FAILED if len(begun) < len(outcomes) or (wait and left) else 0
+
+
+def _target(found: Directories, path: str) -> tuple[int, str]:
+    """The broker and the path of the directory that is meant."""
+    wanted = {path, path.rstrip("/") or "/", os.path.abspath(path)}
+    at = [(broker, one) for broker, listed in found.items() for one in listed if one.path in wanted]
+    if not at:
+        there = ", ".join(f"{one.path} ({broker})" for broker, listed in found.items() for one in listed)
+        raise click.ClickException(f"--to {path} is no data directory; there are (of broker) {there}")
+    if len(at) > 1:
+        ids = ", ".join(str(broker) for broker, _ in at)
+        raise click.UsageError(f"brokers {ids} have a directory {path}: name one with --broker")
+    ((broker, one),) = at
+    if one.error is not None:
+        raise click.ClickException(f"{one.path} of broker {broker} is offline: {one.error}")
+    return broker, one.path
+
+
+def _places(listed: list[LogDirectory]) -> dict[TopicPartition, At]:
+    found: dict[TopicPartition, At] = {}
+    copies: dict[TopicPartition, tuple[str, int]] = {}
+    for directory in listed:
+        for one in directory.replicas:
+            item = TopicPartition(one.topic, one.partition)
+            if one.future:
+                copies[item] = (directory.path, one.size_bytes)
+            else:
+                found[item] = At(directory.path, one.size_bytes)
+    return {
+        item: at._replace(copy_path=c[0], copy_size=c[1]) if (c := copies.get(item)) else at
+        for item, at in found.items()
+    }
+
+
+def _follow(
+    admin: Admin, broker: int, items: list[TopicPartition], path: str, timeout_s: float | None
+) -> list[TopicPartition]:
+    """Waits until the replicas are where they shall be; those that are not there in time."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    pause = PAUSE_S
+    with _bar() as show:
+        while items:
+            places = _places(admin.describe_log_dirs([broker])[broker])
+            left = [item for item in items if item not in places or places[item].path != path]
+            gone = [item for item in left if item in places and places[item].copy_path is None]
+            for item in gone:
+                # The copy may have taken its place between two looks; otherwise it was given up.
+                if _places(admin.describe_log_dirs([broker])[broker])[item].path != path:
+                    raise click.ClickException(
+                        f"the move of {item} has ended where it was: the log of broker {broker} says why"
+                    )
+            whole = sum(places[item].size for item in items if item in places)
+            arrived = sum(
+                places[item].copy_size if item in left else places[item].size
+                for item in items
+                if item in places
+            )
+            show(min(arrived, whole), whole)
+            if not left or (deadline is not None and time.monotonic() >= deadline):
+                return left
+            time.sleep(pause)
+            pause = min(2 * pause, PAUSE_MAX_S)
+    return []
+
+
+@contextmanager
+def _bar() -> Iterator[Any]:
+    """On a terminal a bar of bytes; gives what is told how many of how many are there."""
+    if not on_terminal():
+        yield lambda arrived, whole: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("moving"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=console(error=True), transient=True) as bar:
+        task = bar.add_task("moving", total=None)
+        yield lambda arrived, whole: bar.update(task, completed=arrived, total=whole)

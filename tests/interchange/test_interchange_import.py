@@ -423,6 +423,10 @@ def test_what_an_open_transaction_wrote_is_committed_or_holds_readers_back(tmp_p
     assert called(data, "--open-as-committed", "--dry-run")["exit"] == 0
     assert opened(data).last_stable_offset(end + 1) == end
     told = called(data, "--open-as-committed")
+    refused = called(data, "--open-as-committed")
+    assert refused["exit"] == 1
+    assert "holds the state of a Tidemill cluster already" in refused["problems"][0]
+    assert not any("is committed" in note for note in refused["notes"])
     assert told["exit"] == 0
     assert f"bought-0: what producer 90 wrote from offset {end} on is committed" in told["notes"]
     with Broker(CONFIG, data_dir=data) as broker:

@@ -300,3 +300,5 @@ def test_a_file_that_holds_no_nodes_is_refused(tmp_path: Path, text: str) -> Non
 def test_nodes_without_a_cluster_are_refused() -> None:
     with pytest.raises(StorageError, match="does the address need a chroot"):
         from_nodes({"/brokers/topics": b""}, "ZooKeeper")
+    with pytest.raises(StorageError, match=r"nodes\.json has no node /cluster/id: it has to hold all nodes"):
+        from_nodes({"/brokers/topics": b""}, "nodes.json", is_file=True)

@@ -17,7 +17,9 @@ from tidemill.cli.main import command
 from tidemill.log.checkpoints import write_offsets
 from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
+from tidemill.log.findings import Check
 from tidemill.log.manager import LogManager
+from tidemill.log.verify import check_partition
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
 from tidemill.records.builder import build_batch, build_end_marker
@@ -209,6 +211,18 @@ def test_leftovers_are_told_and_are_no_damage(data: Path) -> None:
     assert len(notes) == 6
     assert any("was not stopped in order" in note for note in notes)
     assert any(note.startswith("00000000000000000009.index: has no log file") for note in notes)
+
+
+def test_a_running_broker_removes_what_it_has_renamed_by_itself(data: Path) -> None:
+    (data / "t-0" / "00000000000000000000.log.deleted").touch()
+    for running, told in (
+        (True, "the broker that is running does that"),
+        (False, "the next start does that"),
+    ):
+        check = Check(FILES, str(data / "t-0"), running=running)
+        check_partition(check)
+        (found,) = [one.text for one in check.findings if one.path.endswith(".deleted")]
+        assert told in found
 
 
 def test_an_abort_that_its_index_does_not_tell_is_damage(tmp_path: Path) -> None:

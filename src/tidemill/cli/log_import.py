@@ -155,7 +155,7 @@ def _metadata(
             zookeeper_nodes.read_zookeeper(zookeeper), f"ZooKeeper at {zookeeper}"
         )
     if nodes:
-        return zookeeper_nodes.from_nodes(zookeeper_nodes.read_file(nodes), nodes)
+        return zookeeper_nodes.from_nodes(zookeeper_nodes.read_file(nodes), nodes, is_file=True)
     if without_settings:
         return adopted(found)
     places = [one.metadata for one in found.directories if one.metadata]

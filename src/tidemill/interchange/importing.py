@@ -103,10 +103,11 @@ def plan(
     for topic in metadata.topics.values():
         _take_topic(topic, found, choices, result)
     _take_brokers(metadata, result)
+    to_commit, place = [], len(result.notes)
     for one in transactions:
         text = f"the transaction of {one.transactional_id!r} is {one.state} in {_listed(one.partitions)}"
         if choices.open_as_committed:
-            result.notes.append(f"{text}: it is committed there, by a marker at the end of the log")
+            to_commit.append(f"{text}: it is committed there, by a marker at the end of the log")
         else:
             result.problems.append(
                 f"{text}, and nobody here ends it: start Kafka for more than its timeout "
@@ -140,6 +141,8 @@ def plan(
             "more to end that"
             for name in directory.moving
         )
+    if not result.problems:  # with some, nothing is done
+        result.notes[place:place] = to_commit
     return result
 
 

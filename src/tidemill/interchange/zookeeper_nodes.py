@@ -103,12 +103,20 @@ def connected(address: str) -> Iterator[tuple[Any, str]]:
         client.close()
 
 
-def from_nodes(nodes: Nodes, source: str) -> ClusterMetadata:
-    """What the nodes say. Raises NodeFormatError for one that cannot be read, StorageError without any."""
+def from_nodes(nodes: Nodes, source: str, *, is_file: bool = False) -> ClusterMetadata:
+    """What the nodes say. Raises NodeFormatError for one that cannot be read, StorageError without any.
+
+    ``is_file``: ``source`` is a file of nodes and no address.
+    """
     if CLUSTER_ID not in nodes:
-        raise StorageError(
-            f"{source} has no node {CLUSTER_ID}: does the address need a chroot, as host:2181/kafka?"
-        )
+        if is_file:
+            hint = (
+                f"it has to hold all nodes of a cluster that are read, with paths below its chroot: "
+                f"{CLUSTER_ID}, and what is below {', '.join(READ_BELOW[:2])}"
+            )
+        else:
+            hint = "does the address need a chroot, as host:2181/kafka?"
+        raise StorageError(f"{source} has no node {CLUSTER_ID}: {hint}")
     metadata = ClusterMetadata(source, ClusterIdNode.decode(nodes[CLUSTER_ID]))
     deleting = set(_children(nodes, DELETE_TOPICS))
     for name in _children(nodes, TOPICS):

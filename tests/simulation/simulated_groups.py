@@ -31,21 +31,24 @@ class Committer(Client):
         self._coordinator = ""
         self._offset = 0
         self._commits = False
+        self._found_in_the_end = False
 
     @property
     def is_settled(self) -> bool:
-        return not self._commits
+        return not self._commits and (self._found_in_the_end or not self.ended)
 
     async def work(self) -> None:
-        if not self._commits:
-            await asyncio.sleep(self.random.expovariate(1 / PAUSE_S_MEAN))
-            if self.ended:
-                return
+        if not self._commits and not self.ended:
             self._offset += 1
             self._commits = True
+            await asyncio.sleep(self.random.expovariate(1 / PAUSE_S_MEAN))
         try:
             if not self._coordinator:
                 await self._find()
+            if not self._commits:
+                self._found_in_the_end = await self._ask()
+                self._coordinator = ""
+                return
             if self.random.random() < 0.3:
                 await self._ask()
             await self._commit()
@@ -79,7 +82,8 @@ class Committer(Client):
         self.testimony.commit_acknowledged(self.name, self.place, self._offset)
         self._commits = False
 
-    async def _ask(self) -> None:
+    async def _ask(self) -> bool:
+        """Asks for the position; False when nobody knows whether it is the last one."""
         topic, partition = self.place
         request = OffsetFetchRequest(
             group_id=self.name,
@@ -93,4 +97,5 @@ class Committer(Client):
             raise Refused(one.error_code)
         self.story.add(f"finds {one.committed_offset} at {self._coordinator}")
         broker = int(self._coordinator.rpartition("-")[2])
-        self.testimony.committed_found(self.name, self.place, one.committed_offset, (OFFSETS, 0), broker)
+        offset = one.committed_offset
+        return self.testimony.committed_found(self.name, self.place, offset, (OFFSETS, 0), broker)

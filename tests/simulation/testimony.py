@@ -168,20 +168,21 @@ class Testimony:
         self._commits[group, place] = (offset, set())
         self.story.count("commits acknowledged")
 
-    def committed_found(self, group: str, place: Place, offset: int, log_place: Place, broker: int) -> None:
+    def committed_found(self, group: str, place: Place, offset: int, log_place: Place, broker: int) -> bool:
         """A group asked ``broker`` for its position. ``log_place`` is the partition that keeps it.
 
-        Who leads that no more, and does not know, tells what was true when it did, as in Apache Kafka; nothing
-        is committed there.
+        Who leads that no more, and does not know, tells what was true when it did, as in Apache Kafka;
+        nothing can be committed there. False: this was such a one.
         """
         if self._led_by.get(log_place) != broker:
             self.story.count("positions told by former coordinators")
-            return
+            return False
         last, tried = self._commits.get((group, place), (-1, set()))
         if offset != last and offset not in tried and log_place not in self.excused:
             self.story.violate(
                 f"group {group} committed {last} for {place} (tried: {sorted(tried)}), and finds {offset}"
             )
+        return True
 
     # -- leaders
 

@@ -195,12 +195,15 @@ class GroupService:
             raise
         except Exception as problem:
             if not shard.is_closed:
-                log.exception(
+                # A disk, or a partition that goes away, is no fault of this program.
+                is_ours = not isinstance(problem, KafkaError)
+                log.error(
                     "%s-%d could not be read, trying again in %d ms: %s",
                     OFFSETS_TOPIC,
                     shard.partition,
                     LOAD_RETRY_MS,
                     problem,
+                    exc_info=problem if is_ours else None,
                 )
                 self._timers.set((shard.number, "load"), self._timers.now_ms() + LOAD_RETRY_MS)
             return

@@ -133,6 +133,38 @@ def test_a_port_in_use_is_named(call: Call) -> None:
         next(local.start_brokers([1]))
 
 
+def test_ports_in_use_are_named_before_anything_is_started_or_written(call: Call) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        said = call("cluster", "up", "--brokers", "2", "--port", str(port), code=1)
+        assert f"port {port} is in use" in said
+        assert LocalCluster.load("tidemill-cluster") is None
+        assert [path.name for path in Path("tidemill-cluster").iterdir()] == ["lock"]
+        # Of brokers that there are, too, one of them the last: the others are not started.
+        local = LocalCluster("tidemill-cluster", f"127.0.0.1:{free_port()}", free_port(), {})
+        with local.alone():
+            local.add_brokers(1, free_port(), {})
+            local.ports[2] = port
+            local.save()
+        assert f"port {port} is in use" in call("cluster", "up", code=1)
+        assert local.running() == {}
+
+
+def test_a_zookeeper_that_runs_is_found_where_it_listens(tmp_path: Path) -> None:
+    local = LocalCluster(str(tmp_path), "127.0.0.1:1", 1, {})
+    process = local.process("zookeeper")
+    process.directory.mkdir(parents=True)
+    (process.directory / "zoo.cfg").write_text("dataDir=/x\nclientPort=2999\nadmin.enableServer=false\n")
+    assert LocalCluster.new(str(tmp_path), None, True).own_port != 2999  # it does not run
+    pid = process.start(["/bin/sh", "-c", "exec sleep 60"])
+    try:
+        found = LocalCluster.new(str(tmp_path), None, False)
+        assert (found.own_port, found.zookeeper_connect) == (2999, "127.0.0.1:2999")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    assert process.wait_end(10)
+
+
 def test_a_process_number_that_is_used_again_is_not_taken_for_ours(tmp_path: Path) -> None:
     process = Background(tmp_path, "one")
     assert process.pid() is None

@@ -96,7 +96,7 @@ def up(
         raise click.ClickException(
             f"--set is for new brokers; those that are there have {directory}/broker-N/server.properties"
         )
-    local.check()
+    local.check([str(number) for number in local.ports])
     with local.alone():
         before = local.running()
         local.add_brokers(missing, local.next_port if port is None else port, settings)
@@ -186,7 +186,7 @@ def add(port: int | None, sets: tuple[str, ...], directory: str) -> None:
     """
     settings = _settings(sets)
     local = LocalCluster.existing(directory)
-    local.check()
+    local.check([])
     with local.alone():
         local.add_brokers(1, local.next_port if port is None else port, settings)
         _start_zookeeper(local, quiet=True)
@@ -201,7 +201,7 @@ def add(port: int | None, sets: tuple[str, ...], directory: str) -> None:
 def start(names: tuple[str, ...], directory: str) -> None:
     """Start brokers of this machine again. BROKER is an id, or 'zookeeper'."""
     local = _known(directory, names)
-    local.check()
+    local.check(names)
     with local.alone():
         before = local.running()
         numbers = sorted({int(name) for name in names if name != ZOOKEEPER})

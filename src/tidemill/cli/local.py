@@ -93,7 +93,9 @@ class LocalCluster:
         """A cluster without brokers; nothing is written or started."""
         if zookeeper is not None:
             return cls(directory, _with_path(zookeeper), None, {})
-        port = free_port() if is_any_port else _first_free(ZOOKEEPER_PORT)
+        port = _port_of_running(Path(directory))
+        if port is None:
+            port = free_port() if is_any_port else _first_free(ZOOKEEPER_PORT)
         return cls(directory, f"{HOST}:{port}", port, {})
 
     def save(self) -> None:
@@ -206,13 +208,27 @@ class LocalCluster:
 
     # Starting and ending
 
-    def check(self) -> None:
-        """Says what is missing on this machine, before anything is written or started."""
+    def check(self, numbers: Collection[str]) -> None:
+        """Says what is missing on this machine, before anything is written or started.
+
+        ``numbers`` are the brokers that are to run then, of those that there are.
+        """
         _need_kazoo()
         if self.own_port is None:
             _check_reachable(self.zookeeper_connect)
         elif self.process(ZOOKEEPER).pid() is None:
             _jars()
+            self._check_own_port(self.own_port)
+        running = self.running()
+        for number, port in sorted(self.ports.items()):
+            if str(number) in numbers and str(number) not in running:
+                _check_free(port, None)
+
+    def _check_own_port(self, port: int) -> None:
+        if not _is_free(port):
+            raise click.ClickException(
+                f"port {port}, where the ZooKeeper of {self.directory} listens, is in use: end what uses it"
+            )
 
     def start_zookeeper(self) -> bool:
         """Starts its ZooKeeper unless it runs, and waits until that serves; whether it was started."""
@@ -222,10 +238,7 @@ class LocalCluster:
         if port is None or process.pid() is not None:
             return False
         jars = _jars()
-        if not _is_free(port):
-            raise click.ClickException(
-                f"port {port}, where the ZooKeeper of {self.directory} listens, is in use: end what uses it"
-            )
+        self._check_own_port(port)
         process.directory.mkdir(parents=True, exist_ok=True)
         settings = {
             "dataDir": process.directory.resolve() / "data",
@@ -308,6 +321,18 @@ def _environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(ENVIRONMENT_PREFIX) or name in NOT_KEYS
     }
+
+
+def _port_of_running(directory: Path) -> int | None:
+    """Where a ZooKeeper of this directory listens that runs although ``cluster.json`` is gone."""
+    process = Background(directory / ZOOKEEPER, ZOOKEEPER)
+    if process.pid() is None:
+        return None
+    try:
+        lines = (process.directory / "zoo.cfg").read_text().splitlines()
+        return int(dict(line.split("=", 1) for line in lines if "=" in line)["clientPort"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def free_port(but: Collection[int] = ()) -> int:

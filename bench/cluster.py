@@ -19,9 +19,12 @@ be trusted. Logs lie on tmpfs. Our brokers are on a ZooKeeper of their own, whic
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import os
 import signal
+import socket
 import statistics
 import sys
 import tempfile
@@ -35,26 +38,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from load import small_produce
 from peers import Figures, counted_calls, end_in_order, load, warm_memory
 from trios import KafkaTrio, TidemillTrio, Trio, until
 
 IDLE_PARTITIONS = 2000
 TOPICS = 1000
-WRITE_EVERY_S = 0.005
-WRITER = {
-    "acks": "all",
-    "linger.ms": 0,
-    "message.timeout.ms": 60_000,
-    "retry.backoff.ms": 20,
-    "retry.backoff.max.ms": 100,
-    "reconnect.backoff.ms": 20,
-    "reconnect.backoff.max.ms": 200,
-    "topic.metadata.refresh.fast.interval.ms": 50,
-    "topic.metadata.refresh.interval.ms": 1000,
-    "socket.timeout.ms": 2000,
-    "log_level": 0,
-}
-"""A producer that looks for the new leader at once: what is measured is how soon there is one."""
+LOOK_EVERY_S = 0.005
+WRITE_S = 30.0
 
 
 class Bench:
@@ -162,7 +153,7 @@ class Bench:
         self.trio.make({topic: 1})
         self.trio.await_in_sync(topic)
         leader = self.trio.partitions(topic)[0].leader
-        writes = Writes(self.trio.bootstrap, topic)
+        writes = Writes(self.trio, topic, leader)
         writes.wait(1.0)
         killed = time.perf_counter()
         self.trio.peers[leader].kill()
@@ -214,37 +205,52 @@ _NOBODY = _Nobody()
 
 
 class Writes:
-    """Writes to partition 0 every few milliseconds, in a thread, until it is stopped."""
+    """Writes to partition 0 with ``acks=all``, one message after the other, in a thread, until it is stopped.
 
-    def __init__(self, bootstrap: str, topic: str) -> None:
-        from confluent_kafka import Producer
+    It asks the other brokers whenever one refuses or is gone. A client would measure its own timers:
+    librdkafka looks for a leader that it lost once in a second.
+    """
 
+    def __init__(self, trio: Trio, topic: str, first: int) -> None:
         self.acknowledged: list[float] = [time.perf_counter()]
-        self._producer = Producer({"bootstrap.servers": bootstrap, **WRITER})
-        self._topic = topic
+        self._ports = [trio.peers[number].port for number in (first, *trio.peers) if number in trio.living]
+        self._frame = small_produce(topic, 0, -1)
+        self._error_at = 4 + 4 + 4 + 2 + len(topic) + 4 + 4
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def _told(self, error: object, message: object) -> None:
-        if error is None:
-            self.acknowledged.append(time.perf_counter())
-
     def _run(self) -> None:
+        for port in itertools.cycle(self._ports):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0) as to:
+                to.settimeout(WRITE_S)
+                to.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._write(to)
+            if self._stopped.wait(LOOK_EVERY_S):
+                return
+
+    def _write(self, to: socket.socket) -> None:
+        """Until there is an error: it is for the other brokers then."""
         while not self._stopped.is_set():
-            self._producer.produce(self._topic, b"x", partition=0, on_delivery=self._told)
-            self._producer.poll(WRITE_EVERY_S)
+            to.sendall(self._frame)
+            answer = b""
+            while len(answer) < self._error_at + 2:
+                piece = to.recv(4096)
+                if not piece:
+                    return
+                answer += piece
+            if answer[self._error_at : self._error_at + 2] != bytes(2):
+                return
+            self.acknowledged.append(time.perf_counter())
 
     def wait(self, seconds: float) -> None:
         """Lets it write for a while."""
         self._stopped.wait(seconds)
 
     def stop(self) -> None:
-        """Ends it, and waits for what is under way."""
+        """Ends it."""
         self._stopped.set()
         self._thread.join()
-        if left := self._producer.flush(60):
-            raise SystemExit(f"bench: {left} writes were never acknowledged")
 
 
 Axis = tuple[str, Callable[[Bench], Figures]]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from kafka_peer import check_same, fill, see, wait_led
+from kafka_peer import CODECS, check_same, fill, see, wait_led
 from kafka_trio import all_gone, kafka_trio, lagging, nodes, states, until
 from kazoo.client import KazooClient
 
@@ -60,6 +60,11 @@ def write_on(bootstrap: str, topic: str, count: int) -> None:
     assert errors == [None] * count
 
 
+def content(data: Path, partition: str) -> bytes:
+    """All batches of a replica."""
+    return b"".join(path.read_bytes() for path in sorted((data / partition).glob("*.log")))
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
 def test_what_three_kafkas_left_is_served_by_three_of_ours(
     zookeeper_server: ZooKeeper, tmp_path: Path, how: signal.Signals
@@ -76,6 +81,8 @@ def test_what_three_kafkas_left_is_served_by_three_of_ours(
             until(lambda: not lagging(client), lambda: lagging(client))
             check_same(see(all_addresses(brokers)), wanted)
             write_on(all_addresses(brokers), "t-zstd", 100)
+            for partition in (f"t-{codec}-{number}" for codec in CODECS for number in (0, 1)):
+                assert len({content(data, partition) for data in directories.values()}) == 1, partition
             assert all("Traceback" not in broker.log for broker in brokers.values())
 
 

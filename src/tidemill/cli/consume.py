@@ -86,7 +86,7 @@ class Troubles:
             self._told[item] = self._now()
             click.echo(
                 f"warning: {item} cannot be read for {seconds:.0f} s: {error}; it is asked for again. The "
-                "log of the broker that leads it says why",
+                "logs of the brokers that hold it say why",
                 err=True,
             )
 

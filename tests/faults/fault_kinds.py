@@ -10,9 +10,12 @@ from random import Random
 
 from fault_disks import no_slow_disks, no_small_disks
 from fault_network import STORE, unavailable
-from fault_stage import SESSION_S, SLOW_DISK, Stage
+from fault_stage import SESSION_S, SLOW_DISK, PlacedBroker, Stage
+
+from tidemill.testing.broker import BrokerFailed
 
 SLOW_BYTES_PER_S = 20_000
+START_S = 60.0
 
 
 class Target:
@@ -50,6 +53,19 @@ Fault = Generator[str, None, None]
 Kind = Callable[[Target], Fault]
 
 
+def start(broker: PlacedBroker) -> None:
+    """Starts a broker as a supervisor would: again, when it cannot reach ZooKeeper, which may be cut off."""
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            broker.start()
+        except BrokerFailed as problem:
+            if "ZooKeeper" not in str(problem) or time.monotonic() > deadline:
+                raise
+        else:
+            return
+
+
 def kill(choose: Callable[[Target], int]) -> Kind:
     """Kill -9, and a start some time later: before the end of the old session, or after."""
 
@@ -59,7 +75,7 @@ def kill(choose: Callable[[Target], int]) -> Kind:
         broker.kill()
         yield f"broker {number}"
         target.hold(0, SESSION_S * 1.5)
-        broker.start()
+        start(broker)
 
     return fault
 
@@ -74,7 +90,7 @@ def kill_several(count: int) -> Kind:
         yield f"brokers {numbers}"
         target.hold(0, SESSION_S)
         for number in numbers:
-            target.stage.brokers[number].start()
+            start(target.stage.brokers[number])
 
     return fault
 
@@ -135,7 +151,7 @@ def restart(choose: Callable[[Target], int]) -> Kind:
         number = choose(target)
         target.stage.brokers[number].stop()
         yield f"broker {number}"
-        target.stage.brokers[number].start()
+        start(target.stage.brokers[number])
 
     return fault
 
@@ -144,7 +160,8 @@ def rolling_restart(target: Target) -> Fault:
     """One broker after the other, each when the one before is in sync."""
     yield ""
     for number in target.stage.brokers:
-        target.stage.brokers[number].restart()
+        target.stage.brokers[number].stop()
+        start(target.stage.brokers[number])
         target.stage.settle([target.topic], 60)
 
 
@@ -219,7 +236,7 @@ def full_disk(choose: Callable[[Target], int]) -> Kind:
             disk.clear()
         # What a disk that was full has broken is mended by a start, as an operator would do.
         if not target.stage.brokers[number].running:
-            target.stage.brokers[number].start()
+            start(target.stage.brokers[number])
 
     return fault
 

@@ -61,13 +61,16 @@ async def _answer(broker: Broker, epoch: Callable[[], int], patience_s: float) -
     """What is left, once the controller says so. An election of another one takes less than an attempt."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + patience_s
+    told = False
     while True:
         try:
             return await _ask(broker, epoch())
         except (KafkaError, StoreError) as problem:
             if loop.time() >= deadline:
                 raise
-            log.info("leaderships are handed over a little later: %s", problem)
+            if not told:
+                log.info("leaderships are handed over a little later: %s", problem)
+            told = True
         await asyncio.sleep(AGAIN_S)
 
 

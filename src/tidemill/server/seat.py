@@ -18,6 +18,7 @@ from tidemill.controller.shell import Controller
 from tidemill.coordination.image import Delta
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.coordination.port import StoreError
+from tidemill.model.errors import StorageError
 from tidemill.server.membership import Events, Membership
 
 log = logging.getLogger("tidemill.server")
@@ -67,7 +68,10 @@ class Seat(Events):
         broker = self._broker
         if not broker.logs.missed:
             broker.logs.accept()
-        broker.logs.loss_heeded()
+        try:
+            broker.logs.loss_heeded()
+        except StorageError as problem:
+            log.warning("the next start tells once more what may have been lost: %s", problem)
         try:
             await self.membership.clear_loss()
         except StoreError as problem:

@@ -7,6 +7,7 @@ It has the real logs, partitions, followers and request paths, put together as i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -157,7 +158,8 @@ class PlainBroker:
 
     def take(self, image: ClusterImage) -> None:
         """The cluster has changed."""
-        self.broker.logs.loss_heeded()
+        with contextlib.suppress(StorageError):
+            self.broker.logs.loss_heeded()
         self.broker.metadata.image = image
         for topic in image.topics.values():
             states = [state_of(one) for one in topic.partitions if one.partition_epoch >= 0]

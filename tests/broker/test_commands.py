@@ -18,6 +18,7 @@ from tidemill.log.manager import LogManager
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ProtocolError
+from tidemill.model.ports import Clock
 from tidemill.model.types import TopicPartition
 from tidemill.replication.manager import ReplicaManager
 from tidemill.testing.files import FaultyFiles
@@ -255,11 +256,14 @@ def test_logs_of_partitions_that_are_elsewhere_by_now_are_named_and_stay(
     assert record.getMessage().startswith("2 partitions lie here that this broker has no replica of, /d/t-0 ")
 
 
-class SlowDisk(SystemClock):
+class SlowDisk(Clock):
     """Time goes on by 6 ms with every look at it, as if each log took so long."""
 
     def __init__(self) -> None:
         self.now = 0.0
+
+    def wall_ms(self) -> int:
+        return int(self.now * 1000)
 
     def monotonic(self) -> float:
         self.now += 0.006

@@ -267,15 +267,14 @@ def _moves(server: BrokerServer, held: Held) -> Iterator[Family]:
         "Partitions that another than their first replica leads, or none, where this one is the controller.",
         held.led_elsewhere,
     )
+    sent = counter(
+        "tidemill_throttled_replication_bytes",
+        "Bytes of throttled replicas that leaders here sent, and followers here took, by side.",
+    )
     throttling = server.broker.throttling
-    if throttling is not None:
-        sent = counter(
-            "tidemill_throttled_replication_bytes",
-            "Bytes of throttled replicas that leaders here sent, and followers here took, by side.",
-        )
-        for side, throttle in throttling.sides.items():
-            sent.add(throttle.bytes, side=side)
-        yield sent
+    for side, throttle in (throttling.sides if throttling is not None else {}).items():
+        sent.add(throttle.bytes, side=side)
+    yield sent
 
 
 def _compaction(server: BrokerServer) -> Iterator[Family]:

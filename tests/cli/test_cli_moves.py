@@ -151,12 +151,12 @@ def test_a_throttled_move_is_listed_refuses_another_and_is_cancelled(local: Loca
     assert json.loads(call("cluster", "status", "--json"))["moving"] == 1
     assert "moving" in call("reassign", "verify", "plan.json", code=1)
     with Admin(local.bootstrap) as admin:
-        assert admin.topic_configs("slow")[throttles.REPLICAS[1]].value == "0:2"
-        assert admin.broker_configs(2)[throttles.RATES[1]].value == "1"
+        until(lambda: admin.topic_configs("slow")[throttles.REPLICAS[1]].value == "0:2", "all hear of it")
+        until(lambda: admin.broker_configs(2)[throttles.RATES[1]].value == "1", "broker 2 hears of it")
     assert call("reassign", "cancel", "plan.json") == "stopped 1 move\n"
     with Admin(local.bootstrap) as admin:
-        assert admin.topic_configs("slow")[throttles.REPLICAS[1]].is_default
-        assert admin.broker_configs(2)[throttles.RATES[1]].is_default
+        until(lambda: admin.topic_configs("slow")[throttles.REPLICAS[1]].is_default, "it is taken back")
+        until(lambda: admin.broker_configs(2)[throttles.RATES[1]].is_default, "of the broker, too")
     assert replicas(local, "slow") == {0: [1]}
     assert call("reassign", "cancel", "--all") == "nothing moves\n"
 

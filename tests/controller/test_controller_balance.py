@@ -199,7 +199,8 @@ def test_spreading_evens_out_with_the_fewest_moves(
     planned = after(current, plan)
     before, now = loads(current, list(racks)), loads(planned, list(racks))
     assert sum(before) == sum(now)
-    assert moved(current, planned) <= fewest_moves(before)
+    # Where racks stand in the way, a replica may have to make room for another.
+    assert moved(current, planned) <= 2 * fewest_moves(before)
     if len(set(racks.values())) == 1 or None in racks.values():
         assert max(now) - min(now) <= 1
         assert moved(current, planned) == fewest_moves(before)

@@ -18,6 +18,7 @@ from simulated_loop import SimulatedClock, SimulatedLoop
 from simulated_network import Listening, Machine, Network
 
 from tidemill.broker.broker import Broker
+from tidemill.broker.carrying_out import state_of
 from tidemill.broker.context import Listener
 from tidemill.broker.dispatch import Dispatch
 from tidemill.broker.fetch import FetchPath
@@ -38,7 +39,7 @@ from tidemill.net.deadlines import Deadlines
 from tidemill.net.link import Link, LinkError
 from tidemill.net.memory import Memory
 from tidemill.replication.fetcher import FetchLimits
-from tidemill.replication.manager import PartitionState, ReplicaManager
+from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
 from tidemill.server.listeners import Acceptor, Limits
 from tidemill.transactions.producer_ids import ProducerIds
@@ -181,18 +182,6 @@ class PlainBroker:
                 self.partitions.isr_changed(partition, state_of(state))
 
         self.overseer.alter_isr(partition.topic, int(partition.index), change, answer)
-
-
-def state_of(image: PartitionImage) -> PartitionState:
-    """As the replica manager takes it."""
-    return PartitionState(
-        image.partition,
-        image.leader,
-        image.leader_epoch,
-        tuple(image.replicas),
-        tuple(image.isr),
-        image.partition_epoch,
-    )
 
 
 async def _repeat(period_s: float, do: Callable[[], Awaitable[Any]]) -> None:

@@ -102,18 +102,7 @@ class CarryingOut:
     async def _put(
         self, delta: Delta, topic: TopicImage, changed: Iterable[PartitionImage], turn: Turn
     ) -> None:
-        states = [
-            PartitionState(
-                one.partition,
-                one.leader,
-                one.leader_epoch,
-                tuple(one.replicas),
-                tuple(one.isr),
-                one.partition_epoch,
-            )
-            for one in changed
-            if self._broker.node_id in one.replicas
-        ]
+        states = [state_of(one) for one in changed if self._broker.node_id in one.replicas]
         try:
             await self._take(topic.name, topic.topic_id, topic.internal, states, topic.config, turn)
         except KafkaError as problem:
@@ -207,6 +196,18 @@ class Turn:
             await asyncio.sleep(0)
             self._steps = 0
             self._began = self._clock.monotonic()
+
+
+def state_of(image: PartitionImage) -> PartitionState:
+    """A partition's state as the partition itself takes it."""
+    return PartitionState(
+        image.partition,
+        image.leader,
+        image.leader_epoch,
+        tuple(image.replicas),
+        tuple(image.isr),
+        image.partition_epoch,
+    )
 
 
 def changed_partitions(old: TopicImage, new: TopicImage) -> list[PartitionImage]:

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from tidemill.broker.broker import Broker
+from tidemill.broker.carrying_out import state_of
 from tidemill.broker.controller_link import ControllerLink
 from tidemill.controller.failover import Failover, WantedIsr
 from tidemill.controller.isr import ANY_EPOCH, IsrChange
-from tidemill.coordination.image import PartitionImage
 from tidemill.coordination.port import StoreError
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.replication.manager import PartitionState
@@ -192,18 +192,6 @@ class IsrChanges:
         except StoreError as problem:
             raise KafkaError(str(problem), ErrorCode.NOT_CONTROLLER) from None
         return [one if isinstance(one, KafkaError) else state_of(one) for one in results]
-
-
-def state_of(image: PartitionImage) -> PartitionState:
-    """A partition's state as the partition itself takes it."""
-    return PartitionState(
-        image.partition,
-        image.leader,
-        image.leader_epoch,
-        tuple(image.replicas),
-        tuple(image.isr),
-        image.partition_epoch,
-    )
 
 
 def _results(asked: Sequence[_Wanted], answer: AlterPartitionResponse) -> list[PartitionState | KafkaError]:

@@ -34,7 +34,7 @@ class CutOff:
                     partition.topic,
                     partition.index,
                 )
-                state = _state(partition)
+                state = PartitionState.of(partition)
                 self._left[partition] = state
                 self._partitions.isr_changed(partition, state._replace(leader=NOBODY))
 
@@ -42,20 +42,9 @@ class CutOff:
         """The session lives: leads again what the controller has not given to others meanwhile."""
         left, self._left = self._left, {}
         for partition, state in left.items():
-            if _state(partition) == state._replace(leader=NOBODY):
+            if PartitionState.of(partition) == state._replace(leader=NOBODY):
                 self._partitions.isr_changed(partition, state)
 
     def forget(self) -> None:
         """The session has ended: the controller says what is led here."""
         self._left.clear()
-
-
-def _state(partition: Partition) -> PartitionState:
-    return PartitionState(
-        int(partition.index),
-        int(partition.leader),
-        int(partition.leader_epoch),
-        partition.replicas,
-        partition.isr,
-        int(partition.partition_epoch),
-    )

@@ -46,6 +46,18 @@ class PartitionState(NamedTuple):
     partition_epoch: int = -1
     """The version of this state; later ones have a larger one, or a larger leader epoch."""
 
+    @classmethod
+    def of(cls, partition: Partition) -> PartitionState:
+        """What holds at present."""
+        return cls(
+            int(partition.index),
+            int(partition.leader),
+            int(partition.leader_epoch),
+            partition.replicas,
+            partition.isr,
+            int(partition.partition_epoch),
+        )
+
 
 class ReplicaManager(PartitionEvents):
     """The partitions that have a replica here."""
@@ -237,15 +249,7 @@ class ReplicaManager(PartitionEvents):
         """
         for partition in self.all():
             if len(partition.replicas) > 1 and partition.leader >= 0:
-                state = PartitionState(
-                    int(partition.index),
-                    -1,
-                    int(partition.leader_epoch),
-                    partition.replicas,
-                    partition.isr,
-                    int(partition.partition_epoch),
-                )
-                self._change(partition, state)
+                self._change(partition, PartitionState.of(partition)._replace(leader=-1))
 
     def stop_replica(self, topic: str, index: int, *, delete: bool) -> None:
         """Lets go of one partition, ``delete``: with its files. Raises StorageError."""

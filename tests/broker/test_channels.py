@@ -11,6 +11,7 @@ import pytest
 from tidemill.broker import channels
 from tidemill.broker.channels import Channel, Hears
 from tidemill.broker.commanding import Command, commands_for
+from tidemill.broker.reaching import RETRY_S
 from tidemill.coordination.image import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.net.link import Link, LinkError
@@ -166,5 +167,5 @@ def test_a_broker_that_ends_every_connection_is_left_some_rest(monkeypatch: pyte
 
     channelled(peer, story)
     # The first is tried again at once: a connection may just have been too old.
-    assert rests == [channels.RETRY_S] * 2
+    assert rests == [RETRY_S] * 2
     assert peer.connections == 4

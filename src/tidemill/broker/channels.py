@@ -4,8 +4,7 @@ What a broker has to know is kept by partition, the newest state of each. What i
 is free goes out together: StopReplica, LeaderAndIsr, UpdateMetadata, in this order. It stays until it is
 answered, over as many connections as that takes, or until the broker is gone.
 
-A connection that breaks is a sign: where nobody listens any more, several times in a row, there the process
-has ended, long before its session with the store does.
+A broker that has ended is noticed by its connection, see :mod:`tidemill.broker.reaching`.
 """
 
 from __future__ import annotations
@@ -22,17 +21,14 @@ from tidemill.broker.commanding import (
     failed_partitions,
     requests_of,
 )
+from tidemill.broker.reaching import RETRY_S, reach
 from tidemill.coordination.image import BrokerImage, ClusterImage, Delta
 from tidemill.model.errors import ErrorCode
-from tidemill.net.link import Link, LinkError, LinkRefused
+from tidemill.net.link import Link, LinkError
 from tidemill.wire.apis import ApiKey
 
 log = logging.getLogger("tidemill.controller")
 
-REFUSED_TIMES = 3
-REFUSED_EVERY_S = 0.1
-"""A broker that refuses connections so often, at this distance, has ended."""
-RETRY_S = 0.5
 VERSIONS = {
     ApiKey.LEADER_AND_ISR: (5, 7),
     ApiKey.STOP_REPLICA: (3, 4),
@@ -121,26 +117,15 @@ class Channel:
                 await asyncio.sleep(RETRY_S)
 
     async def _reach(self) -> Link:
-        """A connection, however long it takes. Tells of a broker that has ended, once."""
-        refused = 0
-        while True:
-            try:
-                link = await self._connect(self.to)
-            except LinkRefused:
-                refused += 1
-                if refused == REFUSED_TIMES:
-                    self.is_dead = True
-                    self._hears.broker_dead(self.to.broker_id, self.to.epoch)
-                await asyncio.sleep(REFUSED_EVERY_S if refused < REFUSED_TIMES else RETRY_S)
-            except LinkError as problem:
-                refused = 0
-                log.warning("%s; it is tried again", problem)
-                await asyncio.sleep(RETRY_S)
-            else:
-                link.on_close = lambda reason: self._news.set()
-                self.is_dead = False
-                self._hears.broker_reached(self.to.broker_id)
-                return link
+        link = await reach(lambda: self._connect(self.to), self._has_ended)
+        link.on_close = lambda reason: self._news.set()
+        self.is_dead = False
+        self._hears.broker_reached(self.to.broker_id)
+        return link
+
+    def _has_ended(self) -> None:
+        self.is_dead = True
+        self._hears.broker_dead(self.to.broker_id, self.to.epoch)
 
     async def _send(self, link: Link) -> None:
         """Sends what is pending, and takes the answers. Raises LinkError, and all of it is pending again."""

@@ -14,16 +14,14 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from tidemill.broker.reaching import reach
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.net.link import Link, LinkError, LinkRefused
+from tidemill.net.link import Link, LinkError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.envelope import EnvelopeRequest
 
 log = logging.getLogger("tidemill.broker")
 
-REFUSED_TIMES = 3
-REFUSED_EVERY_S = 0.1
-RETRY_S = 0.5
 REACH_S = 5.0
 """How long a request waits for a connection to the controller."""
 NOBODY = -1
@@ -79,26 +77,12 @@ class ControllerLink:
                 link.result().close("another broker is the controller")
 
     async def _keep(self, controller: int) -> None:
-        refused = 0
+        def has_ended() -> None:
+            log.warning("the controller, broker %d, has ended", controller)
+            self._dead(controller)
+
         while True:
-            try:
-                link = await self._connect(controller)
-            except LinkRefused:
-                refused += 1
-                if refused == REFUSED_TIMES:
-                    log.warning("the controller, broker %d, has ended", controller)
-                    self._dead(controller)
-                await asyncio.sleep(REFUSED_EVERY_S if refused < REFUSED_TIMES else RETRY_S)
-                continue
-            except LinkError as problem:
-                log.warning("the controller: %s; it is tried again", problem)
-                await asyncio.sleep(RETRY_S)
-                continue
-            except Exception:
-                log.exception("the controller cannot be reached; it is tried again")
-                await asyncio.sleep(RETRY_S)
-                continue
-            refused = 0
+            link = await reach(lambda: self._connect(controller), has_ended)
             closed = asyncio.Event()
             link.on_close = lambda reason, closed=closed: closed.set()
             if link.closed:

@@ -73,28 +73,24 @@ class FetchPart(FetchWaiter):
 
     def on_readable(self, partition: Awaited, added_bytes: i64) -> None:
         """There is more to read: whoever waits is told, and else the next fetch looks at it."""
-        session = self.session
-        if session is None:
-            return
-        session.add_news(self)
-        if not session.parked:
-            # It is known; a client that never comes back costs the partition nothing more.
-            self.leave()
-            return
-        for request in tuple(session.parked):
+        for request in self._told():
             request.on_readable(partition, added_bytes)
 
     def on_news(self, partition: Awaited, committed: bool) -> None:
         """There is something to tell: the next fetch looks at it."""
+        for request in self._told():
+            request.on_news(partition, committed)
+
+    def _told(self) -> tuple[FetchWaiter, ...]:
+        """The requests that wait for news of this partition, after these were noted."""
         session = self.session
         if session is None:
-            return
+            return ()
         session.add_news(self)
         if not session.parked:
+            # It is known; a client that never comes back costs the partition nothing more.
             self.leave()
-            return
-        for request in tuple(session.parked):
-            request.on_news(partition, committed)
+        return tuple(session.parked)
 
     def hang(self, replica_id: i32) -> None:
         """Is told from now on what happens to its partition."""

@@ -168,7 +168,7 @@ def plan_broker_config(
     entity = DEFAULT_ENTITY
     if name:
         # Another broker passes on what it was asked to change of itself.
-        if not (name.isascii() and name.isdigit() and len(name) <= 9 and int(name) in image.brokers):
+        if name not in map(str, image.brokers):
             check_own_broker(name, broker_id)
         entity = str(int(name))
     current = image.broker_configs.get(entity, {})

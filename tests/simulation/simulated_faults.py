@@ -118,12 +118,11 @@ class Faults:
         self._tell(f"the disk of {node.name} fails ({operation})")
         self.story.count("disk faults")
         node.files.fail(operation, "/data/", errno.EIO, times=self.random.choice((1, 3)))
-        process = node.process
 
         def repair() -> None:
             node.files.heal()
-            if node.process is process and node.is_running:
-                self.kill(node)
+            # Whichever process runs by now: it may have met the fault, and put its directory aside.
+            self.kill(node)
 
         self.later(repair)
 

@@ -8,7 +8,7 @@ STAMP := $(VENV)/.ready
 SOURCES := $(shell grep -v '^\#' compiled_modules.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build plain test check format clients spark bench run simulate faults wheel clean
+.PHONY: help setup build test check format clients spark bench run simulate faults wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -46,6 +46,9 @@ ifdef SEED
 else
 	$(BIN)/python -m pytest -q -n 2 -m every tests
 endif
+
+faults: setup ## kills, pauses, cuts off and fills up a cluster under load and checks what clients saw: FAULTS=200, SEED=, KINDS=, PARTITIONS=
+	$(BIN)/python tests/faults/fault_run.py --faults $(or $(FAULTS),200) $(if $(SEED),--seed $(SEED)) --kinds '$(KINDS)' $(if $(PARTITIONS),--partitions $(PARTITIONS))
 
 spark: setup ## runs the tests of Spark with PySpark 4.0, 4.1 and 4.2, and with 4.3 (which make test has) against Apache Kafka; takes 25 minutes
 	$(BIN)/python tests/spark_matrix.py

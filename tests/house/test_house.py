@@ -227,6 +227,15 @@ def test_compiled_modules_are_there() -> None:
     assert [name for name, count in Counter(named).items() if count > 1] == []
 
 
+def test_what_make_is_said_to_do_it_does() -> None:
+    lines = (ROOT / "Makefile").read_text().splitlines()
+    announced = next(line for line in lines if line.startswith(".PHONY:")).split()[1:]
+    rules = [line.partition(":")[0] for line in lines if re.match(r"[a-z]+:", line)]
+    assert sorted(rules) == sorted(announced)
+    asked = {word for text in texts().values() for word in re.findall(r"(?:``?|^    )make ([a-z]+)\b", text)}
+    assert asked - set(rules) == set()
+
+
 def test_pages_that_the_code_names_are_there() -> None:
     missing = []
     for name, text in texts().items():

@@ -22,7 +22,8 @@ from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.net.connection import Connection, Reply
 from tidemill.net.deadlines import Deadlines
 from tidemill.records.batch import ZSTD
-from tidemill.replication.partition import READ_COMMITTED, Partition
+from tidemill.replication.partition import Partition
+from tidemill.replication.readable import READ_COMMITTED
 from tidemill.replication.topics import TopicTable
 from tidemill.replication.waiting import CONSUMER, Awaited
 

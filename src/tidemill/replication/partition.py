@@ -5,7 +5,8 @@ how far the in-sync set has it: consumers read up to there. The *last stable off
 transaction is open: consumers with ``read_committed`` read up to there. It equals the high watermark as
 long as no transaction is open, and no marker lies above the high watermark.
 
-Who waits for one of them: :mod:`tidemill.replication.waiting`.
+Who waits for one of them: :mod:`tidemill.replication.waiting`; who may read how far:
+:mod:`tidemill.replication.readable`.
 """
 
 from __future__ import annotations
@@ -16,16 +17,13 @@ from typing import Final
 from mypy_extensions import i32, i64, mypyc_attr
 
 from tidemill.log.log import AppendResult, Log
-from tidemill.log.segment import Slice
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.records.batch import Batch
 from tidemill.records.message_set import MessageSet
 from tidemill.records.validate import Limits
+from tidemill.replication.readable import Readable
 from tidemill.replication.replicas import Replicas
 from tidemill.replication.storage import Storage
-from tidemill.replication.waiting import CONSUMER, Awaited
-
-READ_COMMITTED: Final[i32] = 1
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -56,7 +54,7 @@ WRITE_BACK_BYTES: Final = 16 * 1024 * 1024
 """So much is appended to a partition before its writing to the disk is begun."""
 
 
-class Partition(Awaited):
+class Partition(Readable):
     """The state of a partition that this broker leads or follows."""
 
     def __init__(
@@ -69,24 +67,15 @@ class Partition(Awaited):
         events: PartitionEvents,
         storage: Storage | None = None,
     ) -> None:
-        super().__init__(log.end_offset)
-        self.topic = topic
-        self.index: i32 = index
-        self.log = log
+        super().__init__(topic, index, log, node_id)
         self.limits = limits
         self.storage: Storage = Storage() if storage is None else storage
-        self.node_id: i32 = node_id
         self.events = events
-        self.leader: i32 = -1
-        self.leader_epoch: i64 = -1
         self.partition_epoch: i64 = -1
         """The version of the state that the controller told last; it grows within a leader epoch, too."""
         self.replicas: tuple[int, ...] = ()
         self.isr: tuple[int, ...] = ()
         self.min_insync_replicas: i32 = 1
-        self.deleted = False
-        self.failed = ""
-        """Why the log can neither be read nor written, when its directory failed."""
         self.messages_in: i64 = 0
         self.bytes_in: i64 = 0
         self.bytes_out: i64 = 0
@@ -109,21 +98,6 @@ class Partition(Awaited):
         self._flushed_end: i64 = log.end_offset
         self._unflushed_bytes: i64 = 0
         self._unwritten_bytes: i64 = 0
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this broker leads the partition."""
-        return self.leader == self.node_id and not self.deleted
-
-    @property
-    def last_stable_offset(self) -> i64:
-        """Below this no transaction is open."""
-        return self.log.last_stable_offset(self.high_watermark)
-
-    @property
-    def has_transactions(self) -> bool:
-        """Whether readers of committed records may see less than others."""
-        return not self.log.producer_state.transactions.are_none
 
     @property
     def flush_under_way(self) -> bool:
@@ -189,42 +163,6 @@ class Partition(Awaited):
             self._wake_readers()
         else:
             self.tell_news()
-
-    def check_readable(self, current_epoch: i64) -> None:
-        """Raises unless consumers may read here, in the epoch that the client knows (-1: it knows none).
-
-        A follower does as well as the leader (KIP-392).
-        """
-        if self.failed:
-            raise KafkaError(self.failed, ErrorCode.KAFKA_STORAGE_ERROR)
-        if self.deleted:
-            raise KafkaError(f"{self.topic}-{self.index} was deleted", ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        if self.leader < 0:
-            # It may have led until now, and consumers were told more than it knows to be committed.
-            raise KafkaError(f"{self.topic}-{self.index} has no leader", ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        self._check_epoch(current_epoch)
-
-    def check_leader(self, current_epoch: i64) -> None:
-        """Raises unless this broker leads, in the epoch that the client knows (-1: it knows none)."""
-        if self.failed:
-            raise KafkaError(self.failed, ErrorCode.KAFKA_STORAGE_ERROR)
-        if self.leader != self.node_id or self.deleted:
-            raise KafkaError(
-                f"{self.topic}-{self.index} is led by broker {self.leader}", ErrorCode.NOT_LEADER_OR_FOLLOWER
-            )
-        self._check_epoch(current_epoch)
-
-    def _check_epoch(self, current_epoch: i64) -> None:
-        if current_epoch >= 0 and current_epoch != self.leader_epoch:
-            if current_epoch < self.leader_epoch:
-                raise KafkaError(
-                    f"leader epoch {current_epoch} is over, {self.leader_epoch} is now",
-                    ErrorCode.FENCED_LEADER_EPOCH,
-                )
-            raise KafkaError(
-                f"leader epoch {current_epoch} is not known here yet, {self.leader_epoch} is now",
-                ErrorCode.UNKNOWN_LEADER_EPOCH,
-            )
 
     # Writing.
 
@@ -474,36 +412,3 @@ class Partition(Awaited):
         """Moves the log's start up to ``offset``, unless it is there already."""
         if self.log.advance_start(offset):
             self.tell_news()
-
-    # Reading.
-
-    def read(self, offset: i64, bytes_max: i64, limit_offset: i64, whole_first: bool) -> Slice | None:
-        """Where the records from ``offset`` on lie, up to ``limit_offset``; None when there are none yet.
-
-        Raises OFFSET_OUT_OF_RANGE below the log's start and above its end.
-        """
-        self.check_range(offset)
-        if offset >= limit_offset:
-            return None
-        return self.log.read(offset, bytes_max, limit_offset, whole_first)
-
-    def check_range(self, offset: i64) -> None:
-        """Raises OFFSET_OUT_OF_RANGE below the log's start and above its end.
-
-        Above the high watermark a consumer waits: after a change of leaders, and on a follower, it may know
-        more to be committed than this broker does yet.
-        """
-        log = self.log
-        if offset < log.start_offset or offset > log.end_offset:
-            raise KafkaError(
-                f"{self.topic}-{self.index} holds {log.start_offset} to {log.end_offset}, not {offset}",
-                ErrorCode.OFFSET_OUT_OF_RANGE,
-            )
-
-    def limit_offset(self, replica_id: i32, isolation: i32) -> i64:
-        """How far a reader may read."""
-        if replica_id != CONSUMER:
-            return self.log.end_offset
-        if isolation == READ_COMMITTED:
-            return self.last_stable_offset
-        return self.high_watermark

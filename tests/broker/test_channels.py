@@ -55,11 +55,19 @@ class Peer:
         """Numbers of the requests that are not answered."""
         self.asked: list[ApiKey] = []
         self.connections = 0
+        self.last: ApiKey | None = None
+        """With the answer to such a request the connection ends."""
+        self.link: Any = None
 
     async def connect(self, to: BrokerImage) -> Link:
         self.connections += 1
         link: Any = Connection(self)
+        self.link = link
         return link
+
+    async def connected(self, times: int) -> None:
+        while self.connections < times:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
 
 
 class Connection:
@@ -70,12 +78,15 @@ class Connection:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.closed = ""
+        self.on_close: Callable[[str], None] | None = None
 
     def version_of(self, key: int, lowest: int, highest: int) -> int:
         return highest
 
     def close(self, reason: str) -> None:
         self.closed = reason
+        if self.on_close is not None:
+            self.on_close(reason)
 
     async def ask(self, key: int, version: int, request: Any, timeout_s: float) -> Any:
         if self.closed:
@@ -84,6 +95,8 @@ class Connection:
         if len(self.peer.asked) - 1 in self.peer.breaks:
             self.closed = "it broke"
             raise LinkError(self.closed)
+        if key == self.peer.last:
+            self.close("an answer came that nobody asked for")
         return ANSWERS[key]
 
 
@@ -169,3 +182,57 @@ def test_a_broker_that_ends_every_connection_is_left_some_rest(monkeypatch: pyte
     # The first is tried again at once: a connection may just have been too old.
     assert rests == [RETRY_S] * 2
     assert peer.connections == 4
+
+
+def test_what_is_told_in_the_moment_in_which_the_connection_ends_goes_over_the_next_one() -> None:
+    peer = Peer()
+
+    async def story(channel: Channel, heard: Heard) -> None:
+        second = topic(b"2")
+        command = told(Delta(image(), image(second), created=[second]))
+        await channel.tell(command)
+        peer.link.close("it was idle")
+        await channel.tell(command)
+
+    channelled(peer, story)
+    assert peer.connections == 2
+    assert peer.asked == [ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA] * 2
+
+
+def test_nothing_is_told_where_a_connection_ends_with_the_last_answer() -> None:
+    peer = Peer()
+    peer.last = ApiKey.UPDATE_METADATA
+
+    async def story(channel: Channel, heard: Heard) -> None:
+        second = topic(b"2")
+        await channel.tell(told(Delta(image(), image(second), created=[second])))
+        await peer.connected(2)
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    channelled(peer, story)
+    # An empty command would be refused as one of a controller that was replaced long ago.
+    assert peer.asked == [ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA]
+
+
+def test_who_waits_is_told_when_a_channel_ends_with_a_request_under_way() -> None:
+    async def story() -> None:
+        peer = Peer()
+        channel = Channel(BROKERS[OTHER], "PLAINTEXT", peer.connect, Heard(), 10.0)
+        second = topic(b"2")
+        under_way = asyncio.Event()
+
+        async def ask(*request: Any) -> Any:
+            under_way.set()
+            await asyncio.Event().wait()
+
+        await peer.connected(1)
+        peer.link.ask = ask
+        waiting = channel.tell(told(Delta(image(), image(second), created=[second])))
+        async with asyncio.timeout(10):
+            await under_way.wait()
+            channel.stop()
+            await asyncio.wait([waiting])
+        assert waiting.cancelled()
+
+    asyncio.run(story())

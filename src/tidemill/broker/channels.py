@@ -129,9 +129,14 @@ class Channel:
 
     async def _send(self, link: Link) -> None:
         """Sends what is pending, and takes the answers. Raises LinkError, and all of it is pending again."""
-        self._news.clear()
         if link.closed:
+            # What is pending is news for the next connection, too.
+            if not self._pending.has_news:
+                self._news.clear()
             raise LinkError(f"{link.name}: {link.closed}")
+        self._news.clear()
+        if not self._pending.has_news:
+            return  # Woken by the end of the connection before; an empty command would be of no controller.
         command, self._pending = self._pending, Command()
         waiting, self._waiting, self._unsent = self._waiting, [], None
         try:
@@ -144,7 +149,11 @@ class Channel:
                     log.error("%s answers %s with error %d", link.name, ApiKey(key).name, answer.error_code)
                 else:
                     self._take(command, key, answer)
-        except BaseException:
+        except asyncio.CancelledError:  # The channel ends.
+            for one in waiting:
+                one.cancel()
+            raise
+        except Exception:
             newer, self._pending = self._pending, command
             self._pending.add(newer)
             self._waiting = [*waiting, *self._waiting]

@@ -10,6 +10,7 @@ the latency of a producer to another topic without and with such a consumer besi
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import socket
@@ -30,6 +31,8 @@ FETCH_BYTES = 1 << 20
 ROWS_A_MEGABYTE = 10_000
 CODECS = ("none", "lz4", "gzip")
 LOG = "converted"
+OFFSET = struct.Struct(">q").unpack_from
+LENGTH = struct.Struct(">i").unpack_from
 ROW = b'{"carrier": "UA", "flight": %d, "origin": "EWR", "dest": "IAH", "delay": %d, "tail": "N%05d"}'
 
 
@@ -105,14 +108,13 @@ def last_offset(answer: bytes, position: int) -> int:
         raise SystemExit(f"bench: Fetch 2 was answered with error {error}")
     position += 4 + 14
     end = position + size
-    found = -1
-    while position + 12 <= end:
-        offset, length = struct.unpack_from(">qi", answer, position)
-        position += 12 + length
-        if offset < 0 or position > end:
-            break
-        found = offset
-    return found
+    before = last = -1
+    with contextlib.suppress(struct.error):  # a size that is cut off
+        while position < end:
+            before, last, position = last, position, position + 12 + LENGTH(answer, position + 8)[0]
+    if position > end:
+        last = before
+    return int(OFFSET(answer, last)[0]) if last >= 0 else -1
 
 
 def reader(peer: Peer, codec: str, end: int, seconds: float) -> subprocess.Popen[str]:

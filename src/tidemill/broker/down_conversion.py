@@ -3,7 +3,8 @@
 What needs no conversion goes as it is, by ``sendfile``. Of the rest, the first batches of each partition are
 converted before the reply's head is written, as it holds the sizes; what follows is converted in pieces
 while the reply is being sent. So a slow reader costs few pieces of memory, whatever it asked for. What comes
-after a reply is converted while the reader is busy with that one: mostly the next fetch asks for it.
+after a reply, as much as that reply had, is converted while the reader is busy with it: mostly the next fetch
+asks for it.
 
 A partition's size in the reply is then that of the stored bytes, or that of the first piece when this is
 larger. Where the converted records end earlier, the rest is the beginning of a message that would be longer
@@ -37,6 +38,7 @@ from tidemill.net.sending import FileRange
 from tidemill.records.batch import GZIP, LENGTH, LOG_OVERHEAD, MAGIC, NONE, RECORDS
 from tidemill.records.compression import unpacked_bytes_bound
 from tidemill.records.convert import down, whole_entries
+from tidemill.replication.waiting import CONSUMER
 
 SOURCE_BYTES = 256 * 1024
 """Stored bytes that are read for one conversion; a larger batch is read whole."""
@@ -45,7 +47,9 @@ LARGE_BATCH_FACTOR = 3
 PIECE_BYTES = 256 * 1024
 """Converted bytes of a reply that are held at a time."""
 AHEAD_BYTES = PIECE_BYTES + PIECE_BYTES // 2
-"""With more ready than these, no piece is converted ahead."""
+"""With more ready than these, no piece is converted ahead of the sending."""
+KEPT_BYTES = 1024 * 1024
+"""With more ready than these, no piece is converted for the next fetch."""
 FIRST_BYTES = 512 * 1024
 """Converted bytes of all partitions that a reply begins with, but for one batch of each."""
 FIRST_BYTES_MAX = 16 * 1024 * 1024
@@ -81,6 +85,8 @@ class DownRange(File):
         self.begins_at = int(found.position)
         self.next = self.begins_at
         self.end = int(found.position + found.size)
+        self.further_end = self.end
+        """Where what is committed ends in the file, or an earlier position: how far may be gone on."""
         self.stored = int(found.size)
         self.magic = magic
         self.first_offset = first_offset
@@ -98,6 +104,9 @@ class DownRange(File):
         self._is_cut = False
         """Whether it ends with the beginning of a message that there is not."""
         self._is_going_ahead = False
+        self._ahead_bytes = AHEAD_BYTES
+        self._goes_on = False
+        """The reply is sent: what follows its range may be converted, too."""
 
     @property
     def held(self) -> int:
@@ -117,7 +126,8 @@ class DownRange(File):
                     return False
                 self._check_may_convert()
                 self._hold(self._convert(bytes_max))
-            self.count = self.held if self._is_done else max(self.stored, self.held)
+            count = max(self.stored, len(self._chunks[0]) if self._chunks else 0)
+            self.count = min(self.held, count) if self._is_done else count
         self._go_ahead(0)
         return True
 
@@ -189,20 +199,32 @@ class DownRange(File):
 
     def _go_ahead(self, position: int) -> None:
         """Lets the next piece be converted when little follows ``position``, unless the broker stops."""
-        if self._is_done or self._is_going_ahead or self._held_to - position > AHEAD_BYTES:
+        is_done = self._is_done and not self._goes_on
+        if is_done or self._is_going_ahead or self._held_to - position > self._ahead_bytes:
             return
         self._is_going_ahead = True
         with contextlib.suppress(RuntimeError):
             self.executor.submit(self._prepare)
 
     def _prepare(self) -> None:
-        """Converts the next piece. What goes wrong goes wrong again when it is read."""
+        """Converts the next pieces. What goes wrong goes wrong again when it is read."""
         try:
-            with self._lock, contextlib.suppress(KafkaError, OSError):
-                if not self._is_done:
-                    self._hold(self._convert(PIECE_BYTES))
+            with contextlib.suppress(KafkaError, OSError):
+                while self._prepare_piece():
+                    pass
         finally:
             self._is_going_ahead = False
+
+    def _prepare_piece(self) -> bool:
+        with self._lock:
+            if self._goes_on:
+                self._goes_on = False
+                self.end = max(self.end, self.further_end)
+                self._is_done = self.next >= self.end
+            if self._is_done or self.held > self._ahead_bytes:
+                return False
+            self._hold(self._convert(PIECE_BYTES))
+            return True
 
     # -- what follows the range
 
@@ -214,8 +236,12 @@ class DownRange(File):
         whole, next_offset = whole_entries(chunk, begin + 1)
         self._chunks[0] = chunk[whole:]
         self._held_at += whole
-        if next_offset < 0 or self.held > AHEAD_BYTES + PIECE_BYTES or (self._is_done and not self.held):
+        if next_offset < 0 or self.held > KEPT_BYTES + PIECE_BYTES:
             return
+        if self._is_done and not self.held and self.next >= self.further_end:
+            return
+        self._ahead_bytes = min(self.count, KEPT_BYTES)
+        self._goes_on = True
         self.conversions.keep((self.partition, self.magic, next_offset), self)
         self._go_ahead(self._held_at)
 
@@ -226,10 +252,11 @@ class DownRange(File):
             return False
         with before._lock:
             before._is_done = True
+            before._goes_on = False
             if (
                 before.file is not self.file
                 or before.leader_epoch != self.leader_epoch
-                or not self.begins_at <= before.next <= self.end
+                or not self.begins_at <= before.next <= self.further_end
                 or not before.held
             ):
                 return False
@@ -238,6 +265,7 @@ class DownRange(File):
             self._held_to = before.held
             self.next = before.next
             self.first_offset = before.first_offset
+            self.end = max(self.end, self.next)
             self._is_done = self.next >= self.end
             return True
 
@@ -304,6 +332,19 @@ def unpacked_bound(data: bytes) -> int:
     return total
 
 
+def further_end(part: FetchPart, found: Slice) -> int:
+    """Where in its file a range ends that goes on behind ``found``, for as much again."""
+    end = int(found.position + found.size)
+    partition = part.partition
+    if partition is None:
+        return end
+    with contextlib.suppress(KafkaError):
+        further = partition.read(part.offset, 2 * found.size, partition.limit_offset(CONSUMER, 0), False)
+        if further is not None and further.file is found.file:
+            return max(end, int(further.position + further.size))
+    return end
+
+
 class DownConversion:
     """Takes over fetches of old versions from the compiled way, and gives them back with what to send."""
 
@@ -359,6 +400,7 @@ class DownConversion:
     async def begin(self, part: FetchPart, found: Slice, magic: int, share: int) -> DownRange | None:
         """Puts the converted range of one partition in the place of the stored one, where that is needed."""
         made = DownRange(self.conversions, found, magic, int(part.offset), part)
+        made.further_end = further_end(part, found)
         try:
             if not await self.loop.run_in_executor(self.conversions.executor, made.begin, share):
                 return None

@@ -112,3 +112,21 @@ def test_an_office_that_others_doubt_is_contested_anew_where_nobody_else_has_it(
         await one.leave()
 
     asyncio.run(run())
+
+
+def test_the_office_is_followed_also_where_the_session_ended_while_the_broker_joined() -> None:
+    class Interrupted(Cluster):
+        async def watch(self, path: str, watcher: Any) -> None:
+            self.tell(SessionState.EXPIRED)
+            self.tell(SessionState.CONNECTED)
+
+    async def run() -> None:
+        cluster = Interrupted()
+        one = await joined(cluster)
+        await asyncio.wait_for(cluster.activated.wait(), 10)
+        cluster.activated.clear()
+        one.controller_dead(2)
+        await asyncio.wait_for(cluster.activated.wait(), 10)
+        await one.leave()
+
+    asyncio.run(run())

@@ -12,7 +12,7 @@ from typing import Any
 
 from tidemill.controller.shell import Controller
 from tidemill.coordination.nodes import CONTROLLER, BrokerNode, BrokerRegistration, ControllerNode
-from tidemill.coordination.port import Event, SessionState, SetData, Store, StoreError, Watch
+from tidemill.coordination.port import Event, SessionState, SetData, Store, StoreError
 from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
 
 log = logging.getLogger("tidemill.server")
@@ -54,24 +54,21 @@ class Membership:
         self._tasks: set[asyncio.Task[None]] = set()
         self._returning: asyncio.Task[None] | None = None
         self._has_expired = False
-        self._watch: Watch | None = None
         self._look = asyncio.Event()
         self._dead_controller = NOBODY
         store.on_session(self._session_changed)
 
     async def join(self, registration: BrokerRegistration) -> None:
-        """Registers, and takes the office of controller when nobody has it.
+        """Registers, and takes the office of controller when nobody has it. To be called once.
 
         Where a broker of this id that was just killed has left its nodes, it waits for their end. Raises
         KafkaError (DUPLICATE_BROKER_REGISTRATION) when they are there for longer than a session lives.
         """
         self._registration = registration
         await self._register(registration)
-        if self._watch is None:
-            self._watch = await self._store.watch(CONTROLLER, self._controller_changed)
+        await self._store.watch(CONTROLLER, self._controller_changed)
         await self._contest()
-        if not self._tasks:
-            self._begin(self._follow_office())
+        self._begin(self._follow_office())
 
     async def _register(self, registration: BrokerRegistration) -> None:
         loop = asyncio.get_running_loop()

@@ -82,6 +82,15 @@ def test_unclean_elections_are_for_partitions_without_leader() -> None:
     }
 
 
+def test_a_preferred_replica_that_cannot_be_read_does_not_lead() -> None:
+    failed = partition([1, 2], isr=[1], leader=NO_BROKER).with_offline(frozenset({1}))
+    image = cluster((1, 2), topic("t", failed))
+    assert imbalanced(image, 0) == []
+    decisions = plan_elections(image, named(0), PREFERRED)
+    assert decisions.plans == []
+    assert codes(decisions.errors) == {0: ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE}
+
+
 def test_topics_that_are_being_deleted_are_left_alone() -> None:
     image = cluster((1,)).with_topics(deleting={"t": topic("t", partition([1]))})
     assert codes(plan_elections(image, named(0), PREFERRED).errors) == {0: ErrorCode.INVALID_TOPIC_EXCEPTION}

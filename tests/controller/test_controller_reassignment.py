@@ -134,6 +134,15 @@ def test_to_cancel_loses_nothing_unless_the_topic_allows_it() -> None:
     assert wish(cluster((4,), topic("t", moving)), None, is_unclean=lambda topic: True).errors
 
 
+def test_a_move_gives_the_lead_to_no_replica_that_cannot_be_read() -> None:
+    failed = partition([1, 2], isr=[1], leader=-1).with_offline(frozenset({1}))
+    moving = only(cluster((1, 2, 3), topic("t", failed)), [3, 1])
+    assert roles(moving) == ([3, 1, 2], [3], [2], -1, [1])
+    caught_up = partition([2, 3, 1], isr=[3, 1], leader=1, removing=[1], adding=[2, 3])
+    waits = cluster((1, 2, 3), topic("t", caught_up.with_offline(frozenset({3}))))
+    assert plan_progress(waits) == []
+
+
 @pytest.mark.parametrize(
     ("replicas", "code"),
     [

@@ -63,6 +63,11 @@ def elect(
     return partition.with_state(leader, isr, is_new_epoch=is_new_epoch)
 
 
+def is_able(image: ClusterImage, partition: PartitionImage, broker: int, stopping: frozenset[int]) -> bool:
+    """Whether a replica could lead: its broker lives, can read and write it, and is not about to stop."""
+    return broker in image.brokers and broker not in partition.offline and broker not in stopping
+
+
 def never(topic: TopicImage) -> bool:
     """For ``is_unclean``: no topic may lose records."""
     return False

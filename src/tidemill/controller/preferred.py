@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import IntEnum
 
-from tidemill.controller.elections import NOBODY, elect, plan_states
+from tidemill.controller.elections import NOBODY, elect, is_able, plan_states
 from tidemill.controller.reassignment import Decisions
 from tidemill.coordination.image import NO_BROKER, ClusterImage, PartitionImage
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -104,7 +104,7 @@ def _preferred(
     if not can_lead(image, partition, stopping):
         raise KafkaError(
             f"broker {preferred}, the preferred replica of {name}-{partition.partition}, does not live, is "
-            f"not in sync, or is about to stop (in sync: {partition.isr})",
+            f"not in sync, cannot read its log, or is about to stop (in sync: {partition.isr})",
             ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
         )
     isr = [broker for broker in partition.isr if broker in image.brokers]
@@ -114,7 +114,7 @@ def _preferred(
 def can_lead(image: ClusterImage, partition: PartitionImage, stopping: frozenset[int] = NOBODY) -> bool:
     """Whether the preferred replica can lead now."""
     preferred = partition.replicas[0] if partition.replicas else NO_BROKER
-    return preferred in partition.isr and preferred in image.brokers and preferred not in stopping
+    return preferred in partition.isr and is_able(image, partition, preferred, stopping)
 
 
 def imbalanced(

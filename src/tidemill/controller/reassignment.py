@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from tidemill.controller.elections import NOBODY, never, plan_states
+from tidemill.controller.elections import NOBODY, is_able, never, plan_states
 from tidemill.controller.topics import Plan, shown
 from tidemill.coordination.image import NO_BROKER, ClusterImage, PartitionImage, TopicImage
 from tidemill.coordination.nodes import ReassignmentNode, TopicNode
@@ -189,7 +189,7 @@ def _moved(
     leader = partition.leader
     if not isr:
         # Only replicas that the present move has brought in are in sync, and they would have to go.
-        able = [broker for broker in origin if broker in image.brokers and broker not in stopping]
+        able = [broker for broker in origin if is_able(image, partition, broker, stopping)]
         if not unclean or not able:
             raise KafkaError(
                 f"of the replicas {shown(replicas)} none is in sync, and records would be lost. Wait until "
@@ -197,7 +197,7 @@ def _moved(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             )
         leader, isr = able[0], able[:1]
-    leader = _leader(image, leader, replicas, isr, stopping)
+    leader = _leader(image, partition, leader, replicas, isr, stopping)
     number, epoch, version = partition.partition, partition.leader_epoch, partition.partition_epoch
     moved = PartitionImage(number, leader, epoch, replicas, isr, version, adding, removing, partition.offline)
     done = _completed(image, moved, stopping) if moved.is_moving else None
@@ -205,12 +205,17 @@ def _moved(
 
 
 def _leader(
-    image: ClusterImage, leader: int, replicas: list[int], isr: list[int], stopping: frozenset[int]
+    image: ClusterImage,
+    partition: PartitionImage,
+    leader: int,
+    replicas: list[int],
+    isr: list[int],
+    stopping: frozenset[int],
 ) -> int:
     """The leader, if it can stay, or the first of ``replicas`` that can lead, or nobody."""
-    if leader in isr and leader in image.brokers:
+    if leader in isr and is_able(image, partition, leader, NOBODY):
         return leader
-    able = (one for one in replicas if one in isr and one in image.brokers and one not in stopping)
+    able = (one for one in replicas if one in isr and is_able(image, partition, one, stopping))
     return next(able, NO_BROKER)
 
 
@@ -221,7 +226,7 @@ def _completed(
     if not set(target) <= set(partition.isr):
         return None
     isr = [broker for broker in partition.isr if broker in target]
-    leader = _leader(image, partition.leader, target, isr, stopping)
+    leader = _leader(image, partition, partition.leader, target, isr, stopping)
     if leader == NO_BROKER:
         return None  # The old ones stay, and one of them may be able to lead.
     number, epoch, version = partition.partition, partition.leader_epoch + 1, partition.partition_epoch + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from replica_stage import Broker as Logs
 
-from tidemill.broker.isr_changes import IsrChanges
+from tidemill.broker.isr_changes import RETRY_S, IsrChanges
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.replication.manager import PartitionState
 from tidemill.replication.partition import Partition
@@ -22,6 +23,7 @@ from tidemill.wire.messages.alter_partition import (
 )
 
 LEADER, FOLLOWER = 1, 2
+OWN_EPOCH, FORMER, NOW = 7, 5, 9
 
 
 class Controller:
@@ -67,8 +69,13 @@ class Parts:
         partition.isr_refused(0)
 
 
-def story(*answers: Any) -> tuple[Partition, Controller]:
-    """A leader alone, whose follower is back; what is known once all answers were given."""
+def story(
+    *answers: Any, then: Callable[[Partition], None] = lambda partition: None
+) -> tuple[Partition, Controller]:
+    """A leader alone, whose follower is back; what is known once all answers were given.
+
+    ``then`` is what happens while the first request is on its way.
+    """
     logs = Logs(LEADER)
     (partition,) = logs.partitions
     controller = Controller(*answers)
@@ -79,12 +86,13 @@ def story(*answers: Any) -> tuple[Partition, Controller]:
         )
         link: Any = controller
         failover: Any = None
-        changes = IsrChanges(parts, link, failover, lambda: 7)
+        changes = IsrChanges(parts, link, failover, lambda: OWN_EPOCH)
         partition.become(LEADER, 3, (LEADER, FOLLOWER), (LEADER,), 5, 0)
-        partition.fetched_by(FOLLOWER, 0, 0, 0)
+        partition.fetched_by(FOLLOWER, 0, 0, 0, FORMER)
         ((isr, epoch),) = logs.events.wanted
         changes.want(partition, isr, epoch)
         logs.write(0, b"a")
+        then(partition)
         async with asyncio.timeout(10):
             while controller.answers:
                 assert partition.high_watermark == 0
@@ -108,6 +116,60 @@ def test_what_may_have_been_written_is_asked_for_again(lost: KafkaError | ErrorC
     assert partition.high_watermark == 0
     assert len(controller.asked) == 3
     assert controller.asked[0] == controller.asked[2]
+
+
+def members(request: AlterPartitionRequest) -> list[tuple[int, int]]:
+    """Who the set of the only partition has, with the epochs of their registrations."""
+    ((wanted,),) = [topic.partitions for topic in request.topics]
+    return [(member.broker_id, member.broker_epoch) for member in wanted.new_isr_with_epochs]
+
+
+def test_members_are_named_with_the_epochs_in_which_they_fetched() -> None:
+    _, controller = story([LEADER, FOLLOWER])
+    assert controller.asked[0].broker_epoch == OWN_EPOCH
+    assert members(controller.asked[0]) == [(LEADER, OWN_EPOCH), (FOLLOWER, FORMER)]
+
+
+def test_a_request_means_who_was_there_when_it_was_wanted_however_often_it_is_sent() -> None:
+    def comes_back_with_nothing(partition: Partition) -> None:
+        assert partition.fetched_by(FOLLOWER, 0, 0, 1, NOW)
+
+    _, controller = story(LOST, ErrorCode.INELIGIBLE_REPLICA, then=comes_back_with_nothing)
+    assert [members(request)[1] for request in controller.asked] == [(FOLLOWER, FORMER)] * 2
+
+
+def test_after_a_refusal_the_next_fetch_asks_again_with_the_epoch_that_is_known_then() -> None:
+    logs = Logs(LEADER)
+    (partition,) = logs.partitions
+    controller = Controller(ErrorCode.INELIGIBLE_REPLICA, ErrorCode.INELIGIBLE_REPLICA, [LEADER, FOLLOWER])
+    times = []
+
+    async def ask() -> None:
+        parts: Any = SimpleNamespace(
+            controller=SimpleNamespace(is_active=False), partitions=Parts(), node_id=LEADER
+        )
+        nobody: Any = None
+        link: Any = controller
+        changes = IsrChanges(parts, link, nobody, lambda: OWN_EPOCH)
+        logs.events.isr_wanted = changes.want  # type: ignore[assignment]
+        partition.become(LEADER, 3, (LEADER, FOLLOWER), (LEADER,), 5, 0)
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(10):
+            for epoch in (FORMER, NOW, NOW):
+                left = len(controller.answers)
+                assert partition.fetched_by(FOLLOWER, 0, 0, 1, epoch)
+                while len(controller.answers) == left:
+                    assert partition.isr == (LEADER,)
+                    await asyncio.sleep(0.001)
+                times.append(loop.time())
+        await asyncio.sleep(0)
+        changes.stop()
+
+    asyncio.run(ask())
+    assert partition.isr == (LEADER, FOLLOWER)
+    assert [members(request)[1][1] for request in controller.asked] == [FORMER, NOW, NOW]
+    # The controller is not asked as fast as followers fetch.
+    assert all(later - before >= RETRY_S * 0.9 for before, later in itertools.pairwise(times))
 
 
 def test_what_was_refused_is_not_waited_for() -> None:

@@ -63,6 +63,17 @@ def test_a_member_must_live_and_be_the_one_that_is_meant() -> None:
     assert plan_isr_change(cluster(1, 3), PARTITION, unknown).isr == [1, 3]
 
 
+@pytest.mark.parametrize("epoch", [103, ANY_EPOCH])
+def test_who_cannot_write_its_replica_does_not_get_in_sync_but_may_stay(epoch: int) -> None:
+    failed = PARTITION.with_offline(frozenset({3}))
+    with pytest.raises(KafkaError, match="broker 3 cannot read or write its replica") as refused:
+        plan_isr_change(cluster(1, 2, 3), failed, IsrChange(1, 7, 4, [(1, 101), (2, 102), (3, epoch)]))
+    assert refused.value.code == ErrorCode.INELIGIBLE_REPLICA
+    assert plan_isr_change(cluster(1, 2, 3), failed, change(1, 2)).isr == [1, 2]
+    staying = PARTITION.with_offline(frozenset({2}))
+    assert plan_isr_change(cluster(1, 2, 3), staying, change(1, 2, 3)).isr == [1, 2, 3]
+
+
 def test_a_request_that_comes_again_changes_nothing() -> None:
     assert plan_isr_change(cluster(1, 2), PARTITION, change(1, 2, partition_epoch=3)) is PARTITION
 

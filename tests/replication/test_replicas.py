@@ -73,6 +73,49 @@ def test_a_follower_lags_when_it_was_not_caught_up_for_long() -> None:
     assert replicas.without_lagging(10, 10 * LAG_MS) == (1, 2)
 
 
+def test_fetches_of_a_former_life_tell_nothing() -> None:
+    replicas = led(isr=(1, 2))
+    assert replicas.epoch_of(3) == UNKNOWN
+    assert replicas.fetched(3, 10, 0, 10, 1, 5)
+    assert replicas.may_join(3, 10, 0)
+    assert replicas.fetched(3, 4, 0, 10, 2, 9)
+    assert not replicas.fetched(3, 10, 0, 10, 3, 5)
+    replicas.asked_again(3, 3, 5)
+    follower = replicas.followers[3]
+    assert (follower.end_offset, follower.caught_up_ms, replicas.epoch_of(3)) == (4, UNKNOWN, 9)
+    assert not replicas.may_join(3, 10, 0)
+    # It may register anew while its process lives; and one without an epoch is taken at its word.
+    assert replicas.fetched(3, 10, 0, 10, 4, 11)
+    assert replicas.fetched(3, 9, 0, 10, 5)
+    assert replicas.epoch_of(3) == UNKNOWN
+    assert (replicas.epoch_of(1), replicas.epoch_of(9)) == (UNKNOWN, UNKNOWN)
+
+
+def test_who_comes_back_with_less_is_not_waited_for_as_if_it_had_been_caught_up() -> None:
+    replicas = led(isr=(1, 2))
+    replicas.fetched(2, 10, 0, 10, 0, 4)
+    replicas.fetched(3, 10, 0, 10, 0, 5)
+    assert replicas.comes_back(3, 10, 1)
+    replicas.fetched(3, 0, 0, 10, 1, 9)
+    assert not replicas.comes_back(3, 10, 1)
+    assert replicas.high_watermark(10, 1) == 10
+    # A member of the set is waited for, and keeps its time to show that it follows.
+    replicas.fetched(2, 0, 0, 10, 1, 9)
+    assert replicas.high_watermark(10, 1) == 0
+    assert replicas.without_lagging(10, LAG_MS) == (1, 2)
+
+
+def test_who_is_taken_out_is_still_known_by_its_epoch() -> None:
+    replicas = led()
+    replicas.fetched(3, 10, 0, 10, 0, 9)
+    replicas.change((1, 2, 3), (1, 2), 8)
+    assert replicas.followers[3].end_offset == UNKNOWN
+    assert not replicas.fetched(3, 10, 0, 10, 1, 5)
+    replicas.fetched(3, 10, 0, 10, 1, 9)
+    assert replicas.gone(3)
+    assert not replicas.fetched(3, 10, 0, 10, 2, 5)
+
+
 def test_a_follower_of_a_log_that_never_rests_is_caught_up_with_the_fetch_before() -> None:
     replicas = led()
     for step in range(1, 5):

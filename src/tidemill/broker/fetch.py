@@ -140,6 +140,7 @@ class FetchPath:
                 request.forgotten,
                 version >= BY_ID,
                 request.replica_id,
+                request.replica_epoch,
                 request.isolation,
                 version,
             )
@@ -325,7 +326,8 @@ class FetchPath:
         if partition is None or part.diverging_end >= 0:
             return
         now_ms = self.sessions.clock.wall_ms()
-        if not partition.fetched_by(request.replica_id, part.offset, part.log_start_there, now_ms):
+        broker, epoch = request.replica_id, request.replica_epoch
+        if not partition.fetched_by(broker, part.offset, part.log_start_there, now_ms, epoch):
             part.fail(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return
         # It may have moved by this fetch, and the follower serves readers below it.

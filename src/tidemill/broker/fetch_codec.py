@@ -3,7 +3,7 @@
     request  = replica i32 (to v14), wait i32, min bytes i32, max bytes i32 (v3), isolation i8 (v4), session
                id and epoch i32 (v7), topics[name (to v12) or id (v13), partitions[index i32, leader epoch
                i32 (v9), offset i64, last fetched epoch i32 (v12), log start i64 (v5), max bytes i32]],
-               forgotten topics (v7), rack (v11)
+               forgotten topics (v7), rack (v11), tags: 1 who follows: id i32, epoch i64, tags (v15)
     response = throttle i32 (v1), error i16 and session id i32 (v7), topics[name or id, partitions[index i32,
                error i16, high watermark i64, last stable offset i64 (v4), log start i64 (v5), aborted
                transactions (v4), preferred replica i32 (v11), records]]
@@ -49,6 +49,7 @@ FLEXIBLE: Final = 12
 BY_ID: Final = 13
 STORAGE_ERROR_FROM: Final = 6
 REPLICA_STATE_TAG: Final = 1
+REPLICA_STATE_BYTES_MIN: Final = 4 + 8 + 1
 DIVERGING_EPOCH_TAG: Final = 0
 DIVERGING_EPOCH_BYTES: Final = 13
 FRAME_BYTES_MAX: Final = 0x7FFFFFFF
@@ -63,6 +64,8 @@ class FetchFields(FetchWaiter):
         self.version: i16 = version
         self.correlation_id: i32 = correlation_id
         self.replica_id: i32 = -1
+        self.replica_epoch: i64 = -1
+        """Of the registration of a broker that follows (KIP-903)."""
         self.wait_ms: i64 = 0
         self.bytes_min: i64 = 0
         self.bytes_max: i64 = 0
@@ -126,8 +129,11 @@ def decode_tags(request: FetchFields, data: bytes, position: i64, end: i64) -> i
         size, position = read_uvarint(data, position, end)
         if position + size > end:
             raise IndexError("a tagged field reaches beyond the request")
-        if tag == REPLICA_STATE_TAG and size >= 4 and request.version >= 15:
+        if tag == REPLICA_STATE_TAG and request.version >= 15:
+            if size < REPLICA_STATE_BYTES_MIN:
+                raise IndexError(f"who follows takes {size} bytes instead of {REPLICA_STATE_BYTES_MIN}")
             request.replica_id = read_i32_be(data, position)
+            request.replica_epoch = read_i64_be(data, position + 4)
         position += size
         count -= 1
     return position

@@ -155,6 +155,7 @@ class FetchSession:
         """Fetches of this session that wait; more than one only when connections share it."""
         self.ended = False
         self._replica_id: i32 = CONSUMER
+        self._replica_epoch: i64 = -1
         self._isolation: i32 = 0
         self._version: i16 = 0
         self._rank: i64 = 0
@@ -193,16 +194,22 @@ class FetchSession:
         """Tells of the fetches of a follower in which ``part`` was not looked at, for it had no news."""
         partition = part.waits_at
         if self._replica_id >= 0 and partition is not None and not part.has_news:
-            partition.asked_again(self._replica_id, self.used_ms)
+            partition.asked_again(self._replica_id, self.used_ms, self._replica_epoch)
 
-    def read_as(self, replica_id: i32, isolation: i32, version: i16) -> None:
+    def read_as(self, replica_id: i32, replica_epoch: i64, isolation: i32, version: i16) -> None:
         """Whoever reads now reads in this way. In another one all that was told counts no more."""
-        if self._replica_id == replica_id and self._isolation == isolation and self._version == version:
+        if (
+            self._replica_id == replica_id
+            and self._replica_epoch == replica_epoch
+            and self._isolation == isolation
+            and self._version == version
+        ):
             return
         for part in self.parts.values():
             self.add_news(part)
             part.leave()
         self._replica_id = replica_id
+        self._replica_epoch = replica_epoch
         self._isolation = isolation
         self._version = version
 
@@ -329,6 +336,7 @@ class FetchSessions:
         forgotten: list[FetchPart],
         by_id: bool,
         replica_id: i32,
+        replica_epoch: i64,
         isolation: i32,
         version: i16,
     ) -> Attachment:
@@ -340,7 +348,7 @@ class FetchSessions:
                 return Attachment(None, 0)
             made = self.make(wanted, by_id)
             if made is not None:
-                made.read_as(replica_id, isolation, version)
+                made.read_as(replica_id, replica_epoch, isolation, version)
             return Attachment(made, 0)
         session = self.sessions.get(int(session_id))
         if session is None:
@@ -352,7 +360,7 @@ class FetchSessions:
             return Attachment(None, TOPIC_ID_ERROR)
         session.epoch = 1 if epoch == 0x7FFFFFFF else epoch + 1
         session.incremental = True
-        session.read_as(replica_id, isolation, version)
+        session.read_as(replica_id, replica_epoch, isolation, version)
         before: i64 = len(session.parts)
         session.update(wanted, forgotten)
         session.used_ms = self.clock.wall_ms()

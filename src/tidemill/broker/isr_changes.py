@@ -10,7 +10,7 @@ from tidemill.broker.broker import Broker
 from tidemill.broker.carrying_out import state_of
 from tidemill.broker.controller_link import ControllerLink
 from tidemill.controller.failover import Failover, WantedIsr
-from tidemill.controller.isr import ANY_EPOCH, IsrChange
+from tidemill.controller.isr import IsrChange
 from tidemill.coordination.port import StoreError
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.replication.manager import PartitionState
@@ -46,8 +46,21 @@ PARTITIONS_MAX = 1000
 class _Wanted:
     """What one partition asks for."""
 
-    def __init__(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
+    def __init__(
+        self, partition: Partition, isr: tuple[int, ...], partition_epoch: int, own_epoch: int
+    ) -> None:
         self.partition = partition
+        replication = partition.replication
+        # As they are known now: who is started anew meanwhile is not the one that is meant.
+        self.members = [
+            (
+                broker,
+                own_epoch
+                if replication is None or broker == replication.leader
+                else int(replication.epoch_of(broker)),
+            )
+            for broker in isr
+        ]
         self.key = (partition.log.topic_id, int(partition.index))
         self.leader_epoch = int(partition.leader_epoch)
         self.partition_epoch = partition_epoch
@@ -82,7 +95,7 @@ class IsrChanges:
 
     def want(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
         """Asks for ``isr`` over the state of that epoch."""
-        one = _Wanted(partition, isr, partition_epoch)
+        one = _Wanted(partition, isr, partition_epoch, self._epoch())
         self._wanted[one.key] = one
         if self._task is None and not self._stopped:
             self._task = asyncio.get_running_loop().create_task(self._run())
@@ -120,6 +133,10 @@ class IsrChanges:
                 rest_s = min(2 * rest_s, RETRY_S_MAX)
             else:
                 rest_s = RETRY_S
+                if any(_is_ineligible(result) for result in results):
+                    # The next fetch brings it up again: a broker that the controller has yet to hear of, or
+                    # that is yet to fetch, is not to keep both busy until then.
+                    await asyncio.sleep(RETRY_S)
         self._task = None
 
     def _take(self, one: _Wanted, result: PartitionState | KafkaError) -> None:
@@ -164,7 +181,9 @@ class IsrChanges:
                 AlterPartitionRequestPartitionData(
                     partition_index=one.key[1],
                     leader_epoch=one.leader_epoch,
-                    new_isr_with_epochs=[BrokerState(broker_id=broker) for broker in one.isr],
+                    new_isr_with_epochs=[
+                        BrokerState(broker_id=broker, broker_epoch=epoch) for broker, epoch in one.members
+                    ],
                     partition_epoch=one.partition_epoch,
                 )
             )
@@ -181,7 +200,7 @@ class IsrChanges:
                     self._broker.node_id,
                     one.leader_epoch,
                     one.partition_epoch,
-                    [(broker, ANY_EPOCH) for broker in one.isr],
+                    one.members,
                     self._epoch(),
                 ),
             )
@@ -192,6 +211,10 @@ class IsrChanges:
         except StoreError as problem:
             raise KafkaError(str(problem), ErrorCode.NOT_CONTROLLER) from None
         return [one if isinstance(one, KafkaError) else state_of(one) for one in results]
+
+
+def _is_ineligible(result: PartitionState | KafkaError) -> bool:
+    return isinstance(result, KafkaError) and result.code == ErrorCode.INELIGIBLE_REPLICA
 
 
 def _results(asked: Sequence[_Wanted], answer: AlterPartitionResponse) -> list[PartitionState | KafkaError]:

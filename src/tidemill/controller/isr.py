@@ -1,6 +1,10 @@
 """Decisions about in-sync sets: whether the one that a leader asks for may be.
 
-No input or output here; see :mod:`tidemill.controller.topics`. Source: KIP-497, KIP-841 (AlterPartition).
+Members are named with the epochs of their registrations as the leader heard them with the fetches by which it
+judges. Who was started again since, perhaps on an empty disk, is another one, and has to fetch first.
+
+No input or output here; see :mod:`tidemill.controller.topics`. Source: KIP-497, KIP-841, KIP-903
+(AlterPartition).
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from tidemill.coordination.image import ClusterImage, PartitionImage
 from tidemill.model.errors import ErrorCode, KafkaError
 
 ANY_EPOCH = -1
-"""A leader that does not know the registration of a member."""
+"""Of a member that has not fetched yet from this leader, or by a version that knows no epochs."""
 
 
 class IsrChange(NamedTuple):
@@ -38,7 +42,7 @@ def plan_isr_change(
     present state, STALE_BROKER_EPOCH for one that has registered anew since it asked (it leads as if it had
     not), NOT_CONTROLLER where it knows a later one than this controller, INVALID_REQUEST for a set that
     cannot be, INELIGIBLE_REPLICA for a member that does not live, or was started again meanwhile, or
-    (new in the set) is ``stopping``.
+    (new in the set) is ``stopping`` or has no disk for it.
     """
     number = partition.partition
     _check_epoch(f"partition {number}: leader epoch", change.leader_epoch, partition.leader_epoch, _FENCED)
@@ -61,19 +65,28 @@ def plan_isr_change(
     )
     _check_members(number, partition, isr)
     for broker, epoch in change.isr:
-        registered = image.brokers.get(broker)
-        if registered is None or epoch not in (ANY_EPOCH, registered.epoch):
-            known = "is not there" if registered is None else f"has epoch {registered.epoch}, not {epoch}"
-            raise KafkaError(
-                f"partition {number}: broker {broker} {known}, and cannot be in sync",
-                ErrorCode.INELIGIBLE_REPLICA,
-            )
-        if broker in stopping and broker not in partition.isr:
-            raise KafkaError(
-                f"partition {number}: broker {broker} is about to stop, and does not get in sync again",
-                ErrorCode.INELIGIBLE_REPLICA,
-            )
+        reason = _ineligible(image, partition, broker, epoch, stopping)
+        if reason:
+            raise KafkaError(f"partition {number}: broker {broker} {reason}", ErrorCode.INELIGIBLE_REPLICA)
     return partition.with_state(partition.leader, isr, is_new_epoch=False)
+
+
+def _ineligible(
+    image: ClusterImage, partition: PartitionImage, broker: int, epoch: int, stopping: frozenset[int]
+) -> str:
+    """Why the broker that registered with ``epoch`` cannot be in the set; empty when it can."""
+    registered = image.brokers.get(broker)
+    if registered is None:
+        return "is not there, and cannot be in sync"
+    if epoch not in (ANY_EPOCH, registered.epoch):
+        return f"has epoch {registered.epoch}, not {epoch}, and cannot be in sync"
+    if broker in partition.isr:
+        return ""
+    if broker in stopping:
+        return "is about to stop, and does not get in sync again"
+    if broker in partition.offline:
+        return "cannot read or write its replica, and does not get in sync before it is started again"
+    return ""
 
 
 _FENCED = ErrorCode.FENCED_LEADER_EPOCH

@@ -50,6 +50,8 @@ class PartitionEvents:
 
 WHOLE: Final[i64] = -1
 """As an end: that of the data."""
+NO_EPOCH: Final[i64] = -1
+"""Of a follower that tells no epoch of its registration (Fetch before version 15)."""
 WRITE_BACK_BYTES: Final = 16 * 1024 * 1024
 """So much is appended to a partition before its writing to the disk is begun."""
 
@@ -266,11 +268,16 @@ class Partition(Readable):
 
     # Followers.
 
-    def fetched_by(self, broker: i32, offset: i64, start_offset: i64, now_ms: i64) -> bool:
-        """A follower asks for what comes at ``offset``, so it has the rest. False: it has no replica here."""
+    def fetched_by(
+        self, broker: i32, offset: i64, start_offset: i64, now_ms: i64, epoch: i64 = NO_EPOCH
+    ) -> bool:
+        """A follower, registered with ``epoch``, asks for what comes at ``offset``, so it has the rest.
+
+        False: it has no replica here, or has registered anew since it asked.
+        """
         replication = self.replication
         if replication is None or not replication.fetched(
-            broker, offset, start_offset, self.log.end_offset, now_ms
+            broker, offset, start_offset, self.log.end_offset, now_ms, epoch
         ):
             return False
         if not self._alone:
@@ -281,11 +288,11 @@ class Partition(Readable):
             self._want_isr(replication, replication.with_joined(broker))
         return True
 
-    def asked_again(self, broker: i32, now_ms: i64) -> None:
+    def asked_again(self, broker: i32, now_ms: i64, epoch: i64 = NO_EPOCH) -> None:
         """A follower that had everything asked from the same offset again, last at ``now_ms``."""
         replication = self.replication
         if replication is not None:
-            replication.asked_again(broker, now_ms)
+            replication.asked_again(broker, now_ms, epoch)
 
     def follower_gone(self, broker: i32, now_ms: i64) -> None:
         """A broker has ended: had it been about to come into the in-sync set, it is not waited for."""

@@ -5,7 +5,12 @@ A follower tells how far it has the log by the offset that it fetches from. From
 Nothing here reads a clock, sends or stores: a change of the in-sync set counts only once the controller has
 written it, and until then the high watermark waits for the members of both sets.
 
-Source: Apache Kafka, ``kafka.cluster.Partition`` and ``Replica``; KIP-497 for changes in flight.
+A broker that was started again may have less than it told before. So followers tell the epoch of their
+registration with each fetch, and who asks for a set names its members with them: what a former life of a
+broker had makes it no member.
+
+Source: Apache Kafka, ``kafka.cluster.Partition`` and ``Replica``; KIP-497 for changes in flight, KIP-903 for
+epochs of registrations.
 """
 
 from __future__ import annotations
@@ -22,6 +27,8 @@ class Follower:
 
     def __init__(self, broker_id: i32) -> None:
         self.broker_id: i32 = broker_id
+        self.epoch: i64 = UNKNOWN
+        """Of the registration in which it fetched last; -1 before that, and where it tells none."""
         self.end_offset: i64 = UNKNOWN
         """It has everything below; -1 before its first fetch in this epoch."""
         self.start_offset: i64 = UNKNOWN
@@ -113,19 +120,33 @@ class Replicas:
         self.pending = ()
         self.partition_epoch = partition_epoch
 
-    def fetched(self, broker: i32, offset: i64, start_offset: i64, leader_end: i64, now_ms: i64) -> bool:
-        """Notes a fetch; whether ``broker`` is a follower here."""
+    def fetched(
+        self, broker: i32, offset: i64, start_offset: i64, leader_end: i64, now_ms: i64, epoch: i64 = UNKNOWN
+    ) -> bool:
+        """Notes a fetch; whether ``broker`` is a follower here, and is not known by a later ``epoch``.
+
+        An epoch of -1 is not held against others, as in Apache Kafka: older followers tell none.
+        """
         follower = self.followers.get(int(broker))
-        if follower is None:
+        if follower is None or 0 <= epoch < follower.epoch:
             return False
+        if 0 <= follower.epoch < epoch and int(broker) not in self.isr:
+            # Started anew, it is as far as it says now: nobody waits for it as for one that was caught up.
+            follower.forget()
+        follower.epoch = epoch
         follower.fetched(offset, start_offset, leader_end, now_ms)
         return True
 
-    def asked_again(self, broker: i32, now_ms: i64) -> None:
+    def asked_again(self, broker: i32, now_ms: i64, epoch: i64 = UNKNOWN) -> None:
         """Notes that ``broker`` fetched from where it did before, last at ``now_ms``."""
         follower = self.followers.get(int(broker))
-        if follower is not None:
+        if follower is not None and not 0 <= epoch < follower.epoch:
             follower.asked_again(now_ms)
+
+    def epoch_of(self, broker: i32) -> i64:
+        """Of the registration in which a follower fetched last; -1 where that is not known."""
+        follower = self.followers.get(int(broker))
+        return UNKNOWN if follower is None else follower.epoch
 
     def gone(self, broker: i32) -> bool:
         """The broker is not there any more; whether that ends the waiting for it.

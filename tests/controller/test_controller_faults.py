@@ -29,17 +29,16 @@ from tidemill.coordination.port import Create, Delete, Operation, Result, SetDat
 from tidemill.model.errors import ErrorCode, KafkaError
 
 
-def lose_answers(setting: Setting, monkeypatch: pytest.MonkeyPatch, count: int = 1) -> None:
-    """The next ``count`` writes are made, and not answered."""
+def lose_answer(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, problem: type[BaseException] = StoreUnavailable
+) -> None:
+    """The next write is made, and not answered."""
     transact = setting.store.transact
-    left = [count]
 
     async def lost(operations: Sequence[Operation]) -> list[Result]:
-        results = await transact(operations)
-        if left[0] > 0:
-            left[0] -= 1
-            raise StoreUnavailable("the connection broke")
-        return results
+        monkeypatch.setattr(setting.store, "transact", transact)
+        await transact(operations)
+        raise problem("the connection broke")
 
     monkeypatch.setattr(setting.store, "transact", lost)
 
@@ -66,7 +65,7 @@ def test_what_a_lost_answer_left_is_told_though_the_first_to_tell_of_it_fails(
 ) -> None:
     async def story() -> None:
         async with started(tmp_path) as setting:
-            lose_answers(setting, monkeypatch)
+            lose_answer(setting, monkeypatch)
             assert await create(setting, "a") is not None
             publish, broken = setting.publish, [True]
 
@@ -85,13 +84,27 @@ def test_what_a_lost_answer_left_is_told_though_the_first_to_tell_of_it_fails(
     asyncio.run(story())
 
 
+def test_what_was_written_for_somebody_who_was_broken_off_is_told_with_the_next_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with started(tmp_path) as setting:
+            lose_answer(setting, monkeypatch, asyncio.CancelledError)
+            with pytest.raises(asyncio.CancelledError):
+                await create(setting, "a")
+            assert await create(setting, "b") is None
+            assert created(setting.deltas) == ["a", "b"]
+
+    asyncio.run(story())
+
+
 def test_a_deletion_whose_beginning_was_not_answered_goes_on_with_the_next_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
         async with started(tmp_path) as setting:
             assert await create(setting, "a") is None
-            lose_answers(setting, monkeypatch)
+            lose_answer(setting, monkeypatch)
             (outcome,) = await setting.controller.delete_topics(["a"])
             assert outcome.error is not None
             assert await setting.store.exists(DeleteTopicNode.path("a"))
@@ -126,7 +139,7 @@ def test_records_of_a_topic_whose_nodes_somebody_removed_stay(
             assert await create(setting, "a") is None
             nodes = await subtree(setting.store, TopicNode.path("a"))
             await setting.store.transact([Delete(path) for path in reversed(nodes)])
-            lose_answers(setting, monkeypatch)
+            lose_answer(setting, monkeypatch)
             assert await create(setting, "b") is not None
             setting.deltas.clear()
             assert await create(setting, "c") is None
@@ -165,7 +178,7 @@ def test_what_is_read_when_another_controller_has_come_is_not_told_under_its_epo
 ) -> None:
     async def story() -> None:
         async with started(tmp_path) as setting:
-            lose_answers(setting, monkeypatch)
+            lose_answer(setting, monkeypatch)
             assert await create(setting, "a") is not None
             await another_controller(setting)
             with pytest.raises(KafkaError) as raised:
@@ -209,7 +222,7 @@ def test_replicas_that_cannot_be_read_stay_so_when_the_store_is_read_again(
             controller = setting.controller
             await Failover(controller).replicas_failed(0, [(controller.image.topics["a"].topic_id, 0)])
             assert controller.image.topics["a"].partitions[0].leader == -1
-            lose_answers(setting, monkeypatch)
+            lose_answer(setting, monkeypatch)
             assert await create(setting, "b") is not None
             assert await create(setting, "c") is None
             (partition,) = controller.image.topics["a"].partitions

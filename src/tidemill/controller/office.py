@@ -98,7 +98,7 @@ class Office:
         self.unclean_elections = 0
         """Leaders that this controller chose since the start, and those of them that were not in sync."""
         self._is_stale = False
-        """A write failed: what the store holds may be something else than the image."""
+        """A write failed or was broken off: what the store holds may be something else than the image."""
 
     @property
     def image(self) -> ClusterImage:
@@ -381,7 +381,8 @@ class Office:
         """Writes as the controller, all or nothing. Raises StoreError."""
         try:
             await self.store.transact([fence(self._epoch_version), *operations])
-        except StoreError as error:
+        except BaseException as error:
+            # Also of who is broken off it is not known whether it was done.
             self._is_stale = True
             if isinstance(error, BadVersion) and error.path == CONTROLLER_EPOCH:
                 self.resign()

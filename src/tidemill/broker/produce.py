@@ -17,6 +17,7 @@ from tidemill.broker.produce_codec import (
     decode,
     encode,
 )
+from tidemill.broker.refusals import PASSING, Refusals
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError, ProtocolError
 from tidemill.model.ports import Clock
 from tidemill.net.connection import Connection, Reply
@@ -81,6 +82,10 @@ class ProduceRequest(ProduceFields):
                 part.fail(error)
             elif not partition.is_committed(part.end_offset):
                 rest.append(part)
+            elif self.acks == -1:
+                short = partition.commit_error()
+                if short is not None:
+                    part.fail(short)
         self.waiting_for = rest
         if not rest:
             self.finish()
@@ -128,6 +133,7 @@ class ProducePath:
         """Called with a request that holds a batch too costly for the loop, after ``reply`` was set."""
         self.memory = memory
         self.errors: dict[int, int] = {}
+        self.refusals = Refusals()
         self.congested = False
         self.held_back: list[ProduceRequest] = []
 
@@ -229,7 +235,21 @@ class ProducePath:
                         part.batch = validate(part.batch, partition.limits, now_ms)
                 except KafkaError as error:
                     part.fail(error)
+                    self.note_refused(request, part, error, now_ms)
         return quick
+
+    def note_refused(
+        self, request: ProduceRequest, part: ProducePart, error: KafkaError, now_ms: i64
+    ) -> None:
+        """The batches behind this one, which may be here already, must not be stored before it."""
+        batch = part.batch
+        if batch is None and request.version >= CURRENT_FORMAT and error.code in PASSING:
+            try:
+                batch = only_batch(request.data, part.start, part.end)
+            except KafkaError:
+                return
+        if batch is not None:
+            self.refusals.note(part.topic, part.index, batch, error, now_ms)
 
     def prepare_other(
         self, request: ProduceRequest, part: ProducePart, partition: Partition, now_ms: i64
@@ -312,11 +332,14 @@ class ProducePath:
             raise RuntimeError("a part without a batch was to be appended")
         try:
             if batch is not None:
+                if self.refusals.noted:
+                    self.refusals.check(part.topic, part.index, batch, partition.log.producer_state, now_ms)
                 result = partition.append([batch], request.acks, now_ms)
             elif messages is not None:
                 result = partition.append_messages(messages, request.acks, now_ms)
         except KafkaError as error:
             part.fail(error)
+            self.note_refused(request, part, error, now_ms)
             if error.code == ErrorCode.KAFKA_STORAGE_ERROR:
                 partition.events.storage_trouble(partition, error)
             return

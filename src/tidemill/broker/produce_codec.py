@@ -55,7 +55,9 @@ TEXT_CHARACTERS_MAX: Final = 1000
 class ProducePart:
     """One partition's records of a request, and what became of them."""
 
-    def __init__(self, index: i32, start: i64, end: i64) -> None:
+    def __init__(self, topic: bytes, index: i32, start: i64, end: i64) -> None:
+        self.topic = topic
+        """As the client names it."""
         self.index: i32 = index
         self.start: i64 = start
         self.end: i64 = end
@@ -151,7 +153,7 @@ def decode_parts(
         length, position = read_length(data, position + 4, end, flexible, True)
         if length < 0:
             length = 0
-        topic.parts.append(ProducePart(index, position, position + length))
+        topic.parts.append(ProducePart(topic.key, index, position, position + length))
         position += length
         if flexible:
             position = skip_tag_section(data, position, end)

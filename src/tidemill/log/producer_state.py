@@ -182,8 +182,7 @@ class ProducerState:
                     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
                 )
             return None
-        last: i64 = entry.last_sequence
-        expected: i64 = last + 1 if last < SEQUENCE_MAX else 0
+        expected: i64 = self.next_sequence(batch.producer_id, epoch)
         if first != expected and entry.epoch != NO_EPOCH:
             raise KafkaError(
                 f"producer {batch.producer_id} (epoch {epoch}) of {self.name} sent sequence {first}, "
@@ -191,6 +190,16 @@ class ProducerState:
                 ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
             )
         return None
+
+    def next_sequence(self, producer_id: i64, epoch: i64) -> i64:
+        """The sequence with which a producer's next batch has to begin; -1 when any will do."""
+        entry = self.entries.get(producer_id)
+        if entry is None or entry.epoch == NO_EPOCH:
+            return NO_SEQUENCE
+        if epoch > entry.epoch:
+            return 0
+        last: i64 = entry.last_sequence
+        return last + 1 if last < SEQUENCE_MAX else 0
 
     def note(
         self,

@@ -207,6 +207,16 @@ class Partition(Readable):
                 ErrorCode.NOT_ENOUGH_REPLICAS,
             )
 
+    def commit_error(self) -> KafkaError | None:
+        """NOT_ENOUGH_REPLICAS_AFTER_APPEND when the in-sync set has shrunk too far since the append."""
+        if len(self.isr) >= self.min_insync_replicas:
+            return None
+        return KafkaError(
+            f"{self.topic}-{self.index} has it, but only {len(self.isr)} in-sync replicas are left,"
+            f" min.insync.replicas is {self.min_insync_replicas}",
+            ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        )
+
     def _appended(self, size: i64) -> None:
         """Counts what was appended, and commits it where this broker is the only one in sync."""
         self.bytes_in += size

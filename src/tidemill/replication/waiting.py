@@ -39,8 +39,8 @@ class CommitCallback(AppendWaiter):
         self.call = call
 
     def on_committed(self, partition: Awaited) -> None:
-        """The offset is committed."""
-        self.call(None)
+        """The offset is committed, if not by as many as it takes."""
+        self.call(partition.commit_error())
 
     def on_append_failed(self, partition: Awaited, error: KafkaError) -> None:
         """It will not be."""
@@ -86,6 +86,10 @@ class Awaited:
     def is_committed(self, end_offset: i64) -> bool:
         """Whether everything below ``end_offset`` is committed."""
         return self.high_watermark >= end_offset
+
+    def commit_error(self) -> KafkaError | None:
+        """What those with ``acks=all`` are told once all in sync have it; None when these are enough."""
+        return None
 
     def wait_committed(self, end_offset: i64, waiter: AppendWaiter) -> None:
         """Calls ``waiter`` once everything below ``end_offset`` is committed."""

@@ -126,7 +126,7 @@ def test_a_partition_goes_on_when_its_flush_is_done(stage: Stage) -> None:
     stage.bench.until(lambda: len(stage.logs.events.flushes) == 1)
     assert client.is_silent()
     partition.log.flush(0)
-    partition.flushed(1)
+    partition.flushed(1, 0)
     assert client.produced(9)[0].error_code == 0
 
 

@@ -27,7 +27,7 @@ class Quiet(PartitionEvents):
         if not partition.log.needs_flush:
             # It was cut, and nothing else waits for the disk.
             partition.log.flush(0)
-            partition.flushed(int(partition.log.end_offset))
+            partition.flushed(int(partition.log.end_offset), 0)
 
     def write_back_wanted(self, partition: Partition) -> None:
         pass

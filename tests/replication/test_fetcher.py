@@ -400,7 +400,7 @@ def test_what_a_follower_counts_as_its_own_is_on_its_disk() -> None:
     assert partition.log.end_offset == 1
     assert pair.fetcher.request(0) is None
     partition.log.flush(0)
-    partition.flushed(1)
+    partition.flushed(1, 0)
     pair.round()
     assert pair.leader.asked[-1] == {0: 1}
 
@@ -415,7 +415,7 @@ def test_others_are_asked_for_shortly_while_one_waits_for_its_flush() -> None:
     assert request is not None
     assert request.max_wait_ms == FLUSH_LOOK_MS
     pair.two.partitions[0].log.flush(0)
-    pair.two.partitions[0].flushed(1)
+    pair.two.partitions[0].flushed(1, 0)
     pair.fetcher.lost()
     request = pair.fetcher.request(0)
     assert request is not None

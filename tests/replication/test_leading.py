@@ -237,15 +237,27 @@ def test_a_leader_counts_what_it_has_on_its_disk() -> None:
     assert partition.high_watermark == 0
     assert broker.events.flushes == [partition]
     partition.log.flush(0)
-    partition.flushed(1)
+    partition.flushed(1, 1)
     assert partition.high_watermark == 1
+
+
+def test_after_a_flush_nobody_is_waited_for_who_was_caught_up_too_long_ago() -> None:
+    broker, partition = led((1, 2), LogConfig(flush_messages=1))
+    partition.fetched_by(3, 0, 0, 1)
+    partition.isr_refused(1)
+    broker.write(0, b"a")
+    outcomes = wait(partition, 1)
+    partition.fetched_by(2, 1, 0, 1 + LAG_MS + 1)
+    partition.log.flush(0)
+    partition.flushed(1, 1 + LAG_MS + 1)
+    assert outcomes == [None]
 
 
 def test_what_was_on_its_disk_before_a_cut_does_not_count_after_it() -> None:
     broker, partition = led((1, 2), LogConfig(flush_messages=1))
     broker.write(0, b"a", b"b")
     partition.log.flush(0)
-    partition.flushed(2)
+    partition.flushed(2, 0)
     partition.become(2, 6, ALL, (1, 2))
     partition.truncate_to(0, 0)
     partition.become(1, 7, ALL, (1, 2), 8, 0)

@@ -52,7 +52,7 @@ class Flushing:
                 log.error("%s could not be flushed; it is tried again: %s", one.topic_partition, problem)
                 await asyncio.sleep(FLUSH_AGAIN_S)
             else:
-                partition.flushed(end_offset)
+                partition.flushed(end_offset, self._replicas.clock.wall_ms())
                 return
 
     async def _sync(self, one: Log) -> int:

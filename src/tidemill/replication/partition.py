@@ -247,7 +247,7 @@ class Partition(Readable):
             self._flushing = True
             self.events.flush_wanted(self)
 
-    def flushed(self, end_offset: i64) -> None:
+    def flushed(self, end_offset: i64, now_ms: i64) -> None:
         """The log is on the disk up to ``end_offset``; what came meanwhile wants the next flush."""
         self._flushing = False
         self._flushed_end = end_offset
@@ -256,7 +256,7 @@ class Partition(Readable):
             self._unflushed_bytes = 0
             self._advance(end_offset, added)
         else:
-            self._commit(0)
+            self._commit(now_ms)
         if self.log.needs_flush:
             self._want_flush()
         elif self._alone and self.high_watermark < self.log.end_offset:

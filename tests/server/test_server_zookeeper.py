@@ -167,6 +167,20 @@ def test_records_are_served_while_zookeeper_is_away() -> None:
             producer.send("t", b"after").result(WAIT_S)
 
 
+def test_new_producers_get_ids_while_zookeeper_is_away() -> None:
+    with ZooKeeper() as server, Broker(settings(server.address)) as broker:
+        with Admin(broker.bootstrap) as admin:
+            admin.create_topic("t", 1)
+        client = KazooClient(server.address)
+        client.start()
+        asyncio.run(until(lambda: b"block_end" in client.get("/latest_producer_id_block")[0]))
+        client.stop()
+        client.close()
+        server.kill()
+        with Producer(broker.bootstrap, enable_idempotence=True) as producer:
+            assert producer.send("t", b"first").result(WAIT_S).offset == 0
+
+
 def test_a_second_broker_of_an_id_is_refused_with_the_next_step(address: str, tmp_path: Path) -> None:
     with Broker({**settings(address), "broker.id": 4}):
         line = refused(address, tmp_path, "zookeeper.session.timeout.ms=800", "broker.id=4")

@@ -64,6 +64,7 @@ FLUSH_CHECK_S = 1.0
 GROUPS_LOAD_S = 0.2
 """How long the first clients wait for groups to be read. Then they are told COORDINATOR_LOAD_IN_PROGRESS,
 which some administration clients give to their users as an error."""
+PRODUCER_IDS_CHECK_S = 5.0
 REMOVAL_CHECK_S = 1.0
 REQUEST_BYTES_LEAST = 64 * 1024 * 1024
 REQUEST_MEMORY_SHARE = 4
@@ -321,6 +322,8 @@ class BrokerServer:
         self._every(watermark_s, watermark_s, partitions.checkpoints.high_watermarks)
         recovery_s = config.int("log.flush.offset.checkpoint.interval.ms") / 1000
         self._every(recovery_s, recovery_s, partitions.checkpoints.recovery_points)
+        if config.store() == "zookeeper":
+            self._every(0, PRODUCER_IDS_CHECK_S, self.broker.producer_ids.prepare)
         if config.bool("log.cleaner.enable"):
             self._upkeep.append(self.loop.create_task(self.compaction.run()))
         starts_s = config.int("log.flush.start.offset.checkpoint.interval.ms") / 1000

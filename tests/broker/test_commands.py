@@ -48,10 +48,12 @@ class Settings:
 
     def __init__(self) -> None:
         self.topics: dict[str, dict[str, str]] = {}
+        self.spoilt: dict[str, bytes] = {}
 
     async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
         names = [path.rpartition("/")[2] for path in paths]
-        return [Node(ConfigNode.encode(self.topics.get(name, {})), 0, 0, 0) for name in names]
+        data = [self.spoilt.get(name, ConfigNode.encode(self.topics.get(name, {}))) for name in names]
+        return [Node(one, 0, 0, 0) for one in data]
 
 
 class Commanded:
@@ -102,7 +104,9 @@ class Commanded:
         answer = await self.commands.leader_and_isr(request)
         assert answer.error_code == 0
 
-    async def tell(self, *topics: tuple[str, bytes, Sequence[int]], leader: int = NODE) -> None:
+    async def tell(
+        self, *topics: tuple[str, bytes, Sequence[int]], leader: int = NODE, whole: bool = False
+    ) -> None:
         states = [
             UpdateMetadataTopicState(
                 topic_name=name,
@@ -127,6 +131,7 @@ class Commanded:
             controller_id=CONTROLLER,
             controller_epoch=1,
             broker_epoch=10,
+            type=int(whole),
             topic_states=states,
             live_brokers=[],
         )
@@ -220,6 +225,40 @@ def test_settings_that_change_between_two_commands_hold() -> None:
         await commanded.tell(("t", FIRST, [0]))
         assert commanded.retention_ms("t") == 9000
         assert commanded.broker.metadata.topics["t"].config == {"retention.ms": "9000"}
+
+    commanded(story)
+
+
+def test_settings_that_cannot_be_read_keep_no_command_from_being_carried_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story(commanded: Commanded) -> None:
+        commanded.settings.spoilt["t"] = b"{"
+        commanded.settings.topics["u"] = {"retention.ms": "9000"}
+        missed: list[tuple[str, str]] = []
+        commanded.commands.settings_unreadable = lambda kind, name: missed.append((kind, name))
+        await commanded.lead("t", FIRST, 0)
+        await commanded.lead("u", SECOND, 0)
+        await commanded.tell(("t", FIRST, [0]), ("u", SECOND, [0]))
+        assert (commanded.retention_ms("t"), commanded.retention_ms("u")) == (-1, 9000)
+        assert missed == [("topics", "t")]
+        await commanded.commands.take_settings({("topics", "t"): {"retention.ms": "7000"}})
+        assert commanded.broker.metadata.topics["t"].config == {"retention.ms": "7000"}
+
+    commanded(story)
+    (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert record.getMessage().startswith("/config/topics/t holds '{', which cannot be read")
+
+
+def test_only_topics_that_are_said_to_be_deleted_are_forgotten() -> None:
+    async def story(commanded: Commanded) -> None:
+        deleted: list[str] = []
+        commanded.broker.metadata.on_change(lambda delta: deleted.extend(t.name for t in delta.deleted))
+        await commanded.tell(*((name, FIRST, [0]) for name in ("kept", "gone", "left-out", "anew")))
+        await commanded.tell(("gone", FIRST, [0]), leader=DURING_DELETION)
+        await commanded.tell(("kept", FIRST, [0]), ("anew", SECOND, [0]), whole=True)
+        assert deleted == ["gone", "anew"]
+        assert sorted(commanded.broker.metadata.topics) == ["anew", "kept"]
 
     commanded(story)
 

@@ -14,7 +14,7 @@ from tidemill.broker.settings_watch import SettingsWatch
 from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.image import ClusterImage, TopicImage
 from tidemill.coordination.nodes import PERSISTENT_PATHS, ConfigChangeNode, ConfigNode
-from tidemill.coordination.port import Create, ensure_paths
+from tidemill.coordination.port import Create, SetData, ensure_paths
 
 ROOM_S = 10.0
 
@@ -65,7 +65,21 @@ def test_settings_that_make_no_sense_keep_no_others_from_taking_effect(
     assert any("/config/topics/odd holds '{'" in record.getMessage() for record in caplog.records)
 
 
-def follow(directory: Path, *written: Create) -> dict[tuple[str, str], Mapping[str, str]]:
+def test_settings_that_could_not_be_read_are_taken_once_they_can_without_a_note(tmp_path: Path) -> None:
+    told = follow(
+        tmp_path,
+        Create(ConfigNode.path("topics", "odd"), b"{"),
+        Create(ConfigNode.path("topics", "t"), ConfigNode.encode({"retention.ms": "9"})),
+        Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", "odd"), sequential=True),
+        Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", "t"), sequential=True),
+        mended=SetData(ConfigNode.path("topics", "odd"), ConfigNode.encode({"retention.ms": "8"})),
+    )
+    assert told == {("topics", "odd"): {"retention.ms": "8"}}
+
+
+def follow(
+    directory: Path, *written: Create, mended: SetData | None = None
+) -> dict[tuple[str, str], Mapping[str, str]]:
     """What a broker that watches hears of what is written, all at once, after it began."""
 
     async def story() -> dict[tuple[str, str], Mapping[str, str]]:
@@ -87,6 +101,14 @@ def follow(directory: Path, *written: Create) -> dict[tuple[str, str], Mapping[s
             taken.changed.clear()
             await store.transact(list(written))
             await asyncio.wait_for(taken.changed.wait(), ROOM_S)
+            if mended is not None:
+                taken.settings.clear()
+                taken.changed.clear()
+                await store.transact([mended])
+                async with asyncio.timeout(ROOM_S):
+                    while not taken.settings:
+                        taken.changed.clear()
+                        await taken.changed.wait()
             return taken.settings
         finally:
             await watch.stop()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.controller.elections import elect, plan_takeover
-from tidemill.controller.names import TakenNames, name_problem
+from tidemill.controller.names import TakenNames
 from tidemill.controller.placement import alternate_racks, place_replicas
 from tidemill.controller.topics import (
     PARTITIONS_PER_REQUEST_MAX,
@@ -26,6 +26,7 @@ from tidemill.coordination.nodes import BrokerRegistration, Endpoint
 from tidemill.coordination.port import Create, SetData
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.topic_names import name_problem
 from tidemill.model.types import ZERO_ID
 
 TOPIC_ID = bytes(range(16))

@@ -10,6 +10,7 @@ from tidemill.broker.broker import Broker
 from tidemill.broker.context import RequestContext
 from tidemill.broker.log_configs import log_config
 from tidemill.broker.metadata import Delta, PartitionImage, TopicImage
+from tidemill.coordination.image import TOPIC
 from tidemill.log.errors import failure_of
 from tidemill.model.errors import KafkaError
 from tidemill.model.ports import Clock
@@ -65,11 +66,11 @@ class CarryingOut:
                 await self._put(delta, topic, changed_partitions(old, topic), turn)
                 await self._let_go(delta, old, topic)
             if not delta.before.brokers:
-                self._tell_strays(delta.image.deleting)
+                self._tell_strays({*delta.image.deleting, *delta.image.unreadable_of(TOPIC)})
             await self._broker.metadata.publish(delta)
             self.heard.set()
 
-    def _tell_strays(self, deleting: Container[str] = ()) -> None:
+    def _tell_strays(self, others: Container[str] = ()) -> None:
         """Tells of logs of partitions that this broker has no replica of, now that it knows of all.
 
         It keeps them, as Apache Kafka's brokers on ZooKeeper do: what somebody removed by mistake is there.
@@ -78,12 +79,13 @@ class CarryingOut:
         strays = [
             one.directory
             for key, one in self._broker.logs.logs.items()
-            if key.topic not in deleting and partitions.find(key.topic, key.partition) is None
+            if key.topic not in others and partitions.find(key.topic, key.partition) is None
         ]
         if strays:
             log.warning(
                 "%d partitions lie here that this broker has no replica of, %s for instance: they were moved "
-                "away or deleted while it was away. They stay until somebody removes their directories",
+                "away or deleted while it was away, or the controller cannot read their topic's nodes, which "
+                "it says. They stay until somebody removes their directories",
                 len(strays),
                 strays[0],
             )

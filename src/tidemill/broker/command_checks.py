@@ -5,9 +5,9 @@ A name becomes a directory, and a number the length of a list.
 
 from __future__ import annotations
 
-from tidemill.controller.names import name_problem
 from tidemill.coordination.image import ClusterImage
 from tidemill.model.errors import ProtocolError
+from tidemill.model.topic_names import name_problem
 from tidemill.wire.messages.leader_and_isr import LeaderAndIsrRequest
 from tidemill.wire.messages.update_metadata import UpdateMetadataRequest
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tidemill.broker.carrying_out import changed_partitions
-from tidemill.broker.commands import DURING_DELETION, SECURITY_PROTOCOLS, WHOLE_IMAGE
+from tidemill.broker.commands import DURING_DELETION, WHOLE_IMAGE
 from tidemill.coordination.image import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
+from tidemill.coordination.nodes import SECURITY_PROTOCOLS
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.leader_and_isr import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from tidemill.broker.broker import Broker
@@ -18,7 +18,9 @@ from tidemill.broker.carrying_out import CarryingOut, Turn
 from tidemill.broker.command_checks import check_metadata, check_replicas
 from tidemill.broker.log_configs import log_config
 from tidemill.broker.metadata import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
-from tidemill.coordination.nodes import BrokerRegistration, ConfigNode, Endpoint
+from tidemill.coordination.encoding import NodeFormatError
+from tidemill.coordination.nodes import SECURITY_PROTOCOLS, BrokerRegistration, ConfigNode, Endpoint
+from tidemill.model.configs import all_unreadable
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.replication.manager import PartitionState
 from tidemill.wire.messages.leader_and_isr import (
@@ -48,8 +50,6 @@ DURING_DELETION = -2
 WHOLE_IMAGE = 1
 Key = tuple[str, bytes]
 """A topic by name and id: another one of that name may have been there before, with settings of its own."""
-SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-"""By their numbers in UpdateMetadata."""
 
 
 class Commands(CarryingOut):
@@ -61,6 +61,8 @@ class Commands(CarryingOut):
         super().__init__(broker, removed, listener)
         self._settings: dict[Key, Mapping[str, str]] = {}
         """Settings of topics that the image does not have yet."""
+        self.settings_unreadable: Callable[[str, str], None] = lambda kind, name: None
+        """Called with kind and name where settings could not be read: they are to be read again."""
 
     def _refusal(self, request: Any) -> ErrorCode | None:
         if request.controller_epoch < self.controller_epoch:
@@ -151,6 +153,7 @@ class Commands(CarryingOut):
             check_metadata(request, metadata.image)
             await self._learn_settings([(one.topic_name, one.topic_id) for one in request.topic_states])
             delta = Delta.between(metadata.image, self._image_after(metadata.image, request))
+            delta.deleted = tuple(_told_deleted(delta, request))
             self._settings.clear()
             await metadata.publish(delta)
             self.heard.set()
@@ -193,7 +196,12 @@ class Commands(CarryingOut):
         paths = [ConfigNode.path("topics", name) for name, _ in new]
         nodes = await self._broker.store.get_many(paths) if paths else []
         for key, path, node in zip(new, paths, nodes, strict=True):
-            self._settings[key] = ConfigNode.decode(path, node.data) if node is not None else {}
+            try:
+                self._settings[key] = ConfigNode.decode(path, node.data) if node is not None else {}
+            except NodeFormatError as problem:
+                log.error("%s Until then the records of topic %s do not go by their age.", problem, key[0])
+                self._settings[key] = all_unreadable()
+                self.settings_unreadable("topics", key[0])
 
     def _settings_of(self, key: Key) -> Mapping[str, str]:
         known = self._known(key)
@@ -202,6 +210,22 @@ class Commands(CarryingOut):
     def _known(self, key: Key) -> TopicImage | None:
         known = self._broker.metadata.image.topics.get(key[0])
         return known if known is not None and known.topic_id == key[1] else None
+
+
+def _told_deleted(delta: Delta, request: UpdateMetadataRequest) -> Iterator[TopicImage]:
+    """Those that are gone for good: said to be so, or made anew.
+
+    Others are only not among all that a new controller tells of: it may not be able to read their nodes, and
+    what groups have read of them is not forgotten for that.
+    """
+    deleted = {
+        topic.topic_name
+        for topic in request.topic_states
+        if any(one.leader == DURING_DELETION for one in topic.partition_states)
+    }
+    for topic in delta.deleted:
+        if topic.name in deleted or topic.name in delta.image.topics:
+            yield topic
 
 
 def _state(one: LeaderAndIsrPartitionState) -> PartitionState:

@@ -13,8 +13,8 @@ from tidemill.broker.broker import Broker
 from tidemill.controller.watching import Watching
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.loading import load_settings
-from tidemill.coordination.nodes import CONFIG_CHANGES, ConfigChangeNode
-from tidemill.coordination.port import Delete, Node, NoNode
+from tidemill.coordination.nodes import CONFIG_CHANGES, ConfigChangeNode, ConfigNode
+from tidemill.coordination.port import Delete, Node, NoNode, Watch
 
 log = logging.getLogger("tidemill.broker")
 
@@ -32,6 +32,8 @@ class SettingsWatch:
         self._broker = broker
         self._seen: int | None = None
         self._watching = Watching(broker.store, {CONFIG_CHANGES: self._changed})
+        self._unreadable: dict[Entity, Watch | None] = {}
+        """What could not be read, and is watched until it can; None: not watched yet."""
 
     def start(self) -> None:
         """Begins to watch; what was written since this broker read the store is read again."""
@@ -42,9 +44,17 @@ class SettingsWatch:
         self._seen = None
         self._watching.want([CONFIG_CHANGES])
 
+    def unreadable(self, kind: str, name: str) -> None:
+        """Settings could not be read: they are read again once somebody has written them."""
+        self._unreadable.setdefault((kind, name), None)
+        self._watching.want([CONFIG_CHANGES])
+
     async def stop(self) -> None:
         """Watches no longer."""
         await self._watching.stopped()
+        for watch in self._unreadable.values():
+            if watch is not None:
+                watch.cancel()
 
     async def _changed(self) -> None:
         store = self._broker.store
@@ -56,6 +66,8 @@ class SettingsWatch:
             paths = [f"{CONFIG_CHANGES}/{notes[number]}" for number in sorted(notes) if number > self._seen]
             nodes = await store.get_many(paths)
             entities = dict.fromkeys(_told_of(node) for node in nodes if node is not None)
+        await self._watch_unreadable()
+        entities |= dict.fromkeys(self._unreadable)
         await self._take(await self._load([entity for entity in entities if entity[0] in KINDS]))
         self._seen = last
         if self._broker.controller.is_active and len(notes) > NOTES_KEPT:
@@ -73,7 +85,17 @@ class SettingsWatch:
                     settings |= await load_settings(store, [entity])
                 except NodeFormatError as problem:
                     log.error("settings stay as they were: %s", problem)
+                    if entity not in self._unreadable:
+                        self.unreadable(*entity)
             return settings
+
+    async def _watch_unreadable(self) -> None:
+        for entity, watch in list(self._unreadable.items()):
+            if watch is None:
+                path = ConfigNode.path(*entity)
+                self._unreadable[entity] = await self._broker.store.watch(
+                    path, lambda _: self._watching.want([CONFIG_CHANGES])
+                )
 
     def _all_entities(self) -> dict[Entity, None]:
         image = self._broker.metadata.image
@@ -82,6 +104,10 @@ class SettingsWatch:
         return entities | {("brokers", str(self._broker.node_id)): None}
 
     async def _take(self, settings: Mapping[Entity, Mapping[str, str]]) -> None:
+        for entity in settings:
+            mended = self._unreadable.pop(entity, None)
+            if mended is not None:
+                mended.cancel()
         if self._broker.controller.is_active:
             await self._broker.controller.take_settings(settings)
         else:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from tidemill.controller.elections import plan_takeover
 from tidemill.controller.shell import Controller
 from tidemill.coordination.encoding import NodeFormatError
-from tidemill.coordination.image import ClusterImage, TopicImage
+from tidemill.coordination.image import TOPIC, ClusterImage, TopicImage
 from tidemill.coordination.loading import load_topics
 from tidemill.coordination.nodes import DELETE_TOPICS, TOPICS, DeleteTopicNode, TopicNode
 from tidemill.coordination.port import Delete, Event, EventKind, StoreError, Watch
@@ -29,12 +29,17 @@ class Administering:
         self._look = look
         self._watches: dict[str, Watch] = {}
         self._touched: set[str] = set()
+        self._mending: dict[str, Watch] = {}
+        """By the path of a node that could not be read."""
 
     def stop(self) -> None:
         """Watches no topic any more."""
         for watch in self._watches.values():
             watch.cancel()
+        for watch in self._mending.values():
+            watch.cancel()
         self._watches.clear()
+        self._mending.clear()
         self._touched.clear()
 
     async def topics_changed(self) -> None:
@@ -56,18 +61,23 @@ class Administering:
                 except StoreError:
                     self._touched |= touched
                     raise
+            elif image.unreadable_of(TOPIC):
+                controller.note_unreadable(TOPIC, {})
+        await self._watch_unreadable()
 
     async def _take(self, image: ClusterImage, names: list[str]) -> None:
         controller = self._controller
-        found: dict[str, TopicImage] = {}
-        for name in await self._written(image, names):
-            try:
-                found.update(await load_topics(controller.store, [name]))
-            except NodeFormatError as problem:
-                logger.error("a topic is left alone: %s", problem)
+        unreadable: dict[str, NodeFormatError] = {}
+        found = await load_topics(controller.store, await self._written(image, names), unreadable)
+        for name in unreadable.keys() & image.topics.keys():
+            logger.error("%s Until then topic %s stays as it was.", unreadable.pop(name), name)
+        if image.unreadable_of(TOPIC).keys() & found.keys():
+            self._look(DELETE_TOPICS)  # Some may have been marked meanwhile.
         fresh = [
             topic for name, topic in found.items() if _is_news(image.topics.get(name), topic.node_version)
         ]
+        controller.note_unreadable(TOPIC, unreadable)
+        image = controller.image
         if not fresh:
             return
         logger.info("topics were written to the store: %s", ", ".join(topic.name for topic in fresh))
@@ -78,7 +88,8 @@ class Administering:
             image.brokers,
             {topic.name: topic for topic in fresh},
         )
-        plans = plan_takeover(only, (), controller.is_unclean, controller.stopping())
+        known_ids = controller.known_ids([topic.name for topic in fresh])
+        plans = plan_takeover(only, (), controller.is_unclean, controller.stopping(), known_ids)
         await controller.change(plans, image.with_topics(fresh))
 
     async def _written(self, image: ClusterImage, names: list[str]) -> list[str]:
@@ -110,6 +121,16 @@ class Administering:
         for name in set(self._watches) - names:
             self._watches.pop(name).cancel()
 
+    async def _watch_unreadable(self) -> None:
+        """Watches the nodes below topics that cannot be read, or their settings: for the day they can."""
+        wanted = {problem.path for problem in self._controller.image.unreadable_of(TOPIC).values()}
+        for path in set(self._mending) - wanted:
+            self._mending.pop(path).cancel()
+        for path in wanted:
+            if path not in self._mending:
+                self._mending[path] = await self._controller.store.watch(path, lambda _: self._look(TOPICS))
+                self._look(TOPICS)  # It may have been mended just before.
+
     def _happened(self, event: Event) -> None:
         if event.kind in (EventKind.CREATED, EventKind.DATA_CHANGED):
             self._touched.add(event.path.removeprefix(f"{TOPICS}/"))
@@ -118,6 +139,11 @@ class Administering:
     async def deletions_wanted(self) -> None:
         """Deletes the topics that are marked for it. Raises StoreError, NOT_CONTROLLER."""
         controller = self._controller
+
+        def aside(name: str) -> bool:
+            """Whether it waits until it can be read."""
+            return (TOPIC, name) in controller.image.unreadable
+
         marked = await controller.store.children(DELETE_TOPICS)
         new = [name for name in marked if name not in controller.image.deleting]
         known = [name for name in new if name in controller.image.topics]
@@ -128,7 +154,7 @@ class Administering:
                     logger.error("%s is not deleted: %s", outcome.name, outcome.error)
         async with controller.changing():
             for name in new:
-                if name not in known and name not in controller.image.deleting:
+                if name not in known and name not in controller.image.deleting and not aside(name):
                     await controller.write_operations([Delete(DeleteTopicNode.path(name))])
 
 

@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from tidemill.controller.names import check_name
-from tidemill.controller.topics import unknown_topic, write_config
+from tidemill.controller.topics import missing_topic, write_config
 from tidemill.coordination.image import ClusterImage, TopicImage
 from tidemill.coordination.nodes import DEFAULT_ENTITY
 from tidemill.coordination.port import Operation
@@ -138,7 +138,7 @@ def plan_topic_config(
     check_name(name)
     topic = image.topics.get(name)
     if topic is None:
-        raise unknown_topic(name)
+        raise missing_topic(image, name)
     if alterations is None:
         result = touched = replacement(settings)
     else:

@@ -15,6 +15,7 @@ from tidemill.coordination.port import Create, Operation, SetData
 from tidemill.model.types import ZERO_ID
 
 NOBODY: frozenset[int] = frozenset()
+NO_IDS: Mapping[str, bytes] = {}
 
 
 def elect(
@@ -78,10 +79,12 @@ def plan_takeover(
     lost: Iterable[int] = (),
     is_unclean: Callable[[TopicImage], bool] = never,
     stopping: frozenset[int] = NOBODY,
+    known_ids: Mapping[str, bytes] = NO_IDS,
 ) -> list[Plan]:
     """What a new controller has to put right in each topic.
 
-    Topics without an id get one, and partitions the state that :func:`elect` gives them. ``is_unclean`` says
+    Topics without an id get the one in ``known_ids`` (it was lost when somebody wrote their node), or a new
+    one, and partitions the state that :func:`elect` gives them. ``is_unclean`` says
     whether a topic rather loses records than waits (``unclean.leader.election.enable``).
     """
     gone = frozenset(lost)
@@ -89,7 +92,7 @@ def plan_takeover(
     for topic in image.topics.values():
         plan = _plan_elections(image, topic, topic.partitions, is_unclean(topic), gone, stopping)
         if topic.topic_id == ZERO_ID:
-            plan = _with_new_id(plan)
+            plan = _with_id(plan, known_ids.get(topic.name) or new_id())
         if plan.operations:
             plans.append(plan)
     return plans
@@ -179,10 +182,10 @@ def plan_states(topic: TopicImage, changed: Mapping[int, PartitionImage], contro
     return Plan(topic.with_partitions(changed.get(p.partition, p) for p in topic.partitions), operations)
 
 
-def _with_new_id(plan: Plan) -> Plan:
+def _with_id(plan: Plan, topic_id: bytes) -> Plan:
     topic = plan.topic
     renewed = TopicImage(
-        topic.name, new_id(), topic.partitions, topic.config, topic.node_version + 1, topic.has_config_node
+        topic.name, topic_id, topic.partitions, topic.config, topic.node_version + 1, topic.has_config_node
     )
     data = TopicNode.encode(renewed.assignment())
     return Plan(renewed, [*plan.operations, SetData(TopicNode.path(topic.name), data, topic.node_version)])

@@ -14,7 +14,8 @@ from tidemill.controller.elections import plan_broker_change, plan_failed_replic
 from tidemill.controller.isr import IsrChange, plan_isr_change
 from tidemill.controller.office import Office
 from tidemill.controller.topics import Plan, unknown_topic
-from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage
+from tidemill.coordination.encoding import NodeFormatError
+from tidemill.coordination.image import REGISTRATION, BrokerImage, ClusterImage, PartitionImage
 from tidemill.coordination.loading import load_brokers
 from tidemill.coordination.port import BadVersion, Operation
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -57,7 +58,9 @@ class Failover:
         """
         office = self._office
         async with office.changing():
-            registered = await load_brokers(office.store)
+            unreadable: dict[str, NodeFormatError] = {}
+            registered = await load_brokers(office.store, unreadable, office.image.brokers)
+            office.note_unreadable(REGISTRATION, unreadable)
             for listener in self.registered_listeners:
                 listener(registered)
             self._dead = {

@@ -1,19 +1,14 @@
-"""Which names a topic may have. Source: ``org.apache.kafka.common.internals.Topic``."""
+"""Whether a topic may be made by a name. Source: ``org.apache.kafka.common.internals.Topic``."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from tidemill.model.errors import ErrorCode, KafkaError
-
-NAME_LENGTH_MAX = 249
-"""A partition's directory is the name, a dash and the number; with ``.delete`` and an id behind it, 255."""
+from tidemill.model.topic_names import name_problem
 
 METADATA_TOPIC = "__cluster_metadata"
 """Apache Kafka 4 keeps its own metadata under this name."""
-
-_LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def check_name(name: str) -> None:
@@ -21,19 +16,6 @@ def check_name(name: str) -> None:
     problem = name_problem(name)
     if problem:
         raise KafkaError(problem, ErrorCode.INVALID_TOPIC_EXCEPTION)
-
-
-def name_problem(name: str) -> str:
-    """What is wrong with a topic's name; empty when nothing is."""
-    if not name:
-        return "a topic's name cannot be empty"
-    if name in (".", ".."):
-        return f"a topic cannot be named {name!r}"
-    if len(name) > NAME_LENGTH_MAX:
-        return f"the name {name[:40]}... has {len(name)} characters; at most {NAME_LENGTH_MAX} are allowed"
-    if _LEGAL.fullmatch(name) is None:
-        return f"the name {name!r} is not legal: letters, digits, '.', '_' and '-' (all ASCII) are allowed"
-    return ""
 
 
 def collision_key(name: str) -> str:

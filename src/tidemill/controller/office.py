@@ -16,8 +16,16 @@ from typing import TypeVar
 from tidemill.controller.elections import plan_takeover
 from tidemill.controller.reassignment import plan_progress
 from tidemill.controller.topics import Plan, fence
-from tidemill.coordination.encoding import encode_id, new_id
-from tidemill.coordination.image import ClusterImage, Delta, TopicImage
+from tidemill.coordination.encoding import NodeFormatError, encode_id, new_id
+from tidemill.coordination.image import (
+    REGISTRATION,
+    SETTINGS,
+    TOPIC,
+    ClusterImage,
+    Delta,
+    Entity,
+    TopicImage,
+)
 from tidemill.coordination.loading import load_image
 from tidemill.coordination.nodes import (
     CLUSTER_ID,
@@ -47,6 +55,7 @@ from tidemill.coordination.port import (
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.ports import Clock
+from tidemill.model.types import ZERO_ID
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +106,10 @@ class Office:
         self.elections = 0
         self.unclean_elections = 0
         """Leaders that this controller chose since the start, and those of them that were not in sync."""
+        self._told: dict[Entity, str] = {}
+        """What cannot be read in the store, as it was logged."""
+        self._ids_aside: dict[str, bytes] = {}
+        """Ids of topics that could be read before."""
         self._is_stale = False
         """A write failed or was broken off: what the store holds may be something else than the image."""
 
@@ -127,7 +140,30 @@ class Office:
         async with self._writing:
             # What a command writes while the nodes are read would not be in what was read.
             self._image = await load_image(self.store)
+            self.tell_unreadable()
         return self._image
+
+    def tell_unreadable(self) -> None:
+        """Names what the image had to leave out, each once as long as it stays as it is."""
+        told = {entity: str(problem) for entity, problem in self._image.unreadable.items()}
+        for entity, text in told.items():
+            if self._told.get(entity) != text:
+                logger.error("%s %s", text, _set_aside(*entity))
+        for kind, name in self._told.keys() - told.keys():
+            logger.info("/%s/%s can be read again, or is gone", *(_PLACES[kind], name))
+        self._told = told
+
+    def known_ids(self, names: Iterable[str], image: ClusterImage | None = None) -> dict[str, bytes]:
+        """The ids that topics had, in ``image`` (the present one) or before they could not be read."""
+        topics = (image if image is not None else self._image).topics
+        ids = {name: topics[name].topic_id if name in topics else self._ids_aside.get(name) for name in names}
+        return {name: topic_id for name, topic_id in ids.items() if topic_id not in (None, ZERO_ID)}
+
+    def note_unreadable(self, kind: str, found: Mapping[str, NodeFormatError]) -> None:
+        """Takes note of what cannot be read of a kind. To be called within :meth:`changing`."""
+        if found or self._image.unreadable:
+            self._image = self._image.with_unreadable(kind, found)
+            self.tell_unreadable()
 
     async def register(self, registration: BrokerRegistration) -> int:
         """Registers this broker; the epoch of its registration.
@@ -199,6 +235,7 @@ class Office:
     async def _begin(self) -> None:
         # Read only now: nobody else writes any more.
         self._image = await self._read()
+        self.tell_unreadable()
         self._is_stale = False
         lost = [one.broker_id for one in self._image.brokers.values() if one.lost_unsynced]
         await self.write(plan_takeover(self._image, lost, self.is_unclean))
@@ -263,7 +300,12 @@ class Office:
             # The store does not tell which replicas cannot be read, and who lives is decided elsewhere.
             self._image = image.with_brokers(before.brokers).with_offline_of(before)
             self._is_stale = False
-            await self.write(plan_takeover(self._image, (), self.is_unclean, self.stopping()))
+            self.tell_unreadable()
+            known_ids = self.known_ids(before.topics, before)
+            self._ids_aside |= {
+                name: known_ids[name] for name in image.unreadable_of(TOPIC) if name in known_ids
+            }
+            await self.write(plan_takeover(self._image, (), self.is_unclean, self.stopping(), known_ids))
             delta = Delta.between(before, self._image)
             delta.deleted = tuple(filter(self._is_deleted, delta.deleted))
             await self._announce(delta)
@@ -278,6 +320,8 @@ class Office:
 
         The brokers keep the records of one whose nodes were removed without that, as Apache Kafka's do.
         """
+        if (TOPIC, topic.name) in self._image.unreadable:
+            return False
         is_deleted = topic.name in self._image.deleting or topic.name in self._image.topics
         if not is_deleted:
             logger.error(
@@ -292,7 +336,7 @@ class Office:
 
         Its epoch would be the one under which this broker announced what it read.
         """
-        image = await load_image(self.store)
+        image = await load_image(self.store, self._image.brokers)
         if image.controller_epoch != self._epoch:
             self.resign()
             self.check_active()
@@ -407,6 +451,23 @@ class Office:
             logger.error("The coordination store refused a write: %s", error)
             return KafkaError(str(error), ErrorCode.KAFKA_STORAGE_ERROR)
         return None
+
+
+_PLACES = {TOPIC: "brokers/topics", REGISTRATION: "brokers/ids", SETTINGS: SETTINGS}
+
+
+def _set_aside(kind: str, name: str) -> str:
+    """What becomes of something of which a node cannot be read."""
+    if kind == TOPIC:
+        return (
+            f"Until then topic {name} is set aside: nobody can use, change or delete it, and its "
+            "records stay where they are."
+        )
+    if kind == REGISTRATION:
+        return f"Until then broker {name} is taken for one that does not live, unless it was known before."
+    return (
+        f"Until then defaults hold for the settings of brokers ({name}), and nothing is deleted by its age."
+    )
 
 
 async def wait_for(delta: Delta | None) -> None:

@@ -28,14 +28,15 @@ from tidemill.controller.topics import (
     PartitionBudget,
     Plan,
     deletion_mark,
+    missing_topic,
     plan_creation,
     plan_growth,
-    unknown_topic,
 )
 from tidemill.coordination.encoding import new_id
-from tidemill.coordination.image import Delta, TopicImage
+from tidemill.coordination.image import SETTINGS, Delta, TopicImage
 from tidemill.coordination.nodes import (
     BROKER_SEQUENCE,
+    DEFAULT_ENTITY,
     ConfigChangeNode,
     ConfigNode,
     DeleteTopicNode,
@@ -165,20 +166,20 @@ class Controller(Office):
                     "topics cannot be deleted here: delete.topic.enable is false",
                     ErrorCode.TOPIC_DELETION_DISABLED,
                 )
-            topics = [self._image.topics.get(name) for name in names]
+            before = self._image
+            topics = [before.topics.get(name) for name in names]
             marks = [[] if are_marked else deletion_mark(topic) for topic in topics if topic is not None]
             errors = await asyncio.gather(*(self.attempt(mark) for mark in marks))
             # Who finds the mark there finds what it wanted: an administrator has just made it, for instance.
             remaining = iter(None if _is_there(error) else error for error in errors)
             outcomes = [
-                Outcome(name, topic, next(remaining) if topic is not None else unknown_topic(name))
+                Outcome(name, topic, next(remaining) if topic is not None else missing_topic(before, name))
                 for name, topic in zip(names, topics, strict=True)
             ]
             gone = [
                 outcome.topic for outcome in outcomes if outcome.error is None and outcome.topic is not None
             ]
             if gone:
-                before = self._image
                 deleting = {**before.deleting, **{topic.name: topic for topic in gone}}
                 self._image = before.with_topics(removed=[topic.name for topic in gone], deleting=deleting)
                 delta = await self._delete(Delta(before, self._image, deleted=gone))
@@ -247,6 +248,9 @@ class Controller(Office):
         if command.resource_type == ResourceType.TOPIC:
             return plan_topic_config(self._image, command.name, config, command.alterations, command.settings)
         if command.resource_type == ResourceType.BROKER:
+            problem = self._image.unreadable.get((SETTINGS, command.name or DEFAULT_ENTITY))
+            if problem is not None:
+                raise KafkaError(str(problem), ErrorCode.INVALID_CONFIG)
             return plan_broker_config(
                 self._image, command.name, self.broker_id, config, command.alterations, command.settings
             )

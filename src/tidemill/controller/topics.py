@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tidemill.controller.names import METADATA_TOPIC, TakenNames, check_name
 from tidemill.controller.placement import place_replicas
-from tidemill.coordination.image import ClusterImage, PartitionImage, TopicImage, partition_state
+from tidemill.coordination.image import TOPIC, ClusterImage, PartitionImage, TopicImage, partition_state
 from tidemill.coordination.nodes import (
     CONTROLLER_EPOCH,
     ConfigNode,
@@ -97,6 +97,11 @@ def plan_creation(
     if wanted.name in image.deleting:
         raise KafkaError(
             f"the topic {wanted.name!r} is still being deleted. Try again.", ErrorCode.TOPIC_ALREADY_EXISTS
+        )
+    if (TOPIC, wanted.name) in image.unreadable:
+        raise KafkaError(
+            f"the topic {wanted.name!r} exists already: {image.unreadable[TOPIC, wanted.name]}",
+            ErrorCode.TOPIC_ALREADY_EXISTS,
         )
     taken.check(wanted.name)
     settings = check_settings(wanted.config)
@@ -220,7 +225,7 @@ def plan_growth(image: ClusterImage, growth: Growth, random: Random, budget: Par
     """Adds partitions to a topic; placed so that they continue the round of those that are there."""
     topic = image.topics.get(growth.name)
     if topic is None:
-        raise unknown_topic(growth.name)
+        raise missing_topic(image, growth.name)
     existing = len(topic.partitions)
     if growth.partition_count == existing:
         raise KafkaError(f"the topic has {existing} partition(s) already", ErrorCode.INVALID_PARTITIONS)
@@ -267,6 +272,14 @@ def _placed_after(
 def unknown_topic(name: str) -> KafkaError:
     """The error for a topic that is not there."""
     return KafkaError(f"there is no topic {name!r}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+def missing_topic(image: ClusterImage, name: str) -> KafkaError:
+    """The error for a topic that is not in the image: there is none, or it is set aside."""
+    problem = image.unreadable.get((TOPIC, name))
+    if problem is None:
+        return unknown_topic(name)
+    return KafkaError(f"the topic {name!r} is set aside: {problem}", ErrorCode.INVALID_TOPIC_EXCEPTION)
 
 
 def deletion_mark(topic: TopicImage) -> list[Operation]:

@@ -17,14 +17,18 @@ def _told(reason: object) -> str:
     return fault_of(reason) if isinstance(reason, BaseException) else str(reason)
 
 
+INT32_MAX = 2**31 - 1
+
+
 class NodeFormatError(StoreError):
-    """A node's data is not what its kind says."""
+    """A node's data is not what its kind says. ``path`` is the node's."""
 
     def __init__(self, path: str, data: bytes, reason: object) -> None:
+        self.path = path
         shown = data[:200].decode("utf-8", "replace")
-        super().__init__(
-            f"{path} holds {shown!r}, which cannot be read: {_told(reason)}. Correct or remove the node."
-        )
+        # Without the node of a partition's state its replicas would be taken for new ones.
+        step = "Correct the node." if path.startswith("/brokers/") else "Correct or remove the node."
+        super().__init__(f"{path} holds {shown!r}, which cannot be read: {_told(reason)}. {step}")
 
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
@@ -39,11 +43,37 @@ def read_json(path: str, data: bytes) -> dict[str, Any]:
     """The JSON object in ``data``; NodeFormatError when it is none."""
     try:
         value = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise NodeFormatError(path, data, error) from None
     if not isinstance(value, dict):
         raise NodeFormatError(path, data, "it is no JSON object")
     return value
+
+
+def number(value: object, least: int = 0, most: int = INT32_MAX) -> int:
+    """A whole number of a node, which may be written as a text; ValueError for anything else."""
+    found = int(value) if isinstance(value, str) else value
+    if type(found) is not int or not least <= found <= most:
+        raise ValueError(f"{value!r} is no whole number from {least} to {most}")
+    return found
+
+
+def numbers(values: object) -> list[int]:
+    """Ids of brokers, each once; ValueError for anything else."""
+    if not isinstance(values, list):
+        raise ValueError(f"{values!r} is no list of broker ids")
+    found = [number(one) for one in values]
+    if len(set(found)) < len(found):
+        raise ValueError(f"{values!r} names a broker twice")
+    return found
+
+
+def check_version(value: Mapping[str, Any], latest: int) -> int:
+    """The version that an object names (1 if none); ValueError for one later than ``latest``."""
+    version = number(value.get("version", 1), 1)
+    if version > latest:
+        raise ValueError(f"version {version} is not known here, {latest} is the latest that is")
+    return version
 
 
 def encode_id(identifier: bytes) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 
+from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.nodes import (
     DEFAULT_ENTITY,
     BrokerRegistration,
@@ -22,6 +23,10 @@ INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__sha
 """Topics that the brokers keep for themselves."""
 
 NO_BROKER = -1
+
+Entity = tuple[str, str]
+"""Kind and name: ("topics", "t"), ("ids", "1") of a registration, ("config/brokers", "1")."""
+TOPIC, REGISTRATION, SETTINGS = "topics", "ids", "config/brokers"
 
 
 class PartitionImage:
@@ -201,6 +206,7 @@ class ClusterImage:
         "deleting",
         "topics",
         "topics_by_id",
+        "unreadable",
     )
 
     def __init__(
@@ -212,6 +218,7 @@ class ClusterImage:
         topics: Mapping[str, TopicImage] | None = None,
         broker_configs: Mapping[str, Mapping[str, str]] | None = None,
         deleting: Mapping[str, TopicImage] | None = None,
+        unreadable: Mapping[Entity, NodeFormatError] | None = None,
     ) -> None:
         self.cluster_id = cluster_id
         self.controller_id = controller_id
@@ -226,6 +233,9 @@ class ClusterImage:
         """What was set at run time: by broker id (as text), and for all under ``<default>``."""
         self.deleting: Mapping[str, TopicImage] = deleting or {}
         """Topics whose deletion has begun; nobody sees them any more."""
+        self.unreadable: Mapping[Entity, NodeFormatError] = unreadable or {}
+        """What the store has, and cannot be read, by kind (as in its path) and name: a topic is set aside
+        as long as one of its nodes is."""
 
     def broker_config(self, broker_id: int) -> Mapping[str, str]:
         """What was set at run time for this broker alone."""
@@ -240,6 +250,21 @@ class ClusterImage:
     ) -> ClusterImage:
         """The same topics and settings with another controller or other brokers."""
         return self._changed(cluster_id, controller_id, controller_epoch, brokers)
+
+    def with_unreadable(self, kind: str, found: Mapping[str, NodeFormatError]) -> ClusterImage:
+        """The same with other entities of that kind that cannot be read."""
+        others = {entity: problem for entity, problem in self.unreadable.items() if entity[0] != kind}
+        return self._changed(
+            self.cluster_id,
+            self.controller_id,
+            self.controller_epoch,
+            self.brokers,
+            unreadable={**others, **{(kind, name): problem for name, problem in found.items()}},
+        )
+
+    def unreadable_of(self, kind: str) -> dict[str, NodeFormatError]:
+        """What is wrong with entities of that kind, by name."""
+        return {name: problem for (of, name), problem in self.unreadable.items() if of == kind}
 
     def with_brokers(self, brokers: Mapping[int, BrokerImage]) -> ClusterImage:
         """The same with other living brokers."""
@@ -257,8 +282,19 @@ class ClusterImage:
             topics[topic.name] = topic
         for name in removed:
             topics.pop(name, None)
+        unreadable = self.unreadable
+        if unreadable:
+            unreadable = {
+                one: why for one, why in unreadable.items() if one[0] != TOPIC or one[1] not in topics
+            }
         return self._changed(
-            self.cluster_id, self.controller_id, self.controller_epoch, self.brokers, topics, deleting
+            self.cluster_id,
+            self.controller_id,
+            self.controller_epoch,
+            self.brokers,
+            topics,
+            deleting,
+            unreadable=unreadable,
         )
 
     def with_offline_of(self, before: ClusterImage) -> ClusterImage:
@@ -300,12 +336,24 @@ class ClusterImage:
                 )
             elif kind == "brokers" and dict(brokers.get(name, {})) != dict(config):
                 brokers[name] = config
-        if all(topics[name] is topic for name, topic in self.topics.items()) and brokers == dict(
-            self.broker_configs
+        still = self.unreadable
+        if any((SETTINGS, name) in still for kind, name in settings if kind == "brokers"):
+            read = {(SETTINGS, name) for kind, name in settings if kind == "brokers"}
+            still = {entity: problem for entity, problem in still.items() if entity not in read}
+        if (
+            all(topics[name] is topic for name, topic in self.topics.items())
+            and brokers == dict(self.broker_configs)
+            and still is self.unreadable
         ):
             return self
         return self._changed(
-            self.cluster_id, self.controller_id, self.controller_epoch, self.brokers, topics, configs=brokers
+            self.cluster_id,
+            self.controller_id,
+            self.controller_epoch,
+            self.brokers,
+            topics,
+            configs=brokers,
+            unreadable=still,
         )
 
     def _changed(
@@ -317,6 +365,7 @@ class ClusterImage:
         topics: Mapping[str, TopicImage] | None = None,
         deleting: Mapping[str, TopicImage] | None = None,
         configs: Mapping[str, Mapping[str, str]] | None = None,
+        unreadable: Mapping[Entity, NodeFormatError] | None = None,
     ) -> ClusterImage:
         return ClusterImage(
             cluster_id,
@@ -326,6 +375,7 @@ class ClusterImage:
             self.topics if topics is None else topics,
             self.broker_configs if configs is None else configs,
             self.deleting if deleting is None else deleting,
+            self.unreadable if unreadable is None else unreadable,
         )
 
 

@@ -1,12 +1,18 @@
-"""Reading the cluster from the coordination store."""
+"""Reading the cluster from the coordination store.
+
+What cannot be read of one topic, broker or broker's settings is noted, and left out; all else is read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from tidemill.coordination.encoding import NodeFormatError
+from tidemill.coordination.encoding import INT32_MAX, NodeFormatError
 from tidemill.coordination.image import (
     NO_BROKER,
+    REGISTRATION,
+    SETTINGS,
+    TOPIC,
     BrokerImage,
     ClusterImage,
     PartitionImage,
@@ -29,48 +35,93 @@ from tidemill.coordination.nodes import (
     TopicNode,
 )
 from tidemill.coordination.port import Node, NoNode, Store
+from tidemill.model.configs import all_brokers_unreadable
+from tidemill.model.topic_names import name_problem
 from tidemill.model.types import ZERO_ID
 
+Unreadable = dict[str, NodeFormatError]
+"""By name: what is wrong with the first node of it that cannot be read."""
 
-async def load_image(store: Store) -> ClusterImage:
-    """Reads the whole cluster from the store; NodeFormatError or StoreError for what cannot be understood."""
+
+async def load_image(store: Store, known: Mapping[int, BrokerImage] | None = None) -> ClusterImage:
+    """Reads the whole cluster from the store; what cannot be read is in :attr:`ClusterImage.unreadable`.
+
+    A topic of which a node cannot be read is left out, whether it is marked for deletion or not. ``known``
+    as in :func:`load_brokers`. Raises StoreError, and NodeFormatError for the nodes of the controller.
+    """
     cluster, controller, epoch = await store.get_many([CLUSTER_ID, CONTROLLER, CONTROLLER_EPOCH])
-    topics = await load_topics(store, await _children(store, TOPICS))
+    bad_topics: Unreadable = {}
+    bad_brokers: Unreadable = {}
+    bad_settings: Unreadable = {}
+    topics = await load_topics(store, await _children(store, TOPICS), bad_topics)
     deleting = {}
     for name in await _children(store, DELETE_TOPICS):
-        topic = topics.pop(name, None)
-        deleting[name] = topic if topic is not None else TopicImage(name, ZERO_ID, (), {})
-    return ClusterImage(
+        if name not in bad_topics:
+            topic = topics.pop(name, None)
+            deleting[name] = topic if topic is not None else TopicImage(name, ZERO_ID, (), {})
+    image = ClusterImage(
         ClusterIdNode.decode(cluster.data) if cluster is not None else "",
         ControllerNode.decode(controller.data) if controller is not None else NO_BROKER,
         ControllerEpochNode.decode(epoch.data) if epoch is not None else 0,
-        await load_brokers(store),
+        await load_brokers(store, bad_brokers, known),
         topics,
-        await _load_broker_configs(store),
+        await _load_broker_configs(store, bad_settings),
         deleting,
     )
+    for kind, found in ((TOPIC, bad_topics), (REGISTRATION, bad_brokers), (SETTINGS, bad_settings)):
+        if found:
+            image = image.with_unreadable(kind, found)
+    return image
 
 
-async def load_brokers(store: Store) -> dict[int, BrokerImage]:
-    """The living brokers by id, lowest first."""
-    ids = sorted(int(name) for name in await _children(store, BROKER_IDS))
-    nodes = await store.get_many([BrokerNode.path(broker_id) for broker_id in ids])
-    return {
-        broker_id: BrokerImage(BrokerNode.decode(broker_id, node.data), node.creation_id)
-        for broker_id, node in zip(ids, nodes, strict=True)
-        if node is not None
-    }
+async def load_brokers(
+    store: Store, unreadable: Unreadable, known: Mapping[int, BrokerImage] | None = None
+) -> dict[int, BrokerImage]:
+    """The living brokers by id, lowest first. What is wrong with the others is put into ``unreadable``.
+
+    Of these, one in ``known`` whose node is the same (its owner still lives) stays as it was known.
+    """
+    names = await _children(store, BROKER_IDS)
+    nodes = await store.get_many([f"{BROKER_IDS}/{name}" for name in names])
+    brokers = {}
+    for name, node in zip(names, nodes, strict=True):
+        if node is None:
+            continue
+        path = f"{BROKER_IDS}/{name}"
+        try:
+            broker_id = _broker_id(path, node.data, name)
+        except NodeFormatError as problem:
+            unreadable[name] = problem
+            continue
+        try:
+            brokers[broker_id] = BrokerImage(BrokerNode.decode(broker_id, node.data), node.creation_id)
+        except NodeFormatError as problem:
+            unreadable[name] = problem
+            before = known.get(broker_id) if known is not None else None
+            if before is not None and before.epoch == node.creation_id:
+                brokers[broker_id] = before
+    return dict(sorted(brokers.items()))
 
 
-async def _load_broker_configs(store: Store) -> dict[str, dict[str, str]]:
+def _broker_id(path: str, data: bytes, name: str) -> int:
+    if name.isascii() and name.isdigit() and str(int(name)) == name and int(name) <= INT32_MAX:
+        return int(name)
+    raise NodeFormatError(path, data, f"{name!r} is no broker's id")
+
+
+async def _load_broker_configs(store: Store, unreadable: Unreadable) -> dict[str, dict[str, str]]:
     names = await _children(store, "/config/brokers")
     paths = [ConfigNode.path("brokers", name) for name in names]
     nodes = await store.get_many(paths)
-    return {
-        name: ConfigNode.decode(path, node.data)
-        for name, path, node in zip(names, paths, nodes, strict=True)
-        if node is not None
-    }
+    configs = {}
+    for name, path, node in zip(names, paths, nodes, strict=True):
+        if node is not None:
+            try:
+                configs[name] = ConfigNode.decode(path, node.data)
+            except NodeFormatError as problem:
+                unreadable[name] = problem
+                configs[name] = all_brokers_unreadable()
+    return configs
 
 
 async def load_settings(
@@ -86,40 +137,62 @@ async def load_settings(
     }
 
 
-async def load_topics(store: Store, names: list[str]) -> dict[str, TopicImage]:
-    """The topics of these names, by name; those that are gone meanwhile are left out."""
+async def load_topics(store: Store, names: list[str], unreadable: Unreadable) -> dict[str, TopicImage]:
+    """The topics of these names, by name; those that are gone meanwhile are left out.
+
+    So are those that cannot be read; what is wrong with them is put into ``unreadable``.
+    """
     topic_nodes = await store.get_many([TopicNode.path(name) for name in names])
     config_paths = [ConfigNode.path("topics", name) for name in names]
     config_nodes = await store.get_many(config_paths)
-    assignments: list[tuple[str, Node, TopicAssignment, dict[str, str], bool]] = []
+    found: list[tuple[str, Node, TopicAssignment, dict[str, str], bool]] = []
     state_paths: list[str] = []
     for name, node, path, config in zip(names, topic_nodes, config_paths, config_nodes, strict=True):
         if node is None:
             continue
-        assignment = TopicNode.decode(name, node.data)
-        settings = ConfigNode.decode(path, config.data) if config is not None else {}
-        assignments.append((name, node, assignment, settings, config is not None))
+        try:
+            assignment = _assignment(name, node.data)
+            settings = ConfigNode.decode(path, config.data) if config is not None else {}
+        except NodeFormatError as problem:
+            unreadable[name] = problem
+            continue
+        found.append((name, node, assignment, settings, config is not None))
         state_paths += [PartitionStateNode.path(name, number) for number in range(len(assignment.replicas))]
     states = iter(await store.get_many(state_paths))
     topics = {}
-    for name, node, assignment, settings, has_config_node in assignments:
-        partitions = tuple(
-            _partition(name, number, assignment, next(states)) for number in range(len(assignment.replicas))
-        )
+    for name, node, assignment, settings, has_config_node in found:
+        nodes = [next(states) for _ in assignment.replicas]
+        try:
+            partitions = tuple(
+                _partition(name, number, assignment, state) for number, state in enumerate(nodes)
+            )
+        except NodeFormatError as problem:
+            unreadable[name] = problem
+            continue
         topic_id = assignment.topic_id if assignment.topic_id is not None else ZERO_ID
         topics[name] = TopicImage(name, topic_id, partitions, settings, node.version, has_config_node)
     return topics
 
 
-def _partition(topic: str, number: int, assignment: TopicAssignment, node: Node | None) -> PartitionImage:
-    replicas = assignment.replicas.get(number)
-    if replicas is None:
+def _assignment(name: str, data: bytes) -> TopicAssignment:
+    path = TopicNode.path(name)
+    problem = name_problem(name)
+    if problem:
+        raise NodeFormatError(path, data, problem)
+    assignment = TopicNode.decode(name, data)
+    missing = [number for number in range(len(assignment.replicas)) if number not in assignment.replicas]
+    if missing:
         raise NodeFormatError(
-            TopicNode.path(topic),
-            TopicNode.encode(assignment),
-            f"it has no partition {number} although it has {max(assignment.replicas)}, and partitions are "
-            "numbered without gaps",
+            path,
+            data,
+            f"it has no partition {missing[0]} although it has {max(assignment.replicas)}, and "
+            "partitions are numbered without gaps",
         )
+    return assignment
+
+
+def _partition(topic: str, number: int, assignment: TopicAssignment, node: Node | None) -> PartitionImage:
+    replicas = assignment.replicas[number]
     adding, removing = assignment.adding.get(number), assignment.removing.get(number)
     if node is None:
         return PartitionImage(number, NO_BROKER, 0, replicas, [], -1, adding, removing)

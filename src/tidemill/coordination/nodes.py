@@ -31,7 +31,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from tidemill.coordination.encoding import NodeFormatError, decode_id, encode_id, read_json, write_json
+from tidemill.coordination.encoding import (
+    NodeFormatError,
+    check_version,
+    decode_id,
+    encode_id,
+    number,
+    numbers,
+    read_json,
+    write_json,
+)
 from tidemill.model.types import TopicPartition
 
 CONTROLLER = "/controller"
@@ -50,6 +59,9 @@ PRODUCER_ID_BLOCK = "/latest_producer_id_block"
 CONSUMERS = "/consumers"
 
 CONFIG_KINDS = ("topics", "brokers", "clients", "users", "ips")
+SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+"""By their numbers in the protocol."""
+PORT_MAX = 65_535
 DEFAULT_ENTITY = "<default>"
 """The entity of /config whose values hold for all that have none of their own."""
 
@@ -185,22 +197,23 @@ class BrokerNode:
         path = BrokerNode.path(broker_id)
         value = read_json(path, data)
         try:
-            if int(value["version"]) < 2:
-                endpoints: tuple[Endpoint, ...] = (
-                    Endpoint("PLAINTEXT", "PLAINTEXT", str(value["host"]), int(value["port"])),
-                )
+            protocols = value.get("listener_security_protocol_map") or {}
+            if check_version({"version": value["version"]}, 5) < 2:
+                addresses = [f"PLAINTEXT://{value['host']}:{value['port']}"]
             else:
-                protocols = value.get("listener_security_protocol_map") or {}
-                endpoints = tuple(_endpoint(text, protocols) for text in value["endpoints"])
+                addresses = value["endpoints"]
+            rack, features = value.get("rack"), value.get("features") or {}
+            if not isinstance(rack, str | None) or not isinstance(features, dict):
+                raise TypeError("its rack is no text, or its features are no object")
             return BrokerRegistration(
                 broker_id,
-                endpoints,
-                value.get("rack"),
+                tuple(_endpoint(text, protocols) for text in addresses),
+                rack,
                 int(value.get("timestamp", -1)),
-                value.get("features") or {},
+                features,
                 value.get("lost_unsynced") is True,
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise NodeFormatError(path, data, repr(error)) from None
 
 
@@ -211,7 +224,10 @@ def _bracketed(host: str) -> str:
 def _endpoint(text: str, protocols: Mapping[str, str]) -> Endpoint:
     listener, _, address = text.partition("://")
     host, _, port = address.rpartition(":")
-    return Endpoint(listener, protocols.get(listener, listener), host.strip("[]"), int(port))
+    protocol = protocols.get(listener, listener)
+    if protocol not in SECURITY_PROTOCOLS:
+        raise ValueError(f"security protocol {protocol!r} is not known")
+    return Endpoint(listener, protocol, host.strip("[]"), number(port, 0, PORT_MAX))
 
 
 class TopicAssignment(NamedTuple):
@@ -249,10 +265,14 @@ class TopicNode:
         """Versions 1 (replicas only), 2 (reassignment), 3 (topic id)."""
         value = read_json(TopicNode.path(topic), data)
         try:
+            check_version(value, 3)
             topic_id = value.get("topic_id")
+            replicas = _replica_lists(value["partitions"])
+            if not all(replicas.values()):
+                raise ValueError("a partition has no replica")
             return TopicAssignment(
                 decode_id(topic_id) if topic_id is not None else None,
-                _replica_lists(value["partitions"]),
+                replicas,
                 _replica_lists(value.get("adding_replicas") or {}),
                 _replica_lists(value.get("removing_replicas") or {}),
             )
@@ -261,7 +281,7 @@ class TopicNode:
 
 
 def _replica_lists(value: Mapping[str, Sequence[int]]) -> dict[int, list[int]]:
-    return {int(partition): [int(broker) for broker in replicas] for partition, replicas in value.items()}
+    return {number(partition): numbers(replicas) for partition, replicas in value.items()}
 
 
 class PartitionState(NamedTuple):
@@ -310,11 +330,12 @@ class PartitionStateNode:
         path = PartitionStateNode.path(topic, partition)
         value = read_json(path, data)
         try:
+            check_version(value, 1)
             return PartitionState(
-                int(value["leader"]),
-                int(value["leader_epoch"]),
-                [int(broker) for broker in value["isr"]],
-                int(value["controller_epoch"]),
+                number(value["leader"], -1),
+                number(value["leader_epoch"]),
+                numbers(value["isr"]),
+                number(value["controller_epoch"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise NodeFormatError(path, data, repr(error)) from None
@@ -345,12 +366,20 @@ class ConfigNode:
         """The values by key; a node without data has none."""
         if not data:
             return {}
-        config = read_json(path, data).get("config")
+        value = read_json(path, data)
+        try:
+            check_version(value, 1)
+        except ValueError as error:
+            raise NodeFormatError(path, data, error) from None
+        config = value.get("config")
         if config is None:
             return {}
         if not isinstance(config, dict):
             raise NodeFormatError(path, data, "config is no object")
-        return {str(key): str(value) for key, value in config.items()}
+        for key, text in config.items():
+            if not isinstance(text, str | int | float):
+                raise NodeFormatError(path, data, f"{key} has no text")
+        return {str(key): str(text) for key, text in config.items()}
 
 
 class ConfigChangeNode:

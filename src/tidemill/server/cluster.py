@@ -18,6 +18,7 @@ from tidemill.broker.links import Links
 from tidemill.broker.settings_watch import SettingsWatch
 from tidemill.broker.throttling import Throttling
 from tidemill.controller.administering import Administering
+from tidemill.controller.registrations import Registrations
 from tidemill.controller.watching import Watching
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.image import Delta
@@ -50,7 +51,8 @@ class Cluster(Seat, Hears):
     def __init__(self, broker: Broker, removed: Callable[[], Awaitable[None]]) -> None:
         """``removed`` is awaited after logs were deleted."""
         self._links = Links(broker)
-        super().__init__(broker, Commands(broker, removed, self._links.listener))
+        commands = Commands(broker, removed, self._links.listener)
+        super().__init__(broker, commands)
         config = broker.config
         self._channels = Channels(
             broker.node_id,
@@ -61,10 +63,13 @@ class Cluster(Seat, Hears):
         )
         broker.failover.registered_listeners.append(self._channels.registered)
         self._administering = Administering(broker.controller, lambda path: self._watching.want([path]))
+        self._registrations = Registrations(
+            broker.store, lambda path: self._watching.want([path]), broker.failover.brokers_changed
+        )
         self._watching = Watching(
             broker.store,
             {
-                BROKER_IDS: broker.failover.brokers_changed,
+                BROKER_IDS: self._registrations.brokers_changed,
                 TOPICS: self._administering.topics_changed,
                 DELETE_TOPICS: self._administering.deletions_wanted,
                 REASSIGN_PARTITIONS: broker.controller.moves.take_wishes,
@@ -83,6 +88,7 @@ class Cluster(Seat, Hears):
             broker, self._link, broker.failover, lambda: self.commands.broker_epoch
         )
         self._settings = SettingsWatch(broker)
+        commands.settings_unreadable = self._settings.unreadable
         self._following: Following | None = None
         self._silence: Silence | None = None
 
@@ -155,6 +161,7 @@ class Cluster(Seat, Hears):
         else:
             self._watching.stop()
             self._administering.stop()
+            self._registrations.stop()
             self._channels.stop()
 
     def controller_is(self, broker_id: int) -> None:

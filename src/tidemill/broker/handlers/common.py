@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tidemill.broker.context import RequestContext
 from tidemill.broker.metadata import BrokerImage, ClusterImage, PartitionImage, TopicImage
 from tidemill.controller.configs import ResourceType
-from tidemill.controller.names import name_problem
 from tidemill.coordination.port import StoreError
 from tidemill.model.configs import Key
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.topic_names import name_problem
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tidemill.broker.context import RequestContext
 from tidemill.broker.handlers.common import external_text, within
+from tidemill.controller.topics import missing_topic
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.messages.delete_topics import (
@@ -59,8 +60,7 @@ def _named(broker: Broker, context: RequestContext, state: DeleteTopicState) -> 
     else:
         topic = broker.metadata.topic(context.internal_name(state.name or ""))
         if topic is None:
-            error = KafkaError(f"there is no topic {state.name!r}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-            _refuse(result, error)
+            _refuse(result, missing_topic(broker.controller.image, state.name or ""))
         else:
             result.topic_id = topic.topic_id
     return result

@@ -8,6 +8,8 @@ from tidemill.model.configs.listeners import Listener
 from tidemill.model.configs.tables import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS
 from tidemill.model.configs.topic import (
     TopicConfig,
+    all_brokers_unreadable,
+    all_unreadable,
     brokers_while_unreadable,
     check_broker_settings,
     check_settings_together,
@@ -28,6 +30,8 @@ __all__ = [
     "Synonym",
     "TopicConfig",
     "Value",
+    "all_brokers_unreadable",
+    "all_unreadable",
     "brokers_while_unreadable",
     "check_broker_settings",
     "check_settings_together",

@@ -106,6 +106,19 @@ def brokers_while_unreadable(name: str) -> dict[str, str]:
     }
 
 
+def all_unreadable() -> dict[str, str]:
+    """What a topic is given while none of its settings can be read."""
+    settings: dict[str, str] = {}
+    for name in WHILE_UNREADABLE:
+        settings |= while_unreadable(name)
+    return settings
+
+
+def all_brokers_unreadable() -> dict[str, str]:
+    """The same for the settings of a broker, or of all."""
+    return {TOPIC_SYNONYMS[key]: text for key, text in all_unreadable().items()}
+
+
 def topic_synonyms(key: str) -> tuple[str, ...]:
     """The broker keys that hold for a topic key where the topic sets nothing, in order of precedence."""
     if key not in TOPIC_SYNONYMS:

@@ -1,0 +1,262 @@
+"""A controller over real ZooKeeper beside nodes that it cannot read: what it leaves alone, and takes up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from random import Random
+
+import pytest
+
+from tidemill.controller.administering import Administering
+from tidemill.controller.failover import Failover
+from tidemill.controller.registrations import Registrations
+from tidemill.controller.shell import Controller
+from tidemill.controller.topics import NewTopic
+from tidemill.controller.watching import Watching
+from tidemill.coordination.image import ClusterImage, Delta
+from tidemill.coordination.nodes import (
+    BROKER_IDS,
+    DELETE_TOPICS,
+    TOPICS,
+    BrokerNode,
+    BrokerRegistration,
+    ConfigNode,
+    DeleteTopicNode,
+    Endpoint,
+    PartitionState,
+    PartitionStateNode,
+    TopicAssignment,
+    TopicNode,
+)
+from tidemill.coordination.port import Create, Delete, SetData
+from tidemill.coordination.zookeeper import ZooKeeperStore
+from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
+from tidemill.model.clock import SystemClock
+from tidemill.model.configs import BrokerConfig
+from tidemill.model.errors import ErrorCode
+
+Settings = Callable[..., ZooKeeperSettings]
+WAIT_S = 30.0
+STATE = PartitionStateNode.path("bad", 0)
+
+
+def registration(number: int, port: int = 9092) -> BrokerRegistration:
+    return BrokerRegistration(number, (Endpoint("PLAINTEXT", "PLAINTEXT", "h", port),))
+
+
+class Setting:
+    """A controller that watches the store as a broker's does, and what it announced."""
+
+    def __init__(self, store: ZooKeeperStore) -> None:
+        self.store = store
+        self.deltas: list[Delta] = []
+        self.announced = asyncio.Event()
+        self.controller = Controller(store, 1, BrokerConfig.of, self.publish, SystemClock(), Random(1))
+        self.administering = Administering(self.controller, lambda path: self.watching.want([path]))
+        self.registrations = Registrations(
+            store, lambda path: self.watching.want([path]), Failover(self.controller).brokers_changed
+        )
+        self.watching = Watching(
+            store,
+            {
+                BROKER_IDS: self.registrations.brokers_changed,
+                TOPICS: self.administering.topics_changed,
+                DELETE_TOPICS: self.administering.deletions_wanted,
+            },
+        )
+
+    async def publish(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+        self.announced.set()
+
+    async def until(self, holds: Callable[[ClusterImage], bool]) -> None:
+        """Returns once an image that was announced is so."""
+        async with asyncio.timeout(WAIT_S):
+            while not holds(self.controller.image):
+                self.announced.clear()
+                await self.announced.wait()
+
+    async def write(self, path: str, data: bytes) -> None:
+        await self.store.transact([SetData(path, data)])
+
+    async def data(self, path: str) -> bytes:
+        node = await self.store.get(path)
+        assert node is not None
+        return node.data
+
+
+@asynccontextmanager
+async def setting(settings: ZooKeeperSettings, *, watches: bool = True) -> AsyncIterator[Setting]:
+    """Brokers 1 (this) and 2, the topics "bad" and "good"; the controller is in office."""
+    store = await ZooKeeperStore.open(settings)
+    one = Setting(store)
+    try:
+        await one.controller.load()
+        await one.controller.register(registration(1))
+        await one.controller.register(registration(2))
+        await one.controller.activate()
+        await one.controller.create_topics([NewTopic(name, 2, 2) for name in ("bad", "good")])
+        if watches:
+            one.watching.start()
+        yield one
+    finally:
+        await one.watching.stopped()
+        one.administering.stop()
+        one.registrations.stop()
+        await store.close()
+
+
+async def begins_anew(one: Setting) -> None:
+    """The same broker takes the office again, and knows nothing but what the store says."""
+    await one.watching.stopped()
+    one.administering.stop()
+    one.registrations.stop()
+    one.controller.resign()
+    assert await one.controller.activate()
+
+
+def play(zookeeper: Settings, story: Callable[[Setting], Awaitable[None]], *, watches: bool = True) -> None:
+    async def run() -> None:
+        async with setting(zookeeper(), watches=watches) as one:
+            await story(one)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "path", [TopicNode.path("bad"), PartitionStateNode.path("bad", 1), ConfigNode.path("topics", "bad")]
+)
+def test_a_controller_begins_beside_a_topic_that_it_cannot_read_and_takes_it_up_once_it_can(
+    zookeeper: Settings, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    async def story(one: Setting) -> None:
+        before = one.controller.image.topics["bad"]
+        good = await one.data(path)
+        await one.write(path, b'{"version":99}')
+        await begins_anew(one)
+        assert list(one.controller.image.topics) == ["good"]
+        (told,) = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert told.getMessage().startswith(f"{path} holds '{{\"version\":99}}', which cannot be read: ")
+        assert "topic bad is set aside" in told.getMessage()
+
+        (outcome,) = await one.controller.create_topics([NewTopic("bad", 1, 1)])
+        assert outcome.error is not None
+        assert (outcome.error.code, path in str(outcome.error)) == (ErrorCode.TOPIC_ALREADY_EXISTS, True)
+        (outcome,) = await one.controller.delete_topics(["bad"])
+        assert outcome.error is not None
+        assert "is set aside" in str(outcome.error)
+        (outcome,) = await one.controller.create_topics([NewTopic("other", 1, 2)])
+        assert outcome.error is None
+        assert await one.data(path) == b'{"version":99}'
+
+        one.watching.start()
+        await one.administering.topics_changed()
+        assert list(one.controller.image.topics) == ["good", "other"]
+        deltas = len(one.deltas)
+        await one.write(path, good)
+        await one.until(lambda image: "bad" in image.topics)
+        after = one.controller.image.topics["bad"]
+        assert (after.topic_id, after.config) == (before.topic_id, before.config)
+        assert [(p.leader, p.isr) for p in after.partitions] == [(p.leader, p.isr) for p in before.partitions]
+        assert not one.controller.image.unreadable
+        assert [topic.name for delta in one.deltas[deltas:] for topic in delta.created] == ["bad"]
+        assert not any(delta.deleted for delta in one.deltas)
+
+    play(zookeeper, story)
+
+
+def test_a_state_that_is_spoilt_while_a_controller_rules_stops_no_other_change(zookeeper: Settings) -> None:
+    async def story(one: Setting) -> None:
+        await one.write(STATE, b"{")
+        # The leaders of both topics change: what is written together with the spoilt one is written yet.
+        await one.store.transact([Delete(BrokerNode.path(2))])
+        await one.until(lambda image: list(image.topics) == ["good"] and list(image.brokers) == [1])
+        await one.until(lambda image: [p.leader for p in image.topics["good"].partitions] == [1, 1])
+        assert await one.data(STATE) == b"{"
+        assert not any(topic.name == "bad" for delta in one.deltas for topic in delta.deleted)
+
+    play(zookeeper, story)
+
+
+def test_a_mark_for_deletion_waits_until_the_topic_can_be_read(zookeeper: Settings) -> None:
+    async def story(one: Setting) -> None:
+        good = await one.data(STATE)
+        await one.write(STATE, b"{")
+        await begins_anew(one)
+        await one.store.transact([Create(DeleteTopicNode.path("bad"))])
+        one.watching.start()
+        await one.administering.deletions_wanted()
+        await one.administering.topics_changed()
+        assert await one.store.exists(DeleteTopicNode.path("bad"))
+        assert await one.store.exists(TopicNode.path("bad"))
+        assert not one.controller.image.deleting
+        await one.write(STATE, good)
+        await one.until(lambda image: "bad" in image.deleting)
+        assert [topic.name for delta in one.deltas for topic in delta.deleted] == ["bad"]
+
+    play(zookeeper, story)
+
+
+def test_a_topic_that_was_written_without_its_id_keeps_it(zookeeper: Settings) -> None:
+    async def story(one: Setting) -> None:
+        known = one.controller.image.topics["bad"]
+        replicas = {p.partition: p.replicas for p in known.partitions} | {2: [1, 2]}
+        await one.write(TopicNode.path("bad"), TopicNode.encode(TopicAssignment(None, replicas)))
+        await one.until(lambda image: len(image.topics["bad"].partitions) == 3)
+        assert one.controller.image.topics["bad"].topic_id == known.topic_id
+        stored = TopicNode.decode("bad", await one.data(TopicNode.path("bad")))
+        assert stored.topic_id == known.topic_id
+        assert not any(delta.deleted for delta in one.deltas)
+
+    play(zookeeper, story)
+
+
+def test_a_topic_keeps_its_id_also_where_it_could_not_be_read_in_between(zookeeper: Settings) -> None:
+    async def story(one: Setting) -> None:
+        known = one.controller.image.topics["bad"]
+        await one.write(STATE, b"{")
+        await one.store.transact([Delete(BrokerNode.path(2))])
+        await one.until(lambda image: list(image.topics) == ["good"])
+        replicas = {p.partition: p.replicas for p in known.partitions}
+        await one.write(TopicNode.path("bad"), TopicNode.encode(TopicAssignment(None, replicas)))
+        await one.write(STATE, PartitionStateNode.encode(PartitionState(1, 5, [1], 1)))
+        await one.until(lambda image: "bad" in image.topics)
+        assert one.controller.image.topics["bad"].topic_id == known.topic_id
+
+    play(zookeeper, story)
+
+
+def test_a_broker_whose_registration_cannot_be_read_is_left_out_until_it_can(
+    zookeeper: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(one: Setting) -> None:
+        await one.store.transact([Create(BrokerNode.path(3), b'{"version":5}', ephemeral=True)])
+        await one.store.transact([Create(BrokerNode.path(4), BrokerNode.encode(registration(4)))])
+        await one.until(lambda image: 4 in image.brokers)
+        assert list(one.controller.image.brokers) == [1, 2, 4]
+        assert any(
+            record.levelname == "ERROR" and record.getMessage().startswith("/brokers/ids/3 holds ")
+            for record in caplog.records
+        )
+        await one.write(BrokerNode.path(3), BrokerNode.encode(registration(3)))
+        await one.until(lambda image: 3 in image.brokers)
+        assert not one.controller.image.unreadable
+
+    play(zookeeper, story)
+
+
+def test_a_broker_that_is_known_stays_and_another_address_in_its_node_is_heard_of(
+    zookeeper: Settings,
+) -> None:
+    async def story(one: Setting) -> None:
+        await one.registrations.brokers_changed()
+        await one.write(BrokerNode.path(2), b"{")
+        await one.store.transact([Create(BrokerNode.path(4), BrokerNode.encode(registration(4)))])
+        await one.until(lambda image: 4 in image.brokers)
+        assert list(one.controller.image.brokers) == [1, 2, 4]
+        await one.write(BrokerNode.path(2), BrokerNode.encode(registration(2, 9999)))
+        await one.until(lambda image: image.brokers[2].endpoints["PLAINTEXT"].port == 9999)
+
+    play(zookeeper, story)

@@ -114,6 +114,19 @@ def test_what_is_appended_is_followed_and_committed(stage: Stage) -> None:
     assert len(stage.links) == 1
 
 
+def test_a_leader_hears_of_a_new_registration_while_it_is_followed(stage: Stage) -> None:
+    stage.run(lambda: follow_all(stage))
+
+    def told() -> set[int]:
+        known = [stage.bench.partition("t", index).replication for index in range(3)]
+        return {int(one.epoch_of(FOLLOWER)) for one in known if one is not None}
+
+    stage.bench.until(lambda: told() == {1})
+    stage.run(lambda: stage.following.registered(7))
+    stage.bench.until(lambda: told() == {7})
+    assert len(stage.links) == 1
+
+
 def test_a_partition_goes_on_when_its_flush_is_done(stage: Stage) -> None:
     """With flush.messages=1 the next fetch says what is on the disk: it does not wait for a rest to end."""
     limits = FetchLimits(wait_ms=PATIENCE_MS, backoff_ms=PATIENCE_MS)

@@ -72,6 +72,7 @@ class PlainBroker:
         self.broker.clock = clock
         self.broker.files = files
         self.broker.node_id = node_id
+        self.following: Following
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -98,9 +99,10 @@ class PlainBroker:
         limits = FetchLimits(
             wait_ms=config.int("replica.fetch.wait.max.ms"), backoff_ms=config.int("replica.fetch.backoff.ms")
         )
-        broker.partitions.following = Following(
-            self.node_id, 1, limits, self._connect, broker.clock, self._storage_failed
+        self.following = Following(
+            self.node_id, ANY_EPOCH, limits, self._connect, broker.clock, self._storage_failed
         )
+        broker.partitions.following = self.following
         broker.partitions.change_isr = self._change_isr
         listening: Any = Listening(self.network, self.machine, PORT)
         listener = Listener("PLAINTEXT", self.machine.name, PORT, node_id=self.node_id)
@@ -162,6 +164,7 @@ class PlainBroker:
         with contextlib.suppress(StorageError):
             self.broker.logs.loss_heeded()
         self.broker.metadata.image = image
+        self.following.registered(image.brokers[self.node_id].epoch)
         for topic in image.topics.values():
             states = [state_of(one) for one in topic.partitions if one.partition_epoch >= 0]
             config = log_config(self.broker.config, topic.name, topic.config)
@@ -171,8 +174,8 @@ class PlainBroker:
                 log.warning("%s: %s", topic.name, problem)
 
     def _change_isr(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
-        brokers = self.broker.metadata.brokers
-        epochs = [(one, brokers[one].epoch if one in brokers else ANY_EPOCH) for one in isr]
+        replication = partition.replication
+        epochs = [(one, ANY_EPOCH if replication is None else int(replication.epoch_of(one))) for one in isr]
         change = IsrChange(self.node_id, int(partition.leader_epoch), partition_epoch, epochs)
 
         def answer(state: PartitionImage | None) -> None:

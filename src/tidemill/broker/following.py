@@ -264,8 +264,7 @@ class Following(Follows):
         throttle: Throttle | None = None,
     ) -> None:
         self._throttle = throttle
-        self.node_epoch = node_epoch
-        """Of this broker's registration: leaders hear it of followers from then on."""
+        self._node_epoch = node_epoch
         self._node_id = node_id
         self._limits = limits
         self._connect = connect
@@ -275,6 +274,12 @@ class Following(Follows):
         self._leaders: dict[Partition, int] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
+    def registered(self, node_epoch: int) -> None:
+        """This broker has a new registration: leaders hear of its epoch with the next fetches."""
+        self._node_epoch = node_epoch
+        for loop in self._loops.values():
+            loop.fetcher.node_epoch = node_epoch
+
     def follow(self, partition: Partition) -> None:
         """Follows ``partition`` in the epoch that it is in now, and no other leader of it."""
         leader = int(partition.leader)
@@ -282,7 +287,7 @@ class Following(Follows):
             self.leave(partition)
         loop = self._loops.get(leader)
         if loop is None:
-            fetcher = LeaderFetcher(self._node_id, self.node_epoch, self._limits, self._throttle)
+            fetcher = LeaderFetcher(self._node_id, self._node_epoch, self._limits, self._throttle)
             loop = self._loops[leader] = LeaderLoop(
                 leader, fetcher, self._connect, self._clock, self._storage_failed
             )

@@ -177,7 +177,7 @@ class Cluster(Seat, Hears):
         """Commands for another epoch are not for this process."""
         super().registered(epoch)
         if self._following is not None:
-            self._following.node_epoch = epoch
+            self._following.registered(epoch)
         self._settings.read_all()
 
     def session_lost(self) -> None:

@@ -37,6 +37,7 @@ from tidemill.client.outcomes import Outcomes
 from tidemill.client.sender import Sender
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.init_producer_id import InitProducerIdResponse
 
 
 class Proxy:
@@ -210,6 +211,25 @@ def test_messages_for_a_broker_that_is_gone_are_given_up_after_the_delivery_time
         assert time.monotonic() - began < 10
         producer.flush(5)
         assert [type(error) for error in heard] == [DeliveryTimeout]
+
+
+def test_a_producer_that_gets_no_id_says_so_and_what_does_without(
+    broker_address: str, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Cluster.call_any
+
+    def refused(self: Cluster, key: ApiKey, request: Any, deadline: float, **options: Any) -> Any:
+        if key is ApiKey.INIT_PRODUCER_ID:
+            return InitProducerIdResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE, producer_id=-1)
+        return asked(self, key, request, deadline, **options)
+
+    monkeypatch.setattr(Cluster, "call_any", refused)
+    topic = new_topic(1)
+    with (
+        Producer(broker_address, delivery_timeout_ms=900, request_timeout_ms=300, linger_ms=0) as producer,
+        pytest.raises(DeliveryTimeout, match=r"producer id .*enable.idempotence=false.*COORDINATOR_NOT"),
+    ):
+        producer.send(topic, b"held back").result(20)
 
 
 def accumulator(buffer_bytes: int = 10_000, batch_bytes: int = 1000) -> Accumulator:

@@ -70,6 +70,8 @@ class Outcomes:
         self._backoff_max = config.seconds("retry.backoff.max.ms")
         self._idempotent = config.bool("enable.idempotence")
         self._finished: deque[tuple[Any, PendingBatch, int, int]] = deque()
+        self.id_problem: KafkaError | None = None
+        """Why the producer has no id yet, without which it sends nothing."""
 
     def succeeded(self, batch: PendingBatch, base_offset: int, append_time_ms: int) -> None:
         """The broker has the batch: at ``base_offset``, or -1 where it did not say."""
@@ -159,6 +161,12 @@ class Outcomes:
     def _expired(self, batch: PendingBatch) -> DeliveryTimeout:
         if batch.last_refusal is not None:
             return _late(batch, batch.last_refusal)
+        if self.id_problem is not None:
+            return DeliveryTimeout(
+                f"{_messages(batch)} waited longer than delivery.timeout.ms: {self.id_problem}",
+                topic=batch.queue.topic,
+                partition=batch.queue.partition,
+            )
         reason = self._cluster.errors.get(batch.queue.topic)
         more = f" (the topic: {code_of(reason).name})" if reason else ""
         return DeliveryTimeout(

@@ -188,9 +188,16 @@ class Sender:
 
     def _init_producer_id(self, deadline: float) -> None:
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=2**31 - 1)
-        answer = self._cluster.call_any(ApiKey.INIT_PRODUCER_ID, request, deadline)
-        if answer.error_code:
-            raise error_for(answer.error_code, "get a producer id (enable.idempotence=false does without)")
+        try:
+            answer = self._cluster.call_any(ApiKey.INIT_PRODUCER_ID, request, deadline)
+            if answer.error_code:
+                raise error_for(
+                    answer.error_code, "get a producer id (enable.idempotence=false does without)"
+                )
+        except KafkaError as problem:
+            self.outcomes.id_problem = problem
+            raise
+        self.outcomes.id_problem = None
         self._producer_epoch = answer.producer_epoch
         self._producer_id = answer.producer_id
 

@@ -18,6 +18,8 @@ ALL_KEYS = [key for table in TABLES.values() for key in table.values()]
 
 OTHER_DEFAULTS = {
     "log.dir",  # a directory of ours: Kafka's is below /tmp
+    "socket.receive.buffer.bytes",  # the system sizes buffers as they are needed
+    "socket.send.buffer.bytes",
     "socket.listen.backlog.size",  # thousands may connect at once after a restart
     "node.id",  # Kafka demands it; here the data directory knows
     "process.roles",

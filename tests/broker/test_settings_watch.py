@@ -15,6 +15,7 @@ from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.image import ClusterImage, TopicImage
 from tidemill.coordination.nodes import PERSISTENT_PATHS, ConfigChangeNode, ConfigNode
 from tidemill.coordination.port import Create, SetData, ensure_paths
+from tidemill.model.errors import ErrorCode, KafkaError
 
 ROOM_S = 10.0
 
@@ -29,6 +30,26 @@ class Taken:
     async def take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
         self.settings |= settings
         self.changed.set()
+
+
+class Office:
+    """A controller that is replaced when it is about to take settings, which it did not know before."""
+
+    def __init__(self) -> None:
+        self.is_active = True
+
+    async def take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
+        self.is_active = False
+        raise KafkaError("this broker is not the controller", ErrorCode.NOT_CONTROLLER)
+
+
+def test_who_loses_the_office_takes_settings_as_the_others_do(tmp_path: Path) -> None:
+    told = follow(
+        tmp_path,
+        Create(ConfigNode.path("topics", "t"), ConfigNode.encode({"retention.ms": "9"})),
+        Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", "t"), sequential=True),
+    )
+    assert told == {("topics", "t"): {"retention.ms": "9"}}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +111,7 @@ def follow(
             store=store,
             node_id=1,
             metadata=SimpleNamespace(image=ClusterImage(topics={"t": TopicImage("t", b"t" * 16, (), {})})),
-            controller=SimpleNamespace(is_active=False),
+            controller=Office(),
             commands=taken,
         )
         watch = SettingsWatch(broker)

@@ -15,6 +15,7 @@ from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.loading import load_settings
 from tidemill.coordination.nodes import CONFIG_CHANGES, ConfigChangeNode, ConfigNode
 from tidemill.coordination.port import Delete, Node, NoNode, Watch
+from tidemill.model.errors import ErrorCode, KafkaError
 
 log = logging.getLogger("tidemill.broker")
 
@@ -108,9 +109,11 @@ class SettingsWatch:
             mended = self._unreadable.pop(entity, None)
             if mended is not None:
                 mended.cancel()
-        if self._broker.controller.is_active:
+        try:
             await self._broker.controller.take_settings(settings)
-        else:
+        except KafkaError as problem:
+            if problem.code != ErrorCode.NOT_CONTROLLER:
+                raise
             await self._broker.commands.take_settings(settings)
 
     async def _remove(self, names: list[str]) -> None:

@@ -57,11 +57,10 @@ class Brokers:
         self.controller: Controller = asked.controller
         self.failover = Failover(asked.controller)
 
-    async def come(self, *broker_ids: int) -> None:
+    async def come(self, *broker_ids: int, lost_unsynced: bool = False) -> None:
         """Others register."""
         for one in broker_ids:
-            endpoint = Endpoint("INSIDE", "PLAINTEXT", f"10.0.0.{one}", 19092)
-            data = BrokerNode.encode(BrokerRegistration(one, (endpoint,), f"rack-{one}"))
+            data = registration(one, lost_unsynced)
             await self.store.transact([Create(BrokerNode.path(one), data, ephemeral=True)])
         await self.failover.brokers_changed()
 
@@ -147,6 +146,12 @@ class Brokers:
                 assert one.partition_epoch == two.partition_epoch
 
 
+def registration(broker_id: int, lost_unsynced: bool = False) -> bytes:
+    endpoint = Endpoint("INSIDE", "PLAINTEXT", f"10.0.0.{broker_id}", 19092)
+    registered = BrokerRegistration(broker_id, (endpoint,), f"rack-{broker_id}", lost_unsynced=lost_unsynced)
+    return BrokerNode.encode(registered)
+
+
 @asynccontextmanager
 async def brokers_in(directory: Path, **config: Any) -> AsyncIterator[Brokers]:
     """Brokers 7, 1, 2 and 3."""
@@ -155,6 +160,24 @@ async def brokers_in(directory: Path, **config: Any) -> AsyncIterator[Brokers]:
         await brokers.come(1, 2, 3)
         yield brokers
         asked.controller.resign()
+
+
+def test_a_broker_that_lost_records_gets_in_sync_once_its_registration_says_that_it_knows(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with brokers_in(tmp_path) as brokers:
+            await brokers.have([7, 1])
+            await brokers.go(1)
+            await brokers.come(1, lost_unsynced=True)
+            assert brokers.partition().isr == [7]
+            with pytest.raises(AssertionError, match="yet to hear"):
+                await brokers.in_sync(7, 1)
+            await brokers.store.transact([SetData(BrokerNode.path(1), registration(1))])
+            await brokers.in_sync(7, 1)
+            assert brokers.partition().isr == [7, 1]
+
+    run(story())
 
 
 # Moves

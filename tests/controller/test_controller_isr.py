@@ -22,6 +22,21 @@ def change(*isr: int, broker: int = 1, leader_epoch: int = 7, partition_epoch: i
     return IsrChange(broker, leader_epoch, partition_epoch, [(one, 100 + one) for one in isr])
 
 
+def test_a_broker_that_lost_records_gets_in_sync_once_it_has_heard_of_that() -> None:
+    told, untold = (BrokerImage(BrokerRegistration(3, (), lost_unsynced=lost), 103) for lost in (False, True))
+    image = cluster(1, 2)
+    with pytest.raises(KafkaError) as refused:
+        plan_isr_change(image.with_brokers({**image.brokers, 3: untold}), PARTITION, change(1, 2, 3))
+    assert refused.value.code == ErrorCode.INELIGIBLE_REPLICA
+    after = plan_isr_change(image.with_brokers({**image.brokers, 3: told}), PARTITION, change(1, 2, 3))
+    assert after.isr == [1, 2, 3]
+    # The last that was left is its own witness.
+    alone = PARTITION.with_state(1, [1], is_new_epoch=False)
+    leader = BrokerImage(BrokerRegistration(1, (), lost_unsynced=True), 101)
+    brokers = {1: leader, 2: image.brokers[2]}
+    assert plan_isr_change(image.with_brokers(brokers), alone, change(1, 2, partition_epoch=5)).isr == [1, 2]
+
+
 @pytest.mark.parametrize("isr", [(1,), (1, 2, 3), (1, 3)])
 def test_a_set_that_may_be_is_written_and_the_leader_epoch_stays(isr: tuple[int, ...]) -> None:
     changed = plan_isr_change(cluster(1, 2, 3), PARTITION, change(*isr))

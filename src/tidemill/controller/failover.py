@@ -17,6 +17,7 @@ from tidemill.controller.topics import Plan, unknown_topic
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.image import REGISTRATION, BrokerImage, ClusterImage, PartitionImage
 from tidemill.coordination.loading import load_brokers
+from tidemill.coordination.nodes import Endpoint
 from tidemill.coordination.port import BadVersion, Operation
 from tidemill.model.errors import ErrorCode, KafkaError
 
@@ -72,12 +73,12 @@ class Failover:
             known = office.image.brokers
             came = [broker for broker, one in living.items() if _epoch(known, broker) != one.epoch]
             gone = [broker for broker in known if broker not in living]
-            moved = [
+            changed = [
                 broker
                 for broker, one in living.items()
-                if broker in known and known[broker].endpoints != one.endpoints
+                if broker in known and _said(known[broker]) != _said(one)
             ]
-            if not came and not gone and not moved:
+            if not came and not gone and not changed:
                 return
             logger.info("brokers that came: %s, that went: %s; there are %s", came, gone, list(living))
             image = office.image.with_brokers(living)
@@ -112,6 +113,10 @@ class Failover:
         """
         office = self._office
         results: list[PartitionImage | KafkaError] = []
+        lost = {broker for broker, one in office.image.brokers.items() if one.lost_unsynced}
+        if any(broker in lost for one in wanted for broker, _ in one.change.isr):
+            # They say in their registrations when they have heard of that.
+            await self.brokers_changed()
         async with office.changing():
             changes = _Changes(office.image, office.stopping())
             for one in wanted:
@@ -128,6 +133,11 @@ class Failover:
                 logger.warning("in-sync sets could not be written: %s", problem)
                 return [KafkaError(f"{problem}. Try again.", ErrorCode.INVALID_UPDATE_VERSION)] * len(wanted)
         return results
+
+
+def _said(broker: BrokerImage) -> tuple[Mapping[str, Endpoint], bool]:
+    """What may change in a registration."""
+    return broker.endpoints, broker.lost_unsynced
 
 
 def _epoch(brokers: Mapping[int, BrokerImage], broker: int) -> int | None:

@@ -42,7 +42,8 @@ def plan_isr_change(
     present state, STALE_BROKER_EPOCH for one that has registered anew since it asked (it leads as if it had
     not), NOT_CONTROLLER where it knows a later one than this controller, INVALID_REQUEST for a set that
     cannot be, INELIGIBLE_REPLICA for a member that does not live, or was started again meanwhile, or
-    (new in the set) is ``stopping`` or has no disk for it.
+    (new in the set) is ``stopping``, has no disk for it, or is
+    registered as one that lost records.
     """
     number = partition.partition
     _check_epoch(f"partition {number}: leader epoch", change.leader_epoch, partition.leader_epoch, _FENCED)
@@ -82,6 +83,9 @@ def _ineligible(
         return f"has epoch {registered.epoch}, not {epoch}, and cannot be in sync"
     if broker in partition.isr:
         return ""
+    if registered.lost_unsynced:
+        # A controller that takes the office next would take it for one that has lost what it had.
+        return "has yet to hear that it lost records, and cannot be in sync before"
     if broker in stopping:
         return "is about to stop, and does not get in sync again"
     if broker in partition.offline:

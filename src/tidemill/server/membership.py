@@ -158,13 +158,27 @@ class Membership:
     # The registration
 
     async def clear_loss(self) -> None:
-        """Takes out of the registration that this broker may have lost something: it was heeded."""
+        """Takes out of the registration that this broker may have lost something: it was heeded.
+
+        Until then it does not get in sync. Raises StoreError.
+        """
         registration = self._registration
         if registration is None or not registration.lost_unsynced:
             return
-        self._registration = registration = registration._replace(lost_unsynced=False)
-        path = BrokerNode.path(registration.broker_id)
-        await self._store.transact([SetData(path, BrokerNode.encode(registration))])
+        cleared = registration._replace(lost_unsynced=False)
+        await self._store.transact([SetData(BrokerNode.path(cleared.broker_id), BrokerNode.encode(cleared))])
+        self._registration = cleared
+
+    async def clear_loss_later(self) -> None:
+        """As :meth:`clear_loss`, until the store takes it."""
+        while True:
+            await asyncio.sleep(RETRY_S)
+            try:
+                await self.clear_loss()
+            except StoreError as problem:
+                log.warning("the registration could not be renewed, it is tried again: %s", problem)
+            else:
+                return
 
     def _session_changed(self, state: SessionState) -> None:
         if state is SessionState.SUSPENDED:

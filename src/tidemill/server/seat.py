@@ -75,7 +75,8 @@ class Seat(Events):
         try:
             await self.membership.clear_loss()
         except StoreError as problem:
-            log.warning("the registration could not be renewed: %s", problem)
+            log.warning("the registration could not be renewed, it is tried again: %s", problem)
+            self.begin(self.membership.clear_loss_later())
 
     async def hand_over(self) -> None:
         """Has others lead what this broker leads, as far as they can."""

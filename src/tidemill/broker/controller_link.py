@@ -24,6 +24,8 @@ log = logging.getLogger("tidemill.broker")
 
 REACH_S = 5.0
 """How long a request waits for a connection to the controller."""
+LOOK_S = 0.01
+"""A connection that has just ended is found to have ended within this time."""
 NOBODY = -1
 
 
@@ -103,24 +105,33 @@ class ControllerLink:
     async def ask_when_reached(self, key: int, versions: tuple[int, int], make: Callable[[], Any]) -> Any:
         """As :meth:`ask`, with a request that is made once there is a connection for it."""
         try:
-            async with asyncio.timeout(REACH_S):
-                while True:
-                    waiting = self._link
-                    if waiting is None:
-                        raise LinkError("no broker is the controller")
-                    link = await asyncio.shield(waiting)
-                    if not link.closed:
-                        break
-                    await asyncio.sleep(0.01)
+            link = await self._reached()
             return await link.ask(key, link.version_of(key, *versions), make(), self._patience_s)
-        except (LinkError, TimeoutError, asyncio.CancelledError) as problem:
-            if isinstance(problem, asyncio.CancelledError):
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    raise
+        except LinkError as problem:
             raise KafkaError(
                 f"the controller cannot be asked: {problem}. Try again.", ErrorCode.NOT_CONTROLLER
             ) from None
+
+    async def _reached(self) -> Link:
+        """The connection, once there is one. Raises LinkError."""
+        try:
+            async with asyncio.timeout(REACH_S):
+                while True:
+                    if self._link is None:
+                        raise LinkError("no other broker is known to be it")
+                    link = await asyncio.shield(self._link)
+                    if not link.closed:
+                        return link
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            raise LinkError(
+                f"broker {self._controller} has not taken a connection within {REACH_S:g} s"
+            ) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise LinkError("another broker has become it") from None
 
     async def forward(self, request: bytes, principal: str, address: str) -> bytes | None:
         """The controller's answer to a client's request (header and body); None when there is none."""

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
+from itertools import count
 from random import Random
 
+from tidemill.controller.evening import Leaderships, ReplicaMoves
 from tidemill.controller.placement import place_replicas
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
@@ -89,9 +91,11 @@ def spread(current: Assignment, racks: Racks, random: Random) -> dict[TopicParti
     ``racks`` stay.
     """
     placement = _Placement(current, racks, random)
-    while _even_out(placement):
+    moves = ReplicaMoves(placement.held, placement.surplus, placement.may_move)
+    while _even_out(placement, moves):
         pass
-    while _even_out_leaders(placement):
+    leaderships = Leaderships(placement.led, placement.replicas)
+    while _even_out_leaders(placement, leaderships):
         pass
     return _changes(current, placement.replicas)
 
@@ -124,19 +128,21 @@ class _Placement:
         aware = all(rack is not None for rack in racks.values())
         # Without racks, each broker is its own: then no two replicas are ever in one.
         self.rack = {broker: racks[broker] if aware else broker for broker in racks}
-        self.held: dict[int, dict[TopicPartition, None]] = {broker: {} for broker in order}
+        self._numbers = count()
+        self.held: dict[int, dict[TopicPartition, int]] = {broker: {} for broker in order}
+        """By numbers that grow, as those of ``led``."""
         self.topics: Counter[tuple[int, str]] = Counter()
         """How many replicas of a topic a broker holds."""
-        self.led: dict[int, dict[TopicPartition, None]] = {broker: {} for broker in order}
+        self.led: dict[int, dict[TopicPartition, int]] = {broker: {} for broker in order}
         for partition, replicas in self.replicas.items():
             for broker in replicas:
                 self._count(partition, broker)
             if replicas and replicas[0] in self.led:
-                self.led[replicas[0]][partition] = None
+                self.led[replicas[0]][partition] = next(self._numbers)
 
     def _count(self, partition: TopicPartition, broker: int) -> None:
         if broker in self.held:
-            self.held[broker][partition] = None
+            self.held[broker][partition] = next(self._numbers)
             self.topics[broker, partition.topic] += 1
 
     def add(self, partition: TopicPartition, broker: int, place: int) -> None:
@@ -168,7 +174,7 @@ class _Placement:
         if before in self.led:
             del self.led[before][partition]
         if after in self.led:
-            self.led[after][partition] = None
+            self.led[after][partition] = next(self._numbers)
 
     def best_for(self, replicas: Sequence[int]) -> int:
         """The broker that should get a further replica beside ``replicas``."""
@@ -196,6 +202,14 @@ class _Placement:
         known = [broker for broker in replicas if broker in self.led]
         return min(known, key=lambda broker: (len(self.led[broker]), replicas.index(broker)))
 
+    def surplus(self, high: int, low: int, topic: str) -> int:
+        """How many replicas of a topic ``high`` has more than ``low``."""
+        return self.topics[high, topic] - self.topics[low, topic]
+
+    def may_move(self, partition: TopicPartition, high: int, low: int) -> bool:
+        """Whether the replica on ``high`` may move to ``low``."""
+        return partition not in self.held[low] and self.keeps_racks(partition, high, low)
+
     def keeps_racks(self, partition: TopicPartition, high: int, low: int) -> bool:
         """Whether the partition is in as many racks as before when its replica moves from high to low."""
         if self.rack[high] == self.rack[low]:
@@ -204,30 +218,28 @@ class _Placement:
         return self.rack[low] not in others or self.rack[high] in others
 
 
-def _even_out(placement: _Placement) -> bool:
-    """Moves one replica from a broker with many to one with few; whether there was one to move."""
-    held, rank, topics = placement.held, placement.rank, placement.topics
+def _even_out(placement: _Placement, moves: ReplicaMoves) -> bool:
+    """Moves one replica from a broker with many to one with few; whether there was one to move.
+
+    Of the topic of which the one has the most more than the other, so that each topic is spread, too.
+    """
+    held, rank = placement.held, placement.rank
     falling = sorted(held, key=lambda broker: (-len(held[broker]), rank[broker]))
     for high in falling:
         for low in reversed(falling):
             if len(held[high]) - len(held[low]) < 2:
                 break
-            movable = [
-                partition
-                for partition in held[high]
-                if partition not in held[low] and placement.keeps_racks(partition, high, low)
-            ]
-            if movable:
-                # The topic of which high has the most more than low, so that each topic is spread, too.
-                partition = max(movable, key=lambda one: topics[high, one.topic] - topics[low, one.topic])
+            partition = moves.best(high, low)
+            if partition is not None:
                 place = placement.replicas[partition].index(high)
                 placement.remove(partition, high)
                 placement.add(partition, low, place)
+                moves.moved(partition, high, low)
                 return True
     return False
 
 
-def _even_out_leaders(placement: _Placement) -> bool:
+def _even_out_leaders(placement: _Placement, leaderships: Leaderships) -> bool:
     """Takes one leadership from a broker with many, along a chain of brokers that ends at one with few."""
     led, rank = placement.led, placement.rank
     for high in sorted(led, key=lambda broker: (-len(led[broker]), rank[broker])):
@@ -239,11 +251,11 @@ def _even_out_leaders(placement: _Placement) -> bool:
                 while broker != high:
                     giver, partition = found[broker]
                     placement.lead(partition, broker)
+                    leaderships.led_by(partition, broker)
                     broker = giver
                 return True
-            for partition in led[broker]:
-                for other in placement.replicas[partition]:
-                    if other in led and other != high and other not in found:
-                        found[other] = (broker, partition)
-                        waiting.append(other)
+            for other, partition in leaderships.takers(broker):
+                if other != high and other not in found:
+                    found[other] = (broker, partition)
+                    waiting.append(other)
     return False

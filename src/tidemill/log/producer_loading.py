@@ -75,8 +75,8 @@ def _read_batches(segment: Segment, producers: ProducerState, end_offset: i64, n
 def recall_batches(segments: list[Segment], producers: ProducerState, producer_id: i64) -> bool:
     """Finds the last batches of a producer in the log, where a snapshot told only the very last.
 
-    Returns whether there may be something new. At most the last :data:`RECALL_BYTES` of two segments are
-    looked through, headers only.
+    Returns whether there may be something new. Some :data:`RECALL_BYTES` before the last one are looked
+    through, headers only, in as many segments as that takes.
     """
     entry = producers.entries.get(producer_id)
     if entry is None or not entry.from_snapshot:
@@ -87,7 +87,12 @@ def recall_batches(segments: list[Segment], producers: ProducerState, producer_i
     count = len(segments)
     while count > 0 and segments[count - 1].base_offset > last_offset:
         count -= 1
-    for segment in segments[max(count - 2, 0) : count]:
+    first: i64 = count - 1
+    left: i64 = RECALL_BYTES
+    while first > 0 and left > 0:
+        first -= 1
+        left -= segments[first].size
+    for segment in segments[max(first, 0) : count]:
         if segment.size == 0:
             continue
         last_position: i64 = segment.position_of(last_offset)

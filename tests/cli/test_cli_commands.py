@@ -51,6 +51,8 @@ def test_topics_come_grow_change_and_go(cli: Run) -> None:
     assert "shrink" in cli("topic", "alter", "a1", "-p", "3", code=1)
     assert "retention.mss" in cli("topic", "alter", "a1", "--set", "retention.mss=1", code=1)
     assert "did you mean retention.ms?" in cli("topic", "alter", "a1", "--unset", "retention.mss", code=1)
+    twice = cli("topic", "alter", "a1", "--set", "retention.ms=1", "--unset", "retention.ms", code=2)
+    assert "--set and --unset both name retention.ms" in twice
     assert "at most 2147483647" in cli(
         "topic", "alter", "a1", "--set", "max.message.bytes=9999999999", code=1
     )

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.cli import directories, suggest
-from tidemill.cli.options import Target, TextType, pairs, target_options
+from tidemill.cli.options import Target, TextType, target_options
 from tidemill.cli.output import done, json_option, print_json, print_table
+from tidemill.cli.settings import changes_of, unset_option
 
 if TYPE_CHECKING:
     from tidemill.client import Admin, ClientError
@@ -183,15 +184,7 @@ It holds at once and after restarts. 'tidemill config keys' says which keys can 
     help="Set one key; can be repeated.",
     shell_complete=suggest.run_time_settings,
 )
-@click.option(
-    "-u",
-    "--unset",
-    "removed",
-    multiple=True,
-    metavar="KEY",
-    help="Back to what holds without it.",
-    shell_complete=suggest.run_time_keys,
-)
+@unset_option("what holds without it", suggest.run_time_keys)
 @click.option("--dry-run", is_flag=True, help="Check, and change nothing.")
 @json_option
 @target_options
@@ -207,12 +200,9 @@ def alter(
     from tidemill.client import Admin
     from tidemill.model.configs.topic import near
 
-    wanted = pairs("--set", settings)
-    if not (wanted or removed):
+    changes = changes_of(settings, removed)
+    if not any(changes):
         raise click.UsageError("nothing to change: give --set or --unset")
-    both = sorted(wanted.keys() & set(removed))
-    if both:
-        raise click.UsageError(f"--set and --unset both name {both[0]}: one of them")
     resource = resource_of(broker)
     with Admin(target.bootstrap, target.config()) as admin:
         if removed:
@@ -227,10 +217,9 @@ def alter(
                         f"--unset {key}: nothing was set for {said(broker)} while it ran; "
                         f"'tidemill broker describe {broker}' shows what was{near(key, held)}"
                     )
-        admin.alter_configs(resource, wanted, remove=removed, validate_only=dry_run)
+        admin.alter_configs(resource, changes.wanted, remove=removed, validate_only=dry_run)
     if as_json:
-        document = {"broker": broker if broker == DEFAULT else int(broker), "set": wanted}
+        document = {"broker": broker if broker == DEFAULT else int(broker), "set": changes.wanted}
         print_json({**document, "unset": list(removed), "changed": not dry_run})
         return
-    changes = [*(f"{key}={value}" for key, value in wanted.items()), *(f"{key} unset" for key in removed)]
-    done(f"{said(broker)}: {'could have ' if dry_run else ''}{', '.join(changes)}")
+    done(f"{said(broker)}: {'could have ' if dry_run else ''}{', '.join(changes.told)}")

@@ -23,12 +23,14 @@ from tidemill.cli.options import (
 from tidemill.cli.output import (
     bytes_text,
     count_text,
+    counted,
     done,
     json_option,
     on_terminal,
     print_json,
     print_table,
 )
+from tidemill.cli.settings import changes_of, unset_option
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -114,8 +116,7 @@ def create(
             if not row["created"]:
                 done(f"{row['name']}: could be created" if dry_run else f"{row['name']} is there already")
             else:
-                count = row["partitions"]
-                parts = f" with {count} {'partition' if count == 1 else 'partitions'}" if count > 0 else ""
+                parts = f" with {counted(row['partitions'], 'partition')}" if row["partitions"] > 0 else ""
                 done(f"created {row['name']}{parts}")
     return FAILED if failures else 0
 
@@ -361,15 +362,7 @@ Examples:
     "-r", "--replication-factor", "factor", type=Whole(1, SHORT_MAX), help="Have so many replicas of each."
 )
 @topic_settings_option
-@click.option(
-    "-u",
-    "--unset",
-    "removed",
-    multiple=True,
-    metavar="KEY",
-    help="Back to the broker's value.",
-    shell_complete=suggest.topic_keys,
-)
+@unset_option("the broker's value", suggest.topic_keys)
 @click.option("--dry-run", is_flag=True, help="Check, and change nothing.")
 @manner_options()
 @target_options
@@ -387,20 +380,19 @@ def alter(
     from tidemill.client import Admin, ConfigResource, ResourceType
     from tidemill.model.configs.topic import near
 
-    wanted = pairs("--set", settings)
-    if not (partitions or factor or wanted or removed):
+    changes = changes_of(settings, removed)
+    if not (partitions or factor or any(changes)):
         raise click.UsageError("nothing to change: give --partitions, --replication-factor, --set or --unset")
     said = []
     with Admin(target.bootstrap, target.config()) as admin:
-        if wanted or removed:
+        if any(changes):
             known = admin.topic_configs(name) if removed else {}
             for key in removed:
                 if key not in known:
                     raise click.ClickException(f"--unset {key}: a topic has no such key{near(key, known)}")
             resource = ConfigResource(ResourceType.TOPIC, name)
-            admin.alter_configs(resource, wanted, remove=removed, validate_only=dry_run)
-            said += [f"{key}={value}" for key, value in wanted.items()]
-            said += [f"{key} unset" for key in removed]
+            admin.alter_configs(resource, changes.wanted, remove=removed, validate_only=dry_run)
+            said += changes.told
         if partitions:
             admin.create_partitions(name, partitions, validate_only=dry_run)
             said.append(f"{partitions} partitions")

@@ -323,6 +323,27 @@ def test_a_follower_that_had_to_cut_its_log_learns_what_is_committed(bench: Benc
     assert mine.high_watermark == 1
 
 
+def test_a_follower_that_could_not_heed_an_answer_is_told_anew_what_is_committed_and_where_the_log_starts(
+    bench: Bench,
+) -> None:
+    follower = Follower(bench)
+    mine, theirs = follower.partitions[0], bench.partition("t", 0)
+    follower.start()
+    theirs.append([built(b"a"), built(b"b")], -1, 0)
+    follower.round()
+    theirs.advance_start(1)
+    follower.ask()
+    bench.until(lambda: theirs.high_watermark == 2)
+    for partition in (theirs, mine):
+        partition.become(NODE, 1, (NODE, FOLLOWER), (NODE, FOLLOWER), 1, 0)
+    follower.fetcher.follow(IDS["t"], mine, 0)
+    follower.take()
+    assert (mine.high_watermark, mine.log.start_offset) == (0, 0)
+    # Nothing happens any more: what that answer told is all the news that there is.
+    follower.round()
+    assert (mine.high_watermark, mine.log.start_offset) == (2, 1)
+
+
 def test_who_has_stepped_down_is_not_read_from(bench: Bench) -> None:
     partition = bench.partition()
     partition.become(NODE, 3, (NODE, FOLLOWER), (NODE, FOLLOWER), 0, 0)

@@ -29,6 +29,7 @@ from mypy_extensions import i16, i32, i64
 from tidemill.broker.fetch_sessions import FetchPart, FetchSession
 from tidemill.log.segment import Slice
 from tidemill.net.sending import FileRange
+from tidemill.replication.fetch_frames import HIGH_WATERMARK_FROM, HIGH_WATERMARK_TAG
 from tidemill.replication.waiting import FetchWaiter
 from tidemill.wire.fast import (
     ITEMS_MAX,
@@ -163,12 +164,31 @@ def decode_topic(
             position += 8
         part.bytes_max = i64(read_i32_be(data, position))
         position += 4
-        if flexible:
+        if version >= HIGH_WATERMARK_FROM:
+            position = decode_part_tags(part, data, position, end)
+        elif flexible:
             position = skip_tag_section(data, position, end)
         parts.append(part)
         count -= 1
     if flexible:
         position = skip_tag_section(data, position, end)
+    return position
+
+
+def decode_part_tags(part: FetchPart, data: bytes, position: i64, end: i64) -> i64:
+    """The tagged fields of a partition from version 18 on: how far the follower knows it to be committed."""
+    count, position = read_uvarint(data, position, end)
+    while count > 0:
+        tag, position = read_uvarint(data, position, end)
+        size, position = read_uvarint(data, position, end)
+        if position + size > end:
+            raise IndexError("a tagged field reaches beyond the request")
+        if tag == HIGH_WATERMARK_TAG:
+            if size != 8:
+                raise IndexError(f"a high watermark takes {size} bytes instead of 8")
+            part.high_watermark_there = read_i64_be(data, position)
+        position += size
+        count -= 1
     return position
 
 

@@ -23,6 +23,7 @@ from tidemill.model.ports import Clock
 from tidemill.replication.partition import Partition
 from tidemill.replication.waiting import CONSUMER, Awaited, FetchWaiter
 
+NOT_SAID: Final[i64] = 0x7FFFFFFFFFFFFFFF
 FINAL_EPOCH: Final = -1
 INITIAL_EPOCH: Final = 0
 PARTS_MAX: Final = 500_000
@@ -46,6 +47,8 @@ class FetchPart(FetchWaiter):
         self.last_fetched_epoch: i64 = -1
         self.log_start_there: i64 = -1
         """Where a follower's own log starts."""
+        self.high_watermark_there: i64 = NOT_SAID
+        """How far a follower knows the partition to be committed (KIP-1166)."""
         self.bytes_max: i64 = 0
         self.partition: Partition | None = None
         self.topic_known = False
@@ -128,6 +131,13 @@ class FetchPart(FetchWaiter):
             and self.log_start == partition.log.start_offset == self.told_log_start
             and (replica_id == CONSUMER or high_watermark >= partition.log.end_offset)
         )
+
+    def believe(self, asked: FetchPart) -> None:
+        """Takes a follower's word for what it was told: answers that came too late for it do not count."""
+        if asked.high_watermark_there < self.told_high_watermark:
+            self.told_high_watermark = asked.high_watermark_there
+        if 0 <= asked.log_start_there < self.told_log_start:
+            self.told_log_start = -1
 
     def fail(self, code: ErrorCode) -> None:
         """Answers this partition with an error."""
@@ -225,6 +235,7 @@ class FetchSession:
                 known.last_fetched_epoch = part.last_fetched_epoch
                 known.log_start_there = part.log_start_there
                 known.bytes_max = part.bytes_max
+                known.believe(part)
                 self.add_news(known)
         for part in forgotten:
             gone = self.parts.pop((part.key, int(part.index)), None)

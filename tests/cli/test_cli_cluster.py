@@ -118,6 +118,13 @@ def test_a_cluster_that_is_there_keeps_its_zookeeper_and_its_brokers(call: Call)
     assert "is on ZooKeeper at" in call("cluster", "up", "-z", "127.0.0.1:10", code=1)
     assert "decommission" in call("cluster", "up", "--brokers", "2", code=1)
     assert "server.properties" in call("cluster", "up", "--set", "num.partitions=1", code=1)
+    said = call("cluster", "up", "--port", "1", code=1)
+    assert f"--port is for new brokers; those in tidemill-cluster keep theirs ({local.bootstrap})" in said
+    assert "--brokers 4, or name another directory with -d" in said
+    # What was asked for is what is there: there is no ZooKeeper to reach, which is looked at next.
+    first = min(local.ports.values())
+    assert "no ZooKeeper can be reached" in call("cluster", "up", "--port", str(first), code=1)
+    assert "no ZooKeeper can be reached" in call("cluster", "up", "--port", "0", code=1)
     assert "1, 2, 3: give one of these" in call("cluster", "stop", "4", code=1)
     assert call("cluster", "down") == "nothing ran\n"
     Path("tidemill-cluster/cluster.json").write_text("{}")

@@ -54,7 +54,8 @@ jars and needs Java, unless --zookeeper names one that runs.""",
 @click.option(
     "--port",
     type=Whole(0, 65535),
-    help="Of the first broker made; 0: any free ones.  [9092, or behind the others]",
+    help="Of the first broker made; 0: any free ones. Those that are there keep theirs.  [9092, or behind "
+    "the others]",
 )
 @click.option(
     "-z",
@@ -95,6 +96,12 @@ def up(
     if settings and not missing:
         raise click.ClickException(
             f"--set is for new brokers; those that are there have {directory}/broker-N/server.properties"
+        )
+    if port and not missing and port != min(local.ports.values()):
+        raise click.ClickException(
+            f"--port is for new brokers; those in {directory} keep theirs ({local.bootstrap}): leave --port "
+            f"out, add brokers at that port by --brokers {len(local.ports) + 1}, or name another directory "
+            "with -d for a cluster of its own"
         )
     local.check([str(number) for number in local.ports])
     with local.alone():

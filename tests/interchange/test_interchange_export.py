@@ -156,6 +156,34 @@ def test_settings_of_its_own_stay_behind(tmp_path: Path) -> None:
     assert told["notes"] == ["tidemill.something of topic codecs is left out: Kafka has no such setting"]
 
 
+def test_settings_that_cannot_be_read_are_named_and_stay_behind(tmp_path: Path) -> None:
+    data = imported(tmp_path)
+    nodes = tmp_path / "nodes.json"
+    config = {"retention.ms": "a week", "retention.minutes": "9", "segment.bytes": "1048576"}
+    brokers = {"log.retention.bytes": "much", "message.max.bytes": "2000000"}
+    for path, settings in (
+        (ConfigNode.path("topics", "codecs"), config),
+        (ConfigNode.path("brokers", "1"), brokers),
+    ):
+        asyncio.run(set_node(data, path, ConfigNode.encode(settings)))
+    told = export(data, "--in-place", "--nodes", nodes)
+    written = {path: json.loads(text) for path, text in json.loads(nodes.read_text()).items() if text}
+    # Nothing is deleted by a default that may be shorter than what was asked for.
+    kept = {"segment.bytes": "1048576", "retention.ms": "-1"}
+    assert told["topics"]["codecs"]["config"] == kept
+    assert written["/config/topics/codecs"]["config"] == kept
+    assert written["/config/brokers/1"]["config"] == {
+        "message.max.bytes": "2000000",
+        "log.retention.bytes": "-1",
+    }
+    for begin, end in (
+        ("retention.ms=a week of topic codecs is left out (", "; retention.ms=-1 instead"),
+        ("retention.minutes=9 of topic codecs is left out (Unknown topic config name", ")"),
+        ("log.retention.bytes=much of broker 1 is left out (", "; log.retention.bytes=-1 instead"),
+    ):
+        assert [one for one in told["notes"] if one.startswith(begin) and one.endswith(end)], told["notes"]
+
+
 async def set_node(data: Path, path: str, value: bytes) -> None:
     store = EmbeddedStore.open(str(data / STORE))
     await store.transact([SetData(path, value)])

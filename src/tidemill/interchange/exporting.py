@@ -29,8 +29,14 @@ from tidemill.log.names import (
     META_PROPERTIES,
     RECOVERY_POINTS,
 )
+from tidemill.model.configs import (
+    BROKER_KEYS,
+    brokers_while_unreadable,
+    check_topic_settings,
+    while_unreadable,
+)
 from tidemill.model.configs.formats import magic_of
-from tidemill.model.errors import StorageError
+from tidemill.model.errors import ConfigError, StorageError
 from tidemill.model.ports import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.batch import CURRENT_MAGIC
@@ -87,7 +93,13 @@ def plan(nodes: Nodes, found: Found) -> Export:
         result.problems.append(f"{found.paths[0]} was never served: no {META_PROPERTIES} says whose it is")
     for name, topic in sorted(told.topics.items()):
         metadata.topics[name] = TopicEntry(name, topic.topic_id)
-        metadata.topics[name].config = _kafkas(topic.config, f"topic {name}", result.notes)
+        metadata.topics[name].config = _kafkas(
+            topic.config,
+            f"topic {name}",
+            result.notes,
+            lambda key, text: check_topic_settings({key: text}),
+            while_unreadable,
+        )
         for number, entry in topic.partitions.items():
             one = found.partitions.get(TopicPartition(name, number))
             if one is None:
@@ -104,7 +116,13 @@ def plan(nodes: Nodes, found: Found) -> Export:
                 (found.node_id,), found.node_id, entry.leader_epoch + 1, (found.node_id,)
             )
     for name, config in told.broker_configs.items():
-        kept = _kafkas(config, f"broker {name}" if name else "all brokers", result.notes)
+        kept = _kafkas(
+            config,
+            f"broker {name}" if name else "all brokers",
+            result.notes,
+            _check_broker_setting,
+            brokers_while_unreadable,
+        )
         if kept:
             metadata.broker_configs[name] = kept
     told_partitions = {
@@ -123,11 +141,38 @@ def plan(nodes: Nodes, found: Found) -> Export:
     return result
 
 
-def _kafkas(config: Mapping[str, str], whose: str, notes: list[str]) -> dict[str, str]:
-    """The settings that Kafka knows, too."""
-    own = sorted(name for name in config if name.startswith(OWN_SETTINGS))
-    notes.extend(f"{name} of {whose} is left out: Kafka has no such setting" for name in own)
-    return {name: value for name, value in config.items() if name not in own}
+def _kafkas(
+    config: Mapping[str, str],
+    whose: str,
+    notes: list[str],
+    check: Callable[[str, str], None],
+    careful: Callable[[str], dict[str, str]],
+) -> dict[str, str]:
+    """The settings that Kafka knows, too, and can read. For want of the others nothing goes there, as here.
+
+    ``check`` raises ConfigError for a value that makes no sense, ``careful`` says what holds in its place.
+    """
+    kept: dict[str, str] = {}
+    instead: dict[str, str] = {}
+    for name, value in sorted(config.items()):
+        if name.startswith(OWN_SETTINGS):
+            notes.append(f"{name} of {whose} is left out: Kafka has no such setting")
+            continue
+        try:
+            check(name, value)
+        except ConfigError as problem:
+            held = careful(name)
+            told = f"; {', '.join(f'{key}={text}' for key, text in held.items())} instead" if held else ""
+            notes.append(f"{name}={value} of {whose} is left out ({problem}){told}")
+            instead |= held
+        else:
+            kept[name] = value
+    return kept | instead
+
+
+def _check_broker_setting(name: str, value: str) -> None:
+    if name in BROKER_KEYS:  # Others are those of listeners, or of plugins of Kafka.
+        BROKER_KEYS[name].parse(value)
 
 
 def server_properties(export: Export, directories: list[str], zookeeper: str) -> dict[str, str]:

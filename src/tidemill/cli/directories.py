@@ -13,8 +13,8 @@ import click
 from tidemill.cli import suggest
 from tidemill.cli.options import Duration, Target, TextType, Whole, target_options
 from tidemill.cli.output import (
+    bytes_bar,
     bytes_text,
-    console,
     counted,
     done,
     json_option,
@@ -257,9 +257,6 @@ def _bar() -> Iterator[Any]:
     if not on_terminal():
         yield lambda arrived, whole: None
         return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("moving"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console(error=True), transient=True) as bar:
+    with bytes_bar("moving") as bar:
         task = bar.add_task("moving", total=None)
         yield lambda arrived, whole: bar.update(task, completed=arrived, total=whole)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.cli.options import Existing
-from tidemill.cli.output import bytes_text, console, count_text, json_option, on_terminal, print_json
+from tidemill.cli.output import bytes_bar, bytes_text, count_text, json_option, on_terminal, print_json
 from tidemill.cli.records import for_terminal
 
 if TYPE_CHECKING:
@@ -31,17 +31,7 @@ def progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
     if total < BAR_FROM_BYTES or not on_terminal():
         yield lambda count: None
         return
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console(error=True), transient=True) as bar:
+    with bytes_bar(what) as bar:
         task = bar.add_task(what, total=total)
         yield lambda count: bar.advance(task, count)
 

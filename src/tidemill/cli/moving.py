@@ -12,7 +12,7 @@ import click
 from tidemill.cli import throttles
 from tidemill.cli.manner import Manner
 from tidemill.cli.moves import Plan, Sizes, assignment, copied_bytes, print_plan, racks_of, replica_sizes
-from tidemill.cli.output import console, counted, done, on_terminal
+from tidemill.cli.output import bytes_bar, counted, done, on_terminal
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 
@@ -114,19 +114,8 @@ def _bar(admin: Admin, plan: Plan, current: Plan) -> Iterator[Callable[[set[Topi
     if not on_terminal():
         yield lambda left: None
         return
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
     total = copied_bytes(plan, current, replica_sizes(admin)).total()
-    parts = TextColumn("{task.fields[parts]} of " + counted(len(plan), "partition"))
-    columns = (TextColumn("moving"), BarColumn(), parts, DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console(error=True), transient=True) as bar:
+    with bytes_bar("moving", "{task.fields[parts]} of " + counted(len(plan), "partition")) as bar:
         task = bar.add_task("moving", total=max(total, 1), parts=0)
 
         def told(left: set[TopicPartition]) -> None:

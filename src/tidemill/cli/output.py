@@ -14,6 +14,7 @@ from tidemill.cli.records import for_terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,6 +42,22 @@ def console(*, error: bool = False) -> Console:
     from rich.console import Console
 
     return Console(stderr=error, highlight=False)
+
+
+def bytes_bar(what: str, *more: str) -> Progress:
+    """A bar on stderr that counts bytes, and goes when it has ended; ``more`` are texts beside it."""
+    from rich import progress
+
+    return progress.Progress(
+        progress.TextColumn(what),
+        progress.BarColumn(),
+        *map(progress.TextColumn, more),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+        console=console(error=True),
+        transient=True,
+    )
 
 
 def print_table(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from test_controller_shell import Setting, started
+from controller_office import Setting, in_office
 
 from tidemill.controller.failover import Failover
 from tidemill.controller.topics import NewTopic
@@ -63,216 +63,203 @@ async def another_controller(setting: Setting) -> None:
 def test_what_a_lost_answer_left_is_told_though_the_first_to_tell_of_it_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            lose_answer(setting, monkeypatch)
-            assert await create(setting, "a") is not None
-            publish, broken = setting.publish, [True]
+    async def story(setting: Setting) -> None:
+        lose_answer(setting, monkeypatch)
+        assert await create(setting, "a") is not None
+        publish, broken = setting.publish, [True]
 
-            async def fails_once(delta: Delta) -> None:
-                if broken.pop() if broken else False:
-                    raise StoreUnavailable("it broke again")
-                await publish(delta)
+        async def fails_once(delta: Delta) -> None:
+            if broken.pop() if broken else False:
+                raise StoreUnavailable("it broke again")
+            await publish(delta)
 
-            setting.controller._announce = fails_once
-            with pytest.raises(StoreUnavailable):
-                await create(setting, "b")
-            assert created(setting.deltas) == []
-            assert await create(setting, "b") is None
-            assert created(setting.deltas) == ["a", "b"]
+        setting.controller._announce = fails_once
+        with pytest.raises(StoreUnavailable):
+            await create(setting, "b")
+        assert created(setting.deltas) == []
+        assert await create(setting, "b") is None
+        assert created(setting.deltas) == ["a", "b"]
 
-    asyncio.run(story())
+    in_office(tmp_path, story)
 
 
 def test_what_was_written_for_somebody_who_was_broken_off_is_told_with_the_next_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            lose_answer(setting, monkeypatch, asyncio.CancelledError)
-            with pytest.raises(asyncio.CancelledError):
-                await create(setting, "a")
-            assert await create(setting, "b") is None
-            assert created(setting.deltas) == ["a", "b"]
+    async def story(setting: Setting) -> None:
+        lose_answer(setting, monkeypatch, asyncio.CancelledError)
+        with pytest.raises(asyncio.CancelledError):
+            await create(setting, "a")
+        assert await create(setting, "b") is None
+        assert created(setting.deltas) == ["a", "b"]
 
-    asyncio.run(story())
+    in_office(tmp_path, story)
 
 
 def test_a_deletion_whose_beginning_was_not_answered_goes_on_with_the_next_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            assert await create(setting, "a") is None
-            lose_answer(setting, monkeypatch)
-            (outcome,) = await setting.controller.delete_topics(["a"])
-            assert outcome.error is not None
-            assert await setting.store.exists(DeleteTopicNode.path("a"))
-            setting.deltas.clear()
-            assert await create(setting, "b") is None
-            assert [topic.name for topic in setting.deltas[0].deleted] == ["a"]
-            assert not await setting.store.exists(TopicNode.path("a"))
-            assert not await setting.store.exists(DeleteTopicNode.path("a"))
-            assert await create(setting, "a") is None
+    async def story(setting: Setting) -> None:
+        assert await create(setting, "a") is None
+        lose_answer(setting, monkeypatch)
+        (outcome,) = await setting.controller.delete_topics(["a"])
+        assert outcome.error is not None
+        assert await setting.store.exists(DeleteTopicNode.path("a"))
+        setting.deltas.clear()
+        assert await create(setting, "b") is None
+        assert [topic.name for topic in setting.deltas[0].deleted] == ["a"]
+        assert not await setting.store.exists(TopicNode.path("a"))
+        assert not await setting.store.exists(DeleteTopicNode.path("a"))
+        assert await create(setting, "a") is None
 
-    asyncio.run(story())
+    in_office(tmp_path, story)
 
 
 def test_who_deletes_what_an_administrator_has_just_marked_is_told_that_it_is_deleted(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            assert await create(setting, "a") is None
-            await setting.store.transact([Create(DeleteTopicNode.path("a"))])
-            (outcome,) = await setting.controller.delete_topics(["a"])
-            assert outcome.error is None
-            assert not await setting.store.exists(TopicNode.path("a"))
-            assert not await setting.store.exists(DeleteTopicNode.path("a"))
+    async def story(setting: Setting) -> None:
+        assert await create(setting, "a") is None
+        await setting.store.transact([Create(DeleteTopicNode.path("a"))])
+        (outcome,) = await setting.controller.delete_topics(["a"])
+        assert outcome.error is None
+        assert not await setting.store.exists(TopicNode.path("a"))
+        assert not await setting.store.exists(DeleteTopicNode.path("a"))
 
-    asyncio.run(story())
+    in_office(tmp_path, story)
 
 
 def test_records_of_a_topic_whose_nodes_somebody_removed_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            assert await create(setting, "a") is None
-            nodes = await subtree(setting.store, TopicNode.path("a"))
-            await setting.store.transact([Delete(path) for path in reversed(nodes)])
-            lose_answer(setting, monkeypatch)
-            assert await create(setting, "b") is not None
-            setting.deltas.clear()
-            assert await create(setting, "c") is None
-            assert list(setting.controller.image.topics) == ["b", "c"]
-            assert [delta.deleted for delta in setting.deltas] == [(), ()]
+    async def story(setting: Setting) -> None:
+        assert await create(setting, "a") is None
+        nodes = await subtree(setting.store, TopicNode.path("a"))
+        await setting.store.transact([Delete(path) for path in reversed(nodes)])
+        lose_answer(setting, monkeypatch)
+        assert await create(setting, "b") is not None
+        setting.deltas.clear()
+        assert await create(setting, "c") is None
+        assert list(setting.controller.image.topics) == ["b", "c"]
+        assert [delta.deleted for delta in setting.deltas] == [(), ()]
 
-    asyncio.run(story())
+    in_office(tmp_path, story)
     assert any(record.getMessage().startswith("a is not in the store any more") for record in caplog.records)
 
 
 def test_nodes_that_could_not_be_removed_go_with_the_next_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            assert await create(setting, "a") is None
-            children, broken = setting.store.children, [True]
+    async def story(setting: Setting) -> None:
+        assert await create(setting, "a") is None
+        children, broken = setting.store.children, [True]
 
-            async def fails_once(path: str) -> list[str]:
-                if path == TopicNode.path("a") and broken and broken.pop():
-                    raise StoreUnavailable("the connection broke")
-                return await children(path)
+        async def fails_once(path: str) -> list[str]:
+            if path == TopicNode.path("a") and broken and broken.pop():
+                raise StoreUnavailable("the connection broke")
+            return await children(path)
 
-            monkeypatch.setattr(setting.store, "children", fails_once)
-            (outcome,) = await setting.controller.delete_topics(["a"])
-            assert outcome.error is None
-            assert await setting.store.exists(TopicNode.path("a"))
-            assert await create(setting, "b") is None
-            assert not await setting.store.exists(TopicNode.path("a"))
+        monkeypatch.setattr(setting.store, "children", fails_once)
+        (outcome,) = await setting.controller.delete_topics(["a"])
+        assert outcome.error is None
+        assert await setting.store.exists(TopicNode.path("a"))
+        assert await create(setting, "b") is None
+        assert not await setting.store.exists(TopicNode.path("a"))
 
-    asyncio.run(story())
+    in_office(tmp_path, story)
 
 
 def test_what_is_read_when_another_controller_has_come_is_not_told_under_its_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            lose_answer(setting, monkeypatch)
-            assert await create(setting, "a") is not None
-            await another_controller(setting)
-            with pytest.raises(KafkaError) as raised:
-                await create(setting, "b")
-            assert raised.value.code == ErrorCode.NOT_CONTROLLER
-            assert not setting.controller.is_active
-            assert setting.deltas == []
+    async def story(setting: Setting) -> None:
+        lose_answer(setting, monkeypatch)
+        assert await create(setting, "a") is not None
+        await another_controller(setting)
+        with pytest.raises(KafkaError) as raised:
+            await create(setting, "b")
+        assert raised.value.code == ErrorCode.NOT_CONTROLLER
+        assert not setting.controller.is_active
+        assert setting.deltas == []
 
-    asyncio.run(story())
+    in_office(tmp_path, story)
 
 
 def test_an_office_that_another_takes_while_it_is_begun_is_simply_not_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            setting.controller.resign()
-            transact = setting.store.transact
+    async def story(setting: Setting) -> None:
+        setting.controller.resign()
+        transact = setting.store.transact
 
-            async def overtaken(operations: Sequence[Operation]) -> list[Result]:
-                results = await transact(operations)
-                monkeypatch.setattr(setting.store, "transact", transact)
-                await another_controller(setting)
-                return results
+        async def overtaken(operations: Sequence[Operation]) -> list[Result]:
+            results = await transact(operations)
+            monkeypatch.setattr(setting.store, "transact", transact)
+            await another_controller(setting)
+            return results
 
-            monkeypatch.setattr(setting.store, "transact", overtaken)
-            assert not await setting.controller.activate()
-            assert not setting.controller.is_active
-            assert setting.deltas == []
-            assert await setting.controller.activate()
+        monkeypatch.setattr(setting.store, "transact", overtaken)
+        assert not await setting.controller.activate()
+        assert not setting.controller.is_active
+        assert setting.deltas == []
+        assert await setting.controller.activate()
 
-    asyncio.run(story())
+    in_office(tmp_path, story)
 
 
 def test_replicas_that_cannot_be_read_stay_so_when_the_store_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            assert await create(setting, "a") is None
-            controller = setting.controller
-            await Failover(controller).replicas_failed(0, [(controller.image.topics["a"].topic_id, 0)])
-            assert controller.image.topics["a"].partitions[0].leader == -1
-            lose_answer(setting, monkeypatch)
-            assert await create(setting, "b") is not None
-            assert await create(setting, "c") is None
-            (partition,) = controller.image.topics["a"].partitions
-            assert (partition.leader, partition.offline) == (-1, {0})
+    async def story(setting: Setting) -> None:
+        assert await create(setting, "a") is None
+        controller = setting.controller
+        await Failover(controller).replicas_failed(0, [(controller.image.topics["a"].topic_id, 0)])
+        assert controller.image.topics["a"].partitions[0].leader == -1
+        lose_answer(setting, monkeypatch)
+        assert await create(setting, "b") is not None
+        assert await create(setting, "c") is None
+        (partition,) = controller.image.topics["a"].partitions
+        assert (partition.leader, partition.offline) == (-1, {0})
 
-    asyncio.run(story())
+    in_office(tmp_path, story)
 
 
 def test_who_was_found_dead_in_a_former_office_counts_as_living_in_the_next(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            controller = setting.controller
-            failover = Failover(controller)
-            there = BrokerRegistration(1, (Endpoint("PLAINTEXT", "PLAINTEXT", "localhost", 9093),))
-            await setting.store.transact(
-                [Create(BrokerNode.path(1), BrokerNode.encode(there), ephemeral=True)]
-            )
-            await failover.brokers_changed()
-            failover.found_dead(1, controller.image.brokers[1].epoch)
-            await failover.brokers_changed()
-            assert list(controller.image.brokers) == [0]
-            controller.resign()
-            assert await controller.activate()
-            await failover.brokers_changed()
-            assert list(controller.image.brokers) == [0, 1]
+    async def story(setting: Setting) -> None:
+        controller = setting.controller
+        failover = Failover(controller)
+        there = BrokerRegistration(1, (Endpoint("PLAINTEXT", "PLAINTEXT", "localhost", 9093),))
+        await setting.store.transact([Create(BrokerNode.path(1), BrokerNode.encode(there), ephemeral=True)])
+        await failover.brokers_changed()
+        failover.found_dead(1, controller.image.brokers[1].epoch)
+        await failover.brokers_changed()
+        assert list(controller.image.brokers) == [0]
+        controller.resign()
+        assert await controller.activate()
+        await failover.brokers_changed()
+        assert list(controller.image.brokers) == [0, 1]
 
-    asyncio.run(story())
+    in_office(tmp_path, story)
 
 
 def test_a_node_that_cannot_be_read_is_looked_at_again_only_when_it_changes(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            looks: list[str] = []
-            looked = asyncio.Event()
+    async def story(setting: Setting) -> None:
+        looks: list[str] = []
+        looked = asyncio.Event()
 
-            async def odd() -> None:
-                looks.append(TOPICS)
-                raise NodeFormatError(TOPICS, b"{", "it is odd")
+        async def odd() -> None:
+            looks.append(TOPICS)
+            raise NodeFormatError(TOPICS, b"{", "it is odd")
 
-            async def after() -> None:
-                looks.append(DELETE_TOPICS)
-                looked.set()
+        async def after() -> None:
+            looks.append(DELETE_TOPICS)
+            looked.set()
 
-            watching = Watching(setting.store, {TOPICS: odd, DELETE_TOPICS: after})
-            watching.start()
-            await asyncio.wait_for(looked.wait(), 10)
-            looked.clear()
-            await setting.store.transact([Create(DeleteTopicNode.path("a"))])
-            await asyncio.wait_for(looked.wait(), 10)
-            assert looks == [TOPICS, DELETE_TOPICS, DELETE_TOPICS]
-            await watching.stopped()
+        watching = Watching(setting.store, {TOPICS: odd, DELETE_TOPICS: after})
+        watching.start()
+        await asyncio.wait_for(looked.wait(), 10)
+        looked.clear()
+        await setting.store.transact([Create(DeleteTopicNode.path("a"))])
+        await asyncio.wait_for(looked.wait(), 10)
+        assert looks == [TOPICS, DELETE_TOPICS, DELETE_TOPICS]
+        await watching.stopped()
 
-    asyncio.run(story())
+    in_office(tmp_path, story)

@@ -5,77 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from random import Random
 
 import pytest
+from controller_office import REGISTRATION, Setting, in_office, started
 
 from tidemill.controller.configs import Alteration, AlterOperation, ResourceType
 from tidemill.controller.producer_ids import claim_block
-from tidemill.controller.shell import ConfigCommand, Controller, generate_broker_id
+from tidemill.controller.shell import ConfigCommand, generate_broker_id
 from tidemill.controller.topics import Growth, NewTopic
 from tidemill.coordination.embedded import EmbeddedStore
-from tidemill.coordination.image import ClusterImage, Delta
+from tidemill.coordination.image import ClusterImage
 from tidemill.coordination.loading import load_image
 from tidemill.coordination.nodes import (
-    BrokerRegistration,
-    Endpoint,
     PartitionState,
     PartitionStateNode,
     TopicAssignment,
     TopicNode,
 )
 from tidemill.coordination.port import Create, SetData, Store, subtree
-from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.ports import Clock
-
-REGISTRATION = BrokerRegistration(0, (Endpoint("PLAINTEXT", "PLAINTEXT", "localhost", 9092),))
-
-
-class FixedClock(Clock):
-    """A clock that stands still."""
-
-    def wall_ms(self) -> int:
-        """Some time in 2023."""
-        return 1_700_000_000_000
-
-
-class Setting:
-    """A controller over a store, and what it published."""
-
-    def __init__(self, store: EmbeddedStore, broker_id: int = 0, **config: int | bool) -> None:
-        self.store = store
-        self.config = BrokerConfig.of(**config)
-        self.deltas: list[Delta] = []
-        self.fails: dict[str, KafkaError] = {}
-        self.controller = Controller(
-            store, broker_id, lambda: self.config, self.publish, FixedClock(), Random(1)
-        )
-
-    async def publish(self, delta: Delta) -> None:
-        """Takes a change down, and fails what is to fail."""
-        self.deltas.append(delta)
-        for topic in (*delta.created, *delta.deleted):
-            if topic.name in self.fails:
-                delta.fail(topic.name, self.fails[topic.name])
-
-
-@asynccontextmanager
-async def started(directory: Path, **config: int | bool) -> AsyncIterator[Setting]:
-    """A broker's controller that has taken office."""
-    store = EmbeddedStore.open(str(directory / "coordination.db"))
-    setting = Setting(store, **config)
-    await setting.controller.load()
-    await setting.controller.register(REGISTRATION)
-    await setting.controller.activate()
-    setting.deltas.clear()
-    try:
-        yield setting
-    finally:
-        await store.close()
 
 
 def same(one: ClusterImage, other: ClusterImage) -> bool:
@@ -96,19 +45,18 @@ def same(one: ClusterImage, other: ClusterImage) -> bool:
 
 
 def test_the_first_start_makes_a_cluster_and_later_ones_find_it(tmp_path: Path) -> None:
-    async def start() -> tuple[str, int, int]:
-        async with started(tmp_path) as setting:
-            image = setting.controller.image
-            assert len(image.cluster_id) == 22
-            assert image.controller_id == 0
-            assert list(image.brokers) == [0]
-            assert image.brokers[0].endpoints["PLAINTEXT"].port == 9092
-            node = await setting.store.get("/controller")
-            assert node is not None
-            assert node.owner == setting.store.session_id
-            return image.cluster_id, image.controller_epoch, image.brokers[0].epoch
+    async def start(setting: Setting) -> tuple[str, int, int]:
+        image = setting.controller.image
+        assert len(image.cluster_id) == 22
+        assert image.controller_id == 0
+        assert list(image.brokers) == [0]
+        assert image.brokers[0].endpoints["PLAINTEXT"].port == 9092
+        node = await setting.store.get("/controller")
+        assert node is not None
+        assert node.owner == setting.store.session_id
+        return image.cluster_id, image.controller_epoch, image.brokers[0].epoch
 
-    first, second = asyncio.run(start()), asyncio.run(start())
+    first, second = in_office(tmp_path, start), in_office(tmp_path, start)
     assert second[0] == first[0]
     assert second[1] == first[1] + 1
     assert second[2] > first[2]
@@ -126,35 +74,33 @@ def test_the_cluster_id_of_a_data_directory_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_broker_whose_registration_was_not_answered_finds_it(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            controller = setting.controller
-            before = await setting.store.get("/brokers/ids/0")
-            assert before is not None
-            assert await controller.register(REGISTRATION._replace(rack="r")) == before.creation_id
-            node = await setting.store.get("/brokers/ids/0")
-            assert node is not None
-            assert json.loads(node.data)["rack"] == "r"
+    async def story(setting: Setting) -> None:
+        controller = setting.controller
+        before = await setting.store.get("/brokers/ids/0")
+        assert before is not None
+        assert await controller.register(REGISTRATION._replace(rack="r")) == before.creation_id
+        node = await setting.store.get("/brokers/ids/0")
+        assert node is not None
+        assert json.loads(node.data)["rack"] == "r"
 
-    asyncio.run(story())
+    in_office(tmp_path, story)
 
 
 def test_a_broker_whose_id_is_taken_is_refused(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            other = Setting(setting.store.join())
-            await other.controller.load()
-            with pytest.raises(KafkaError, match="/brokers/ids/0") as caught:
-                await other.controller.register(REGISTRATION)
-            assert not await other.controller.activate()
-            assert caught.value.code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
-            assert not other.controller.is_active
-            with pytest.raises(KafkaError) as refused:
-                await other.controller.create_topics([NewTopic("t")])
-            assert refused.value.code == ErrorCode.NOT_CONTROLLER
-            await other.store.close()
+    async def story(setting: Setting) -> None:
+        other = Setting(setting.store.join())
+        await other.controller.load()
+        with pytest.raises(KafkaError, match="/brokers/ids/0") as caught:
+            await other.controller.register(REGISTRATION)
+        assert not await other.controller.activate()
+        assert caught.value.code == ErrorCode.DUPLICATE_BROKER_REGISTRATION
+        assert not other.controller.is_active
+        with pytest.raises(KafkaError) as refused:
+            await other.controller.create_topics([NewTopic("t")])
+        assert refused.value.code == ErrorCode.NOT_CONTROLLER
+        await other.store.close()
 
-    asyncio.run(story())
+    in_office(tmp_path, story)
 
 
 def test_a_topic_that_is_made_while_the_cluster_is_read_again_is_known(
@@ -162,47 +108,45 @@ def test_a_topic_that_is_made_while_the_cluster_is_read_again_is_known(
 ) -> None:
     """As after a session's end, when the broker takes its place again."""
 
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            was_read, go_on = asyncio.Event(), asyncio.Event()
+    async def story(setting: Setting) -> None:
+        was_read, go_on = asyncio.Event(), asyncio.Event()
 
-            async def load_slowly(store: Store) -> ClusterImage:
-                image = await load_image(store)
-                was_read.set()
-                await go_on.wait()
-                return image
+        async def load_slowly(store: Store) -> ClusterImage:
+            image = await load_image(store)
+            was_read.set()
+            await go_on.wait()
+            return image
 
-            monkeypatch.setattr("tidemill.controller.office.load_image", load_slowly)
-            loading = asyncio.create_task(setting.controller.load())
-            await was_read.wait()
-            making = asyncio.create_task(setting.controller.create_topics([NewTopic("t")]))
-            await asyncio.wait([making], timeout=0.2)
-            go_on.set()
-            await asyncio.gather(loading, making)
-            assert "t" in setting.controller.image.topics
-            assert same(setting.controller.image, await load_image(setting.store))
+        monkeypatch.setattr("tidemill.controller.office.load_image", load_slowly)
+        loading = asyncio.create_task(setting.controller.load())
+        await was_read.wait()
+        making = asyncio.create_task(setting.controller.create_topics([NewTopic("t")]))
+        await asyncio.wait([making], timeout=0.2)
+        go_on.set()
+        await asyncio.gather(loading, making)
+        assert "t" in setting.controller.image.topics
+        assert same(setting.controller.image, await load_image(setting.store))
 
-    asyncio.run(story())
+    in_office(tmp_path, story)
 
 
 def test_a_topic_is_stored_published_and_found_again(tmp_path: Path) -> None:
-    async def make() -> ClusterImage:
-        async with started(tmp_path, num_partitions=3) as setting:
-            outcomes = await setting.controller.create_topics(
-                [NewTopic("a", config={"retention.ms": "5"}), NewTopic("no/name"), NewTopic("b", 2, 1)]
-            )
-            assert [(item.name, item.error is None) for item in outcomes] == [
-                ("a", True),
-                ("no/name", False),
-                ("b", True),
-            ]
-            (delta,) = setting.deltas
-            assert [topic.name for topic in delta.created] == ["a", "b"]
-            assert delta.image is setting.controller.image
-            assert delta.before.topics == {}
-            assert [len(topic.partitions) for topic in delta.created] == [3, 2]
-            assert same(await load_image(setting.store), setting.controller.image)
-            return setting.controller.image
+    async def make(setting: Setting) -> ClusterImage:
+        outcomes = await setting.controller.create_topics(
+            [NewTopic("a", config={"retention.ms": "5"}), NewTopic("no/name"), NewTopic("b", 2, 1)]
+        )
+        assert [(item.name, item.error is None) for item in outcomes] == [
+            ("a", True),
+            ("no/name", False),
+            ("b", True),
+        ]
+        (delta,) = setting.deltas
+        assert [topic.name for topic in delta.created] == ["a", "b"]
+        assert delta.image is setting.controller.image
+        assert delta.before.topics == {}
+        assert [len(topic.partitions) for topic in delta.created] == [3, 2]
+        assert same(await load_image(setting.store), setting.controller.image)
+        return setting.controller.image
 
     async def find(image: ClusterImage) -> None:
         async with started(tmp_path) as setting:
@@ -210,108 +154,100 @@ def test_a_topic_is_stored_published_and_found_again(tmp_path: Path) -> None:
             topic = setting.controller.image.topics["a"]
             assert setting.controller.image.topics_by_id[topic.topic_id] is topic
 
-    asyncio.run(find(asyncio.run(make())))
+    asyncio.run(find(in_office(tmp_path, make, num_partitions=3)))
 
 
 def test_nothing_is_made_when_only_validation_is_asked_for(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            before = await subtree(setting.store, "/brokers/topics")
-            outcomes = await setting.controller.create_topics(
-                [NewTopic("a"), NewTopic("")], validate_only=True
-            )
-            assert [outcome.error is None for outcome in outcomes] == [True, False]
-            await setting.controller.create_topics([NewTopic("t")])
-            (outcome,) = await setting.controller.create_partitions([Growth("t", 3)], validate_only=True)
-            assert outcome.error is None
-            command = ConfigCommand(
-                ResourceType.TOPIC, "t", [Alteration("retention.ms", AlterOperation.SET, "1")]
-            )
-            assert await setting.controller.alter_configs([command], validate_only=True) == [None]
-            topic = setting.controller.image.topics["t"]
-            assert (len(topic.partitions), topic.config) == (1, {})
-            await setting.controller.delete_topics(["t"])
-            assert await subtree(setting.store, "/brokers/topics") == before
+    async def story(setting: Setting) -> None:
+        before = await subtree(setting.store, "/brokers/topics")
+        outcomes = await setting.controller.create_topics([NewTopic("a"), NewTopic("")], validate_only=True)
+        assert [outcome.error is None for outcome in outcomes] == [True, False]
+        await setting.controller.create_topics([NewTopic("t")])
+        (outcome,) = await setting.controller.create_partitions([Growth("t", 3)], validate_only=True)
+        assert outcome.error is None
+        command = ConfigCommand(
+            ResourceType.TOPIC, "t", [Alteration("retention.ms", AlterOperation.SET, "1")]
+        )
+        assert await setting.controller.alter_configs([command], validate_only=True) == [None]
+        topic = setting.controller.image.topics["t"]
+        assert (len(topic.partitions), topic.config) == (1, {})
+        await setting.controller.delete_topics(["t"])
+        assert await subtree(setting.store, "/brokers/topics") == before
 
-    asyncio.run(story())
+    in_office(tmp_path, story)
 
 
 def test_two_wishes_for_one_name_make_one_topic(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            create = setting.controller.create_topics
-            results = await asyncio.gather(*(create([NewTopic("t", count)]) for count in (1, 2, 3)))
-            codes = [outcome.error.code if outcome.error else None for (outcome,) in results]
-            assert codes == [None, ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.TOPIC_ALREADY_EXISTS]
-            assert len(setting.controller.image.topics["t"].partitions) == 1
-            (colliding,) = await create([NewTopic("t.x")])
-            (collided,) = await create([NewTopic("t_x")])
-            assert colliding.error is None
-            assert collided.error is not None
+    async def story(setting: Setting) -> None:
+        create = setting.controller.create_topics
+        results = await asyncio.gather(*(create([NewTopic("t", count)]) for count in (1, 2, 3)))
+        codes = [outcome.error.code if outcome.error else None for (outcome,) in results]
+        assert codes == [None, ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.TOPIC_ALREADY_EXISTS]
+        assert len(setting.controller.image.topics["t"].partitions) == 1
+        (colliding,) = await create([NewTopic("t.x")])
+        (collided,) = await create([NewTopic("t_x")])
+        assert colliding.error is None
+        assert collided.error is not None
 
-    asyncio.run(story())
+    in_office(tmp_path, story)
 
 
 def test_what_a_listener_cannot_do_reaches_the_client(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            setting.fails["bad"] = KafkaError("no room", ErrorCode.KAFKA_STORAGE_ERROR)
-            good, bad = await setting.controller.create_topics([NewTopic("good"), NewTopic("bad")])
-            assert good.error is None
-            assert bad.error is setting.fails["bad"]
+    async def story(setting: Setting) -> None:
+        setting.fails["bad"] = KafkaError("no room", ErrorCode.KAFKA_STORAGE_ERROR)
+        good, bad = await setting.controller.create_topics([NewTopic("good"), NewTopic("bad")])
+        assert good.error is None
+        assert bad.error is setting.fails["bad"]
 
-    asyncio.run(story())
+    in_office(tmp_path, story)
 
 
 def test_a_deletion_removes_every_node(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            before = await subtree(setting.store, "/")
-            await setting.controller.create_topics(
-                [NewTopic("t", 3, config={"retention.ms": "1"}), NewTopic("u")]
-            )
-            topic = setting.controller.image.topics["t"]
-            setting.deltas.clear()
-            gone, missing, kept = await setting.controller.delete_topics(["t", "missing", "u"])
-            assert gone.error is None
-            assert kept.error is None
-            assert kept.topic is not None
-            assert missing.error is not None
-            assert missing.error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            deleted = [one.topic_id for one in setting.deltas[0].deleted]
-            assert deleted == [topic.topic_id, kept.topic.topic_id]
-            assert setting.controller.image.topics == {}
-            assert setting.controller.image.deleting == {}
-            assert await subtree(setting.store, "/") == before
-            (again,) = await setting.controller.create_topics([NewTopic("t")])
-            assert again.topic is not None
-            assert again.topic.topic_id != topic.topic_id
+    async def story(setting: Setting) -> None:
+        before = await subtree(setting.store, "/")
+        await setting.controller.create_topics(
+            [NewTopic("t", 3, config={"retention.ms": "1"}), NewTopic("u")]
+        )
+        topic = setting.controller.image.topics["t"]
+        setting.deltas.clear()
+        gone, missing, kept = await setting.controller.delete_topics(["t", "missing", "u"])
+        assert gone.error is None
+        assert kept.error is None
+        assert kept.topic is not None
+        assert missing.error is not None
+        assert missing.error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        deleted = [one.topic_id for one in setting.deltas[0].deleted]
+        assert deleted == [topic.topic_id, kept.topic.topic_id]
+        assert setting.controller.image.topics == {}
+        assert setting.controller.image.deleting == {}
+        assert await subtree(setting.store, "/") == before
+        (again,) = await setting.controller.create_topics([NewTopic("t")])
+        assert again.topic is not None
+        assert again.topic.topic_id != topic.topic_id
 
-    asyncio.run(story())
+    in_office(tmp_path, story)
 
 
 def test_deletion_can_be_switched_off(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with started(tmp_path, delete_topic_enable=False) as setting:
-            await setting.controller.create_topics([NewTopic("t")])
-            with pytest.raises(KafkaError) as caught:
-                await setting.controller.delete_topics(["t"])
-            assert caught.value.code == ErrorCode.TOPIC_DELETION_DISABLED
+    async def story(setting: Setting) -> None:
+        await setting.controller.create_topics([NewTopic("t")])
+        with pytest.raises(KafkaError) as caught:
+            await setting.controller.delete_topics(["t"])
+        assert caught.value.code == ErrorCode.TOPIC_DELETION_DISABLED
 
-    asyncio.run(story())
+    in_office(tmp_path, story, delete_topic_enable=False)
 
 
 def test_a_deletion_that_was_interrupted_goes_on_at_the_next_start(tmp_path: Path) -> None:
-    async def interrupted() -> None:
-        async with started(tmp_path) as setting:
-            await setting.controller.create_topics([NewTopic("t", 2), NewTopic("u")])
-            setting.fails["t"] = KafkaError("the disk does not answer", ErrorCode.KAFKA_STORAGE_ERROR)
-            (outcome,) = await setting.controller.delete_topics(["t"])
-            assert outcome.error is setting.fails["t"]
-            assert await setting.store.exists("/admin/delete_topics/t")
-            (again,) = await setting.controller.create_topics([NewTopic("t")])
-            assert again.error is not None
-            assert "being deleted" in str(again.error)
+    async def interrupted(setting: Setting) -> None:
+        await setting.controller.create_topics([NewTopic("t", 2), NewTopic("u")])
+        setting.fails["t"] = KafkaError("the disk does not answer", ErrorCode.KAFKA_STORAGE_ERROR)
+        (outcome,) = await setting.controller.delete_topics(["t"])
+        assert outcome.error is setting.fails["t"]
+        assert await setting.store.exists("/admin/delete_topics/t")
+        (again,) = await setting.controller.create_topics([NewTopic("t")])
+        assert again.error is not None
+        assert "being deleted" in str(again.error)
 
     async def resumed() -> None:
         store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
@@ -328,119 +264,112 @@ def test_a_deletion_that_was_interrupted_goes_on_at_the_next_start(tmp_path: Pat
         assert setting.controller.image.deleting == {}
         await store.close()
 
-    asyncio.run(interrupted())
+    in_office(tmp_path, interrupted)
     asyncio.run(resumed())
 
 
 def test_partitions_are_added_and_found_again(tmp_path: Path) -> None:
-    async def grow() -> ClusterImage:
-        async with started(tmp_path) as setting:
-            await setting.controller.create_topics([NewTopic("t")])
-            setting.deltas.clear()
-            (outcome,) = await setting.controller.create_partitions([Growth("t", 4)])
-            assert outcome.error is None
-            ((old, new),) = setting.deltas[0].changed
-            assert (len(old.partitions), len(new.partitions)) == (1, 4)
-            (second,) = await setting.controller.create_partitions([Growth("t", 5)])
-            assert second.error is None
-            return setting.controller.image
+    async def grow(setting: Setting) -> ClusterImage:
+        await setting.controller.create_topics([NewTopic("t")])
+        setting.deltas.clear()
+        (outcome,) = await setting.controller.create_partitions([Growth("t", 4)])
+        assert outcome.error is None
+        ((old, new),) = setting.deltas[0].changed
+        assert (len(old.partitions), len(new.partitions)) == (1, 4)
+        (second,) = await setting.controller.create_partitions([Growth("t", 5)])
+        assert second.error is None
+        return setting.controller.image
 
     async def find(image: ClusterImage) -> None:
         async with started(tmp_path) as setting:
             assert same(image, setting.controller.image)
 
-    asyncio.run(find(asyncio.run(grow())))
+    asyncio.run(find(in_office(tmp_path, grow)))
 
 
 def test_settings_are_changed_published_and_found_again(tmp_path: Path) -> None:
     def change(name: str, value: str) -> list[Alteration]:
         return [Alteration(name, AlterOperation.SET, value)]
 
-    async def alter() -> None:
-        async with started(tmp_path) as setting:
-            await setting.controller.create_topics([NewTopic("t")])
-            setting.deltas.clear()
-            errors = await setting.controller.alter_configs(
-                [
-                    ConfigCommand(ResourceType.TOPIC, "t", change("retention.ms", "7")),
-                    ConfigCommand(ResourceType.TOPIC, "missing", change("retention.ms", "7")),
-                    ConfigCommand(ResourceType.BROKER, "0", change("log.retention.ms", "8")),
-                    ConfigCommand(ResourceType.BROKER, "", change("log.retention.ms", "9")),
-                    ConfigCommand(ResourceType.BROKER, "0", change("broker.id", "9")),
-                    ConfigCommand(ResourceType.CLIENT_METRICS, "x", change("a", "b")),
-                ]
-            )
-            assert [error.code if error else None for error in errors] == [
-                None,
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                None,
-                None,
-                ErrorCode.INVALID_REQUEST,
-                ErrorCode.INVALID_REQUEST,
+    async def alter(setting: Setting) -> None:
+        await setting.controller.create_topics([NewTopic("t")])
+        setting.deltas.clear()
+        errors = await setting.controller.alter_configs(
+            [
+                ConfigCommand(ResourceType.TOPIC, "t", change("retention.ms", "7")),
+                ConfigCommand(ResourceType.TOPIC, "missing", change("retention.ms", "7")),
+                ConfigCommand(ResourceType.BROKER, "0", change("log.retention.ms", "8")),
+                ConfigCommand(ResourceType.BROKER, "", change("log.retention.ms", "9")),
+                ConfigCommand(ResourceType.BROKER, "0", change("broker.id", "9")),
+                ConfigCommand(ResourceType.CLIENT_METRICS, "x", change("a", "b")),
             ]
-            assert [delta.broker_configs_changed for delta in setting.deltas] == [False, True, True]
-            ((old, new),) = setting.deltas[0].reconfigured
-            assert (old.config, new.config) == ({}, {"retention.ms": "7"})
+        )
+        assert [error.code if error else None for error in errors] == [
+            None,
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            None,
+            None,
+            ErrorCode.INVALID_REQUEST,
+            ErrorCode.INVALID_REQUEST,
+        ]
+        assert [delta.broker_configs_changed for delta in setting.deltas] == [False, True, True]
+        ((old, new),) = setting.deltas[0].reconfigured
+        assert (old.config, new.config) == ({}, {"retention.ms": "7"})
 
-    async def find() -> None:
-        async with started(tmp_path) as setting:
-            image = setting.controller.image
-            assert image.topics["t"].config == {"retention.ms": "7"}
-            assert image.broker_config(0) == {"log.retention.ms": "8"}
-            assert image.default_broker_config() == {"log.retention.ms": "9"}
+    async def find(setting: Setting) -> None:
+        image = setting.controller.image
+        assert image.topics["t"].config == {"retention.ms": "7"}
+        assert image.broker_config(0) == {"log.retention.ms": "8"}
+        assert image.default_broker_config() == {"log.retention.ms": "9"}
 
-    asyncio.run(alter())
-    asyncio.run(find())
+    in_office(tmp_path, alter)
+    in_office(tmp_path, find)
 
 
 def test_a_controller_that_was_replaced_changes_nothing(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            await setting.controller.create_topics([NewTopic("t")])
-            other: Store = setting.store.join()
-            await other.transact([SetData("/controller_epoch", b"99")])
-            before = await subtree(other, "/")
-            for _ in range(2):
-                try:
-                    (outcome,) = await setting.controller.create_topics([NewTopic("u")])
-                    error = outcome.error
-                except KafkaError as refused:
-                    error = refused
-                assert error is not None
-                assert error.code == ErrorCode.NOT_CONTROLLER
-            assert await subtree(other, "/") == before
-            await other.close()
+    async def story(setting: Setting) -> None:
+        await setting.controller.create_topics([NewTopic("t")])
+        other: Store = setting.store.join()
+        await other.transact([SetData("/controller_epoch", b"99")])
+        before = await subtree(other, "/")
+        for _ in range(2):
+            try:
+                (outcome,) = await setting.controller.create_topics([NewTopic("u")])
+                error = outcome.error
+            except KafkaError as refused:
+                error = refused
+            assert error is not None
+            assert error.code == ErrorCode.NOT_CONTROLLER
+        assert await subtree(other, "/") == before
+        await other.close()
 
-    asyncio.run(story())
+    in_office(tmp_path, story)
 
 
 def test_a_topic_that_an_administrator_wrote_is_completed(tmp_path: Path) -> None:
-    async def write() -> None:
-        async with started(tmp_path) as setting:
-            await setting.store.transact(
-                [Create(TopicNode.path("t"), b'{"version":1,"partitions":{"0":[0],"1":[0]}}')]
-            )
+    async def write(setting: Setting) -> None:
+        await setting.store.transact(
+            [Create(TopicNode.path("t"), b'{"version":1,"partitions":{"0":[0],"1":[0]}}')]
+        )
 
-    async def find() -> None:
-        async with started(tmp_path) as setting:
-            topic = setting.controller.image.topics["t"]
-            assert [partition.leader for partition in topic.partitions] == [0, 0]
-            assert topic.topic_id != bytes(16)
-            node = await setting.store.get(TopicNode.path("t"))
-            assert node is not None
-            assert json.loads(node.data)["version"] == 3
-            assert same(await load_image(setting.store), setting.controller.image)
-            (outcome,) = await setting.controller.create_partitions([Growth("t", 3)])
-            assert outcome.error is None
+    async def find(setting: Setting) -> None:
+        topic = setting.controller.image.topics["t"]
+        assert [partition.leader for partition in topic.partitions] == [0, 0]
+        assert topic.topic_id != bytes(16)
+        node = await setting.store.get(TopicNode.path("t"))
+        assert node is not None
+        assert json.loads(node.data)["version"] == 3
+        assert same(await load_image(setting.store), setting.controller.image)
+        (outcome,) = await setting.controller.create_partitions([Growth("t", 3)])
+        assert outcome.error is None
 
-    asyncio.run(write())
-    asyncio.run(find())
+    in_office(tmp_path, write)
+    in_office(tmp_path, find)
 
 
 def test_a_start_after_lost_writes_gives_new_leader_epochs(tmp_path: Path) -> None:
-    async def make() -> None:
-        async with started(tmp_path) as setting:
-            await setting.controller.create_topics([NewTopic("t", 3)])
+    async def make(setting: Setting) -> None:
+        await setting.controller.create_topics([NewTopic("t", 3)])
 
     async def restart() -> None:
         store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
@@ -453,27 +382,25 @@ def test_a_start_after_lost_writes_gives_new_leader_epochs(tmp_path: Path) -> No
         assert same(await load_image(store), setting.controller.image)
         await store.close()
 
-    asyncio.run(make())
+    in_office(tmp_path, make)
     asyncio.run(restart())
 
 
 def test_producer_ids_come_in_blocks_that_are_given_once(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            other = setting.store.join()
-            blocks = await asyncio.gather(*(claim_block(store, 0) for store in (setting.store, other) * 3))
-            assert sorted(blocks) == [(number * 1000, 1000) for number in range(6)]
-            node = await other.get("/latest_producer_id_block")
-            assert node is not None
-            assert json.loads(node.data)["block_end"] == "5999"
-            await other.close()
+    async def story(setting: Setting) -> None:
+        other = setting.store.join()
+        blocks = await asyncio.gather(*(claim_block(store, 0) for store in (setting.store, other) * 3))
+        assert sorted(blocks) == [(number * 1000, 1000) for number in range(6)]
+        node = await other.get("/latest_producer_id_block")
+        assert node is not None
+        assert json.loads(node.data)["block_end"] == "5999"
+        await other.close()
 
-    async def later() -> None:
-        async with started(tmp_path) as setting:
-            assert await claim_block(setting.store, 0) == (6000, 1000)
+    async def later(setting: Setting) -> None:
+        assert await claim_block(setting.store, 0) == (6000, 1000)
 
-    asyncio.run(story())
-    asyncio.run(later())
+    in_office(tmp_path, story)
+    in_office(tmp_path, later)
 
 
 def test_generated_broker_ids_are_above_the_reserved_ones_and_differ(tmp_path: Path) -> None:
@@ -486,57 +413,51 @@ def test_generated_broker_ids_are_above_the_reserved_ones_and_differ(tmp_path: P
 
 
 def test_a_gap_in_a_topics_partitions_is_named(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            await setting.store.transact(
-                [Create(TopicNode.path("t"), b'{"version":1,"partitions":{"0":[0],"2":[0]}}')]
-            )
-            image = await load_image(setting.store)
-            assert list(image.unreadable) == [("topics", "t")]
-            assert re.match(
-                r"/brokers/topics/t holds .* it has no partition 1 ", str(image.unreadable["topics", "t"])
-            )
+    async def story(setting: Setting) -> None:
+        await setting.store.transact(
+            [Create(TopicNode.path("t"), b'{"version":1,"partitions":{"0":[0],"2":[0]}}')]
+        )
+        image = await load_image(setting.store)
+        assert list(image.unreadable) == [("topics", "t")]
+        assert re.match(
+            r"/brokers/topics/t holds .* it has no partition 1 ", str(image.unreadable["topics", "t"])
+        )
 
-    asyncio.run(story())
+    in_office(tmp_path, story)
 
 
 def test_a_thousand_topics_are_made_and_loaded(tmp_path: Path) -> None:
-    async def make() -> None:
-        async with started(tmp_path) as setting:
-            outcomes = await setting.controller.create_topics(
-                NewTopic(f"topic-{number}", 6) for number in range(1000)
-            )
-            assert all(outcome.error is None for outcome in outcomes)
+    async def make(setting: Setting) -> None:
+        outcomes = await setting.controller.create_topics(
+            NewTopic(f"topic-{number}", 6) for number in range(1000)
+        )
+        assert all(outcome.error is None for outcome in outcomes)
 
-    async def load() -> None:
-        async with started(tmp_path) as setting:
-            assert len(setting.controller.image.topics) == 1000
+    async def load(setting: Setting) -> None:
+        assert len(setting.controller.image.topics) == 1000
 
-    asyncio.run(make())
-    asyncio.run(load())
+    in_office(tmp_path, make)
+    in_office(tmp_path, load)
 
 
 def test_nobody_in_sync_is_waited_for_until_somebody_allows_to_lose_records(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with started(tmp_path) as setting:
-            await setting.controller.create_topics([NewTopic("t")])
-            waiting = PartitionStateNode.encode(PartitionState(-1, 1, [9], 1))
-            await setting.store.transact(
-                [
-                    SetData(TopicNode.path("t"), TopicNode.encode(TopicAssignment(None, {0: [9, 0]}))),
-                    SetData(PartitionStateNode.path("t", 0), waiting),
-                ]
-            )
-            other = Setting(setting.store)
-            await other.controller.load()
-            assert await other.controller.activate()
-            assert other.controller.image.topics["t"].partitions[0].leader == -1
-            change = Alteration("unclean.leader.election.enable", AlterOperation.SET, "true")
-            (error,) = await other.controller.alter_configs(
-                [ConfigCommand(ResourceType.TOPIC, "t", [change])]
-            )
-            assert error is None
-            partition = other.controller.image.topics["t"].partitions[0]
-            assert (partition.leader, partition.isr, partition.leader_epoch) == (0, [0], 2)
+    async def story(setting: Setting) -> None:
+        await setting.controller.create_topics([NewTopic("t")])
+        waiting = PartitionStateNode.encode(PartitionState(-1, 1, [9], 1))
+        await setting.store.transact(
+            [
+                SetData(TopicNode.path("t"), TopicNode.encode(TopicAssignment(None, {0: [9, 0]}))),
+                SetData(PartitionStateNode.path("t", 0), waiting),
+            ]
+        )
+        other = Setting(setting.store)
+        await other.controller.load()
+        assert await other.controller.activate()
+        assert other.controller.image.topics["t"].partitions[0].leader == -1
+        change = Alteration("unclean.leader.election.enable", AlterOperation.SET, "true")
+        (error,) = await other.controller.alter_configs([ConfigCommand(ResourceType.TOPIC, "t", [change])])
+        assert error is None
+        partition = other.controller.image.topics["t"].partitions[0]
+        assert (partition.leader, partition.isr, partition.leader_epoch) == (0, [0], 2)
 
-    asyncio.run(story())
+    in_office(tmp_path, story)

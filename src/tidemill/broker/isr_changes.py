@@ -43,6 +43,20 @@ PARTITIONS_MAX = 1000
 """In one request."""
 
 
+def members_of(partition: Partition, isr: Sequence[int], own_epoch: int) -> list[tuple[int, int]]:
+    """The members of a set, with the epochs of the registrations in which they fetched last."""
+    replication = partition.replication
+    return [
+        (
+            broker,
+            own_epoch
+            if replication is None or broker == replication.leader
+            else int(replication.epoch_of(broker)),
+        )
+        for broker in isr
+    ]
+
+
 class _Wanted:
     """What one partition asks for."""
 
@@ -50,17 +64,8 @@ class _Wanted:
         self, partition: Partition, isr: tuple[int, ...], partition_epoch: int, own_epoch: int
     ) -> None:
         self.partition = partition
-        replication = partition.replication
-        # As they are known now: who is started anew meanwhile is not the one that is meant.
-        self.members = [
-            (
-                broker,
-                own_epoch
-                if replication is None or broker == replication.leader
-                else int(replication.epoch_of(broker)),
-            )
-            for broker in isr
-        ]
+        self.members = members_of(partition, isr, own_epoch)
+        """As they are known now: who is started anew meanwhile is not the one that is meant."""
         self.key = (partition.log.topic_id, int(partition.index))
         self.leader_epoch = int(partition.leader_epoch)
         self.partition_epoch = partition_epoch
@@ -220,7 +225,10 @@ def _is_ineligible(result: PartitionState | KafkaError) -> bool:
 def _results(asked: Sequence[_Wanted], answer: AlterPartitionResponse) -> list[PartitionState | KafkaError]:
     found: Mapping[tuple[bytes, int], PartitionState | KafkaError] = {
         (topic.topic_id, one.partition_index): (
-            KafkaError("the controller refuses the in-sync set", ErrorCode(one.error_code))
+            KafkaError(
+                f"the controller refuses the in-sync set: {ErrorCode(one.error_code).name}",
+                ErrorCode(one.error_code),
+            )
             if one.error_code != 0
             else PartitionState(
                 one.partition_index, one.leader_id, one.leader_epoch, (), tuple(one.isr), one.partition_epoch

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import pytest
 from cluster_stage import Stage, cluster, until
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
-from tidemill.client import Producer
+from tidemill.client import Consumer, Producer
 from tidemill.testing.zookeeper import ZooKeeper
 
 
@@ -23,17 +24,18 @@ def stage(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
         yield found
 
 
-def told(stage: Stage, number: int, name: str, **labels: str) -> float:
-    """The sum of a metric's samples with these labels on one broker."""
+def samples(stage: Stage, number: int, name: str) -> list[Sample]:
+    """A metric's samples on one broker."""
     port = stage.brokers[number].metrics_port
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
-    found = [
-        sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == name and labels.items() <= sample.labels.items()
-    ]
+    families = text_string_to_metric_families(text)
+    return [sample for family in families for sample in family.samples if sample.name == name]
+
+
+def told(stage: Stage, number: int, name: str, **labels: str) -> float:
+    """The sum of a metric's samples with these labels on one broker."""
+    found = [one.value for one in samples(stage, number, name) if labels.items() <= one.labels.items()]
     assert found or labels, f"{name} is not there"
     return sum(found)
 
@@ -148,3 +150,32 @@ def test_times_of_requests_are_those_of_the_requests(stage: Stage) -> None:
         admin.create_topic("synced", assignments={0: everywhere}, configs=settings)
     write(stage, "synced", 3)
     assert told(stage, office, "tidemill_log_flush_seconds_count") > flushed
+
+
+def test_the_lag_of_a_group_is_told_by_its_coordinator_whoever_leads(stage: Stage) -> None:
+    numbers = list(stage.brokers)
+    with stage.admin() as admin:
+        # One partition a broker, which has no other replica: the coordinator has to ask for two of the ends.
+        settings = {"min.insync.replicas": "1"}
+        admin.create_topic("read", assignments={n - 1: [n] for n in numbers}, configs=settings)
+    with Producer(stage.bootstrap, acks="all") as producer:
+        for number in range(30):
+            producer.send("read", b"%d" % number, partition=number % 3)
+    with Consumer(stage.bootstrap, {"group.id": "slow", "auto.offset.reset": "earliest"}) as consumer:
+        consumer.subscribe(["read"])
+        seen = 0
+        while seen < 30:
+            seen += len(consumer.poll(timeout=1.0))
+        consumer.commit()
+    name, labels = "tidemill_group_lag_records", {"group": "slow", "topic": "read"}
+    until(lambda: sum(is_told(stage, number, name, **labels) for number in numbers) == 1, "one tells the lag")
+    assert summed(stage, name, **labels) == 0
+    with Producer(stage.bootstrap, acks="all") as producer:
+        for number in range(12):
+            producer.send("read", b"%d" % number, partition=number % 3)
+    until(lambda: summed(stage, name, **labels) == 12, "the group is 12 records behind")
+
+
+def is_told(stage: Stage, number: int, name: str, **labels: str) -> bool:
+    """Whether a broker tells of a sample with these labels."""
+    return any(labels.items() <= sample.labels.items() for sample in samples(stage, number, name))

@@ -432,6 +432,17 @@ class GroupService:
             len(shard.core.groups) for shard in self._shards.values() if shard.state is ShardState.ACTIVE
         )
 
+    def committed(self) -> list[tuple[str, str, int, int]]:
+        """Group, topic, partition and offset of all that is committed here: for the metrics."""
+        return [
+            (group_id, topic, partition, one.offset)
+            for shard in self._shards.values()
+            if shard.state is ShardState.ACTIVE
+            for group_id, group in shard.core.groups.items()
+            for topic, of_topic in group.offsets.items()
+            for partition, one in of_topic.items()
+        ]
+
     def list_groups(self) -> tuple[ErrorCode, list[ListedGroup]]:
         """The groups that this broker coordinates; an error while some of them are being loaded."""
         groups: list[ListedGroup] = []

@@ -238,6 +238,8 @@ class BrokerServer:
             self.memory,
         )
         self.dispatch.on_closed = self.acceptor.closed
+        self.group_lags: Any = None
+        """Where there is somebody to tell them."""
 
     def _registration(self) -> BrokerRegistration:
         broker = self.broker
@@ -329,6 +331,11 @@ class BrokerServer:
         starts_s = config.int("log.flush.start.offset.checkpoint.interval.ms") / 1000
         self._every(starts_s, starts_s, partitions.checkpoints.log_starts)
         self._every(IDLE_S, IDLE_S, self._reap)
+        if config.int("tidemill.metrics.port") >= 0:
+            from tidemill.server.group_lags import LOOK_S, GroupLags
+
+            self.group_lags = GroupLags(self.broker)
+            self._every(LOOK_S, LOOK_S, self.group_lags.look)
         idle_ms = config.int("connections.max.idle.ms")
         if idle_ms > 0:
             self._every(idle_ms / 1000, idle_ms / 1000, self._sweep)

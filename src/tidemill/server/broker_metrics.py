@@ -254,6 +254,10 @@ def _cluster(server: BrokerServer, held: Held) -> Iterator[Family]:
     yield gauge("tidemill_groups", "Groups coordinated here.", broker.groups.group_count())
     yield counter("tidemill_group_rebalances", "Assignments handed out.", broker.groups.rebalances)
     yield counter("tidemill_group_commits", "Offsets committed.", broker.groups.commits)
+    lags = gauge("tidemill_group_lag_records", "Records that groups coordinated here have not committed yet.")
+    for group, topic, lag in server.group_lags.lags() if server.group_lags is not None else ():
+        lags.add(lag, group=group, topic=topic)
+    yield lags
 
 
 def _moves(server: BrokerServer, held: Held) -> Iterator[Family]:

@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.broker import channels
 from tidemill.broker.channels import Channel, Hears
-from tidemill.broker.commanding import Command, commands_for
+from tidemill.broker.commanding import Command, commands_for, requests_of
 from tidemill.broker.reaching import RETRY_S
 from tidemill.coordination.image import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
 from tidemill.coordination.nodes import BrokerRegistration
@@ -35,6 +35,19 @@ def topic(identifier: bytes) -> TopicImage:
 
 def image(*topics: TopicImage) -> ClusterImage:
     return ClusterImage("c", OWN, 5, BROKERS, {one.name: one for one in topics})
+
+
+def test_brokers_are_told_which_replicas_come_and_go() -> None:
+    moving = PartitionImage(0, OTHER, 3, [OTHER, 3, OWN], [OTHER, OWN], 5, [3], [OWN])
+    command = told(Delta(image(), image(), created=[TopicImage("t", b"1" * 16, (moving,), {})]))
+    (request,) = [
+        message
+        for key, message in requests_of(command, BROKERS[OTHER], "PLAINTEXT")
+        if key == ApiKey.LEADER_AND_ISR
+    ]
+    (state,) = request.topic_states[0].partition_states
+    assert state.replicas == [OTHER, 3, OWN]
+    assert (state.adding_replicas, state.removing_replicas) == ([3], [OWN])
 
 
 class Heard(Hears):

@@ -202,6 +202,8 @@ def _states(command: Command) -> list[LeaderAndIsrTopicState]:
                     isr=list(one.isr),
                     partition_epoch=one.partition_epoch,
                     replicas=list(one.replicas),
+                    adding_replicas=list(one.adding),
+                    removing_replicas=list(one.removing),
                 )
                 for index, one in partitions.items()
             ],

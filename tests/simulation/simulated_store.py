@@ -16,7 +16,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
-from typing import Any, NamedTuple
+from typing import Any
 
 from simulated_loop import PROCESS
 from simulated_network import WORLD, Machine, Network
@@ -40,19 +40,11 @@ from tidemill.coordination.port import (
     check_path,
 )
 from tidemill.coordination.tree import Tree
+from tidemill.coordination.zookeeper_watches import Seen, missed
 
 STORE_MACHINE = "store"
 PINGS_A_TIMEOUT = 3
 TRY_AGAIN_S = 0.05
-
-
-class Seen(NamedTuple):
-    """What is to be seen of a node without its data."""
-
-    creation_id: int
-    version: int
-    children_version: int
-    """How often a child came or went."""
 
 
 class Session:
@@ -314,10 +306,10 @@ class SimulatedStore(Store):
             self._told = SessionState.CONNECTED
             self._opened.set_result(None)
             return
-        missed = [Event(kind, path) for path in seen for kind in changes(self._seen.get(path), seen[path])]
+        events = [Event(kind, path) for path in seen for kind in missed(self._seen.get(path), seen[path])]
         self._seen.update(seen)
         self._tell(SessionState.CONNECTED)
-        for event in missed:
+        for event in events:
             self._deliver(event)
 
     def _drop(self, problem: StoreUnavailable) -> None:
@@ -467,19 +459,3 @@ class SimulatedStore(Store):
         self._connection = None
         self._drop(StoreUnavailable("this session with the simulated store is closed"))
         self._watches.clear()
-
-
-def changes(before: Seen | None, now: Seen | None) -> list[EventKind]:
-    """What happened to a node between two looks, as far as can be seen."""
-    if now is None:
-        return [] if before is None else [EventKind.DELETED]
-    if before is None:
-        return [EventKind.CREATED]
-    if before.creation_id != now.creation_id:
-        return [EventKind.DELETED, EventKind.CREATED]
-    kinds = []
-    if before.version != now.version:
-        kinds.append(EventKind.DATA_CHANGED)
-    if before.children_version != now.children_version:
-        kinds.append(EventKind.CHILDREN_CHANGED)
-    return kinds

@@ -93,6 +93,13 @@ def test_topics_live_in_zookeeper_where_kafka_has_them(address: str, kazoo: Any)
         assert kazoo.exists("/controller") is None
 
 
+def test_names_that_no_node_can_have_are_refused_in_words(address: str) -> None:
+    with Broker(settings(address)) as broker, Admin(broker.bootstrap) as admin:
+        for name in ("", ".", "..", "/", "a/../b"):
+            with pytest.raises(ClientError, match="INVALID_TOPIC_EXCEPTION"):
+                admin.create_topic(name, 1)
+
+
 def test_a_broker_without_a_number_gets_one_as_from_kafka(address: str, kazoo: Any, tmp_path: Path) -> None:
     keys = settings(address)
     del keys["broker.id"]

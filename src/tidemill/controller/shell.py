@@ -55,6 +55,7 @@ from tidemill.coordination.port import (
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
 from tidemill.model.ports import Clock
+from tidemill.model.topic_names import name_problem
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +109,9 @@ class Controller(Office):
             taken = TakenNames(self._image.topics)
             budget = PartitionBudget()
             config = self.config()
-            stale = await self.store.get_many([_config_path(topic.name) for topic in wanted])
+            stale = await self._left_settings(topic.name for topic in wanted)
             decided: list[Plan | KafkaError] = []
-            for topic, node in zip(wanted, stale, strict=True):
+            for topic in wanted:
                 try:
                     decided.append(
                         plan_creation(
@@ -121,7 +122,7 @@ class Controller(Office):
                             self.random,
                             taken,
                             budget,
-                            node is not None,
+                            topic.name in stale,
                         )
                     )
                 except KafkaError as error:
@@ -132,6 +133,12 @@ class Controller(Office):
             outcomes, others = await self._carry_out(names, decided)
         await wait_for_others(others)
         return outcomes
+
+    async def _left_settings(self, names: Iterable[str]) -> set[str]:
+        """The names for which the store has settings, of a topic that is gone; no topic has some names."""
+        possible = [name for name in names if not name_problem(name)]
+        found = await self.store.get_many([_config_path(name) for name in possible])
+        return {name for name, node in zip(possible, found, strict=True) if node is not None}
 
     async def create_partitions(
         self, growths: Iterable[Growth], *, validate_only: bool = False

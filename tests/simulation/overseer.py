@@ -102,6 +102,14 @@ class Overseer:
         known = self._brokers.get(broker.node_id)
         return known is not None and known[1] is broker
 
+    def _heeded(self, broker: PlainBroker) -> None:
+        """A broker has heard what it may have lost, and takes that out of its registration."""
+        known = self.image.brokers.get(broker.node_id)
+        if known is not None and known.lost_unsynced and self.is_registered(broker):
+            registration = BrokerRegistration(broker.node_id, tuple(known.endpoints.values()))
+            cleared = BrokerImage(registration, known.epoch)
+            self.image = self.image.with_brokers({**self.image.brokers, broker.node_id: cleared})
+
     def _change_brokers(
         self,
         brokers: dict[int, BrokerImage],
@@ -147,6 +155,7 @@ class Overseer:
             if number > self._told.get(node_id, 0):
                 self._told[node_id] = number
                 broker.take(image)
+                self._ask(process, lambda: self._heeded(broker))
 
         self.loop.call_at(self.network.arrival_s(), arrive, context=process.context)
         self.network.world_timer(self.loop.time() + AGAIN_S, lambda: self._tell(node_id))

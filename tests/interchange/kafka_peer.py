@@ -200,8 +200,8 @@ Records: TypeAlias = dict[tuple[str, int], list[tuple[Any, ...]]]
 Ends: TypeAlias = dict[tuple[str, int], tuple[int, int]]
 
 
-def wait_led(bootstrap: str, keys: Iterable[tuple[str, int]]) -> None:
-    """Returns once each of the partitions has a leader, as the broker tells it."""
+def wait_led(bootstrap: str, keys: Iterable[tuple[str, int]], isr: list[int] | None = None) -> None:
+    """Returns once each of the partitions has a leader, and this in-sync set, as the broker tells it."""
     from confluent_kafka.admin import AdminClient
 
     deadline = time.monotonic() + START_TIMEOUT_S
@@ -211,7 +211,11 @@ def wait_led(bootstrap: str, keys: Iterable[tuple[str, int]]) -> None:
         assert time.monotonic() < deadline, f"nobody leads {left}"
         topics = admin.list_topics(timeout=10).topics
         for name, topic in topics.items():
-            left -= {(name, number) for number, one in topic.partitions.items() if one.leader >= 0}
+            left -= {
+                (name, number)
+                for number, one in topic.partitions.items()
+                if one.leader >= 0 and isr in (None, sorted(one.isrs))
+            }
         time.sleep(0.1)
 
 

@@ -94,6 +94,16 @@ def test_the_quick_start(up: Call) -> None:
     assert not Path("tidemill-cluster").exists()
 
 
+def test_deleting_a_cluster_leaves_what_is_not_of_it(call: Call) -> None:
+    Path("mine.txt").write_text("kept")
+    local = LocalCluster(".", "127.0.0.1:9/tidemill-cluster", None, {})
+    with local.alone():
+        local.add_brokers(2, 0, {})
+    said = call("cluster", "down", "-d", ".", "--delete")
+    assert said.splitlines()[-1] == "deleted the cluster; mine.txt in . stays: it is not of the cluster"
+    assert [one.name for one in Path().iterdir()] == ["mine.txt"]
+
+
 def test_what_is_missing_is_said_with_the_next_step(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "'tidemill cluster up' makes one" in call("cluster", "kill", "1", code=1)
     monkeypatch.setenv("PATH", "")

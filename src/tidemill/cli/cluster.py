@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
 
@@ -274,7 +273,7 @@ def _known(directory: str, names: Sequence[str]) -> LocalCluster:
 @command.command(
     "down", epilog="\b\nExamples:\n  tidemill cluster down\n  tidemill cluster down --delete --yes"
 )
-@click.option("--delete", is_flag=True, help="Also delete the directory, with all data.")
+@click.option("--delete", is_flag=True, help="Also delete its files, with all data.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @directory_option
 def down(delete: bool, yes: bool, directory: str) -> None:
@@ -294,8 +293,9 @@ def down(delete: bool, yes: bool, directory: str) -> None:
         if ZOOKEEPER in running:
             _stop(local, [ZOOKEEPER])
         if delete:
-            shutil.rmtree(local.directory)
-            done(f"deleted {directory}")
+            left = local.delete()
+            stays = f"; {', '.join(left)} in {directory} stays: it is not of the cluster" if left else ""
+            done(f"deleted {'the cluster' if left else directory}{stays}")
         elif not running:
             done("nothing ran")
 

@@ -110,6 +110,19 @@ class LocalCluster:
         temporary.write_text(json.dumps(document, indent=2) + "\n")
         os.replace(temporary, path)
 
+    def delete(self) -> list[str]:
+        """Removes what it wrote, and its directory if nothing else is there; the names of what else is."""
+        for directory in (self.process(name).directory for name in self.names):
+            if directory.exists():
+                shutil.rmtree(directory)
+        # The last of it: what was interrupted before can be done again.
+        (self.directory / "cluster.json").unlink()
+        left = sorted(one.name for one in self.directory.iterdir() if one.name != "lock")
+        (self.directory / "lock").unlink()
+        if not left:
+            self.directory.resolve().rmdir()
+        return left
+
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keeps other commands from starting and stopping meanwhile."""

@@ -168,7 +168,7 @@ def as_object(which: str, entries: dict[str, ConfigEntry]) -> dict[str, Any]:
     epilog="""\b
 Examples:
   tidemill broker alter default --set log.retention.ms=86400000
-  tidemill broker alter 1 --set log.cleaner.threads=2 --unset num.io.threads
+  tidemill broker alter 1 --set max.connections=500 --unset log.retention.ms
   tidemill broker alter default --set message.max.bytes=5000000 --dry-run
 
 It holds at once and after restarts. 'tidemill config keys' says which keys can change while a broker runs

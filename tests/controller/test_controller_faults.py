@@ -150,14 +150,20 @@ def test_nodes_that_could_not_be_removed_go_with_the_next_change(
 ) -> None:
     async def story(setting: Setting) -> None:
         assert await create(setting, "a") is None
-        children, broken = setting.store.children, [True]
+        transact, broken = setting.store.transact, [True]
 
-        async def fails_once(path: str) -> list[str]:
-            if path == TopicNode.path("a") and broken and broken.pop():
+        async def fails_once(operations: Sequence[Operation]) -> list[Result]:
+            is_removal = any(isinstance(one, Delete) for one in operations)
+            if is_removal and broken and broken.pop():
+                monkeypatch.setattr(setting.store, "exists", out_of_reach)
                 raise StoreUnavailable("the connection broke")
-            return await children(path)
+            return await transact(operations)
 
-        monkeypatch.setattr(setting.store, "children", fails_once)
+        async def out_of_reach(path: str) -> bool:
+            monkeypatch.undo()
+            raise StoreUnavailable("the connection broke")
+
+        monkeypatch.setattr(setting.store, "transact", fails_once)
         (outcome,) = await setting.controller.delete_topics(["a"])
         assert outcome.error is None
         assert await setting.store.exists(TopicNode.path("a"))

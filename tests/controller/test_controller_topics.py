@@ -18,8 +18,10 @@ from tidemill.controller.topics import (
     NewTopic,
     PartitionBudget,
     Plan,
+    over_old_settings,
     plan_creation,
     plan_growth,
+    removal,
 )
 from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
 from tidemill.coordination.nodes import BrokerRegistration, Endpoint
@@ -165,16 +167,22 @@ def test_a_creation_writes_configuration_topic_and_states() -> None:
 
 def test_settings_that_are_left_from_before_are_replaced() -> None:
     plan = plan_creation(
-        cluster(),
-        NewTopic("t"),
-        BrokerConfig.of(),
-        TOPIC_ID,
-        Random(1),
-        TakenNames([]),
-        PartitionBudget(),
-        True,
+        cluster(), NewTopic("t"), BrokerConfig.of(), TOPIC_ID, Random(1), TakenNames([]), PartitionBudget()
     )
-    assert plan.operations[0] == SetData("/config/topics/t", b'{"version":1,"config":{}}')
+    assert plan.operations[0] == Create("/config/topics/t", b'{"version":1,"config":{}}')
+    over = over_old_settings(plan)
+    assert over.operations[0] == SetData("/config/topics/t", b'{"version":1,"config":{}}')
+    assert over.operations[1:] == plan.operations[1:]
+
+
+def test_a_removal_takes_what_a_creation_made_from_below() -> None:
+    plan = plan_creation(
+        cluster(), NewTopic("t", 2), BrokerConfig.of(), TOPIC_ID, Random(1), TakenNames([]), PartitionBudget()
+    )
+    made = [operation.path for operation in plan.operations]
+    removed = [operation.path for operation in removal(plan.topic)]
+    assert set(removed) == {*made, "/admin/delete_topics/t"}
+    assert all(removed.index(path) < removed.index(path.rpartition("/")[0]) for path in made[3:])
 
 
 # Placement

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.coordination.pieces import BYTES_MAX, OPERATIONS_MAX, in_pieces
+from tidemill.coordination.pieces import BYTES_MAX, OPERATIONS_MAX, in_groups, in_pieces
 from tidemill.coordination.port import NODE_BYTES_MAX, Check, Create, Delete, Operation, SetData
 
 PATHS = st.text("aé/", min_size=1, max_size=40).map(lambda text: f"/{text}")
@@ -36,3 +36,16 @@ def test_pieces_are_as_large_as_they_may_be() -> None:
     assert sizes == [OPERATIONS_MAX, OPERATIONS_MAX, OPERATIONS_MAX, 800]
     assert list(in_pieces([])) == []
     assert BYTES_MAX + OPERATIONS_MAX * 400 < NODE_BYTES_MAX, "room for a long root above every path"
+
+
+@given(st.lists(st.lists(OPERATIONS, max_size=10), max_size=10))
+def test_groups_are_the_same_changes_in_order(changes: list[list[Operation]]) -> None:
+    groups = list(in_groups(changes))
+    assert [change for group in groups for change in group] == changes
+    for group in groups:
+        assert len(group) == 1 or len(list(in_pieces(one for change in group for one in change))) <= 1
+
+
+def test_groups_are_as_large_as_they_may_be() -> None:
+    changes = [[Create(f"/t{n}"), Create(f"/t{n}/partitions")] for n in range(1200)]
+    assert [len(group) for group in in_groups(changes)] == [OPERATIONS_MAX // 2, OPERATIONS_MAX // 2, 200]

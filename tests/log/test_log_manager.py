@@ -17,6 +17,7 @@ from tidemill.log.manager import LogManager
 from tidemill.log.moves import begin_move
 from tidemill.log.names import CLEAN_SHUTDOWN
 from tidemill.log.open_files import OPEN_FILES
+from tidemill.log.removals import Removals
 from tidemill.model.errors import ConfigError, ErrorCode, KafkaError, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
@@ -418,3 +419,18 @@ def test_a_copy_that_cannot_be_cut_at_the_start_costs_its_directory_only(batch: 
     log = again.get(key)
     assert log is not None
     assert log.end_offset == 2
+
+
+def test_what_waits_in_a_directory_that_goes_is_forgotten_and_nothing_else() -> None:
+    removals = Removals()
+    for directory in ("/data/t-0", "/data/t-1", "/data/t-10"):
+        removals.add(f"{directory}/a.deleted", 5)
+        removals.add(f"{directory}/b.deleted", 6)
+    removals.forget_under("/data/t-1")
+    removals.forget_under("/data/t-2")
+    assert removals.take_due(5) == ["/data/t-0/a.deleted", "/data/t-10/a.deleted"]
+    removals.relocate("/data/t-10", "/other/t-10")
+    removals.forget_under("/data/t-10")
+    removals.forget_under("/data/t-0")
+    assert removals.take_due(9) == ["/other/t-10/b.deleted"]
+    assert (len(removals), removals.next_due_ms()) == (0, -1)

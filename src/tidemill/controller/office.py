@@ -38,7 +38,7 @@ from tidemill.coordination.nodes import (
     ControllerEpochNode,
     ControllerNode,
 )
-from tidemill.coordination.pieces import in_pieces
+from tidemill.coordination.pieces import in_groups, in_pieces
 from tidemill.coordination.port import (
     BadVersion,
     Create,
@@ -46,6 +46,7 @@ from tidemill.coordination.port import (
     NodeExists,
     NoNode,
     Operation,
+    OperationError,
     SetData,
     Store,
     StoreError,
@@ -432,6 +433,26 @@ class Office:
                 self.resign()
             raise
 
+    async def attempt_all(self, changes: Sequence[Sequence[Operation]]) -> list[KafkaError | None]:
+        """As :meth:`attempt` for each of ``changes``, which are independent; many in one transaction."""
+        groups = list(in_groups(changes))
+        outcomes = await asyncio.gather(*(self._attempt_group(group) for group in groups))
+        return [outcome for group in outcomes for outcome in group]
+
+    async def _attempt_group(self, group: Sequence[Sequence[Operation]]) -> list[KafkaError | None]:
+        if len(group) > 1:
+            try:
+                await self.write_operations([one for operations in group for one in operations])
+            except (OperationError, ValueError):
+                # One of them cannot be done, and none was: each has its own answer.
+                if not self.is_active:
+                    return [_other_controller()] * len(group)
+            except StoreError as problem:
+                return [_refused(problem)] * len(group)
+            else:
+                return [None] * len(group)
+        return list(await asyncio.gather(*map(self.attempt, group)))
+
     async def attempt(self, operations: Sequence[Operation]) -> KafkaError | None:
         """Writes as the controller, in pieces, and says what went wrong in the protocol's terms."""
         try:
@@ -439,7 +460,7 @@ class Office:
                 await self.write_operations(piece)
         except BadVersion as error:
             if error.path == CONTROLLER_EPOCH:
-                return KafkaError("another broker has become the controller", ErrorCode.NOT_CONTROLLER)
+                return _other_controller()
             return KafkaError(f"{error}. Try again.", ErrorCode.UNKNOWN_SERVER_ERROR)
         except NodeExists as error:
             return KafkaError(str(error), ErrorCode.TOPIC_ALREADY_EXISTS)
@@ -448,9 +469,17 @@ class Office:
         except ValueError as error:
             return KafkaError(str(error), ErrorCode.INVALID_REQUEST)
         except StoreError as error:
-            logger.error("The coordination store refused a write: %s", error)
-            return KafkaError(str(error), ErrorCode.KAFKA_STORAGE_ERROR)
+            return _refused(error)
         return None
+
+
+def _other_controller() -> KafkaError:
+    return KafkaError("another broker has become the controller", ErrorCode.NOT_CONTROLLER)
+
+
+def _refused(error: StoreError) -> KafkaError:
+    logger.error("The coordination store refused a write: %s", error)
+    return KafkaError(str(error), ErrorCode.KAFKA_STORAGE_ERROR)
 
 
 _PLACES = {TOPIC: "brokers/topics", REGISTRATION: "brokers/ids", SETTINGS: SETTINGS}

@@ -28,9 +28,12 @@ from tidemill.controller.topics import (
     PartitionBudget,
     Plan,
     deletion_mark,
+    is_creation,
     missing_topic,
+    over_old_settings,
     plan_creation,
     plan_growth,
+    removal,
 )
 from tidemill.coordination.encoding import new_id
 from tidemill.coordination.image import SETTINGS, Delta, TopicImage
@@ -45,6 +48,7 @@ from tidemill.coordination.nodes import (
 from tidemill.coordination.port import (
     Create,
     Delete,
+    Node,
     Operation,
     SetData,
     Store,
@@ -55,7 +59,6 @@ from tidemill.coordination.port import (
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
 from tidemill.model.ports import Clock
-from tidemill.model.topic_names import name_problem
 
 logger = logging.getLogger(__name__)
 
@@ -109,21 +112,11 @@ class Controller(Office):
             taken = TakenNames(self._image.topics)
             budget = PartitionBudget()
             config = self.config()
-            stale = await self._left_settings(topic.name for topic in wanted)
             decided: list[Plan | KafkaError] = []
             for topic in wanted:
                 try:
                     decided.append(
-                        plan_creation(
-                            self._image,
-                            topic,
-                            config,
-                            new_id(),
-                            self.random,
-                            taken,
-                            budget,
-                            topic.name in stale,
-                        )
+                        plan_creation(self._image, topic, config, new_id(), self.random, taken, budget)
                     )
                 except KafkaError as error:
                     decided.append(error)
@@ -133,12 +126,6 @@ class Controller(Office):
             outcomes, others = await self._carry_out(names, decided)
         await wait_for_others(others)
         return outcomes
-
-    async def _left_settings(self, names: Iterable[str]) -> set[str]:
-        """The names for which the store has settings, of a topic that is gone; no topic has some names."""
-        possible = [name for name in names if not name_problem(name)]
-        found = await self.store.get_many([_config_path(name) for name in possible])
-        return {name for name, node in zip(possible, found, strict=True) if node is not None}
 
     async def create_partitions(
         self, growths: Iterable[Growth], *, validate_only: bool = False
@@ -176,7 +163,7 @@ class Controller(Office):
             before = self._image
             topics = [before.topics.get(name) for name in names]
             marks = [[] if are_marked else deletion_mark(topic) for topic in topics if topic is not None]
-            errors = await asyncio.gather(*(self.attempt(mark) for mark in marks))
+            errors = await self.attempt_all(marks)
             # Who finds the mark there finds what it wanted: an administrator has just made it, for instance.
             remaining = iter(None if _is_there(error) else error for error in errors)
             outcomes = [
@@ -295,7 +282,7 @@ class Controller(Office):
         self, names: list[str], decided: list[Plan | KafkaError]
     ) -> tuple[list[Outcome], list[asyncio.Future[None]]]:
         plans = [item for item in decided if isinstance(item, Plan)]
-        written = iter(await asyncio.gather(*(self.attempt(plan.operations) for plan in plans)))
+        written = iter(await self._written(plans))
         outcomes = []
         for name, item in zip(names, decided, strict=True):
             if isinstance(item, KafkaError):
@@ -312,20 +299,35 @@ class Controller(Office):
         await self._announce(delta)
         return [_with_failure(outcome, delta) for outcome in outcomes], delta.others
 
+    async def _written(self, plans: Sequence[Plan]) -> list[KafkaError | None]:
+        """What came of writing each of ``plans``."""
+        errors = await self.attempt_all([plan.operations for plan in plans])
+        # Hardly ever are there settings under the name of a new topic: they are looked for where it matters.
+        there = [
+            place for place, error in enumerate(errors) if _is_there(error) and is_creation(plans[place])
+        ]
+        old = await self._old_settings([plans[place].topic.name for place in there]) if there else []
+        again = [place for place, node in zip(there, old, strict=True) if node is not None]
+        outcomes = await self.attempt_all([over_old_settings(plans[place]).operations for place in again])
+        for place, outcome in zip(again, outcomes, strict=True):
+            errors[place] = outcome
+        return errors
+
+    async def _old_settings(self, topics: Sequence[str]) -> Sequence[Node | None]:
+        try:
+            return await self.store.get_many(list(map(_config_path, topics)))
+        except StoreError as problem:
+            logger.error("The settings that are in the way of new topics cannot be read: %s", problem)
+            return [None] * len(topics)
+
     async def _remove_nodes(self, topics: list[TopicImage]) -> None:
         """Removes what the store has of topics without replicas; what fails comes before the next change."""
         deleting = dict(self._image.deleting)
-        for topic in topics:
-            error: TidemillError | None
-            try:
-                doomed = await subtree(self.store, TopicNode.path(topic.name))
-                doomed += await subtree(self.store, _config_path(topic.name))
-                operations: list[Operation] = [Delete(path) for path in reversed(doomed)]
-                operations.append(Delete(DeleteTopicNode.path(topic.name)))
-                error = await self.attempt(operations)
-            except StoreError as problem:
-                error = problem
-                self._is_stale = True
+        errors = await self.attempt_all([removal(topic) for topic in topics])
+        for topic, refused in zip(topics, errors, strict=True):
+            error: TidemillError | None = refused
+            if error is not None and self.is_active:
+                error = await self._remove_whatever(topic)
             if error is None:
                 del deleting[topic.name]
                 self._deleting.pop(topic.name, None)
@@ -334,6 +336,17 @@ class Controller(Office):
         before = self._image
         self._image = before.with_topics(deleting=deleting)
         await self._announce(Delta(before, self._image))
+
+    async def _remove_whatever(self, topic: TopicImage) -> TidemillError | None:
+        """Removes all nodes of a topic, also those that somebody else has put there."""
+        try:
+            doomed = await subtree(self.store, TopicNode.path(topic.name))
+            doomed += await subtree(self.store, _config_path(topic.name))
+            operations: list[Operation] = [Delete(path) for path in reversed(doomed)]
+            return await self.attempt([*operations, Delete(DeleteTopicNode.path(topic.name))])
+        except StoreError as problem:
+            self._is_stale = True
+            return problem
 
 
 def _config_path(topic: str) -> str:

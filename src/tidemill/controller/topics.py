@@ -20,7 +20,7 @@ from tidemill.coordination.nodes import (
     PartitionStateNode,
     TopicNode,
 )
-from tidemill.coordination.port import Check, Create, Operation, SetData
+from tidemill.coordination.port import Check, Create, Delete, Operation, SetData
 from tidemill.model.configs import BrokerConfig, check_topic_settings
 from tidemill.model.errors import ConfigError, ErrorCode, KafkaError
 
@@ -83,12 +83,8 @@ def plan_creation(
     random: Random,
     taken: TakenNames,
     budget: PartitionBudget,
-    stale_config: bool = False,
 ) -> Plan:
-    """Makes a topic. ``taken`` and ``budget`` are those of the whole request.
-
-    ``stale_config`` says that the store holds settings under this name, left from before: they are replaced.
-    """
+    """Makes a topic. ``taken`` and ``budget`` are those of the whole request."""
     check_name(wanted.name)
     if wanted.name == METADATA_TOPIC:
         raise KafkaError(f"the topic {METADATA_TOPIC} cannot be created", ErrorCode.INVALID_REQUEST)
@@ -113,12 +109,24 @@ def plan_creation(
     )
     topic = TopicImage(wanted.name, topic_id, partitions, settings)
     operations: list[Operation] = [
-        write_config("topics", topic.name, settings, stale_config),
+        write_config("topics", topic.name, settings, False),
         Create(TopicNode.path(topic.name), TopicNode.encode(topic.assignment())),
         Create(PartitionStateNode.parents(topic.name)),
     ]
     operations += state_creations(topic, 0, image.controller_epoch)
     return Plan(topic, operations)
+
+
+def is_creation(plan: Plan) -> bool:
+    """Whether ``plan`` makes a topic, whose settings come first."""
+    first = plan.operations[0]
+    return isinstance(first, Create) and first.path == ConfigNode.path("topics", plan.topic.name)
+
+
+def over_old_settings(plan: Plan) -> Plan:
+    """As ``plan``, where the store holds settings under the topic's name, left from before."""
+    config = write_config("topics", plan.topic.name, plan.topic.config, True)
+    return plan._replace(operations=[config, *plan.operations[1:]])
 
 
 def write_config(kind: str, name: str, settings: Mapping[str, str], exists: bool) -> Operation:
@@ -285,6 +293,20 @@ def missing_topic(image: ClusterImage, name: str) -> KafkaError:
 def deletion_mark(topic: TopicImage) -> list[Operation]:
     """Begins a deletion: from now on it happens, whoever stops meanwhile."""
     return [Check(TopicNode.path(topic.name)), Create(DeleteTopicNode.path(topic.name))]
+
+
+def removal(topic: TopicImage) -> list[Operation]:
+    """Ends a deletion: takes all away that the controller writes of a topic, what lies below others first."""
+    operations: list[Operation] = []
+    for one in topic.partitions:
+        operations.append(Delete(PartitionStateNode.path(topic.name, one.partition)))
+        operations.append(Delete(PartitionStateNode.parent(topic.name, one.partition)))
+    operations.append(Delete(PartitionStateNode.parents(topic.name)))
+    operations.append(Delete(TopicNode.path(topic.name)))
+    if topic.has_config_node:
+        operations.append(Delete(ConfigNode.path("topics", topic.name)))
+    operations.append(Delete(DeleteTopicNode.path(topic.name)))
+    return operations
 
 
 def fence(controller_epoch_version: int) -> Check:

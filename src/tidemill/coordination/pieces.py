@@ -5,11 +5,14 @@ every cut. Where a topic is made, its node comes first, as in Kafka: it is the t
 finds it gives states to the partitions that have none. Where a partition has come to other brokers, the
 states come first and the topic's node last: only that knows whom the partition leaves, and whoever reads the
 half of it finishes it. Where nodes are removed, those below others come first.
+
+Many small changes cost ZooKeeper and the controller a transaction each, where one is enough: they are written
+in groups. A group fails as a whole, so whoever writes one tries its changes each by itself then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from tidemill.coordination.port import Create, Operation, SetData
 
@@ -29,9 +32,7 @@ def in_pieces(operations: Iterable[Operation]) -> Iterator[list[Operation]]:
     piece: list[Operation] = []
     size = 0
     for operation in operations:
-        own = OVERHEAD_BYTES + len(operation.path.encode())
-        if isinstance(operation, Create | SetData):
-            own += len(operation.data)
+        own = _bytes_of(operation)
         if piece and (size + own > BYTES_MAX or len(piece) == OPERATIONS_MAX):
             yield piece
             piece, size = [], 0
@@ -39,3 +40,27 @@ def in_pieces(operations: Iterable[Operation]) -> Iterator[list[Operation]]:
         size += own
     if piece:
         yield piece
+
+
+def in_groups(changes: Iterable[Sequence[Operation]]) -> Iterator[list[Sequence[Operation]]]:
+    """Changes that are independent of each other, in their order, as many together as one transaction takes.
+
+    One that does not fit into a transaction has a group of its own; see :func:`in_pieces`.
+    """
+    group: list[Sequence[Operation]] = []
+    count = size = 0
+    for change in changes:
+        own = sum(map(_bytes_of, change))
+        if group and (size + own > BYTES_MAX or count + len(change) > OPERATIONS_MAX):
+            yield group
+            group, count, size = [], 0, 0
+        group.append(change)
+        count += len(change)
+        size += own
+    if group:
+        yield group
+
+
+def _bytes_of(operation: Operation) -> int:
+    own = OVERHEAD_BYTES + len(operation.path.encode())
+    return own + len(operation.data) if isinstance(operation, Create | SetData) else own

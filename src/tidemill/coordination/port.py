@@ -12,6 +12,7 @@ everything that was asked before it in place.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -254,9 +255,13 @@ def parent_of(path: str) -> str:
     return path[: path.rindex("/")] or "/"
 
 
+_PECULIAR = re.compile(r"//|/\.|/\Z|\x00")
+"""Paths without any of these need no closer look; of the others most are good as well."""
+
+
 def check_path(path: str) -> None:
     """Raises ValueError unless ``path`` can name a node (ZooKeeper's rules)."""
-    if path == "/":
+    if path == "/" or (path.startswith("/") and _PECULIAR.search(path) is None):
         return
     if not path.startswith("/") or path.endswith("/"):
         raise ValueError(f"{path!r} is no node path: it starts with / and does not end with one")

@@ -49,6 +49,11 @@ from tidemill.coordination.zookeeper_calls import (
     Multi,
     MultiRead,
     Notice,
+    acl_frame,
+    check_frame,
+    create_frame,
+    delete_frame,
+    set_frame,
 )
 from tidemill.coordination.zookeeper_errors import (
     call_error,
@@ -74,6 +79,7 @@ SENSITIVE_PATHS = ("/config/users", "/config/brokers", "/delegation_token/tokens
 """Below these only their maker may read, where access lists are written; Kafka's rule (``ZkData.scala``)."""
 
 _EPHEMERAL, _SEQUENTIAL = 1, 2
+_READABLE_ACL = [*CREATOR_ALL_ACL, *READ_ACL_UNSAFE]
 
 
 class ZooKeeperStore(Store):
@@ -96,6 +102,7 @@ class ZooKeeperStore(Store):
         self._refused = ""
         self._opening: asyncio.Future[None] | None = None
         self._listeners: list[SessionListener] = []
+        self._acl_frames: dict[int, bytes] = {}
 
     @classmethod
     async def open(cls, settings: ZooKeeperSettings) -> ZooKeeperStore:
@@ -217,7 +224,7 @@ class ZooKeeperStore(Store):
             for operation, outcome in zip(operations, checked(operations, outcomes), strict=True)
         ]
 
-    def _frame(self, operation: Operation) -> Any:
+    def _frame(self, operation: Operation) -> bytes:
         path = operation.path
         # The number of a sequential node may be its whole name.
         is_numbered = isinstance(operation, Create) and operation.sequential
@@ -226,15 +233,15 @@ class ZooKeeperStore(Store):
         if isinstance(operation, Create):
             check_data(path, operation.data)
             flags = (_EPHEMERAL if operation.ephemeral else 0) | (_SEQUENTIAL if is_numbered else 0)
-            return frames.Create(full, operation.data, self._acl(path), flags)
+            return create_frame(full, operation.data, self._acl_frame(path), flags)
         if isinstance(operation, SetData):
             check_data(path, operation.data)
-            return frames.SetData(self._full(path), operation.data, operation.version)
+            return set_frame(self._full(path), operation.data, operation.version)
         if isinstance(operation, Delete):
             if path == "/":
                 raise ValueError("the root / cannot be deleted")
-            return frames.Delete(full, operation.version)
-        return frames.CheckVersion(self._full(path), operation.version)
+            return delete_frame(full, operation.version)
+        return check_frame(self._full(path), operation.version)
 
     def _result(self, operation: Operation, outcome: Any) -> Result:
         if isinstance(operation, Create):
@@ -248,7 +255,14 @@ class ZooKeeperStore(Store):
             return OPEN_ACL_UNSAFE
         if path.startswith(SENSITIVE_PATHS):
             return CREATOR_ALL_ACL
-        return [*CREATOR_ALL_ACL, *READ_ACL_UNSAFE]
+        return _READABLE_ACL
+
+    def _acl_frame(self, path: str) -> bytes:
+        acl = self._acl(path)
+        known = self._acl_frames.get(id(acl))
+        if known is None:  # There are three lists, which live as long as the program.
+            known = self._acl_frames[id(acl)] = acl_frame(acl)
+        return known
 
     def _full(self, path: str) -> str:
         chroot = self._settings.chroot

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from kazoo.exceptions import EXCEPTIONS
 from kazoo.protocol.serialization import (
     GetData,
-    MultiHeader,
     Transaction,
-    int_struct,
     stat_struct,
     write_string,
 )
+from kazoo.protocol.states import ZnodeStat
 
 from tidemill.coordination.port import StoreError, StoreUnavailable
 
@@ -70,14 +69,73 @@ class RemoveWatches(WatchRequest):
     _argument = _ANY_KIND
 
 
+_HEADER = struct.Struct(">iBi")
+"""Before each operation of a transaction, and of its answer: type, whether it is the end, error."""
+_INT = struct.Struct(">i")
+_CREATE, _DELETE, _SET_DATA, _CHECK, _ERROR = 1, 2, 5, 13, -1
+_READ_HEADER = _HEADER.pack(GetData.type, False, -1)
+_END = _HEADER.pack(-1, True, -1)
+_CREATE_HEADER, _DELETE_HEADER, _SET_HEADER, _CHECK_HEADER = (
+    _HEADER.pack(kind, False, -1) for kind in (_CREATE, _DELETE, _SET_DATA, _CHECK)
+)
+
+
+def create_frame(path: str, data: bytes, acl: bytes, flags: int) -> bytes:
+    """A creation within a transaction; ``acl`` as :func:`acl_frame` wrote it."""
+    name = path.encode()
+    return b"".join(
+        (
+            _CREATE_HEADER,
+            _INT.pack(len(name)),
+            name,
+            _INT.pack(len(data)),
+            data,
+            acl,
+            _INT.pack(flags),
+        )
+    )
+
+
+def set_frame(path: str, data: bytes, version: int) -> bytes:
+    """A change of a node's data within a transaction."""
+    return _SET_HEADER + _text(path) + _INT.pack(len(data)) + data + _INT.pack(version)
+
+
+def delete_frame(path: str, version: int) -> bytes:
+    """A deletion within a transaction."""
+    return _DELETE_HEADER + _text(path) + _INT.pack(version)
+
+
+def check_frame(path: str, version: int) -> bytes:
+    """A check of a node's version within a transaction."""
+    return _CHECK_HEADER + _text(path) + _INT.pack(version)
+
+
+def acl_frame(acl: Sequence[Any]) -> bytes:
+    """An access list (kazoo's), as creations carry it."""
+    entries = [
+        _INT.pack(one.perms) + bytes(write_string(one.id.scheme)) + bytes(write_string(one.id.id))
+        for one in acl
+    ]
+    return _INT.pack(len(entries)) + b"".join(entries)
+
+
+def _text(path: str) -> bytes:
+    name = path.encode()
+    return _INT.pack(len(name)) + name
+
+
 class Multi:
-    """Several operations in one transaction, written once so that their size is known."""
+    """Several operations in one transaction, written once so that their size is known.
+
+    Not kazoo's ``Transaction``: a command may have thousands of operations, and every broker waits for it.
+    """
 
     type = Transaction.type
     watcher = None
 
-    def __init__(self, operations: Sequence[Any]) -> None:
-        self.body: bytes = bytes(Transaction(operations).serialize())
+    def __init__(self, frames: Iterable[bytes]) -> None:
+        self.body: bytes = b"".join((*frames, _END))
 
     def serialize(self) -> bytes:
         """The body of the request."""
@@ -85,8 +143,25 @@ class Multi:
 
     def deserialize(self, data: bytes, offset: int) -> list[Any]:
         """One result (path, True, stat or exception) an operation."""
-        results: list[Any] = Transaction.deserialize(data, offset)
-        return results
+        results: list[Any] = []
+        while True:
+            kind, done, _ = _HEADER.unpack_from(data, offset)
+            offset += _HEADER.size
+            if done:
+                return results
+            if kind == _CREATE:
+                (size,) = _INT.unpack_from(data, offset)
+                offset += _INT.size + size
+                results.append(data[offset - size : offset].decode())
+            elif kind == _SET_DATA:
+                results.append(ZnodeStat._make(stat_struct.unpack_from(data, offset)))
+                offset += stat_struct.size
+            elif kind == _ERROR:
+                (code,) = _INT.unpack_from(data, offset)
+                offset += _INT.size
+                results.append(EXCEPTIONS[code]())
+            else:
+                results.append(True)
 
 
 class MultiRead:
@@ -100,25 +175,25 @@ class MultiRead:
 
     def serialize(self) -> bytes:
         """The body of the request: one read after the other, each behind a header."""
-        header = MultiHeader(GetData.type, False, -1).serialize()
-        reads = b"".join(header + GetData(path, None).serialize() for path in self._paths)
-        return reads + bytes(MultiHeader(-1, True, -1).serialize())
+        return b"".join([*(_READ_HEADER + _text(path) + b"\0" for path in self._paths), _END])
 
     def deserialize(self, data: bytes, offset: int) -> list[Any]:
         """For each path its data and stat, or an exception."""
         answers: list[Any] = []
         while True:
-            header, offset = MultiHeader.deserialize(data, offset)
-            if header.done:
+            kind, done, _ = _HEADER.unpack_from(data, offset)
+            offset += _HEADER.size
+            if done:
                 return answers
-            if header.type == GetData.type:
-                answer = GetData.deserialize(data, offset)
-                size = 4 + len(answer[0] or b"") + stat_struct.size
+            (number,) = _INT.unpack_from(data, offset)
+            offset += _INT.size
+            if kind == GetData.type:
+                end = offset + max(number, 0)
+                stat = ZnodeStat._make(stat_struct.unpack_from(data, end))
+                answers.append((data[offset:end], stat))
+                offset = end + stat_struct.size
             else:
-                (code,) = int_struct.unpack_from(data, offset)
-                answer, size = EXCEPTIONS[code](), 4
-            answers.append(answer)
-            offset += size
+                answers.append(EXCEPTIONS[number]())
 
 
 class Call:

@@ -26,6 +26,8 @@ from tidemill.coordination.port import (
 
 def checked(operations: Sequence[Operation], outcomes: list[Any]) -> list[Any]:
     """The outcomes; raises the error of the first operation that could not be done."""
+    if len(outcomes) == len(operations) and not any(isinstance(one, Exception) for one in outcomes):
+        return outcomes
     for index, (operation, outcome) in enumerate(zip(operations, outcomes, strict=False)):
         # The others of a failed transaction say that it was rolled back, or not tried.
         if isinstance(outcome, zk.RolledBackError | zk.RuntimeInconsistency):

@@ -48,20 +48,6 @@ class CheckpointDamaged(StorageError):
     """A checkpoint file that makes no sense. What it held is found again from the logs."""
 
 
-def write_unsynced(files: Files, path: str, data: bytes) -> None:
-    """Replaces a file whole, without waiting for the disk."""
-    temporary = f"{path}.tmp"
-    file = files.open(temporary, True)
-    try:
-        if file.size():
-            file.truncate(0)
-        if data:
-            file.append([data])
-    finally:
-        file.close()
-    files.rename(temporary, path)
-
-
 def render_checkpoint(lines: list[str]) -> bytes:
     """A checkpoint file with these entries."""
     return "\n".join([str(CHECKPOINT_VERSION), str(len(lines)), *lines, ""]).encode()
@@ -179,7 +165,7 @@ def read_partition_metadata(files: Files, path: str) -> bytes:
 
 def write_partition_metadata(files: Files, path: str, topic_id: bytes) -> None:
     """Writes ``partition.metadata``. The disk is not waited for: the store knows the id, too."""
-    write_unsynced(files, path, f"version: {METADATA_VERSION}\ntopic_id: {encode_id(topic_id)}".encode())
+    files.write_unsynced(path, f"version: {METADATA_VERSION}\ntopic_id: {encode_id(topic_id)}".encode())
 
 
 def write_clean_shutdown(files: Files, path: str) -> None:

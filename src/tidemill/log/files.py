@@ -280,6 +280,29 @@ class SystemFiles(Files):
     def make_directory(self, path: str) -> None:
         os.makedirs(path, exist_ok=True)
 
+    def make_new_directory(self, path: str) -> bool:
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            return False
+        except FileNotFoundError:
+            os.makedirs(path, exist_ok=True)
+        return True
+
+    def make_file(self, path: str) -> None:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+
+    def write_unsynced(self, path: str, data: bytes) -> None:
+        temporary = f"{path}.tmp"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            written = os.write(descriptor, data)
+            if written != len(data):
+                _write_all(descriptor, memoryview(data)[written:])
+        finally:
+            os.close(descriptor)
+        os.rename(temporary, path)
+
     def rename(self, old: str, new: str) -> None:
         os.replace(old, new)
 

@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right
 from itertools import accumulate, pairwise
 from typing import Final, TypeAlias
 
-from tidemill.log.checkpoints import CheckpointDamaged, parse_checkpoint, render_checkpoint, write_unsynced
+from tidemill.log.checkpoints import CheckpointDamaged, parse_checkpoint, render_checkpoint
 from tidemill.model.ports import Files
 
 UNDEFINED: Final = (-1, -1)
@@ -123,7 +123,7 @@ class LeaderEpochs:
     def save(self) -> None:
         """Writes the file."""
         lines = [f"{epoch} {start}" for epoch, start in zip(self.epochs, self.starts, strict=True)]
-        write_unsynced(self.files, self.path, render_checkpoint(lines))
+        self.files.write_unsynced(self.path, render_checkpoint(lines))
         self.changes += 1
         self.unsaved = False
 

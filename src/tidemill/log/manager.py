@@ -28,6 +28,7 @@ from tidemill.log.flush import FlushJob
 from tidemill.log.loading import Loading
 from tidemill.log.log import Log
 from tidemill.log.losses import loss_of
+from tidemill.log.making import make_log
 from tidemill.log.names import (
     CLEAN_SHUTDOWN,
     HIGH_WATERMARKS,
@@ -177,7 +178,9 @@ class LogManager(DataDirectories):
     ) -> Log:
         """A new log at ``path``, which no directory knows of yet. Raises StorageError."""
         try:
-            self.files.make_directory(path)
+            made = make_log(self.files, path, topic_partition, topic_id, config, self.removals, now_ms)
+            if made is not None:
+                return made
             if topic_id != ZERO_ID:
                 write_partition_metadata(self.files, f"{path}/{PARTITION_METADATA}", topic_id)
             opening = Opening(

@@ -98,6 +98,20 @@ class Segment:
         self.first_timestamp = -1
         self._max_timestamp = -1
 
+    def create_closed(self, now_ms: i64) -> None:
+        """Makes the files where none are: in a directory that was just made. None stays open.
+
+        The indexes get their size with their first entry. Raises OSError.
+        """
+        self.files.make_file(self.path)
+        self.files.make_file(self.index.path)
+        self.files.make_file(self.time_index.path)
+        self.index.entries = 0
+        self.time_index.entries = 0
+        self.created_ms = now_ms
+        self.first_timestamp = -1
+        self._max_timestamp = -1
+
     def file(self) -> File:
         """The log file, open."""
         file = self._file

@@ -132,6 +132,30 @@ class Files:
         """Makes ``path`` and its parents; no error when it is there."""
         raise NotImplementedError
 
+    def make_new_directory(self, path: str) -> bool:
+        """As :meth:`make_directory`; False when it was there."""
+        if self.exists(path):
+            return False
+        self.make_directory(path)
+        return True
+
+    def make_file(self, path: str) -> None:
+        """Makes an empty file where none is."""
+        self.open(path, True).close()
+
+    def write_unsynced(self, path: str, data: bytes) -> None:
+        """Replaces a file whole, without waiting for the disk: a killed process leaves the old or the new."""
+        temporary = f"{path}.tmp"
+        file = self.open(temporary, True)
+        try:
+            if file.size():
+                file.truncate(0)
+            if data:
+                file.append([data])
+        finally:
+            file.close()
+        self.rename(temporary, path)
+
     def rename(self, old: str, new: str) -> None:
         """Renames a file or directory, over a file that is there."""
         raise NotImplementedError

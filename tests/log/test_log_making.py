@@ -1,0 +1,144 @@
+"""Logs of new partitions: made without opening a file, and found again whatever comes between."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tidemill.log.config import LogConfig
+from tidemill.log.files import SystemFiles
+from tidemill.log.manager import LogManager
+from tidemill.log.open_files import OPEN_FILES
+from tidemill.model.errors import StorageError
+from tidemill.model.ports import Files
+from tidemill.model.types import ZERO_ID, TopicPartition
+from tidemill.records.batch import Batch
+from tidemill.testing.files import FaultyFiles
+
+NOW = 1_700_000_000_000
+KEY = TopicPartition("t", 0)
+TOPIC_ID = bytes(range(16))
+NAMES = ["00000000000000000000.index", "00000000000000000000.log", "00000000000000000000.timeindex"]
+
+
+def manager_of(files: Files, path: str = "/data") -> LogManager:
+    manager = LogManager(files, [path])
+    manager.lock()
+    manager.claim("c" * 22, 1)
+    manager.load(NOW, lambda topic: LogConfig())
+    return manager
+
+
+def test_a_new_log_is_as_one_that_was_opened(tmp_path: Path, batch: Callable[..., Batch]) -> None:
+    manager = manager_of(SystemFiles(), str(tmp_path))
+    held = len(OPEN_FILES)
+    made = manager.create(KEY, TOPIC_ID, LogConfig(), NOW)
+    assert len(OPEN_FILES) == held, "a partition that nobody uses holds no descriptor"
+    assert sorted(path.name for path in (tmp_path / "t-0").iterdir()) == [*NAMES, "partition.metadata"]
+    (tmp_path / "u-0").mkdir()
+    opened = manager.create(TopicPartition("u", 0), TOPIC_ID, LogConfig(), NOW)
+    for log in (made, opened):
+        state = (log.start_offset, log.end_offset, log.recovery_point, log.size_bytes, log.topic_id)
+        assert state == (0, 0, 0, 0, TOPIC_ID)
+        assert (log.names_changed, log.names_synced, log.parent_unsynced) == (1, 0, True)
+        assert (log.producer_state.end_offset, log.producer_state.snapshot_offset) == (0, -1)
+        assert (log.leader_epochs.latest, log.has_aborts, log.settled_end) == (-1, False, -1)
+        assert (log.active.created_ms, log.active.rolling_timestamp(), log.active.max_timestamp()) == (
+            NOW,
+            -1,
+            -1,
+        )
+        assert log.append([batch(3)], 4, NOW).last_offset == 2
+
+
+def test_indexes_of_a_new_log_get_their_size_with_their_first_entry(
+    tmp_path: Path, batch: Callable[..., Batch]
+) -> None:
+    manager = manager_of(SystemFiles(), str(tmp_path))
+    config = LogConfig(index_interval_bytes=1, segment_index_bytes=1200)
+    log = manager.create(KEY, TOPIC_ID, config, NOW)
+    sizes = [tmp_path / "t-0" / name for name in (NAMES[0], NAMES[2])]
+    assert [path.stat().st_size for path in sizes] == [0, 0]
+    for _ in range(3):
+        log.append([batch(2)], 4, NOW)
+    assert [path.stat().st_size for path in sizes] == [1200, 1200]
+    assert log.active.index.entries == 2
+    again = manager_of_copy(tmp_path)
+    assert again.logs[KEY].end_offset == 6
+    assert again.warnings == []
+
+
+def manager_of_copy(path: Path) -> LogManager:
+    """As the next start after a kill finds the directory."""
+    manager = LogManager(SystemFiles(), [str(path)])
+    manager.load(NOW, lambda topic: LogConfig())
+    return manager
+
+
+class StoppingFiles(FaultyFiles):
+    """Nothing works any more after so many calls."""
+
+    left = 1_000_000
+
+    def check(self, operation: str, path: str) -> None:
+        if self.left <= 0:
+            raise OSError(errno.EIO, "stopped", path)
+        self.left -= 1
+        super().check(operation, path)
+
+
+@pytest.mark.parametrize("calls", range(10))
+@pytest.mark.parametrize("ends", ["kill", "power cut"])
+def test_a_stop_in_the_middle_of_a_creation_leaves_a_partition_that_can_be_made(
+    calls: int, ends: str, batch: Callable[..., Batch]
+) -> None:
+    files = StoppingFiles()
+    manager = manager_of(files)
+    files.left = calls
+    with contextlib.suppress(StorageError):
+        manager.create(KEY, TOPIC_ID, LogConfig(), NOW)
+    files.left = 1_000_000
+    files.kill() if ends == "kill" else files.power_cut()
+    again = manager_of(files)
+    log = again.create(KEY, TOPIC_ID, LogConfig(), NOW)
+    if log.topic_id != TOPIC_ID:
+        again.assign_topic_id(log, TOPIC_ID)
+    assert log.append([batch(3)], 4, NOW).last_offset == 2
+    log.flush(NOW)
+    files.power_cut()
+    last = manager_of(files)
+    assert last.logs[KEY].end_offset == 3
+    assert last.logs[KEY].topic_id in (TOPIC_ID, ZERO_ID), "the store knows it, too: it is not synced"
+
+
+def test_a_creation_that_failed_is_made_good_by_the_next(batch: Callable[..., Batch]) -> None:
+    files = FaultyFiles()
+    manager = manager_of(files)
+    files.fail("open", ".timeindex", errno.ENOSPC)
+    with pytest.raises(StorageError, match="/data/t-0"):
+        manager.create(KEY, TOPIC_ID, LogConfig(), NOW)
+    assert manager.get(KEY) is None
+    log = manager.create(KEY, TOPIC_ID, LogConfig(), NOW)
+    assert log.append([batch(1)], 4, NOW).last_offset == 0
+
+
+def test_a_data_directory_that_vanished_is_made_again_as_before(tmp_path: Path) -> None:
+    files = SystemFiles()
+    assert files.make_new_directory(str(tmp_path / "a/b"))
+    assert not files.make_new_directory(str(tmp_path / "a/b"))
+
+
+@pytest.mark.parametrize("make", [lambda path: (SystemFiles(), str(path)), lambda path: (FaultyFiles(), "/")])
+def test_a_file_is_replaced_whole(tmp_path: Path, make: Callable[[Path], tuple[Files, str]]) -> None:
+    files, directory = make(tmp_path)
+    path = f"{directory.rstrip('/')}/name"
+    for data in (b"a longer text", b"short", b""):
+        files.write_unsynced(path, data)
+        assert files.read(path) == data
+    assert files.list(directory) == ["name"]
+    files.make_file(path + "2")
+    assert files.size(path + "2") == 0

@@ -153,12 +153,43 @@ def test_a_throttled_move_is_listed_refuses_another_and_is_cancelled(local: Loca
     with Admin(local.bootstrap) as admin:
         until(lambda: admin.topic_configs("slow")[throttles.REPLICAS[1]].value == "0:2", "all hear of it")
         until(lambda: admin.broker_configs(2)[throttles.RATES[1]].value == "1", "broker 2 hears of it")
-    assert call("reassign", "cancel", "plan.json") == "stopped 1 move\n"
+    assert call("reassign", "cancel", "plan.json") == "stopped 1 move\nthrottles are lifted\n"
     with Admin(local.bootstrap) as admin:
         until(lambda: admin.topic_configs("slow")[throttles.REPLICAS[1]].is_default, "it is taken back")
         until(lambda: admin.broker_configs(2)[throttles.RATES[1]].is_default, "of the broker, too")
     assert replicas(local, "slow") == {0: [1]}
     assert call("reassign", "cancel", "--all") == "nothing moves\n"
+
+
+def test_throttles_are_lifted_of_moves_that_have_ended_and_topics_that_nobody_names(
+    local: LocalCluster, call: Call
+) -> None:
+    make(local, "once", {0: [1]})
+    plan = {TopicPartition("once", 0): [2]}
+    Path("plan.json").write_text(text(plan))
+    call("reassign", "execute", "plan.json", "--throttle", "1000000")
+    with Admin(local.bootstrap) as admin:
+        until(lambda: not admin.list_reassignments(plan), "it is there")
+    assert call("reassign", "execute", "plan.json") == "1 partition as planned already\n"
+    assert call("reassign", "cancel", "--all") == "nothing moves\nthrottles are lifted\n"
+    with Admin(local.bootstrap) as admin:
+        until(lambda: admin.topic_configs("once")[throttles.REPLICAS[1]].is_default, "it is taken back")
+
+
+def test_a_broker_that_partitions_are_leaving_yet_is_not_called_empty(
+    local: LocalCluster, call: Call
+) -> None:
+    make(local, "leaving", {0: [4]})
+    written(local, "leaving", 30)
+    slowly = ("cluster", "decommission", "4", "--yes", "--throttle", "1")
+    assert "still on the way" in call(*slowly, "--timeout", "1ms", code=1)
+    again = call("cluster", "decommission", "4", "--yes", "--timeout", "1ms", code=1)
+    assert "on the way from broker 4 already" in again
+    assert "holds nothing" not in again
+    assert "still on the way" in again
+    assert "nothing else has to move than" in call("cluster", "rebalance", "--yes")
+    call("reassign", "cancel", "--all")
+    assert replicas(local, "leaving") == {0: [4]}
 
 
 def test_a_topic_gets_more_replicas_and_fewer(

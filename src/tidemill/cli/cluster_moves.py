@@ -65,10 +65,15 @@ def decommission(
         if as_json:
             click.echo(text(plan))
             return 0
+        leaving = _leaving(admin, broker, current)
+        if leaving:
+            done(f"{counted(len(leaving), 'partition')} on the way from broker {broker} already")
         if plan:
             print_plan(admin, plan, current)
             if not is_agreed(f"Move everything away from broker {broker}?", yes):
                 return FAILED
+        if plan or leaving:
+            plan = {**leaving, **plan}
             code = _until_empty(admin, planned, plan, current, manner)
             if code or not manner.wait:
                 return code
@@ -79,6 +84,16 @@ def decommission(
         ending = stop or "it can be stopped"
     done(f"broker {broker} holds nothing{' any more' if plan else ''}: {ending}")
     return 0
+
+
+def _leaving(admin: Admin, broker: int, current: Plan) -> Plan:
+    """What is on the way from a broker, and there still: of an interrupted command, for instance."""
+    moving = admin.list_reassignments()
+    return {
+        item: move.target
+        for item, move in moving.items()
+        if broker in move.replicas and broker not in current.get(item, [broker])
+    }
 
 
 def _until_empty(
@@ -132,6 +147,13 @@ def rebalance(yes: bool, manner: Manner, as_json: bool, target: Target, local: L
             click.echo(text(plan))
             return 0
         code = 0
+        moving = admin.list_reassignments() if not plan else {}
+        if moving:
+            done(
+                f"nothing else has to move than the {counted(len(moving), 'partition')} that are on the way: "
+                "'tidemill reassign list' shows how far"
+            )
+            return 0
         if not plan:
             done("nothing has to move: partitions are spread as evenly as can be")
         else:

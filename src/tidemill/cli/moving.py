@@ -49,12 +49,16 @@ def carry_out(admin: Admin, plan: Plan, current: Plan, manner: Manner) -> int:
         done(f"moved {counted(len(begun), 'partition')} in {time.monotonic() - began:.1f} s")
         code = check_arrived(admin, begun) or code
     elif begun:
-        done(
-            f"{counted(len(begun), 'partition')} on the way: 'tidemill reassign list' shows how far they are"
-        )
+        _tell_begun(len(begun), len(admin.list_reassignments(begun)))
     if manner.throttle is not None and (manner.wait or not begun):
         throttles.lift(admin, {item.topic for item in plan})
     return code
+
+
+def _tell_begun(wanted: int, moving: int) -> None:
+    there = f"{counted(wanted - moving, 'partition')} as planned already" if moving < wanted else ""
+    way = f"{counted(moving, 'partition')} on the way: 'tidemill reassign list' shows how far they are"
+    done("; ".join(part for part in (there, way if moving else "") if part))
 
 
 def change_factor(admin: Admin, topic: str, factor: int, manner: Manner, *, dry_run: bool = False) -> int:
@@ -102,7 +106,8 @@ def follow(admin: Admin, plan: Plan, current: Plan, timeout_s: float | None) -> 
                 pause = min(1.5 * pause, PAUSE_MAX_S)
     except KeyboardInterrupt:
         click.echo(
-            "tidemill: the moves go on; 'tidemill reassign list' shows them, and 'cancel --all' stops them",
+            "tidemill: the moves go on; 'tidemill reassign list' shows them, and 'tidemill reassign cancel "
+            "--all' stops them and lifts throttles, also once they have ended",
             err=True,
         )
         raise

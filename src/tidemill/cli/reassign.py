@@ -380,7 +380,13 @@ def cancel(
             click.confirm(f"Stop the moves of {counted(len(moving), 'partition')}?", abort=True)
         outcomes = admin.alter_reassignments(dict.fromkeys(moving)) if moving else {}
         problems = {item: problem for item, problem in outcomes.items() if problem is not None}
+        is_lifted = False
         if not keep_throttle:
-            throttles.lift(admin, {item.topic for item in (wanted or moving)})
+            # Of moves that have ended nobody knows the topics any more.
+            every_topic = (one.name for one in admin.list_topics(include_internal=True))
+            topics = every_topic if wanted is None else {item.topic for item in wanted}
+            is_lifted = throttles.lift(admin, topics)
     done(f"stopped {counted(len(outcomes) - len(problems), 'move')}" if moving else "nothing moves")
+    if is_lifted:
+        done("throttles are lifted")
     return tell(problems)

@@ -85,7 +85,7 @@ def test_a_disk_with_room_again_refuses_what_came_behind(bench: Bench) -> None:
     assert write(client, 0) == (0, 0)
     data = batch(b"1", producer_id=7, producer_epoch=0, base_sequence=1)
     refused = parse_batch(data, 0, len(data))
-    produces.refusals.note(b"t", 0, refused, DiskFull("no room"), bench.clock.wall_ms())
+    produces.refusals.note(b"t", 0, refused, DiskFull("no room"), None, bench.clock.wall_ms())
     assert write(client, 2) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
     assert [write(client, sequence) for sequence in (1, 2)] == [(0, 1), (0, 2)]
 
@@ -101,6 +101,21 @@ def test_a_gap_that_nobody_refused_is_out_of_order(bench: Bench) -> None:
     bench.partition().append([parse_batch(other, 0, len(other))], 1, 0)
     assert write(client, 3) == OUT_OF_ORDER
     assert write(client, 2) == (0, 2)
+
+
+def test_what_was_refused_before_and_stored_elsewhere_hides_no_other_refusal(bench: Bench) -> None:
+    client = bench.client()
+    assert write(client, 0) == (0, 0)
+    bench.partition().become(2, 5, (1, 2), (1, 2))
+    assert write(client, 1) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
+    bench.partition().become(1, 6, (1,), (1,))
+    other = batch(b"1", producer_id=7, producer_epoch=0, base_sequence=1)
+    bench.partition().append([parse_batch(other, 0, len(other))], 1, 0)
+    bench.put("t", 3, min_insync_replicas=2)
+    assert write(client, 2) == NOT_ENOUGH
+    bench.put("t", 3, min_insync_replicas=1)
+    assert write(client, 3) == NOT_ENOUGH
+    assert [write(client, sequence) for sequence in (2, 3)] == [(0, 2), (0, 3)]
 
 
 def test_a_batch_that_was_given_up_is_not_waited_for_long(bench: Bench) -> None:
@@ -132,8 +147,8 @@ def test_sequences_that_go_round_are_told_apart() -> None:
     last = batch(b"a", producer_id=7, producer_epoch=0, base_sequence=SEQUENCE_MAX)
     after = batch(b"b", producer_id=7, producer_epoch=0, base_sequence=0)
     error = KafkaError("one replica", ErrorCode.NOT_ENOUGH_REPLICAS)
-    refusals.note(b"t", 0, parse_batch(last, 0, len(last)), error, 0)
-    refusals.note(b"t", 0, parse_batch(after, 0, len(after)), error, 0)
+    refusals.note(b"t", 0, parse_batch(last, 0, len(last)), error, None, 0)
+    refusals.note(b"t", 0, parse_batch(after, 0, len(after)), error, None, 0)
     with pytest.raises(KafkaError, match=f"with sequence {SEQUENCE_MAX}, was refused"):
         refusals.check(b"t", 0, parse_batch(after, 0, len(after)), ProducerState("t-0"), 1)
 
@@ -143,13 +158,15 @@ def test_what_is_noted_has_a_bound_and_only_what_will_come_again_is() -> None:
     error = KafkaError("one replica", ErrorCode.NOT_ENOUGH_REPLICAS)
     for producer in range(NOTED_MAX + 5):
         data = batch(b"a", producer_id=producer, producer_epoch=0, base_sequence=0)
-        refusals.note(b"t", 0, parse_batch(data, 0, len(data)), error, 0)
+        refusals.note(b"t", 0, parse_batch(data, 0, len(data)), error, None, 0)
     assert 0 < len(refusals.noted) <= NOTED_MAX
     refusals = Refusals()
     data = batch(b"a", producer_id=7, producer_epoch=0, base_sequence=0)
-    refusals.note(b"t", 0, parse_batch(data, 0, len(data)), KafkaError("x", ErrorCode.INVALID_RECORD), 0)
+    refusals.note(
+        b"t", 0, parse_batch(data, 0, len(data)), KafkaError("x", ErrorCode.INVALID_RECORD), None, 0
+    )
     plain = batch(b"a")
-    refusals.note(b"t", 0, parse_batch(plain, 0, len(plain)), error, 0)
+    refusals.note(b"t", 0, parse_batch(plain, 0, len(plain)), error, None, 0)
     assert refusals.noted == {}
 
 

@@ -249,7 +249,9 @@ class ProducePath:
             except KafkaError:
                 return
         if batch is not None:
-            self.refusals.note(part.topic, part.index, batch, error, now_ms)
+            partition = part.partition
+            state = None if partition is None else partition.log.producer_state
+            self.refusals.note(part.topic, part.index, batch, error, state, now_ms)
 
     def prepare_other(
         self, request: ProduceRequest, part: ProducePart, partition: Partition, now_ms: i64

@@ -57,8 +57,19 @@ class Refusals:
     def __init__(self) -> None:
         self.noted: dict[Place, Refusal] = {}
 
-    def note(self, topic: bytes, index: i32, batch: Batch, error: KafkaError, now_ms: i64) -> None:
-        """``batch`` was refused; what is no idempotent producer's or will not be sent again, is left out."""
+    def note(
+        self,
+        topic: bytes,
+        index: i32,
+        batch: Batch,
+        error: KafkaError,
+        state: ProducerState | None,
+        now_ms: i64,
+    ) -> None:
+        """``batch`` was refused by the log with this ``state``, or because there is no such log.
+
+        What is no idempotent producer's, or will not be sent again, is left out.
+        """
         if batch.producer_id < 0 or batch.attributes & CONTROL_FLAG != 0 or error.code not in PASSING:
             return
         place: Place = (topic, int(index), int(batch.producer_id))
@@ -68,6 +79,7 @@ class Refusals:
             and before.epoch == batch.producer_epoch
             and now_ms - before.at_ms < NOTED_MS
             and is_ahead(batch.base_sequence, before.sequence)
+            and (state is None or awaits(state, batch, before))
         ):
             return  # It is itself one of those behind.
         if before is None and len(self.noted) >= NOTED_MAX:
@@ -87,8 +99,7 @@ class Refusals:
         ):
             del self.noted[place]
             return
-        expected: i64 = state.next_sequence(batch.producer_id, batch.producer_epoch)
-        if is_ahead(batch.base_sequence, before.sequence) and expected in (-1, before.sequence):
+        if is_ahead(batch.base_sequence, before.sequence) and awaits(state, batch, before):
             raise KafkaError(
                 f"the batch before this one, with sequence {before.sequence}, was refused "
                 f"({before.code.name}): send both again",
@@ -101,6 +112,12 @@ class Refusals:
                 del self.noted[place]
         if len(self.noted) >= NOTED_MAX:
             self.noted.clear()
+
+
+def awaits(state: ProducerState, batch: Batch, refused: Refusal) -> bool:
+    """Whether a log still waits for what was refused: it may have it by now, from another leader."""
+    expected: i64 = state.next_sequence(batch.producer_id, batch.producer_epoch)
+    return expected < 0 or expected == refused.sequence
 
 
 def is_ahead(sequence: i64, other: i64) -> bool:

@@ -274,5 +274,5 @@ class Consumer(Client):
             message = Message.decode(record.value or b"")
             if record.offset not in self.testimony.visible.get(self.place, ()):
                 self.story.add(f"sees {message} at {record.offset}")
-            self.testimony.saw(self.name, self.place, record.offset, message)
+            self.testimony.saw(self.place, record.offset, message)
             self.position = record.offset + 1

@@ -124,7 +124,7 @@ class Testimony:
 
     # -- what consumers are told
 
-    def saw(self, consumer: str, place: Place, offset: int, message: Message) -> None:
+    def saw(self, place: Place, offset: int, message: Message) -> None:
         """A consumer was given a message."""
         visible = self.visible.setdefault(place, {})
         self._agree(place, offset, message, visible, "a consumer has seen there")

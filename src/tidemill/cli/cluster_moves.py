@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tidemill.cli import suggest
-from tidemill.cli.cluster_options import broker_ids, cluster_options
+from tidemill.cli.cluster_options import broker_ids, cluster_options, local_cluster_options
 from tidemill.cli.elections import elect, election_options
 from tidemill.cli.manner import Manner, manner_options
 from tidemill.cli.moves import Plan, assignment, is_agreed, print_plan, racks_of, read_partitions, text
@@ -39,7 +39,7 @@ The broker goes on until you stop it, and may be down already. Topics that are m
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @manner_options()
 @json_option
-@cluster_options
+@local_cluster_options
 def decommission(
     broker: int, yes: bool, manner: Manner, as_json: bool, target: Target, local: LocalCluster | None
 ) -> int:
@@ -131,7 +131,7 @@ comes into fewer racks than it is in.""",
 @manner_options()
 @json_option
 @cluster_options
-def rebalance(yes: bool, manner: Manner, as_json: bool, target: Target, local: LocalCluster | None) -> int:
+def rebalance(yes: bool, manner: Manner, as_json: bool, target: Target) -> int:
     """Spread partitions and leaderships evenly; gives a new broker its share.
 
     The plan comes first, and is carried out when you agree. With --json it is printed alone, for 'tidemill
@@ -196,7 +196,6 @@ def elect_(
     yes: bool,
     as_json: bool,
     target: Target,
-    local: LocalCluster | None,
 ) -> int:
     """Have preferred replicas lead again: of TOPICs, or of all."""
     if path is not None and names:

@@ -29,10 +29,16 @@ directory_option = click.option(
 
 
 def cluster_options(function: F) -> F:
-    """As :func:`target_options`, with the brokers of ``--directory`` unless others are named.
+    """As :func:`target_options`, with the brokers of ``--directory`` unless others are named."""
+    return _with_directory(function, lambda local: {})
 
-    The command gets ``target`` and ``local``, the cluster of the directory when that is the one asked.
-    """
+
+def local_cluster_options(function: F) -> F:
+    """The same; the command also gets ``local``, the cluster of the directory when that is the one asked."""
+    return _with_directory(function, lambda local: {"local": local})
+
+
+def _with_directory(function: F, more: Callable[[LocalCluster | None], dict[str, Any]]) -> F:
     targeted = target_options(function)
 
     def made(*arguments: Any, directory: str, bootstrap: str, **rest: Any) -> Any:
@@ -47,7 +53,7 @@ def cluster_options(function: F) -> F:
                     f"no broker of the cluster in {directory} runs: 'tidemill cluster up{local.option}' "
                     "starts them"
                 )
-        return targeted(*arguments, bootstrap=bootstrap, local=local, **rest)
+        return targeted(*arguments, bootstrap=bootstrap, **more(local), **rest)
 
     made.__name__ = function.__name__
     made.__doc__ = function.__doc__

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.cluster_options import cluster_options
+from tidemill.cli.cluster_options import local_cluster_options
 from tidemill.cli.local import ZOOKEEPER
 from tidemill.cli.options import Target
 from tidemill.cli.output import counted, done, json_option, on_terminal, print_json, print_table
@@ -39,7 +39,7 @@ Examples:
 )
 @click.option("--check", is_flag=True, help="Exit code 1 unless every replica of every partition is in sync.")
 @json_option
-@cluster_options
+@local_cluster_options
 def status(check: bool, as_json: bool, target: Target, local: LocalCluster | None) -> int:
     """Show who lives, leads and is in sync.
 
@@ -81,7 +81,7 @@ def _found(admin: Admin, local: LocalCluster | None) -> dict[str, Any]:
                 "rack": one.rack if one is not None else None,
                 "living": one is not None,
                 "controller": number == cluster.controller_id,
-                **{what: counted[number] for what, counted in counts.items()},
+                **{what: count[number] for what, count in counts.items()},
                 **({"pid": running.get(str(number))} if local is not None else {}),
             }
         )

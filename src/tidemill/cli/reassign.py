@@ -39,7 +39,6 @@ from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
-    from tidemill.cli.local import LocalCluster
     from tidemill.client import Admin
 
 FAILED = 1
@@ -108,7 +107,6 @@ def generate(
     no_racks: bool,
     current: str | None,
     target: Target,
-    local: LocalCluster | None,
 ) -> None:
     """Print a plan that places topics anew, as JSON."""
     from tidemill.client import Admin
@@ -165,7 +163,6 @@ def execute(
     current: str | None,
     manner: Manner,
     target: Target,
-    local: LocalCluster | None,
 ) -> int:
     """Begin the moves of the plan in FILE, and with --wait go with them to their end.
 
@@ -237,7 +234,6 @@ def verify(
     keep_throttle: bool,
     as_json: bool,
     target: Target,
-    local: LocalCluster | None,
 ) -> int:
     """Show how far the plan in FILE is; exit code 1 unless all of it is done.
 
@@ -304,7 +300,7 @@ def _states(admin: Admin, plan: Plan) -> dict[TopicPartition, str]:
 )
 @json_option
 @cluster_options
-def list_(as_json: bool, target: Target, local: LocalCluster | None) -> None:
+def list_(as_json: bool, target: Target) -> None:
     """List the partitions that are on the move, and how far each is."""
     from tidemill.client import Admin
 
@@ -362,9 +358,7 @@ def list_(as_json: bool, target: Target, local: LocalCluster | None) -> None:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--keep-throttle", is_flag=True, help="Leave throttles as they are.")
 @cluster_options
-def cancel(
-    plan: str | None, every: bool, yes: bool, keep_throttle: bool, target: Target, local: LocalCluster | None
-) -> int:
+def cancel(plan: str | None, every: bool, yes: bool, keep_throttle: bool, target: Target) -> int:
     """Stop the moves of the plan in FILE, or all: partitions are again where they were before.
 
     What does not move is left alone: it may be there already. Throttles are lifted.

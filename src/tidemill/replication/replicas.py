@@ -34,7 +34,6 @@ class Follower:
         self.start_offset: i64 = UNKNOWN
         self.caught_up_ms: i64 = UNKNOWN
         """When it last had everything that there was."""
-        self.high_watermark_sent: i64 = UNKNOWN
         self._fetched_ms: i64 = UNKNOWN
         self._leader_end: i64 = UNKNOWN
 

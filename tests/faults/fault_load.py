@@ -359,6 +359,12 @@ class Load:
             frozenset(one.name for one in self.readers), frozenset(one.name for one in self.members)
         )
 
+    @property
+    def epoch_changes(self) -> int:
+        """How often librdkafka has counted an epoch up: each time it may write messages twice."""
+        notes = [self.history.path.with_name(f"{one.name}.log") for one in self.writers]
+        return sum(path.read_text().count("bumped epoch") for path in notes if path.exists())
+
     def start(self) -> None:
         """Starts all."""
         for one in self.clients:

@@ -131,7 +131,7 @@ class Run:
             self.wrong += differing_replicas(self.stage, self.partitions)
             found, counted = check(read(self.history.path), self.load.idempotent, self.load.known_readers)
             self.wrong += [f"{one.kind}: {one.text}" for one in found]
-            counts = dict(counted)
+            counts = {**counted, "epoch changes": self.load.epoch_changes}
         if self.wrong:
             for number, broker in self.stage.brokers.items():
                 # Its disk goes with the stage.
@@ -203,7 +203,7 @@ def report(verdict: Verdict) -> str:
     lines.append(
         f"{len(verdict.done)} faults; {counts.get('ack', 0)} messages acknowledged, {counts.get('fail', 0)} "
         f"failed, {counts.get('repeated', 0)} repeated by writers that are not idempotent, "
-        f"{counts.get('records', 0)} records polled"
+        f"{counts.get('records', 0)} records polled, {counts.get('epoch changes', 0)} changes of epochs"
     )
     lines += [f"WRONG: {text}" for text in verdict.wrong]
     return "\n".join(lines)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, Producer
 from fault_checker import check
+from fault_disks import no_small_disks
 from fault_history import History, read
 from fault_load import QUIET, Load, read_all
 from fault_network import STORE, unavailable
@@ -198,6 +199,25 @@ def test_a_killed_broker_is_noticed_long_before_its_session_ends(
             time.sleep(0.01)
         assert history.gap() < min(goal_s + 3, SESSION_S - 1)
         victim.start()
+
+
+@pytest.mark.skipif(bool(no_small_disks()), reason=f"disks cannot be filled: {no_small_disks()}")
+def test_full_disks_make_no_producer_count_its_epoch_up(tmp_path: Path) -> None:
+    """librdkafka would send messages of all partitions with new sequences, and some of them twice."""
+    with stage(tmp_path / "stage", isolated=True, session_s=SESSION_S) as place:
+        with load(place, tmp_path, TOPIC) as clients:
+            for number in place.brokers:
+                place.disks[number].fill()
+                history = clients.history
+                failing = history.now
+                while history.now < failing + 3:
+                    time.sleep(0.05)
+                place.disks[number].clear()
+                settle(place, clients)
+            assert clients.epoch_changes == 0
+        assert any("produces to" in broker.log for broker in place.brokers.values())
+        for broker in place.brokers.values():
+            broker.kill()
 
 
 # What is not promised

@@ -367,6 +367,12 @@ def test_a_kill_loses_nothing_and_a_power_cut_may_have(batch: Callable[..., Batc
 
     manager = start()
     assert not manager.may_have_lost  # it held nothing
+    assert manager.is_blank
+    files.kill()
+    manager = start()
+    assert manager.is_blank  # nobody has heeded it yet
+    manager.loss_heeded()
+    assert not manager.is_blank
     manager.create(TopicPartition("t", 0), TOPIC_ID, LogConfig(), NOW).append([batch()], 0, NOW)
     files.kill()
     manager = start()
@@ -386,7 +392,9 @@ def test_a_kill_loses_nothing_and_a_power_cut_may_have(batch: Callable[..., Batc
     assert not manager.may_have_lost
     assert manager.close(NOW, {}) == []
     files.power_cut()
-    assert not start().may_have_lost  # it was stopped in order
+    manager = start()
+    assert not manager.may_have_lost  # it was stopped in order
+    assert not manager.is_blank
     # Where the system does not tell, an unclean stop counts as a power cut.
     files.kill()
     files.boot_id = lambda: ""  # type: ignore[method-assign]

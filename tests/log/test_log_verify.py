@@ -38,6 +38,7 @@ def data(tmp_path: Path, batch: MakeBatch) -> Path:
     manager.lock()
     manager.claim("4L6g3nShT-eMCtK--X86sw", 1)
     manager.load(NOW, lambda topic: LogConfig())
+    manager.loss_heeded()
     config = LogConfig(segment_bytes=4000, index_interval_bytes=300)
     log = manager.create(KEY, bytes(range(16)), config, NOW)
     manager.create(TopicPartition("empty", 0), bytes(range(1, 17)), config, NOW)

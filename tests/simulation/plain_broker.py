@@ -89,7 +89,7 @@ class PlainBroker:
         logs.claim(CLUSTER_ID, self.node_id)
         topics = self.overseer.image.topics
         logs.load(broker.clock.wall_ms(), lambda name: log_config(config, name, topics[name].config))
-        lost = logs.may_have_lost
+        lost = logs.may_have_lost or logs.is_blank
         nobody: Any = None
         broker.partitions = ReplicaManager(self.node_id, logs, broker.clock, self.loop, nobody, nobody)
         broker.partitions.lag_ms_max = config.int("replica.lag.time.max.ms")

@@ -28,6 +28,7 @@ class DataDirectory:
         "arriving",
         "clean",
         "failure",
+        "is_blank",
         "is_strange",
         "lock",
         "logs",
@@ -45,6 +46,9 @@ class DataDirectory:
         self.may_have_lost = False
         """It held logs, the stop was not clean, and the system was started since: what was not synced may be
         gone. A killed process alone loses nothing, as the system writes what it holds."""
+        self.is_blank = False
+        """It holds no logs, and nobody has heeded yet what it may have held: it is new, or an empty disk is
+        in the place of another."""
         self.lock: Any = None
         self.meta: DirectoryMeta | None = None
         self.is_strange = False
@@ -217,16 +221,21 @@ class DataDirectories:
         """Whether acknowledged records that were not synced may be gone since the last stop."""
         return any(directory.may_have_lost for directory in self.directories)
 
+    @property
+    def is_blank(self) -> bool:
+        """Whether nothing lies anywhere: this broker is new, or all that it had is gone."""
+        return all(directory.is_blank for directory in self.working)
+
     def loss_heeded(self) -> None:
         """Nobody counts any more on what the last stop may have cost. Raises StorageError."""
         for directory in self.working:
-            if directory.may_have_lost:
+            if directory.may_have_lost or directory.is_blank:
                 path = directory.file(BOOT)
                 try:
                     self.files.replace(path, self.files.boot_id().encode())
                 except OSError as problem:
                     raise storage_error("write", path, problem) from problem
-                directory.may_have_lost = False
+                directory.may_have_lost = directory.is_blank = False
 
     def vanished(self) -> list[str]:
         """Working directories that are there no longer; may run in a thread."""

@@ -180,16 +180,17 @@ class Loading:
     def _note_boot(self, directory: DataDirectory, has_logs: bool) -> None:
         """Finds out whether the system was started anew since the last stop, and notes this boot.
 
-        Where something may have been lost, the boot is noted once that was heeded: a start that ends before
-        that leaves it to the next one.
+        Where something may have been lost, or nothing is there at all, the boot is noted once that was
+        heeded: a start that ends before that leaves it to the next one.
         """
         path = directory.file(BOOT)
         current = self.files.boot_id()
         was_used = self.files.exists(path)
         known = self.files.read(path).decode(errors="replace") if was_used else ""
         is_same = bool(current) and known == current
-        directory.may_have_lost = (was_used or has_logs) and not directory.clean and not is_same
-        if not directory.may_have_lost and (not was_used or known != current):
+        directory.is_blank = not was_used and not has_logs
+        directory.may_have_lost = not directory.is_blank and not directory.clean and not is_same
+        if not directory.is_blank and not directory.may_have_lost and (not was_used or known != current):
             self.files.replace(path, current.encode())
 
     def _open_clean(self, shelf: Shelf) -> None:

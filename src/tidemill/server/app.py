@@ -256,7 +256,7 @@ class BrokerServer:
             self._endpoints,
             rack=broker.config.str("broker.rack") or None,
             timestamp_ms=broker.clock.wall_ms(),
-            lost_unsynced=broker.logs.may_have_lost,
+            lost_unsynced=broker.logs.may_have_lost or broker.logs.is_blank,
         )
 
     def _listen(self) -> None:

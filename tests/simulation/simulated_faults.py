@@ -7,6 +7,8 @@ import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from simulated_disk import SimulatedFiles
+
 if TYPE_CHECKING:
     from simulation import Node, Simulation
 
@@ -25,6 +27,7 @@ class Faults:
         kinds: list[Callable[[Node], None]] = [
             self.kill,
             self.cut_power,
+            self.lose_disk,
             self.pause,
             self.cut_one_way,
             self.cut_off,
@@ -88,6 +91,19 @@ class Faults:
             node.boot()
 
         self.later(back)
+
+    def lose_disk(self, node: Node) -> None:
+        """The process is gone, and another disk is in the machine. Only where others have what it had."""
+        if not node.is_running or not self.simulation.testimony.may_lose_power(node.node_id):
+            return
+        self._tell(f"{node.name} loses its disk")
+        self.story.count("lost disks")
+        node.stop()
+        node.files.kill()
+        node.files = SimulatedFiles(self.simulation.loop)
+        self.simulation.network.process_ended(node.machine)
+        self.simulation.testimony.power_lost(node.node_id)
+        self.later(node.boot)
 
     def pause(self, node: Node) -> None:
         """The process stands still, and does not know."""

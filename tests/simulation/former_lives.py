@@ -1,0 +1,254 @@
+"""Simulated stories: a broker that lost its disk is back while others still count on what it had.
+
+It had caught up, and was about to be in sync again. Now its disk is empty, and either what it fetched last
+comes to the leader, or what the leader asked for on account of that comes to the controller. Or it was in
+sync, and the controller has not missed it. As soon as the store has it in sync, both others are gone: what
+was acknowledged must be there all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+from full_cluster import FullCluster, Whole
+from simulated_clients import ALL
+from simulated_disk import SimulatedFiles
+from simulated_network import Weather
+
+from simulation import TOPIC, Node
+from tidemill.broker.broker import Broker
+from tidemill.coordination.nodes import BrokerNode, PartitionStateNode
+from tidemill.replication.partition import Partition
+
+PATIENCE_S = 30.0
+ALONE_S = 4.0
+"""The session of a broker that was killed is over by then, and others lead what it led."""
+ARRIVES_S = 1.0
+"""What was on its way is there by then, and has been answered."""
+SOON_S = 0.05
+FETCH, WISH, NOTHING = "fetch", "wish", "nothing"
+"""What is on its way: what a follower fetched, or the in-sync set that its leader wants."""
+
+
+class FormerLife(FullCluster):
+    """Three whole brokers, of which one returns with nothing."""
+
+    def __init__(self, seed: int, on_its_way: str) -> None:
+        super().__init__(seed, 0)
+        self.on_its_way = on_its_way
+        self.partition_count, self.min_isr = 3, 1
+        self.network.weather = Weather(slow=0.0)
+        self.session_s = 2.0
+        self.committers, self.admins = [], []
+        self.brokers: dict[str, Whole] = {}
+        self.index = 0
+        """The partition that the story is about."""
+        self.leader = self.follower = self.controller = self.nodes[0]
+        self.joined: asyncio.Future[None] | None = None
+        """Done when the store has the follower in sync."""
+        self.told = ""
+        """What had happened when all that was on its way had been answered."""
+        self._moments: list[tuple[Callable[[], bool], Callable[[], None], asyncio.Future[None]]] = []
+
+    # -- what is there
+
+    def make_server(self, node: Node) -> Whole:
+        self.brokers[node.name] = made = super().make_server(node)
+        return made
+
+    def broker(self, node: Node) -> Broker:
+        """The broker of the last process on ``node``, as soon as that has begun."""
+        return self.brokers[node.name].server.broker
+
+    def replica(self, node: Node) -> Partition | None:
+        """The partition's replica on ``node``."""
+        partitions = getattr(self.broker(node), "partitions", None)
+        return None if partitions is None else partitions.find(TOPIC, self.index)
+
+    def led(self) -> Partition:
+        """The leader's replica."""
+        found = self.replica(self.leader)
+        assert found is not None
+        return found
+
+    def pending(self) -> tuple[int, ...]:
+        """The in-sync set that the leader has asked for."""
+        replication = self.led().replication
+        return () if replication is None else replication.pending
+
+    def epoch(self) -> int | None:
+        """Of the follower's registration, as the controller knows it."""
+        known = self.broker(self.controller).controller.image.brokers.get(self.follower.node_id)
+        return None if known is None else known.epoch
+
+    def is_in_sync(self) -> bool:
+        """Whether the leader counts on the follower."""
+        return self.follower.node_id in self.led().isr
+
+    # -- what happens
+
+    async def at(self, condition: Callable[[], bool], action: Callable[[], None] = lambda: None) -> None:
+        """Does something in the moment in which something is so."""
+        future: asyncio.Future[None] = self.loop.create_future()
+        self._moments.append((condition, action, future))
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await future
+        except TimeoutError:
+            self.story.violate("the story does not go on")
+            self._check_stopped()
+
+    def _look(self) -> None:
+        super()._look()
+        for moment in list(self._moments):
+            condition, action, future = moment
+            if condition():
+                self._moments.remove(moment)
+                action()
+                future.set_result(None)
+
+    def _written(self, path: str, data: bytes) -> None:
+        super()._written(path, data)
+        if path == PartitionStateNode.path(TOPIC, self.index) and self.joined is not None:
+            isr = PartitionStateNode.decode(TOPIC, self.index, data).isr
+            if self.follower.node_id in isr and not self.joined.done():
+                self.joined.set_result(None)
+
+    def kill(self, node: Node) -> None:
+        """The process is gone."""
+        self.story.add(f"*** {node.name} is killed", "the world")
+        node.stop()
+        node.files.kill()
+        self.network.process_ended(node.machine)
+
+    def wipe(self, node: Node) -> None:
+        """Another disk is put in, on which nothing is."""
+        self.story.add(f"*** {node.name} gets another disk", "the world")
+        node.files = SimulatedFiles(self.loop)
+        # Both others have all that it had: nothing may be forgotten.
+
+    def cut(self, one: Node, other: Node) -> None:
+        """What ``one`` sends to ``other`` is on its way until it is mended."""
+        self.story.add(f"*** nothing arrives from {one.name} at {other.name}", "the world")
+        self.network.cut_off(one.name, other.name)
+
+    async def _run(self) -> None:
+        self.loop.on_step = self._look
+        for node in self.nodes:
+            node.boot()
+        await self._begin_clients()
+        for producer in self.producers:
+            producer.acks = ALL
+        await self.at(lambda: all(self._serves(node) for node in self.nodes))
+        self._cast()
+        # Once without any trouble: from then on the leader has a connection to the controller.
+        await self._dies()
+        await self._returns(lambda: None, self.is_in_sync)
+        if self.on_its_way == NOTHING:
+            await self._writers_rest()
+            await self._is_not_missed()
+        else:
+            await self._dies()
+            await self._writers_rest()
+            await self._loses_its_disk()
+            await self._is_counted_on()
+        await self._is_alone()
+        self._mend()
+        await self._come_to_rest()
+        self._check_logs()
+
+    def _serves(self, node: Node) -> bool:
+        parts = [one for one in node.partitions if one.topic == TOPIC]
+        return len(parts) == self.partition_count and all(len(one.isr) == len(self.nodes) for one in parts)
+
+    def _cast(self) -> None:
+        """Who is who: the leader of the partition is not the controller, nor is the follower."""
+        (self.controller,) = [node for node in self.nodes if self.broker(node).controller.is_active]
+        others = [node for node in self.nodes if node is not self.controller]
+        for index, leader in itertools.product(range(self.partition_count), others):
+            self.index, self.leader = index, leader
+            if self.led().is_leader:
+                (self.follower,) = [node for node in others if node is not leader]
+                return
+        raise AssertionError("the controller leads it all")
+
+    async def _dies(self) -> None:
+        """The follower is killed, and taken out."""
+        self.kill(self.follower)
+        await self.at(lambda: self.epoch() is None and not self.is_in_sync())
+        await asyncio.sleep(1.0)
+
+    async def _returns(self, action: Callable[[], None], condition: Callable[[], bool]) -> None:
+        self.follower.boot()
+        await self.at(condition, action)
+
+    async def _writers_rest(self) -> None:
+        """What has been acknowledged until now is all that there is."""
+        for producer in self.producers:
+            producer.ended = True
+        await self.at(lambda: all(producer.is_settled for producer in self.producers))
+        await self.at(lambda: self.led().high_watermark == self.led().log.end_offset > 0)
+
+    async def _loses_its_disk(self) -> None:
+        """The follower catches up, is about to be in sync, and is another one."""
+        leader, follower, controller = self.leader, self.follower, self.controller
+        if self.on_its_way == WISH:
+            self.cut(leader, controller)
+            await self._returns(
+                lambda: self.cut(follower, leader), lambda: follower.node_id in self.pending()
+            )
+        else:
+            await self._returns(lambda: self.cut(follower, leader), self._has_it_all)
+        former = self.epoch()
+        self.kill(follower)
+        self.wipe(follower)
+        await self.at(lambda: self.epoch() is None)
+        follower.boot()
+        await self.at(lambda: self.epoch() not in (None, former))
+        assert not self.is_in_sync()
+
+    def _has_it_all(self) -> bool:
+        mine = self.replica(self.follower)
+        return mine is not None and mine.log.end_offset == self.led().log.end_offset
+
+    async def _is_counted_on(self) -> None:
+        """All arrives; once the follower is in sync it is all that there is."""
+        self.joined = self.loop.create_future()
+        self.story.add("*** all arrives, before the follower does anything more", "the world")
+        self.follower.process.paused = True
+        self.network.mend()
+        await asyncio.wait([self.joined], timeout=ARRIVES_S)
+        self.told = self.story.told()
+        self.loop.resume(self.follower.process)
+        async with asyncio.timeout(PATIENCE_S):
+            await self.joined
+        mine = self.replica(self.follower)
+        there = 0 if mine is None else mine.log.end_offset
+        self.story.add(f"in sync with {there} of {self.led().log.end_offset} records", self.follower.name)
+
+    async def _is_not_missed(self) -> None:
+        """The controller hears that the follower was gone when it is back already."""
+        former = self.epoch()
+        store = self.store.machine.name
+        session = self.broker(self.follower).store.session_id
+        self.network.cut_off(store, self.controller.name)
+        self.kill(self.follower)
+        self.store.end(session, "is ended")
+        self.wipe(self.follower)
+        self.follower.boot()
+        path = BrokerNode.path(self.follower.node_id)
+        await self.at(lambda: self.store.tree.get(path) is not None)
+        self.follower.process.paused = True
+        assert self.epoch() == former
+        self.network.mend()
+        await self.at(lambda: self.epoch() not in (None, former))
+        await asyncio.sleep(SOON_S)
+        self.loop.resume(self.follower.process)
+
+    async def _is_alone(self) -> None:
+        """The others are gone for a while."""
+        for node in (self.leader, self.controller):
+            self.kill(node)
+        await asyncio.sleep(ALONE_S)

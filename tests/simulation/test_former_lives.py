@@ -1,0 +1,73 @@
+"""Nobody counts on what a broker had that returns with less; each means to that end, alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
+
+import pytest
+from former_lives import FETCH, NOTHING, WISH, FormerLife
+from story import Violation
+
+from tidemill.broker import isr_changes
+from tidemill.controller.isr import ANY_EPOCH
+from tidemill.log.directories import DataDirectories
+from tidemill.replication.partition import Partition
+
+SEEDS = (1, 2, 3)
+REFUSED = "the controller refuses the in-sync set: INELIGIBLE_REPLICA"
+
+
+def without_epochs() -> Any:
+    """A leader asks for members whatever their registrations are, as before KIP-903."""
+
+    def members_of(partition: Partition, isr: Sequence[int], own_epoch: int) -> list[tuple[int, int]]:
+        return [(broker, ANY_EPOCH) for broker in isr]
+
+    return mock.patch.object(isr_changes, "members_of", members_of)
+
+
+def without_a_word() -> Any:
+    """A broker with an empty disk does not tell so when it registers."""
+    return mock.patch.object(DataDirectories, "is_blank", False)
+
+
+def told(on_its_way: str, seed: int, *faults: Callable[[], Any]) -> str:
+    """What has happened until all was answered that was on its way. Raises Violation."""
+    with ExitStack() as stack:
+        for fault in faults:
+            stack.enter_context(fault())
+        story = FormerLife(seed, on_its_way)
+        story.run()
+    return story.told
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("on_its_way", [WISH, FETCH, NOTHING])
+def test_a_broker_that_lost_its_disk_is_counted_on_once_it_has_caught_up(on_its_way: str, seed: int) -> None:
+    told(on_its_way, seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("on_its_way", [WISH, FETCH])
+def test_epochs_of_registrations_tell_its_former_life_from_this_one(on_its_way: str, seed: int) -> None:
+    assert REFUSED in told(on_its_way, seed, without_a_word)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("on_its_way", "faults"),
+    [
+        (WISH, [without_a_word, without_epochs]),
+        (FETCH, [without_a_word, without_epochs]),
+        (NOTHING, [without_a_word]),
+    ],
+)
+def test_without_them_what_was_acknowledged_is_lost(
+    on_its_way: str, faults: list[Callable[[], Any]], seed: int
+) -> None:
+    with pytest.raises(Violation) as lost:
+        told(on_its_way, seed, *faults)
+    assert "the story does not go on" not in str(lost.value)

@@ -114,7 +114,9 @@ def test_what_is_missing_is_said_with_the_next_step(call: Call, monkeypatch: pyt
     assert "no ZooKeeper can be reached" in said
     assert "is not HOST:PORT" in call("cluster", "up", "-z", "nowhere", "--port", "0", code=2)
     assert not Path("tidemill-cluster").exists()
-    assert "--set: " in call("cluster", "up", "--set", "num.partition=3", code=2)
+    said = call("cluster", "up", "--set", "num.partition=3", code=2)
+    assert "num.partition is no key of the broker (--set); did you mean num.partitions?" in said
+    assert "its own" in call("cluster", "up", "--set", "node.id=3", code=2)
     assert "0 is out of range" in call("cluster", "up", "--brokers", "0", code=2)
 
 
@@ -139,6 +141,48 @@ def test_a_cluster_that_is_there_keeps_its_zookeeper_and_its_brokers(call: Call)
     assert call("cluster", "down") == "nothing ran\n"
     Path("tidemill-cluster/cluster.json").write_text("{}")
     assert "repair it" in call("cluster", "down", code=1)
+
+
+def test_values_that_no_broker_starts_with_are_refused_before_anything_is_written(call: Call) -> None:
+    for key, value in (("num.partitions", "0"), ("min.insync.replicas", "x")):
+        said = call("cluster", "up", "--port", "0", "--set", f"{key}={value}", code=1)
+        assert f"{key}={value}: allowed is" in said
+    with socket.create_server(("127.0.0.1", 0)) as listens:
+        where = f"127.0.0.1:{listens.getsockname()[1]}/x/../y"
+        assert "'/x/../y' is no node path" in call("cluster", "up", "-z", where, "--port", "0", code=1)
+    assert [path.name for path in Path("tidemill-cluster").iterdir()] == ["lock"]
+
+
+def test_each_broker_that_does_not_start_is_named(call: Call) -> None:
+    local = LocalCluster("tidemill-cluster", f"127.0.0.1:{free_port()}", None, {})
+    with local.alone():
+        local.add_brokers(2, 0, {})
+        for number in (1, 2):
+            path = local.process(str(number)).directory / "server.properties"
+            path.write_text(path.read_text() + f"num.partitions=-{number}\n")
+        with pytest.raises(Exception, match=r"(?s)num.partitions=-.*\ntidemill: .*num.partitions=-"):
+            list(local.start_brokers([1, 2]))
+
+
+def test_what_goes_on_is_said_when_a_command_is_interrupted(tmp_path: Path, capsys: Any) -> None:
+    local = LocalCluster(str(tmp_path), "127.0.0.1:1", 1, {})
+    pid = local.process("zookeeper").start(["/bin/sh", "-c", "exec sleep 60"])
+    try:
+        with pytest.raises(KeyboardInterrupt), local.alone():
+            raise KeyboardInterrupt
+        assert f"ZooKeeper runs: 'tidemill cluster up -d {tmp_path}' starts what" in capsys.readouterr().err
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    assert local.process("zookeeper").wait_end(10)
+
+
+def test_a_process_whose_number_cannot_be_noted_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "one.pid").mkdir()
+    with pytest.raises(IsADirectoryError):
+        Background(tmp_path, "one").start(["/bin/sh", "-c", "exec sleep 60"])
+    pid, _, started = (tmp_path / "one.pid.tmp").read_text().strip().partition(" ")
+    (tmp_path / "two.pid").write_text(f"{pid} {started}\n")
+    assert Background(tmp_path, "two").wait_end(10)
 
 
 def test_a_port_in_use_is_named(call: Call) -> None:

@@ -16,6 +16,8 @@ from tidemill.cli.output import done, json_option, on_terminal, print_json
 FAILED = 1
 BROKERS = 3
 BROKERS_MAX = 100
+OWN_KEYS = ("node.id", "broker.id", "listeners", "port", "zookeeper.connect", "log.dirs", "log.dir")
+"""What no two brokers may have in common, or all have to."""
 
 names_argument = click.argument(
     "names", metavar="BROKER...", nargs=-1, required=True, shell_complete=names_of
@@ -121,7 +123,11 @@ def _settings(sets: tuple[str, ...]) -> dict[str, str]:
     settings = pairs("--set", sets)
     for name in settings:
         if not is_known(name):
-            raise click.UsageError(f"--set: {unknown(name, 'a broker')}")
+            raise click.UsageError(unknown(name, "--set", is_refused=True))
+        if name in OWN_KEYS:
+            raise click.UsageError(
+                f"--set {name}: the cluster gives each broker its own, and 'tidemill serve' starts any other"
+            )
     return settings
 
 

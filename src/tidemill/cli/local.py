@@ -134,7 +134,22 @@ class LocalCluster:
                 raise click.ClickException(
                     f"another command starts or stops the cluster in {self.directory}: wait until it is done"
                 ) from None
-            yield
+            try:
+                yield
+            except KeyboardInterrupt:
+                self._tell_running()
+                raise
+
+    def _tell_running(self) -> None:
+        """Says what goes on after a command that was interrupted."""
+        running = [said(name) for name in self.running()]
+        if running:
+            verb = "runs" if len(running) == 1 else "run"
+            click.echo(
+                f"\ntidemill: {', '.join(running)} {verb}: 'tidemill cluster up{self.option}' starts what does "
+                f"not, 'tidemill cluster down{self.option}' ends all",
+                err=True,
+            )
 
     # What there is
 
@@ -190,14 +205,17 @@ class LocalCluster:
             if first_port:
                 _check_free(made[number], first_port)
         total = len(self.ports) + count
-        for number, port in made.items():
-            self._write_settings(number, port, total, settings)
+        written = {number: self._settings(number, port, total, settings) for number, port in made.items()}
+        for keys in written.values():
+            _check_settings(keys)
+        for number, keys in written.items():
+            self._write_settings(number, keys)
         self.ports.update(made)
         self.save()
 
-    def _write_settings(self, number: int, port: int, total: int, settings: Mapping[str, str]) -> None:
+    def _settings(self, number: int, port: int, total: int, settings: Mapping[str, str]) -> dict[str, Any]:
         factor, synced = min(3, total), 2 if total >= 3 else 1
-        keys = {
+        return {
             "node.id": number,
             "listeners": f"PLAINTEXT://{HOST}:{port}",
             "zookeeper.connect": self.zookeeper_connect,
@@ -213,10 +231,12 @@ class LocalCluster:
             "group.initial.rebalance.delay.ms": 0,
             **settings,
         }
+
+    def _write_settings(self, number: int, keys: Mapping[str, Any]) -> None:
         directory = self.directory / f"broker-{number}"
         directory.mkdir(parents=True, exist_ok=True)
         lines = ["# Written once; what you change holds from the next start of this broker on."]
-        lines += [f"{key}={value}" for key, value in keys.items()]
+        lines += [f"{key}={_escaped(str(value))}" for key, value in keys.items()]
         (directory / "server.properties").write_text("\n".join(lines) + "\n")
 
     # Starting and ending
@@ -275,7 +295,7 @@ class LocalCluster:
         return True
 
     def start_brokers(self, numbers: Collection[int]) -> Iterator[int]:
-        """Starts those that do not run, all at once; each as it serves."""
+        """Starts those that do not run, all at once; each as it serves. Then says which do not."""
         waiting = {number: self.process(str(number)) for number in sorted(numbers)}
         waiting = {number: process for number, process in waiting.items() if process.pid() is None}
         for number, process in waiting.items():
@@ -286,14 +306,18 @@ class LocalCluster:
             command += ["--data", str(process.directory / "data")]
             process.start([*command, "--ready-file", str(process.directory / "ready.json")], _environment())
         deadline = time.monotonic() + START_TIMEOUT_S
+        problems = []
         while waiting:
             for number, process in list(waiting.items()):
                 if _is_ready(process):
                     del waiting[number]
                     yield number
                 elif process.pid() is None or time.monotonic() > deadline:
-                    raise _not_started(f"broker {number}", process)
+                    del waiting[number]
+                    problems.append(_not_started(f"broker {number}", process).message)
             time.sleep(POLL_S)
+        if problems:
+            raise click.ClickException("\ntidemill: ".join(problems))
 
     def stop(self, name: str) -> bool:
         """Ends one in order, and waits for that; whether it ran."""
@@ -318,6 +342,19 @@ class LocalCluster:
 def said(name: str) -> str:
     """A name in words."""
     return "ZooKeeper" if name == ZOOKEEPER else f"broker {name}"
+
+
+def _check_settings(keys: Mapping[str, Any]) -> None:
+    """Refuses in the words of 'tidemill config check' what a broker would not start with."""
+    from tidemill.model.configs import BrokerConfig
+    from tidemill.server.process import check_config
+
+    check_config(BrokerConfig.from_sources(None, [f"{key}={value}" for key, value in keys.items()], {}))
+
+
+def _escaped(value: str) -> str:
+    """As a file of properties has it."""
+    return value.replace("\\", "\\\\").replace("\n", "\\n")
 
 
 def _with_path(zookeeper: str) -> str:

@@ -21,6 +21,7 @@ START_TIME = 19
 """The place of a process's start in /proc/PID/stat, counted behind its name (field 22)."""
 
 POLL_S = 0.02
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Background:
@@ -54,21 +55,31 @@ class Background:
         """Starts it, apart from this terminal; the process number. It is not waited for."""
         self.directory.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        # Not subprocess: what it starts is to be waited for, and this outlives the one that could.
-        pid = os.posix_spawn(
-            command[0],
-            list(command),
-            dict(os.environ if environment is None else environment),
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 1, str(self.log_file), flags, 0o644),
-                (os.POSIX_SPAWN_DUP2, 1, 2),
-            ],
-            setsid=True,
-        )
-        temporary = self._pid_file.with_suffix(".pid.tmp")
-        temporary.write_text(f"{pid} {_started(pid) or ''}\n")
-        os.replace(temporary, self._pid_file)
+        # Ctrl-C waits until it is written which process this is: nobody would find it again.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        try:
+            # Not subprocess: what it starts is to be waited for, and this outlives the one that could.
+            pid = os.posix_spawn(
+                command[0],
+                list(command),
+                dict(os.environ if environment is None else environment),
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, str(self.log_file), flags, 0o644),
+                    (os.POSIX_SPAWN_DUP2, 1, 2),
+                ],
+                setsid=True,
+                setsigmask=before,
+            )
+            try:
+                temporary = self._pid_file.with_suffix(".pid.tmp")
+                temporary.write_text(f"{pid} {_started(pid) or ''}\n")
+                os.replace(temporary, self._pid_file)
+            except OSError:
+                os.kill(pid, signal.SIGKILL)
+                raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return pid
 
     def signal(self, number: signal.Signals) -> int | None:

@@ -92,11 +92,12 @@ def is_known(name: str) -> bool:
     return name in BROKER_KEYS or name.startswith((LISTENER_PREFIX, *PLUGIN_PREFIXES))
 
 
-def unknown(name: str, provenance: str) -> str:
+def unknown(name: str, provenance: str, *, is_refused: bool = False) -> str:
     """What to say of a key that a broker does not know."""
     if name in TOPIC_KEYS:
         hint = f"; for all topics it is {TOPIC_SYNONYMS[name]}" if name in TOPIC_SYNONYMS else ""
         return f"{name} is a key of a topic, not of a broker{hint} ({provenance})"
     if not name:
         return f"{provenance}: there is no key before the value; a line is KEY=VALUE"
-    return f"{name} is no key of the broker, and without effect ({provenance}){near(name, BROKER_KEYS)}"
+    effect = "" if is_refused else ", and without effect"
+    return f"{name} is no key of the broker{effect} ({provenance}){near(name, BROKER_KEYS)}"

@@ -146,8 +146,8 @@ class LocalCluster:
         if running:
             verb = "runs" if len(running) == 1 else "run"
             click.echo(
-                f"\ntidemill: {', '.join(running)} {verb}: 'tidemill cluster up{self.option}' starts what does "
-                f"not, 'tidemill cluster down{self.option}' ends all",
+                f"\ntidemill: {', '.join(running)} {verb}: 'tidemill cluster up{self.option}' starts what "
+                f"does not, 'tidemill cluster down{self.option}' ends all",
                 err=True,
             )
 

@@ -23,7 +23,6 @@ import contextlib
 import itertools
 import json
 import os
-import signal
 import socket
 import statistics
 import sys
@@ -39,7 +38,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from load import small_produce
-from peers import Figures, counted_calls, end_in_order, load, warm_memory
+from peers import CallCount, Figures, end_in_order, load, warm_memory
 from trios import KafkaTrio, TidemillTrio, Trio, until
 
 IDLE_PARTITIONS = 2000
@@ -84,14 +83,10 @@ class Bench:
         before = self.trio.cpu_s()
         made = load("spread", *arguments)["requests"] * seconds
         used = self.trio.cpu_s() - before
-        counting = counted_calls(*(peer.pid for peer in self.trio.peers.values()))
-        figures = {"cpu": used / made * 1e6, "requests": made / seconds}
-        made = load("spread", *arguments)["requests"] * seconds
-        if counting is not None:
-            counting.send_signal(signal.SIGINT)
-            first = counting.communicate()[1].split(",")[0]
-            figures["calls"] = int(first) / made if first.isdigit() else 0.0
-        return figures
+        # Another turn, for counting takes time, too.
+        calls = CallCount(*(peer.pid for peer in self.trio.peers.values()))
+        counted = load("spread", *arguments)["requests"] * seconds
+        return {"cpu": used / made * 1e6, "requests": made / seconds, "calls": calls.end() / counted}
 
     def idle(self) -> Figures:
         """The same partition, before and after 2,000 others are there; they stay for what comes next."""
@@ -190,18 +185,17 @@ class Bench:
         try:
             return self.trio.partitions("idle", admin)
         except Exception:  # noqa: BLE001 - a broker that cannot tell just now is asked again
-            return [_NOBODY]
+            return [Nobody]
 
     def _bring_back(self, number: int, topic: str) -> None:
         self.trio.peers[number].start()
         self.trio.await_in_sync(topic)
 
 
-class _Nobody:
+class Nobody:
+    """Of a partition of which nobody tells who leads it."""
+
     leader = -1
-
-
-_NOBODY = _Nobody()
 
 
 class Writes:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import statistics
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from load import connect, idle_fetch, topic
-from peers import Peer, Tidemill, counted_calls, load
+from peers import CallCount, Peer, Tidemill, load
 
 TURNS = 5
 SECONDS = 2.0
@@ -29,15 +28,10 @@ SECONDS = 2.0
 
 def cost(peer: Peer) -> tuple[float, float]:
     """Microseconds of processor time and system calls of one small produce."""
-    counting = counted_calls(peer.pid)
-    cpu, calls = peer.cpu_s(), peer.system_calls()
+    calls, cpu = CallCount(peer.pid), peer.cpu_s()
     done = load("requests", peer.bootstrap, 16, 5, SECONDS)["requests"] * SECONDS
-    used_us, called = (peer.cpu_s() - cpu) / done * 1e6, float(peer.system_calls() - calls)
-    if counting is not None:
-        counting.send_signal(signal.SIGINT)
-        first = counting.communicate()[1].split(",")[0]
-        called = float(first) if first.isdigit() else called
-    return used_us, called / done
+    used_us = (peer.cpu_s() - cpu) / done * 1e6
+    return used_us, calls.end() / done
 
 
 def idle_topics(peer: Peer) -> None:

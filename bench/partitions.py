@@ -16,7 +16,6 @@ the first line. The first turns warm the brokers up.
 from __future__ import annotations
 
 import argparse
-import signal
 import statistics
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from peers import Kafka, Peer, Tidemill, counted_calls, end_in_order, load, warm_memory
+from peers import CallCount, Kafka, Peer, Tidemill, end_in_order, load, warm_memory
 
 TOPIC = "partitions"
 CONNECTIONS = 16
@@ -65,21 +64,14 @@ def make_topic(peer: Peer, partitions: int) -> None:
 def cost(peer: Peer, partitions: int) -> tuple[float, float]:
     """Microseconds of the broker's processor and its system calls, of one request."""
     warm_memory(256 << 20)
+    arguments = (peer.bootstrap, TOPIC, partitions, CONNECTIONS, DEPTH, SECONDS)
     cpu = peer.cpu_s()
-    made = (
-        load("spread", peer.bootstrap, TOPIC, partitions, CONNECTIONS, DEPTH, SECONDS)["requests"] * SECONDS
-    )
+    made = load("spread", *arguments)["requests"] * SECONDS
     used_us = (peer.cpu_s() - cpu) / made * 1e6
-    counting, before = counted_calls(peer.pid), peer.system_calls()
-    made = (
-        load("spread", peer.bootstrap, TOPIC, partitions, CONNECTIONS, DEPTH, SECONDS)["requests"] * SECONDS
-    )
-    called = float(peer.system_calls() - before)
-    if counting is not None:
-        counting.send_signal(signal.SIGINT)
-        first = counting.communicate()[1].split(",")[0]
-        called = float(first) if first.isdigit() else called
-    return used_us, called / made
+    # Another turn, for counting takes time, too.
+    calls = CallCount(peer.pid)
+    made = load("spread", *arguments)["requests"] * SECONDS
+    return used_us, calls.end() / made
 
 
 def measure(kind: type[Kafka] | type[Tidemill], options: argparse.Namespace) -> None:

@@ -92,18 +92,44 @@ def warm_memory(count: int) -> None:
             pages.write(chunk)
 
 
-def counted_calls(*pids: int) -> subprocess.Popen[str] | None:
-    """A ``perf`` that counts the system calls of processes until it is interrupted; None where it may not."""
-    if shutil.which("perf") is None:
-        return None
-    counting = subprocess.Popen(
-        ["perf", "stat", "-x,", "-e", "raw_syscalls:sys_enter", "-p", ",".join(map(str, pids))],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    time.sleep(0.3)
-    return counting if counting.poll() is None else None
+class CallCount:
+    """Counts the system calls of processes until :meth:`end`.
+
+    By ``perf``; where that is not there, or may not, it counts their reads and writes alone.
+    """
+
+    def __init__(self, *pids: int) -> None:
+        self._pids = pids
+        self._perf = self._begun()
+        self._before = self._read_or_written()
+
+    def _begun(self) -> subprocess.Popen[str] | None:
+        if shutil.which("perf") is None:
+            return None
+        perf = subprocess.Popen(
+            ["perf", "stat", "-x,", "-e", "raw_syscalls:sys_enter", "-p", ",".join(map(str, self._pids))],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        time.sleep(0.3)
+        return perf if perf.poll() is None else None
+
+    def _read_or_written(self) -> int:
+        count = 0
+        for pid in self._pids:
+            words = Path(f"/proc/{pid}/io").read_text().split()
+            count += int(words[words.index("syscr:") + 1]) + int(words[words.index("syscw:") + 1])
+        return count
+
+    def end(self) -> int:
+        """How many there were."""
+        counted = self._read_or_written() - self._before
+        if self._perf is not None:
+            self._perf.send_signal(signal.SIGINT)
+            first = self._perf.communicate()[1].split(",")[0]
+            counted = int(first) if first.isdigit() else counted
+        return counted
 
 
 def free_port() -> int:
@@ -237,11 +263,6 @@ class Peer:
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) / 1024
         return 0.0
-
-    def system_calls(self) -> int:
-        """Reads and writes that the broker made, as the kernel counts them."""
-        lines = Path(f"/proc/{self.pid}/io").read_text().split()
-        return int(lines[lines.index("syscr:") + 1]) + int(lines[lines.index("syscw:") + 1])
 
 
 class Tidemill(Peer):

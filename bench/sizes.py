@@ -28,7 +28,6 @@ import os
 import random
 import resource
 import shutil
-import signal
 import statistics
 import struct
 import subprocess
@@ -42,7 +41,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from peers import counted_calls, end_in_order, warm_memory
+from peers import CallCount, end_in_order, warm_memory
 
 TOPIC = "sized"
 BATCH_BYTES = 256 * 1024
@@ -223,21 +222,9 @@ class Case:
         """System calls of one operation: another turn, for counting takes time, too."""
         if self.process is None:
             raise RuntimeError("the process was not started")
-        counting = counted_calls(self.process.pid)
-        before = self.file_calls()
+        calls = CallCount(self.process.pid)
         self.turn(name)
-        called = float(self.file_calls() - before)
-        if counting is not None:
-            counting.send_signal(signal.SIGINT)
-            first = counting.communicate()[1].split(",")[0]
-            called = float(first) if first.isdigit() else called
-        return called / OPERATIONS
-
-    def file_calls(self) -> int:
-        if self.process is None:
-            raise RuntimeError("the process was not started")
-        lines = Path(f"/proc/{self.process.pid}/io").read_text().split()
-        return int(lines[lines.index("syscr:") + 1]) + int(lines[lines.index("syscw:") + 1])
+        return calls.end() / OPERATIONS
 
 
 def measure(cases: list[Case], turns: int) -> None:

@@ -88,7 +88,7 @@ class Trio:
         return [told.partitions[index] for index in sorted(told.partitions)]
 
     def make(self, topics: dict[str, int], **wishes: Any) -> float:
-        """Seconds that it takes to make topics of so many partitions, until every one is led and in sync."""
+        """Seconds that it takes to make topics of so many partitions, until all of them are led."""
         from confluent_kafka.admin import NewTopic
 
         admin = self.admin()

@@ -69,7 +69,7 @@ class Administering:
         controller = self._controller
         unreadable: dict[str, NodeFormatError] = {}
         found = await load_topics(controller.store, await self._written(image, names), unreadable)
-        for name in unreadable.keys() & image.topics.keys():
+        for name in sorted(unreadable.keys() & image.topics.keys()):
             logger.error("%s Until then topic %s stays as it was.", unreadable.pop(name), name)
         if image.unreadable_of(TOPIC).keys() & found.keys():
             self._look(DELETE_TOPICS)  # Some may have been marked meanwhile.
@@ -124,9 +124,9 @@ class Administering:
     async def _watch_unreadable(self) -> None:
         """Watches the nodes below topics that cannot be read, or their settings: for the day they can."""
         wanted = {problem.path for problem in self._controller.image.unreadable_of(TOPIC).values()}
-        for path in set(self._mending) - wanted:
+        for path in sorted(self._mending.keys() - wanted):
             self._mending.pop(path).cancel()
-        for path in wanted:
+        for path in sorted(wanted):
             if path not in self._mending:
                 self._mending[path] = await self._controller.store.watch(path, lambda _: self._look(TOPICS))
                 self._look(TOPICS)  # It may have been mended just before.

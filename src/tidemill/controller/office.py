@@ -150,7 +150,7 @@ class Office:
         for entity, text in told.items():
             if self._told.get(entity) != text:
                 logger.error("%s %s", text, _set_aside(*entity))
-        for kind, name in self._told.keys() - told.keys():
+        for kind, name in sorted(self._told.keys() - told.keys()):
             logger.info("/%s/%s can be read again, or is gone", *(_PLACES[kind], name))
         self._told = told
 

@@ -32,9 +32,9 @@ class Registrations:
     async def brokers_changed(self) -> None:
         """Watches those that came, and has all looked at. Raises StoreError, and what ``changed`` raises."""
         names = set(await self._store.children(BROKER_IDS))
-        for name in self._watches.keys() - names:
+        for name in sorted(self._watches.keys() - names):
             self._watches.pop(name).cancel()
-        for name in names - self._watches.keys():
+        for name in sorted(names - self._watches.keys()):
             self._watches[name] = await self._store.watch(f"{BROKER_IDS}/{name}", self._happened)
         await self._changed()
 

@@ -10,10 +10,11 @@ import pytest
 
 from tidemill.broker import channels
 from tidemill.broker.channels import Channel, Hears
-from tidemill.broker.commanding import Command, commands_for, requests_of
+from tidemill.broker.commanding import Command, Key, commands_for, requests_of
 from tidemill.broker.reaching import RETRY_S
 from tidemill.coordination.image import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
 from tidemill.coordination.nodes import BrokerRegistration
+from tidemill.model.errors import ErrorCode
 from tidemill.net.link import Link, LinkError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.leader_and_isr import LeaderAndIsrResponse
@@ -54,9 +55,9 @@ class Heard(Hears):
     """Notes which deletions are confirmed."""
 
     def __init__(self) -> None:
-        self.deleted: list[str] = []
+        self.deleted: list[Key] = []
 
-    def replicas_deleted(self, broker_id: int, topics: Sequence[str]) -> None:
+    def replicas_deleted(self, broker_id: int, topics: Sequence[Key]) -> None:
         self.deleted += topics
 
 
@@ -68,6 +69,8 @@ class Peer:
         """Numbers of the requests that are not answered."""
         self.asked: list[ApiKey] = []
         self.connections = 0
+        self.strangers = 0
+        """So many of the first connections end at another broker, which has the address now."""
         self.last: ApiKey | None = None
         """With the answer to such a request the connection ends."""
         self.link: Any = None
@@ -110,6 +113,8 @@ class Connection:
             raise LinkError(self.closed)
         if key == self.peer.last:
             self.close("an answer came that nobody asked for")
+        if self.peer.connections <= self.peer.strangers:
+            return StopReplicaResponse(error_code=ErrorCode.STALE_BROKER_EPOCH, partition_errors=[])
         return ANSWERS[key]
 
 
@@ -140,12 +145,26 @@ def test_what_took_a_topic_away_is_not_told_again_where_one_of_its_name_was_made
         command = told(Delta(image(first), image(), deleted=[first]))
         command.add(told(Delta(image(), image(second), created=[second])))
         await channel.tell(command)
-        assert heard.deleted == ["t"]
+        assert heard.deleted == [("t", b"1" * 16)]
 
     channelled(peer, story)
     stop, lead, update = ApiKey.STOP_REPLICA, ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA
     # The connection broke at UpdateMetadata: by then records may have been written to the new topic.
     assert peer.asked == [stop, lead, update, lead, update]
+
+
+def test_what_another_broker_at_the_address_refuses_is_kept_for_the_one_that_it_is_for() -> None:
+    first = topic(b"1")
+    peer = Peer()
+    peer.strangers = 1
+
+    async def story(channel: Channel, heard: Heard) -> None:
+        await channel.tell(told(Delta(image(first), image(), deleted=[first])))
+        assert heard.deleted == [("t", b"1" * 16)]
+
+    channelled(peer, story)
+    assert peer.connections == 2
+    assert peer.asked == [ApiKey.STOP_REPLICA, ApiKey.STOP_REPLICA, ApiKey.UPDATE_METADATA]
 
 
 def test_a_deletion_whose_answer_was_lost_is_told_again() -> None:
@@ -154,7 +173,7 @@ def test_a_deletion_whose_answer_was_lost_is_told_again() -> None:
 
     async def story(channel: Channel, heard: Heard) -> None:
         await channel.tell(told(Delta(image(first), image(), deleted=[first])))
-        assert heard.deleted == ["t"]
+        assert heard.deleted == [("t", b"1" * 16)]
 
     channelled(peer, story)
     assert peer.asked == [ApiKey.STOP_REPLICA, ApiKey.STOP_REPLICA, ApiKey.UPDATE_METADATA]

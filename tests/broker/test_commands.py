@@ -11,16 +11,18 @@ import pytest
 from tidemill.broker.broker import Broker
 from tidemill.broker.commands import DURING_DELETION, Commands
 from tidemill.broker.metadata import MetadataCache
-from tidemill.coordination.nodes import ConfigNode
+from tidemill.coordination.nodes import BrokerNode, ConfigNode
 from tidemill.coordination.port import Node
 from tidemill.log.config import LogConfig
 from tidemill.log.manager import LogManager
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
-from tidemill.model.errors import ProtocolError
+from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.ports import Clock
 from tidemill.model.types import TopicPartition
+from tidemill.replication.follows import Follows
 from tidemill.replication.manager import ReplicaManager
+from tidemill.replication.partition import Partition
 from tidemill.testing.files import FaultyFiles
 from tidemill.wire.messages.leader_and_isr import (
     LeaderAndIsrPartitionState,
@@ -49,6 +51,11 @@ class Settings:
     def __init__(self) -> None:
         self.topics: dict[str, dict[str, str]] = {}
         self.spoilt: dict[str, bytes] = {}
+        self.registered = 10
+
+    async def get(self, path: str) -> Node:
+        assert path == BrokerNode.path(NODE)
+        return Node(b"", 0, self.registered, 1)
 
     async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
         names = [path.rpartition("/")[2] for path in paths]
@@ -79,16 +86,25 @@ class Commanded:
     async def removed(self) -> None:
         """Nothing is left to be done."""
 
-    async def lead(self, name: str, topic_id: bytes, *indexes: int, whole: bool = False) -> None:
+    async def lead(
+        self,
+        name: str,
+        topic_id: bytes,
+        *indexes: int,
+        whole: bool = False,
+        leader: int = NODE,
+        leader_epoch: int = 0,
+        fails: bool = False,
+    ) -> None:
         states = [
             LeaderAndIsrPartitionState(
                 partition_index=index,
                 controller_epoch=1,
-                leader=NODE,
-                leader_epoch=0,
-                isr=[NODE],
-                partition_epoch=0,
-                replicas=[NODE],
+                leader=leader,
+                leader_epoch=leader_epoch,
+                isr=[leader],
+                partition_epoch=leader_epoch,
+                replicas=[NODE] if leader == NODE else [leader, NODE],
             )
             for index in indexes
         ]
@@ -103,9 +119,17 @@ class Commanded:
         )
         answer = await self.commands.leader_and_isr(request)
         assert answer.error_code == 0
+        assert all(bool(one.error_code) == fails for one in answer.topics[0].partition_errors)
 
     async def tell(
-        self, *topics: tuple[str, bytes, Sequence[int]], leader: int = NODE, whole: bool = False
+        self,
+        *topics: tuple[str, bytes, Sequence[int]],
+        leader: int = NODE,
+        whole: bool = False,
+        connection: int = 0,
+        epoch: int = 1,
+        error: int = 0,
+        broker_epoch: int = 10,
     ) -> None:
         states = [
             UpdateMetadataTopicState(
@@ -129,16 +153,16 @@ class Commanded:
         ]
         request = UpdateMetadataRequest(
             controller_id=CONTROLLER,
-            controller_epoch=1,
-            broker_epoch=10,
+            controller_epoch=epoch,
+            broker_epoch=broker_epoch,
             type=int(whole),
             topic_states=states,
             live_brokers=[],
         )
-        answer = await self.commands.update_metadata(request)
-        assert answer.error_code == 0
+        answer = await self.commands.update_metadata(request, connection)
+        assert answer.error_code == error
 
-    async def stop(self, name: str, index: int) -> None:
+    async def stop(self, name: str, index: int, connection: int = 0, error: int = 0) -> None:
         state = StopReplicaPartitionState(
             partition_index=index, leader_epoch=DURING_DELETION, delete_partition=True
         )
@@ -146,8 +170,9 @@ class Commanded:
         request = StopReplicaRequest(
             controller_id=CONTROLLER, controller_epoch=1, broker_epoch=10, topic_states=[topic]
         )
-        answer = await self.commands.stop_replica(request)
-        assert [one.error_code for one in answer.partition_errors] == [0]
+        answer = await self.commands.stop_replica(request, connection)
+        assert answer.error_code == error
+        assert [one.error_code for one in answer.partition_errors] == ([] if error else [0])
 
     def retention_ms(self, name: str) -> int:
         found = self.broker.logs.get(TopicPartition(name, 0))
@@ -259,6 +284,119 @@ def test_only_topics_that_are_said_to_be_deleted_are_forgotten() -> None:
         await commanded.tell(("kept", FIRST, [0]), ("anew", SECOND, [0]), whole=True)
         assert deleted == ["gone", "anew"]
         assert sorted(commanded.broker.metadata.topics) == ["anew", "kept"]
+
+    commanded(story)
+
+
+class Followed(Follows):
+    """Follows nobody, and notes whom it should."""
+
+    def __init__(self) -> None:
+        self.partitions: list[Partition] = []
+
+    def follow(self, partition: Partition) -> None:
+        self.partitions.append(partition)
+
+    def leave(self, partition: Partition) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("leader", "leader_epoch"), [(CONTROLLER, 0), (CONTROLLER, 7), (NODE, 0)])
+def test_a_topic_made_anew_while_a_broker_was_away_begins_there_and_the_old_one_makes_room(
+    caplog: pytest.LogCaptureFixture, leader: int, leader_epoch: int
+) -> None:
+    async def story(commanded: Commanded) -> None:
+        broker = commanded.broker
+        broker.partitions.following = Followed()
+        broker.logs.create(TopicPartition("t", 0), FIRST, LogConfig(), 0)
+        await commanded.lead("t", SECOND, 0, leader=leader, leader_epoch=leader_epoch)
+        partition = broker.partitions.find("t", 0)
+        assert partition is not None
+        assert not partition.failed
+        assert partition.log.topic_id == SECOND
+        assert partition.log is broker.logs.get(TopicPartition("t", 0))
+        names = sorted(broker.logs.files.list("/d"))
+        (aside,) = [name for name in names if name.startswith("t-0.")]
+        assert aside.endswith("-stray")
+        assert "t-0" in names
+        # What is said of the first topic does not reach the files of either.
+        broker.partitions.remove_topic("t", FIRST)
+
+    commanded(story)
+    (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert record.getMessage().startswith("/d/t-0 held a topic of this name with another id")
+
+
+@pytest.mark.parametrize("has_others", [True, False])
+def test_a_log_of_another_topic_stays_where_only_this_broker_could_have_the_records(has_others: bool) -> None:
+    async def story(commanded: Commanded) -> None:
+        broker = commanded.broker
+        broker.partitions.following = Followed() if has_others else None
+        broker.logs.create(TopicPartition("t", 0), FIRST, LogConfig(), 0)
+        # The store may be an old one that was brought back: this is no new partition, and nobody else leads.
+        await commanded.lead("t", SECOND, 0, leader_epoch=3 if has_others else 0, fails=True)
+        assert "t-0" in broker.logs.files.list("/d")
+        found = broker.logs.get(TopicPartition("t", 0))
+        assert found is not None
+        assert found.topic_id == FIRST
+
+    commanded(story)
+
+
+def test_a_command_for_another_broker_that_had_the_address_is_refused() -> None:
+    async def story(commanded: Commanded) -> None:
+        await commanded.tell(("t", FIRST, [0]), broker_epoch=11, error=ErrorCode.STALE_BROKER_EPOCH)
+        await commanded.tell(("t", FIRST, [0]), broker_epoch=9, error=ErrorCode.STALE_BROKER_EPOCH)
+        assert not commanded.broker.metadata.topics
+        # The controller may hear sooner than this broker that it has registered anew.
+        commanded.settings.registered = 11
+        await commanded.tell(("t", FIRST, [0]), broker_epoch=11)
+        assert list(commanded.broker.metadata.topics) == ["t"]
+
+    commanded(story)
+
+
+def test_no_log_is_made_of_a_partition_without_a_replica_here() -> None:
+    async def story(commanded: Commanded) -> None:
+        state = LeaderAndIsrPartitionState(
+            partition_index=0, controller_epoch=1, leader=7, isr=[7], replicas=[7, 8]
+        )
+        topic = LeaderAndIsrTopicState(topic_name="t", topic_id=FIRST, partition_states=[state])
+        request = LeaderAndIsrRequest(
+            controller_id=CONTROLLER,
+            controller_epoch=1,
+            broker_epoch=10,
+            topic_states=[topic],
+            live_leaders=[],
+        )
+        answer = await commanded.commands.leader_and_isr(request)
+        assert [one.error_code for one in answer.topics[0].partition_errors] == [
+            ErrorCode.KAFKA_STORAGE_ERROR
+        ]
+        assert not commanded.broker.logs.logs
+
+    commanded(story)
+
+
+def test_what_comes_late_over_a_connection_that_was_given_up_changes_nothing() -> None:
+    async def story(commanded: Commanded) -> None:
+        await commanded.tell(("t", FIRST, [0]), connection=5)
+        await commanded.stop("t", 0, connection=7)
+        await commanded.tell(("t", FIRST, [0]), leader=DURING_DELETION, connection=7)
+        await commanded.lead("t", SECOND, 0)
+        await commanded.tell(("t", SECOND, [0]), connection=7)
+        # The first one's deletion, and its metadata, were sent before that connection broke.
+        await commanded.stop("t", 0, connection=5, error=ErrorCode.STALE_BROKER_EPOCH)
+        await commanded.tell(
+            ("t", FIRST, [0]), leader=DURING_DELETION, connection=5, error=ErrorCode.STALE_BROKER_EPOCH
+        )
+        assert commanded.broker.metadata.topics["t"].topic_id == SECOND
+        assert commanded.broker.partitions.find("t", 0) is not None
+        assert commanded.broker.logs.get(TopicPartition("t", 0)) is not None
+        # Another controller's connection may be older than all of these.
+        await commanded.tell(("u", FIRST, [0]), connection=2, epoch=2)
+        await commanded.tell(("v", FIRST, [0]), connection=9, error=ErrorCode.STALE_CONTROLLER_EPOCH)
+        assert sorted(commanded.broker.metadata.topics) == ["t", "u"]
 
     commanded(story)
 

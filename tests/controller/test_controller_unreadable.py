@@ -228,6 +228,26 @@ def test_a_topic_keeps_its_id_also_where_it_could_not_be_read_in_between(zookeep
     play(zookeeper, story)
 
 
+def test_a_deletion_is_confirmed_for_the_topic_that_was_meant(zookeeper: Settings) -> None:
+    async def story(one: Setting) -> None:
+        first = one.controller.image.topics["bad"].topic_id
+        await one.controller.delete_topics(["bad"])
+        await one.controller.replicas_deleted(2, [("bad", first)])
+        assert not one.controller.image.deleting
+        await one.controller.create_topics([NewTopic("bad", 2, 2)])
+        second = one.controller.image.topics["bad"].topic_id
+        await one.controller.delete_topics(["bad"])
+        # Told once more, or late: broker 2 still has the files of the second.
+        await one.controller.replicas_deleted(2, [("bad", first)])
+        assert list(one.controller.image.deleting) == ["bad"]
+        assert await one.store.exists(TopicNode.path("bad"))
+        await one.controller.replicas_deleted(2, [("bad", second)])
+        assert not one.controller.image.deleting
+        assert not await one.store.exists(TopicNode.path("bad"))
+
+    play(zookeeper, story, watches=False)
+
+
 def test_a_broker_whose_registration_cannot_be_read_is_left_out_until_it_can(
     zookeeper: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -135,9 +135,10 @@ class CarryingOut:
         turn: Turn,
     ) -> None:
         """Makes the logs that are missing, and takes the states over. Raises what it could not, in one."""
+        broker = self._broker
+        states = [state for state in states if broker.node_id in state.replicas]
         if not states:
             return
-        broker = self._broker
         config = log_config(broker.config, name, settings)
         failures: dict[int, KafkaError] = {}
         failure: KafkaError | None = None

@@ -16,6 +16,7 @@ from typing import Any
 
 from tidemill.broker.commanding import (
     Command,
+    Key,
     commands_for,
     deleted_topics,
     failed_partitions,
@@ -47,7 +48,7 @@ class Hears:
     def broker_reached(self, broker_id: int) -> None:
         """A connection to it was made."""
 
-    def replicas_deleted(self, broker_id: int, topics: Sequence[str]) -> None:
+    def replicas_deleted(self, broker_id: int, topics: Sequence[Key]) -> None:
         """It has no files of these topics any more."""
 
     def replicas_failed(self, broker_id: int, partitions: Sequence[tuple[bytes, int]]) -> None:
@@ -145,6 +146,11 @@ class Channel:
                 answer = await link.ask(key, link.version_of(key, low, high), request, self._patience_s)
                 if answer.error_code == ErrorCode.STALE_CONTROLLER_EPOCH:
                     self._hears.office_lost(command.controller_epoch)
+                elif answer.error_code == ErrorCode.STALE_BROKER_EPOCH:
+                    # Another process than the one that registered so: the broker has started anew, or another
+                    # has its address now. What is pending is not for it.
+                    link.close("it is not the broker that registered there")
+                    raise LinkError(f"{link.name}: it is of another registration than {self.to.epoch}")
                 elif answer.error_code != 0:
                     log.error("%s answers %s with error %d", link.name, ApiKey(key).name, answer.error_code)
                 else:

@@ -278,10 +278,10 @@ def _broker(one: BrokerImage) -> UpdateMetadataBroker:
     )
 
 
-def deleted_topics(command: Command, answer: Any) -> list[str]:
+def deleted_topics(command: Command, answer: Any) -> list[Key]:
     """The deleted topics of which the answer to StopReplica says that no file is left."""
     bad = {one.topic_name for one in answer.partition_errors if one.error_code != 0}
-    return [name for name, topic_id in command.stops if (name, topic_id) in command.gone and name not in bad]
+    return [key for key in command.stops if key in command.gone and key[0] not in bad]
 
 
 def failed_partitions(answer: Any) -> list[tuple[bytes, int]]:

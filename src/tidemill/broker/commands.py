@@ -3,7 +3,8 @@
 The controller of this process hands over its images. Another one sends LeaderAndIsr (which replicas to lead
 and to follow), StopReplica (which to let go), and UpdateMetadata (what clients are told). All are fenced by
 the controller's epoch, and by the epoch of this broker's registration: a command for the process that ran
-here before is not for this one.
+here before is not for this one. A controller repeats over a new connection what was not answered over the
+last; what comes over the old one after that is refused. So what it says of one broker has one order.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ from tidemill.broker.command_checks import check_metadata, check_replicas
 from tidemill.broker.log_configs import log_config
 from tidemill.broker.metadata import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
 from tidemill.coordination.encoding import NodeFormatError
-from tidemill.coordination.nodes import SECURITY_PROTOCOLS, BrokerRegistration, ConfigNode, Endpoint
+from tidemill.coordination.nodes import (
+    SECURITY_PROTOCOLS,
+    BrokerNode,
+    BrokerRegistration,
+    ConfigNode,
+    Endpoint,
+)
 from tidemill.model.configs import all_unreadable
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.replication.manager import PartitionState
@@ -48,6 +55,8 @@ log = logging.getLogger("tidemill.broker")
 DURING_DELETION = -2
 """As a leader, and as a leader epoch: the topic is being deleted."""
 WHOLE_IMAGE = 1
+UNNUMBERED = 0
+"""Of a connection whose place in the order of all is not known."""
 Key = tuple[str, bytes]
 """A topic by name and id: another one of that name may have been there before, with settings of its own."""
 
@@ -59,12 +68,14 @@ class Commands(CarryingOut):
         self, broker: Broker, removed: Callable[[], Awaitable[None]], listener: str | None = None
     ) -> None:
         super().__init__(broker, removed, listener)
+        self._newest = UNNUMBERED
+        """The newest connection over which the controller of this epoch has sent commands."""
         self._settings: dict[Key, Mapping[str, str]] = {}
         """Settings of topics that the image does not have yet."""
         self.settings_unreadable: Callable[[str, str], None] = lambda kind, name: None
         """Called with kind and name where settings could not be read: they are to be read again."""
 
-    def _refusal(self, request: Any) -> ErrorCode | None:
+    async def _refusal(self, request: Any, connection: int) -> ErrorCode | None:
         if request.controller_epoch < self.controller_epoch:
             log.warning(
                 "a command of broker %d, which was the controller in epoch %d, is refused: %d is now",
@@ -75,14 +86,42 @@ class Commands(CarryingOut):
             return ErrorCode.STALE_CONTROLLER_EPOCH
         if -1 < request.broker_epoch < self.broker_epoch:
             return ErrorCode.STALE_BROKER_EPOCH
+        if request.broker_epoch > self.broker_epoch and not await self._is_registered_so(
+            request.broker_epoch
+        ):
+            log.warning(
+                "a command of broker %d for a broker of epoch %d is refused: this one, which has the address "
+                "now, is of epoch %d",
+                request.controller_id,
+                request.broker_epoch,
+                self.broker_epoch,
+            )
+            return ErrorCode.STALE_BROKER_EPOCH
+        if request.controller_epoch > self.controller_epoch:
+            self._newest = UNNUMBERED
+        if UNNUMBERED < connection < self._newest:
+            # It was sent before that connection was given up, and has been repeated over a later one since.
+            log.warning(
+                "a command of broker %d over a connection that it has replaced since is refused",
+                request.controller_id,
+            )
+            return ErrorCode.STALE_BROKER_EPOCH
+        self._newest = max(self._newest, connection)
         self.controller_epoch = request.controller_epoch
         return None
 
-    async def leader_and_isr(self, request: LeaderAndIsrRequest) -> LeaderAndIsrResponse:
+    async def _is_registered_so(self, epoch: int) -> bool:
+        """Whether the store has this broker in that epoch: the controller may have heard of it first."""
+        node = await self._broker.store.get(BrokerNode.path(self._broker.node_id))
+        return node is not None and node.creation_id == epoch
+
+    async def leader_and_isr(
+        self, request: LeaderAndIsrRequest, connection: int = UNNUMBERED
+    ) -> LeaderAndIsrResponse:
         """Leads and follows as told; KAFKA_STORAGE_ERROR for partitions whose log cannot be had."""
         check_replicas(request)
         async with self._one_at_a_time:
-            refusal = self._refusal(request)
+            refusal = await self._refusal(request, connection)
             if refusal is not None:
                 return LeaderAndIsrResponse(error_code=refusal, partition_errors=[], topics=[])
             await self._learn_settings([(one.topic_name, one.topic_id) for one in request.topic_states])
@@ -110,10 +149,12 @@ class Commands(CarryingOut):
             error_code=ErrorCode.KAFKA_STORAGE_ERROR if failed else ErrorCode.NONE,
         )
 
-    async def stop_replica(self, request: StopReplicaRequest) -> StopReplicaResponse:
+    async def stop_replica(
+        self, request: StopReplicaRequest, connection: int = UNNUMBERED
+    ) -> StopReplicaResponse:
         """Lets go of replicas, with their files where that is wanted."""
         async with self._one_at_a_time:
-            refusal = self._refusal(request)
+            refusal = await self._refusal(request, connection)
             if refusal is not None:
                 return StopReplicaResponse(error_code=refusal, partition_errors=[])
             errors = []
@@ -143,10 +184,12 @@ class Commands(CarryingOut):
             return problem.code
         return ErrorCode.NONE
 
-    async def update_metadata(self, request: UpdateMetadataRequest) -> UpdateMetadataResponse:
+    async def update_metadata(
+        self, request: UpdateMetadataRequest, connection: int = UNNUMBERED
+    ) -> UpdateMetadataResponse:
         """Takes the news into the image that clients are answered from."""
         async with self._one_at_a_time:
-            refusal = self._refusal(request)
+            refusal = await self._refusal(request, connection)
             if refusal is not None:
                 return UpdateMetadataResponse(error_code=refusal)
             metadata = self._broker.metadata

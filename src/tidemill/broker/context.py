@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mypy_extensions import i16, i32
+from mypy_extensions import i16, i32, i64
 
 DEFAULT_TENANT = "default"
 ANONYMOUS = "User:ANONYMOUS"
@@ -50,6 +50,8 @@ class Peer:
         self.busy = False
         """A request is in the slow lane: nothing of this connection overtakes it."""
         self.session_id: i32 = 0
+        self.number: i64 = 0
+        """Of the connection, in the order in which this broker accepted them; 0: unknown."""
 
     def __str__(self) -> str:
         return f"{self.address}:{self.port}"

@@ -41,14 +41,28 @@ class Links:
         """A connection to a broker by its id. Raises LinkError."""
         known = self._broker.metadata.brokers.get(broker_id)
         if known is None:
+            return await self.open_to(await self._registered(broker_id))
+        try:
+            return await self.open_to(known)
+        except LinkError:
+            # It may be elsewhere by now, and the controller, which tells of that, may be this very broker.
             try:
-                node = await self._broker.store.get(BrokerNode.path(broker_id))
-            except StoreError as problem:
-                raise LinkError(f"broker {broker_id} cannot be looked up: {problem}") from None
+                now = await self._registered(broker_id)
+            except LinkError:
+                now = known
+            if now.endpoints.get(self.listener) == known.endpoints.get(self.listener):
+                raise
+        return await self.open_to(now)
+
+    async def _registered(self, broker_id: int) -> BrokerImage:
+        """Where the store says that a broker is."""
+        try:
+            node = await self._broker.store.get(BrokerNode.path(broker_id))
             if node is None:
                 raise LinkError(f"broker {broker_id} is not registered")
-            known = BrokerImage(BrokerNode.decode(broker_id, node.data), node.creation_id)
-        return await self.open_to(known)
+            return BrokerImage(BrokerNode.decode(broker_id, node.data), node.creation_id)
+        except StoreError as problem:
+            raise LinkError(f"broker {broker_id} cannot be looked up: {problem}") from None
 
     async def open_to(self, to: BrokerImage) -> Link:
         """A connection to the broker that registered so. Raises LinkError."""

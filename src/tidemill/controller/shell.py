@@ -199,21 +199,25 @@ class Controller(Office):
                 broker for partition in topic.partitions for broker in partition.replicas
             }
         await self._announce(delta)
-        done = [topic.name for topic in delta.deleted if topic.name not in delta.failures]
+        done = [(topic.name, topic.topic_id) for topic in delta.deleted if topic.name not in delta.failures]
         await self._confirm_deletion(self.broker_id, done)
         return delta
 
-    async def replicas_deleted(self, broker_id: int, topics: Iterable[str]) -> None:
-        """Notes that a broker has no replicas of these topics any more. With the last one their nodes go."""
+    async def replicas_deleted(self, broker_id: int, topics: Iterable[tuple[str, bytes]]) -> None:
+        """Notes that a broker has no replicas of these topics (by name and id) any more.
+
+        With the last one their nodes go. What is told late of a topic that had the name before says nothing
+        of the one that has it now.
+        """
         async with self.changing():
             await self._confirm_deletion(broker_id, topics)
 
-    async def _confirm_deletion(self, broker_id: int, topics: Iterable[str]) -> None:
+    async def _confirm_deletion(self, broker_id: int, topics: Iterable[tuple[str, bytes]]) -> None:
         done = []
-        for name in topics:
+        for name, topic_id in topics:
             left = self._deleting.get(name)
             topic = self._image.deleting.get(name)
-            if left is not None and topic is not None:
+            if left is not None and topic is not None and topic.topic_id == topic_id:
                 left.discard(broker_id)
                 if not left:
                     done.append(topic)

@@ -37,6 +37,7 @@ from tidemill.log.names import (
     RECOVERY_POINTS,
     directory_to_delete,
     partition_directory,
+    stray_directory,
 )
 from tidemill.log.recovery import Opening
 from tidemill.log.removals import Removals, remove_path
@@ -210,17 +211,9 @@ class LogManager(DataDirectories):
 
         False when there is none. Raises StorageError.
         """
-        self.promised.pop(topic_partition, None)
-        log = self.logs.pop(topic_partition, None)
+        log = self._forget(topic_partition)
         if log is None:
             return False
-        directory = self.directory_of(log)
-        directory.logs.pop(topic_partition, None)
-        directory.recovery_points.pop(topic_partition, None)
-        directory.start_offsets.pop(topic_partition, None)
-        self.high_watermarks.pop(topic_partition, None)
-        log.closed = True
-        log.release()
         for other in self.working:
             copy = other.arriving.pop(topic_partition, None)
             if copy is not None:
@@ -229,6 +222,33 @@ class LogManager(DataDirectories):
                 self.discard(copy, now_ms)
         self.discard(log, now_ms)
         return True
+
+    def set_aside(self, topic_partition: TopicPartition) -> str:
+        """Lets go of a log, and keeps its files; the new name of their directory. Raises StorageError."""
+        log = self._forget(topic_partition)
+        if log is None:
+            raise StorageError(f"there is no log of {topic_partition} that could be set aside")
+        self.removals.forget_under(log.directory)
+        renamed = self.directory_of(log).file(stray_directory(topic_partition))
+        try:
+            self.files.rename(log.directory, renamed)
+        except OSError as problem:
+            raise storage_error("rename", log.directory, problem) from problem
+        return renamed
+
+    def _forget(self, topic_partition: TopicPartition) -> Log | None:
+        self.promised.pop(topic_partition, None)
+        log = self.logs.pop(topic_partition, None)
+        if log is None:
+            return None
+        directory = self.directory_of(log)
+        directory.logs.pop(topic_partition, None)
+        directory.recovery_points.pop(topic_partition, None)
+        directory.start_offsets.pop(topic_partition, None)
+        self.high_watermarks.pop(topic_partition, None)
+        log.closed = True
+        log.release()
+        return log
 
     def discard(self, log: Log, now_ms: int) -> None:
         """Renames the directory of a log that is closed, and removes it later. Raises StorageError."""

@@ -94,7 +94,16 @@ def parse_partition_directory(name: str) -> TopicPartition | None:
 
 def directory_to_delete(topic_partition: TopicPartition) -> str:
     """A new name for the directory of a partition that goes, unique so that the old name is free at once."""
-    suffix = f".{uuid.uuid4().hex}{DELETE_DIRECTORY}"
+    return _renamed(topic_partition, DELETE_DIRECTORY)
+
+
+def stray_directory(topic_partition: TopicPartition) -> str:
+    """The same for one that stays, of a topic that the cluster no longer knows."""
+    return _renamed(topic_partition, STRAY_DIRECTORY)
+
+
+def _renamed(topic_partition: TopicPartition, ending: str) -> str:
+    suffix = f".{uuid.uuid4().hex}{ending}"
     name = partition_directory(topic_partition)
     return name[: FILE_NAME_BYTES_MAX - len(suffix)] + suffix
 

@@ -146,7 +146,7 @@ class ReplicaManager(PartitionEvents):
             if partition is None:
                 try:
                     is_alone = state.replicas == (self.node_id,)
-                    partition = self._make(entry, state.partition, config, is_alone)
+                    partition = self._make(entry, state.partition, config, is_alone, self._may_replace(state))
                 except StorageError as problem:
                     failures[state.partition] = problem
                     partition = self._offline(entry, state.partition, config, problem)
@@ -158,9 +158,33 @@ class ReplicaManager(PartitionEvents):
         if failures:
             raise failure_of(name, failures)
 
-    def _make(self, entry: TopicEntry, index: int, config: LogConfig, is_alone: bool) -> Partition:
+    def _may_replace(self, state: PartitionState) -> bool:
+        """Whether this broker may begin with an empty log where one of another topic of the name lies.
+
+        The leader has the records, or there are none yet. Otherwise the store may be what is wrong: an old
+        state of it may have been brought back.
+        """
+        if self.following is None:
+            return False
+        is_first = state.leader_epoch == 0 and state.partition_epoch == 0
+        return is_first or state.leader not in (self.node_id, -1)
+
+    def _make(
+        self, entry: TopicEntry, index: int, config: LogConfig, is_alone: bool, may_replace: bool
+    ) -> Partition:
         key = TopicPartition(entry.name, index)
         found = self.logs.create(key, entry.topic_id, config, self.clock.wall_ms(), is_new=False)
+        if may_replace and ZERO_ID != found.topic_id != entry.topic_id:
+            aside = self.logs.set_aside(key)
+            log.error(
+                "%s held a topic of this name with another id (%s, the cluster's is %s), which was deleted "
+                "while this broker was away: its records are in %s now, until somebody removes that",
+                found.directory,
+                found.topic_id.hex(),
+                entry.topic_id.hex(),
+                aside,
+            )
+            found = self.logs.create(key, entry.topic_id, config, self.clock.wall_ms())
         if found.topic_id == ZERO_ID:
             self.logs.assign_topic_id(found, entry.topic_id)
         elif found.topic_id != entry.topic_id:

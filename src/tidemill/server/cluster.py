@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from tidemill.broker.broker import Broker
 from tidemill.broker.channels import Channels, Hears
+from tidemill.broker.commanding import Key
 from tidemill.broker.commands import Commands
 from tidemill.broker.controller_link import ControllerLink
 from tidemill.broker.following import Following
@@ -232,15 +233,15 @@ class Cluster(Seat, Hears):
             log.info("broker %d listens again", broker_id)
             self._watching.want([BROKER_IDS])
 
-    def replicas_deleted(self, broker_id: int, topics: Sequence[str]) -> None:
+    def replicas_deleted(self, broker_id: int, topics: Sequence[Key]) -> None:
         """Ends the deletion of topics that nobody has any more."""
         self.begin(self._confirm(broker_id, topics))
 
-    async def _confirm(self, broker_id: int, topics: Sequence[str]) -> None:
+    async def _confirm(self, broker_id: int, topics: Sequence[Key]) -> None:
         try:
             await self._broker.controller.replicas_deleted(broker_id, topics)
         except (KafkaError, StoreError) as problem:
-            log.warning("the deletion of %s goes on later: %s", ", ".join(topics), problem)
+            log.warning("the deletion of %s goes on later: %s", ", ".join(one[0] for one in topics), problem)
 
     def replicas_failed(self, broker_id: int, partitions: Sequence[tuple[bytes, int]]) -> None:
         """Has others lead them."""

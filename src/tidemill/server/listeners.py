@@ -229,6 +229,7 @@ class Acceptor:
         elif listener.name not in self._warned:
             self._warn_of_loopback(listener, accepted, host)
         peer = Peer(listener, DEFAULT_TENANT, ANONYMOUS, host, address[1], told_host)
+        peer.number = self.accepted + 1
         connection = Connection(self.loop, accepted, self.handler, self.frame_bytes_max, peer, self.memory)
         self.connections.add(connection)
         self.by_address[host] += 1

@@ -22,4 +22,4 @@ async def handle(
         return LeaderAndIsrResponse(
             error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, partition_errors=[], topics=[]
         )
-    return await commands.leader_and_isr(request)
+    return await commands.leader_and_isr(request, context.peer.number)

@@ -18,4 +18,4 @@ async def handle(broker: Broker, context: RequestContext, request: StopReplicaRe
     commands = broker.commands
     if not isinstance(commands, Commands) or not commands.are_open_to(context):
         return StopReplicaResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, partition_errors=[])
-    return await commands.stop_replica(request)
+    return await commands.stop_replica(request, context.peer.number)

@@ -20,4 +20,4 @@ async def handle(
     commands = broker.commands
     if not isinstance(commands, Commands) or not commands.are_open_to(context):
         return UpdateMetadataResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    return await commands.update_metadata(request)
+    return await commands.update_metadata(request, context.peer.number)

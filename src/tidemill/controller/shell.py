@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tidemill.controller.configs import (
     Alteration,
@@ -62,6 +62,8 @@ from tidemill.model.ports import Clock
 
 logger = logging.getLogger(__name__)
 
+Wish = TypeVar("Wish", NewTopic, Growth)
+
 
 class Outcome(NamedTuple):
     """What came of one item of a command: the topic as it then is, or an error."""
@@ -107,40 +109,39 @@ class Controller(Office):
 
         It returns when this broker's partitions of them are ready, and the others' if they do not take long.
         """
-        wanted = list(wanted)
-        async with self.changing():
-            taken = TakenNames(self._image.topics)
-            budget = PartitionBudget()
-            config = self.config()
-            decided: list[Plan | KafkaError] = []
-            for topic in wanted:
-                try:
-                    decided.append(
-                        plan_creation(self._image, topic, config, new_id(), self.random, taken, budget)
-                    )
-                except KafkaError as error:
-                    decided.append(error)
-            names = [topic.name for topic in wanted]
-            if validate_only:
-                return [_decided_only(name, item) for name, item in zip(names, decided, strict=True)]
-            outcomes, others = await self._carry_out(names, decided)
-        await wait_for_others(others)
-        return outcomes
+
+        def planner() -> Callable[[NewTopic], Plan]:
+            taken, budget, config = TakenNames(self._image.topics), PartitionBudget(), self.config()
+            return lambda topic: plan_creation(
+                self._image, topic, config, new_id(), self.random, taken, budget
+            )
+
+        return await self._make(list(wanted), planner, validate_only)
 
     async def create_partitions(
         self, growths: Iterable[Growth], *, validate_only: bool = False
     ) -> list[Outcome]:
         """Adds partitions to topics; one outcome each, in order. As :meth:`create_topics` otherwise."""
-        growths = list(growths)
-        async with self.changing():
+
+        def planner() -> Callable[[Growth], Plan]:
             budget = PartitionBudget()
+            return lambda growth: plan_growth(self._image, growth, self.random, budget)
+
+        return await self._make(list(growths), planner, validate_only)
+
+    async def _make(
+        self, wanted: Sequence[Wish], planner: Callable[[], Callable[[Wish], Plan]], validate_only: bool
+    ) -> list[Outcome]:
+        """Carries out what is planned for each; ``planner`` is asked once nothing else is changed."""
+        names = [one.name for one in wanted]
+        async with self.changing():
+            plan = planner()
             decided: list[Plan | KafkaError] = []
-            for growth in growths:
+            for one in wanted:
                 try:
-                    decided.append(plan_growth(self._image, growth, self.random, budget))
+                    decided.append(plan(one))
                 except KafkaError as error:
                     decided.append(error)
-            names = [growth.name for growth in growths]
             if validate_only:
                 return [_decided_only(name, item) for name, item in zip(names, decided, strict=True)]
             outcomes, others = await self._carry_out(names, decided)

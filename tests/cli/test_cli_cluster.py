@@ -106,6 +106,7 @@ def test_deleting_a_cluster_leaves_what_is_not_of_it(call: Call) -> None:
 
 def test_what_is_missing_is_said_with_the_next_step(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "'tidemill cluster up' makes one" in call("cluster", "kill", "1", code=1)
+    assert "there is no cluster in other" in call("cluster", "status", "-d", "other", code=1)
     monkeypatch.setenv("PATH", "")
     said = call("cluster", "up", "--port", "0", code=1)
     assert "install a Java runtime" in said
@@ -198,7 +199,7 @@ def test_ports_in_use_are_named_before_anything_is_started_or_written(call: Call
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         said = call("cluster", "up", "--brokers", "2", "--port", str(port), code=1)
-        assert f"port {port} is in use" in said
+        assert f"port {port} is in use by process {os.getpid()} (" in said
         assert LocalCluster.load("tidemill-cluster") is None
         assert [path.name for path in Path("tidemill-cluster").iterdir()] == ["lock"]
         # Of brokers that there are, too, one of them the last: the others are not started.

@@ -42,8 +42,12 @@ def _with_directory(function: F, more: Callable[[LocalCluster | None], dict[str,
     targeted = target_options(function)
 
     def made(*arguments: Any, directory: str, bootstrap: str, **rest: Any) -> Any:
-        local = LocalCluster.load(directory)
-        named = click.get_current_context().get_parameter_source("bootstrap") != ParameterSource.DEFAULT
+        source = click.get_current_context().get_parameter_source
+        named = source("bootstrap") != ParameterSource.DEFAULT
+        if source("directory") == ParameterSource.COMMANDLINE and not named:
+            local: LocalCluster | None = LocalCluster.existing(directory)
+        else:
+            local = LocalCluster.load(directory)
         if local is not None and named and not set(bootstrap.split(",")) <= set(local.bootstrap.split(",")):
             local = None
         if local is not None and local.ports:

@@ -24,6 +24,9 @@ CONTROLLER_S = 3.0
 NOTICED_S = 3.0
 """How long a cluster may take to notice that a process has ended, before it is shown as it says."""
 
+SILENT_MS = 3000
+"""A broker that says nothing for so long is left alone: another one is asked."""
+
 NAMED_MAX = 5
 """Partitions that are named, of those that are not well."""
 
@@ -47,7 +50,7 @@ def status(check: bool, as_json: bool, target: Target, local: LocalCluster | Non
     """
     from tidemill.client import Admin
 
-    with Admin(target.bootstrap, target.config()) as admin:
+    with Admin(target.bootstrap, target.config(request_timeout_ms=SILENT_MS)) as admin:
         found = _found(admin, local)
     if as_json:
         print_json(found)
@@ -178,6 +181,13 @@ def _print(found: dict[str, Any]) -> None:
     click.echo()
     if "zookeeper" in found and found["zookeeper"].get("pid", 0) is None:
         click.secho("ZooKeeper is down: 'tidemill cluster start zookeeper' starts it", fg="red")
+    for one in found["brokers"]:
+        if one.get("pid") is not None and not one["living"]:
+            click.secho(
+                f"broker {one['id']} is no part of the cluster, though process {one['pid']} runs: it starts, "
+                "or stands still; its log tells",
+                fg="red",
+            )
     if found["moving"] is None:
         click.secho("no controller answers: topics cannot be changed, and nobody is elected", fg="red")
     total = f"{counted(found['partitions'], 'partition')} of {counted(found['topics'], 'topic')}"

@@ -260,7 +260,7 @@ class LocalCluster:
     def _check_own_port(self, port: int) -> None:
         if not _is_free(port):
             raise click.ClickException(
-                f"port {port}, where the ZooKeeper of {self.directory} listens, is in use: end what uses it"
+                f"port {port}, where the ZooKeeper of {self.directory} listens, is in use{_by(port)}"
             )
 
     def start_zookeeper(self) -> bool:
@@ -419,7 +419,14 @@ def _check_free(port: int, first_port: int | None) -> None:
     if _is_free(port):
         return
     other = f", or give another first port (--port {first_port + 10000}; 0 takes any)" if first_port else ""
-    raise click.ClickException(f"port {port} is in use: end what uses it{other}")
+    raise click.ClickException(f"port {port} is in use{_by(port)}{other}")
+
+
+def _by(port: int) -> str:
+    from tidemill.cli.port_users import port_user
+
+    user = port_user(port)
+    return f" by {user}: end that" if user is not None else ": end what uses it"
 
 
 def _is_ready(process: Background) -> bool:

@@ -165,6 +165,7 @@ def test_what_is_noted_has_a_bound_and_only_what_will_come_again_is() -> None:
     refusals.note(
         b"t", 0, parse_batch(data, 0, len(data)), KafkaError("x", ErrorCode.INVALID_RECORD), None, 0
     )
+    refusals.note(b"t" * 250, 0, parse_batch(data, 0, len(data)), error, None, 0)
     plain = batch(b"a")
     refusals.note(b"t", 0, parse_batch(plain, 0, len(plain)), error, None, 0)
     assert refusals.noted == {}

@@ -24,6 +24,7 @@ from tidemill.records.batch import CONTROL_FLAG, Batch
 NOTED_MS: Final[i64] = 10_000
 """A client that does not send a batch again within this time has given it up."""
 NOTED_MAX: Final = 10_000
+TOPIC_BYTES_MAX: Final = 249
 SEQUENCES_AHEAD: Final[i64] = 1 << 30
 """Sequences go round: up to here a difference counts as ahead."""
 PASSING: Final = frozenset(
@@ -72,6 +73,8 @@ class Refusals:
         """
         if batch.producer_id < 0 or batch.attributes & CONTROL_FLAG != 0 or error.code not in PASSING:
             return
+        if len(topic) > TOPIC_BYTES_MAX:
+            return  # No topic has such a name: nothing will ever be stored.
         place: Place = (topic, int(index), int(batch.producer_id))
         before = self.noted.get(place)
         if (

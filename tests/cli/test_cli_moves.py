@@ -161,6 +161,27 @@ def test_a_throttled_move_is_listed_refuses_another_and_is_cancelled(local: Loca
     assert call("reassign", "cancel", "--all") == "nothing moves\n"
 
 
+def test_a_second_throttled_move_of_a_topic_leaves_the_first_one_throttled(
+    local: LocalCluster, call: Call
+) -> None:
+    make(local, "both", {0: [1], 1: [1]})
+    written(local, "both", 30)
+    for number in (0, 1):
+        Path(f"plan-{number}.json").write_text(text({TopicPartition("both", number): [2]}))
+    call("reassign", "execute", "plan-0.json", "--throttle", "1")
+    with Admin(local.bootstrap) as admin:
+        first = (throttles.REPLICAS[1], "0:2")
+        until(lambda: admin.topic_configs("both")[first[0]].value == first[1], "all hear of it")
+    call("reassign", "execute", "plan-1.json", "--throttle", "1", "--additional")
+    with Admin(local.bootstrap) as admin:
+        both = [(throttles.REPLICAS[0], "0:1,1:1"), (throttles.REPLICAS[1], "0:2,1:2")]
+        until(
+            lambda: all(admin.topic_configs("both")[key].value == value for key, value in both),
+            "both are throttled",
+        )
+    call("reassign", "cancel", "--all", "--yes")
+
+
 def test_throttles_are_lifted_of_moves_that_have_ended_and_topics_that_nobody_names(
     local: LocalCluster, call: Call
 ) -> None:

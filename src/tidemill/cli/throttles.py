@@ -22,7 +22,10 @@ REPLICAS = ("leader.replication.throttled.replicas", "follower.replication.throt
 
 
 def limit(admin: Admin, plan: Plan, current: Plan, bytes_per_second: int) -> None:
-    """Limits what the moves of ``plan`` copy on each broker, to be done before they begin."""
+    """Limits what the moves of ``plan`` copy on each broker, to be done before they begin.
+
+    What is limited on its topics already stays so: other partitions of them may be on the move.
+    """
     from tidemill.client import ConfigResource, ResourceType
 
     pairs: dict[str, tuple[list[str], list[str]]] = {}
@@ -37,8 +40,12 @@ def limit(admin: Admin, plan: Plan, current: Plan, bytes_per_second: int) -> Non
         resource = ConfigResource(ResourceType.BROKER, str(broker))
         admin.alter_configs(resource, dict.fromkeys(RATES, str(bytes_per_second)))
     for topic, listed in pairs.items():
-        values = {key: ",".join(one) for key, one in zip(REPLICAS, listed, strict=True) if one}
-        admin.alter_configs(ConfigResource(ResourceType.TOPIC, topic), values)
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        entries = _given(admin, resource, REPLICAS)
+        held = [entries[key].split(",") if entries.get(key) else [] for key in REPLICAS]
+        together = [dict.fromkeys([*old, *new]) for old, new in zip(held, listed, strict=True)]
+        values = {key: ",".join(one) for key, one in zip(REPLICAS, together, strict=True) if one}
+        admin.alter_configs(resource, values)
 
 
 def lift(admin: Admin, topics: Iterable[str]) -> bool:
@@ -55,6 +62,14 @@ def lift(admin: Admin, topics: Iterable[str]) -> bool:
 
 
 def _lifted(admin: Admin, resource: ConfigResource, keys: tuple[str, ...]) -> bool:
+    given = _given(admin, resource, keys)
+    if given:
+        admin.alter_configs(resource, remove=list(given))
+    return bool(given)
+
+
+def _given(admin: Admin, resource: ConfigResource, keys: tuple[str, ...]) -> dict[str, str]:
+    """What is set of these keys; nothing of a topic that is not there."""
     from tidemill.client import ClientError
     from tidemill.model.errors import ErrorCode
 
@@ -63,9 +78,6 @@ def _lifted(admin: Admin, resource: ConfigResource, keys: tuple[str, ...]) -> bo
         entries = admin.describe_configs(resource, keys)
     except ClientError as problem:
         if problem.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            return False
+            return {}
         raise
-    given = [key for key, entry in entries.items() if entry.source == own]
-    if given:
-        admin.alter_configs(resource, remove=given)
-    return bool(given)
+    return {key: entry.value or "" for key, entry in entries.items() if entry.source == own}

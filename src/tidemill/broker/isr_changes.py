@@ -133,15 +133,13 @@ class IsrChanges:
                 except Exception:
                     # A fault of this program: without this loop nothing would be asked for any more.
                     log.exception("an answer about an in-sync set could not be taken")
-            if any(key in self._wanted for key in keys):
+            # Who is refused asks again with its next fetch: a broker of which the controller has yet to hear,
+            # or that is yet to fetch in its new life, is not to keep both busy until then.
+            if any(key in self._wanted for key in keys) or any(map(_is_ineligible, results)):
                 await asyncio.sleep(rest_s)
                 rest_s = min(2 * rest_s, RETRY_S_MAX)
             else:
                 rest_s = RETRY_S
-                if any(_is_ineligible(result) for result in results):
-                    # The next fetch brings it up again: a broker that the controller has yet to hear of, or
-                    # that is yet to fetch, is not to keep both busy until then.
-                    await asyncio.sleep(RETRY_S)
         self._task = None
 
     def _take(self, one: _Wanted, result: PartitionState | KafkaError) -> None:

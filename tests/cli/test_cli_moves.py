@@ -161,9 +161,7 @@ def test_a_throttled_move_is_listed_refuses_another_and_is_cancelled(local: Loca
     assert call("reassign", "cancel", "--all") == "nothing moves\n"
 
 
-def test_a_second_throttled_move_of_a_topic_leaves_the_first_one_throttled(
-    local: LocalCluster, call: Call
-) -> None:
+def test_moves_stay_throttled_while_others_begin_and_end(local: LocalCluster, call: Call) -> None:
     make(local, "both", {0: [1], 1: [1]})
     written(local, "both", 30)
     for number in (0, 1):
@@ -179,7 +177,11 @@ def test_a_second_throttled_move_of_a_topic_leaves_the_first_one_throttled(
             lambda: all(admin.topic_configs("both")[key].value == value for key, value in both),
             "both are throttled",
         )
-    call("reassign", "cancel", "--all", "--yes")
+    assert call("reassign", "cancel", "plan-1.json") == "stopped 1 move\n"
+    with Admin(local.bootstrap) as admin:
+        assert not admin.topic_configs("both")[throttles.REPLICAS[1]].is_default
+        assert admin.broker_configs(2)[throttles.RATES[1]].value == "1"
+    assert call("reassign", "cancel", "--all") == "stopped 1 move\nthrottles are lifted\n"
 
 
 def test_throttles_are_lifted_of_moves_that_have_ended_and_topics_that_nobody_names(

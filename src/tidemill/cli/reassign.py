@@ -237,7 +237,7 @@ def verify(
 ) -> int:
     """Show how far the plan in FILE is; exit code 1 unless all of it is done.
 
-    Once nothing of it moves any more, throttles are lifted.
+    Once nothing of it moves any more, throttles are lifted that no other move needs.
     """
     from tidemill.client import Admin
 
@@ -361,7 +361,8 @@ def list_(as_json: bool, target: Target) -> None:
 def cancel(plan: str | None, every: bool, yes: bool, keep_throttle: bool, target: Target) -> int:
     """Stop the moves of the plan in FILE, or all: partitions are again where they were before.
 
-    What does not move is left alone: it may be there already. Throttles are lifted.
+    What does not move is left alone: it may be there already. Throttles are lifted that no other
+    move needs.
     """
     from tidemill.client import Admin
 

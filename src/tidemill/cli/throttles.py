@@ -49,14 +49,20 @@ def limit(admin: Admin, plan: Plan, current: Plan, bytes_per_second: int) -> Non
 
 
 def lift(admin: Admin, topics: Iterable[str]) -> bool:
-    """Takes the limits away, from these topics and from all brokers that live; whether there were any."""
+    """Takes the limits away, from these topics and from all brokers that live; whether there were any.
+
+    Those that moves under way may need stay: of their topics, and of all brokers as long as anything moves.
+    """
     from tidemill.client import ConfigResource, ResourceType
 
+    moving = {item.topic for item in admin.list_reassignments()}
     found = [
-        _lifted(admin, ConfigResource(ResourceType.TOPIC, topic), REPLICAS) for topic in sorted(set(topics))
+        _lifted(admin, ConfigResource(ResourceType.TOPIC, topic), REPLICAS)
+        for topic in sorted(set(topics) - moving)
     ]
     found += [
-        _lifted(admin, ConfigResource(ResourceType.BROKER, str(broker)), RATES) for broker in racks_of(admin)
+        _lifted(admin, ConfigResource(ResourceType.BROKER, str(broker)), RATES)
+        for broker in (racks_of(admin) if not moving else ())
     ]
     return any(found)
 

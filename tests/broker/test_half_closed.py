@@ -132,7 +132,7 @@ def test_who_says_its_last_and_reads_nothing_is_let_go_by_the_sweep(tmp_path: Pa
             assert sweeps < 100
         raw.close()
 
-    served(test, tmp_path)
+    served(test, tmp_path, "socket.send.buffer.bytes=102400")
 
 
 HELLO = ApiVersionsRequest(client_software_name="test", client_software_version="1")

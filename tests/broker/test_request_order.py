@@ -80,9 +80,11 @@ class Peer:
         await self.writer.wait_closed()
 
 
-def served(test: Callable[[BrokerServer, Partition], Awaitable[None]], tmp_path: Path) -> None:
+def served(
+    test: Callable[[BrokerServer, Partition], Awaitable[None]], tmp_path: Path, *settings: str
+) -> None:
     """Runs ``test`` with a broker in this process that has one topic."""
-    sets = ["listeners=PLAINTEXT://127.0.0.1:0", f"log.dirs={tmp_path / 'data'}"]
+    sets = ["listeners=PLAINTEXT://127.0.0.1:0", f"log.dirs={tmp_path / 'data'}", *settings]
 
     async def run() -> None:
         async with running(BrokerConfig.from_sources(None, sets, {})) as server:

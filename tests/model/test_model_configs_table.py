@@ -18,8 +18,7 @@ ALL_KEYS = [key for table in TABLES.values() for key in table.values()]
 
 OTHER_DEFAULTS = {
     "log.dir",  # a directory of ours: Kafka's is below /tmp
-    "socket.receive.buffer.bytes",  # the system sizes buffers as they are needed
-    "socket.send.buffer.bytes",
+    "socket.send.buffer.bytes",  # the system sizes it as it is needed: batches leave in one piece
     "socket.listen.backlog.size",  # thousands may connect at once after a restart
     "node.id",  # Kafka demands it; here the data directory knows
     "process.roles",

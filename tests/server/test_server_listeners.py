@@ -73,12 +73,13 @@ async def accepted_buffers(settings: dict[str, str]) -> list[int]:
     return found
 
 
-def test_the_system_sizes_the_buffers_of_connections_unless_their_size_is_set() -> None:
+def test_the_system_sizes_the_buffers_that_connections_send_from_unless_their_size_is_set() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
         accepted = server.accept()[0]
         own = [accepted.getsockopt(socket.SOL_SOCKET, option) for option, _ in BUFFERS]
         accepted.close()
-    assert asyncio.run(accepted_buffers({})) == own
+    assert asyncio.run(accepted_buffers({}))[0] == own[0]
+    assert asyncio.run(accepted_buffers({key: "-1" for _, key in BUFFERS})) == own
     fixed = asyncio.run(accepted_buffers({key: "8192" for _, key in BUFFERS}))
     assert fixed != own
     assert all(8192 <= size <= 4 * 8192 for size in fixed)

@@ -20,7 +20,6 @@ FORMER_DEFAULTS: dict[str, str] = {
     "offsets.retention.minutes": "1440 before 2.0",
     "replica.lag.time.max.ms": "10000 before 2.5",
     "socket.listen.backlog.size": "50 in Kafka",
-    "socket.receive.buffer.bytes": "102400 in Kafka",
     "socket.send.buffer.bytes": "102400 in Kafka",
     "unclean.leader.election.enable": "true before 0.11",
     "zookeeper.session.timeout.ms": "6000 before 2.5",

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import Any
 
 import pytest
+from wire_values import message_of
 
 from tidemill.broker.broker import Broker
 from tidemill.broker.commands import DURING_DELETION, Commands
 from tidemill.broker.metadata import MetadataCache
-from tidemill.coordination.nodes import BrokerNode, ConfigNode
-from tidemill.coordination.port import Node
+from tidemill.coordination.nodes import CONTROLLER_EPOCH, BrokerNode, ConfigNode
+from tidemill.coordination.port import Node, StoreUnavailable
 from tidemill.log.config import LogConfig
 from tidemill.log.manager import LogManager
 from tidemill.model.clock import SystemClock
@@ -24,6 +28,7 @@ from tidemill.replication.follows import Follows
 from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
 from tidemill.testing.files import FaultyFiles
+from tidemill.wire.apis import ApiKey, request_class
 from tidemill.wire.messages.leader_and_isr import (
     LeaderAndIsrPartitionState,
     LeaderAndIsrRequest,
@@ -39,6 +44,7 @@ from tidemill.wire.messages.update_metadata import (
     UpdateMetadataRequest,
     UpdateMetadataTopicState,
 )
+from tidemill.wire.schema import parse_versions
 
 NODE, CONTROLLER = 1, 2
 FIRST, SECOND = b"1" * 16, b"2" * 16
@@ -52,10 +58,15 @@ class Settings:
         self.topics: dict[str, dict[str, str]] = {}
         self.spoilt: dict[str, bytes] = {}
         self.registered = 10
+        self.controller_epoch: bytes | None = b"2"
 
     async def get(self, path: str) -> Node:
-        assert path == BrokerNode.path(NODE)
-        return Node(b"", 0, self.registered, 1)
+        if path == BrokerNode.path(NODE):
+            return Node(b"", 0, self.registered, 1)
+        assert path == CONTROLLER_EPOCH
+        if self.controller_epoch is None:
+            raise StoreUnavailable("the store does not answer")
+        return Node(self.controller_epoch, 0, 0, 0)
 
     async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
         names = [path.rpartition("/")[2] for path in paths]
@@ -354,6 +365,61 @@ def test_a_command_for_another_broker_that_had_the_address_is_refused() -> None:
         assert list(commanded.broker.metadata.topics) == ["t"]
 
     commanded(story)
+
+
+def test_an_epoch_that_no_controller_had_shuts_out_none_to_come() -> None:
+    async def story(commanded: Commanded) -> None:
+        await commanded.tell(("t", FIRST, [0]))
+        await commanded.tell(("u", FIRST, [0]), epoch=2**31 - 1, error=ErrorCode.NOT_CONTROLLER)
+        await commanded.tell(("v", SECOND, [0]))
+        await commanded.tell(("w", b"3" * 16, [0]), epoch=2)
+        assert sorted(commanded.broker.metadata.topics) == ["t", "v", "w"]
+        # A controller is believed while the store does not answer: it may be the only one to be had.
+        commanded.settings.controller_epoch = None
+        await commanded.tell(("x", b"4" * 16, [0]), epoch=3)
+
+    commanded(story)
+
+
+COMMANDS_TRIED = 300
+BYTES_MAX = 32_000_000
+
+
+@pytest.mark.parametrize("key", [ApiKey.LEADER_AND_ISR, ApiKey.STOP_REPLICA, ApiKey.UPDATE_METADATA])
+def test_commands_without_sense_raise_nothing_else_than_that_they_make_none(key: ApiKey) -> None:
+    random = Random(int(key))
+
+    async def story(commanded: Commanded) -> None:
+        carry_out: Any = {
+            ApiKey.LEADER_AND_ISR: commanded.commands.leader_and_isr,
+            ApiKey.STOP_REPLICA: commanded.commands.stop_replica,
+            ApiKey.UPDATE_METADATA: commanded.commands.update_metadata,
+        }[key]
+        first, last = parse_versions(request_class(key).versions_)
+        taken = 0
+        for number in range(COMMANDS_TRIED):
+            message: Any = message_of(
+                random, request_class(key), random.randrange(first, last + 1), items_max=3
+            )
+            message.controller_epoch, message.broker_epoch = 1, 10
+            if number % 2:
+                for topic in message.topic_states:
+                    topic.topic_name = random.choice("abc")
+            try:
+                answer = await carry_out(message)
+            except ProtocolError:
+                continue
+            taken += answer.error_code == 0
+        assert taken > COMMANDS_TRIED / 10
+        assert len(commanded.broker.logs.logs) < COMMANDS_TRIED
+
+    tracemalloc.start()
+    try:
+        commanded(story)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < BYTES_MAX
 
 
 def test_no_log_is_made_of_a_partition_without_a_replica_here() -> None:

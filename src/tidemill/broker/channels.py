@@ -36,6 +36,9 @@ VERSIONS = {
     ApiKey.UPDATE_METADATA: (7, 8),
 }
 
+ELSEWHERE = frozenset({ErrorCode.STALE_BROKER_EPOCH, ErrorCode.NOT_CONTROLLER})
+"""Answers of a broker that a command is not for, or not yet."""
+
 Connect = Callable[[BrokerImage], Awaitable[Link]]
 
 
@@ -146,9 +149,9 @@ class Channel:
                 answer = await link.ask(key, link.version_of(key, low, high), request, self._patience_s)
                 if answer.error_code == ErrorCode.STALE_CONTROLLER_EPOCH:
                     self._hears.office_lost(command.controller_epoch)
-                elif answer.error_code == ErrorCode.STALE_BROKER_EPOCH:
+                elif answer.error_code in ELSEWHERE:
                     # Another process than the one that registered so: the broker has started anew, or another
-                    # has its address now. What is pending is not for it.
+                    # has its address now. Or its store does not know of this controller yet.
                     link.close("it is not the broker that registered there")
                     raise LinkError(f"{link.name}: it is of another registration than {self.to.epoch}")
                 elif answer.error_code != 0:

@@ -21,12 +21,15 @@ from tidemill.broker.log_configs import log_config
 from tidemill.broker.metadata import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.nodes import (
+    CONTROLLER_EPOCH,
     SECURITY_PROTOCOLS,
     BrokerNode,
     BrokerRegistration,
     ConfigNode,
+    ControllerEpochNode,
     Endpoint,
 )
+from tidemill.coordination.port import StoreError
 from tidemill.model.configs import all_unreadable
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.replication.manager import PartitionState
@@ -84,6 +87,8 @@ class Commands(CarryingOut):
                 self.controller_epoch,
             )
             return ErrorCode.STALE_CONTROLLER_EPOCH
+        if request.controller_epoch > self.controller_epoch and not await self._is_known(request):
+            return ErrorCode.NOT_CONTROLLER
         if -1 < request.broker_epoch < self.broker_epoch:
             return ErrorCode.STALE_BROKER_EPOCH
         if request.broker_epoch > self.broker_epoch and not await self._is_registered_so(
@@ -109,6 +114,25 @@ class Commands(CarryingOut):
         self._newest = max(self._newest, connection)
         self.controller_epoch = request.controller_epoch
         return None
+
+    async def _is_known(self, request: Any) -> bool:
+        """Whether there has been such a controller: an epoch that nobody had would shut out all to come.
+
+        Where the store does not answer it is believed: that controller may be what brings it back.
+        """
+        try:
+            node = await self._broker.store.get(CONTROLLER_EPOCH)
+            known = ControllerEpochNode.decode(node.data) if node is not None else request.controller_epoch
+        except StoreError:
+            return True
+        if request.controller_epoch > known:
+            log.warning(
+                "a command of broker %d in controller epoch %d is refused: there has been none after %d",
+                request.controller_id,
+                request.controller_epoch,
+                known,
+            )
+        return bool(request.controller_epoch <= known)
 
     async def _is_registered_so(self, epoch: int) -> bool:
         """Whether the store has this broker in that epoch: the controller may have heard of it first."""

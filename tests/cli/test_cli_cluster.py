@@ -124,9 +124,10 @@ def test_what_is_missing_is_said_with_the_next_step(call: Call, monkeypatch: pyt
 def test_a_cluster_that_is_there_keeps_its_zookeeper_and_its_brokers(call: Call) -> None:
     local = LocalCluster("tidemill-cluster", "127.0.0.1:9/tidemill-cluster", None, {})
     with local.alone():
-        local.add_brokers(3, 0, {"num.partitions": "7"})
+        local.add_brokers(3, 0, {"num.partitions": "7", "tidemill.metrics.port": "9404"})
         assert "another command" in call("cluster", "stop", "1", code=1)
-    assert "num.partitions=7\n" in Path("tidemill-cluster/broker-2/server.properties").read_text()
+    keys = Path("tidemill-cluster/broker-2/server.properties").read_text().splitlines()
+    assert {"num.partitions=7", "tidemill.metrics.port=9405"} < set(keys)
     assert "min.insync.replicas=2\n" in Path("tidemill-cluster/broker-3/server.properties").read_text()
     assert "is on ZooKeeper at" in call("cluster", "up", "-z", "127.0.0.1:10", code=1)
     assert "decommission" in call("cluster", "up", "--brokers", "2", code=1)

@@ -46,7 +46,8 @@ Examples:
   tidemill cluster up --zookeeper localhost:2181/trial --set num.partitions=6
 
 The brokers listen on 127.0.0.1 and go on when the command has ended. Their settings are in
-DIR/broker-N/server.properties, their logs in DIR/broker-N/broker.log. ZooKeeper's server comes from PySpark's
+DIR/broker-N/server.properties, their logs in DIR/broker-N/broker.log. With --set tidemill.metrics.port=9404
+the first has its metrics there, the next on 9405, and so on. ZooKeeper's server comes from PySpark's
 jars and needs Java, unless --zookeeper names one that runs.""",
 )
 @click.option(

@@ -29,17 +29,15 @@ from typing import Any
 
 import click
 
+from tidemill.cli import local_settings
+from tidemill.cli.local_settings import HOST
 from tidemill.cli.processes import POLL_S, Background
 
 DIRECTORY = "tidemill-cluster"
 DIRECTORY_VARIABLE = "TIDEMILL_CLUSTER_DIR"
-HOST = "127.0.0.1"
-"""Only this machine: nobody has to log in."""
-
 FIRST_PORT = 9092
 ZOOKEEPER_PORT = 2181
 ZOOKEEPER = "zookeeper"
-SESSION_MS = 6000
 PORTS_TRIED_MAX = 100
 FREE_PORTS = (20_000, 32_000)
 """Below those that connections get, so that they are still free at the next start."""
@@ -205,39 +203,18 @@ class LocalCluster:
             if first_port:
                 _check_free(made[number], first_port)
         total = len(self.ports) + count
-        written = {number: self._settings(number, port, total, settings) for number, port in made.items()}
+        written = {
+            number: local_settings.of_broker(number, port, total, self.zookeeper_connect, settings, place)
+            for place, (number, port) in enumerate(made.items())
+        }
         for keys in written.values():
-            _check_settings(keys)
+            local_settings.check(keys)
         for number, keys in written.items():
-            self._write_settings(number, keys)
+            directory = self.directory / f"broker-{number}"
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "server.properties").write_text(local_settings.text(keys))
         self.ports.update(made)
         self.save()
-
-    def _settings(self, number: int, port: int, total: int, settings: Mapping[str, str]) -> dict[str, Any]:
-        factor, synced = min(3, total), 2 if total >= 3 else 1
-        return {
-            "node.id": number,
-            "listeners": f"PLAINTEXT://{HOST}:{port}",
-            "zookeeper.connect": self.zookeeper_connect,
-            "zookeeper.session.timeout.ms": SESSION_MS,
-            "default.replication.factor": factor,
-            "min.insync.replicas": synced,
-            "num.partitions": 3,
-            "offsets.topic.num.partitions": 12,
-            "offsets.topic.replication.factor": factor,
-            "transaction.state.log.num.partitions": 12,
-            "transaction.state.log.replication.factor": factor,
-            "transaction.state.log.min.isr": synced,
-            "group.initial.rebalance.delay.ms": 0,
-            **settings,
-        }
-
-    def _write_settings(self, number: int, keys: Mapping[str, Any]) -> None:
-        directory = self.directory / f"broker-{number}"
-        directory.mkdir(parents=True, exist_ok=True)
-        lines = ["# Written once; what you change holds from the next start of this broker on."]
-        lines += [f"{key}={_escaped(str(value))}" for key, value in keys.items()]
-        (directory / "server.properties").write_text("\n".join(lines) + "\n")
 
     # Starting and ending
 
@@ -342,19 +319,6 @@ class LocalCluster:
 def said(name: str) -> str:
     """A name in words."""
     return "ZooKeeper" if name == ZOOKEEPER else f"broker {name}"
-
-
-def _check_settings(keys: Mapping[str, Any]) -> None:
-    """Refuses in the words of 'tidemill config check' what a broker would not start with."""
-    from tidemill.model.configs import BrokerConfig
-    from tidemill.server.process import check_config
-
-    check_config(BrokerConfig.from_sources(None, [f"{key}={value}" for key, value in keys.items()], {}))
-
-
-def _escaped(value: str) -> str:
-    """As a file of properties has it."""
-    return value.replace("\\", "\\\\").replace("\n", "\\n")
 
 
 def _with_path(zookeeper: str) -> str:

@@ -182,6 +182,7 @@ def test_moves_stay_throttled_while_others_begin_and_end(local: LocalCluster, ca
         assert not admin.topic_configs("both")[throttles.REPLICAS[1]].is_default
         assert admin.broker_configs(2)[throttles.RATES[1]].value == "1"
     assert call("reassign", "cancel", "--all") == "stopped 1 move\nthrottles are lifted\n"
+    call("topic", "delete", "both", "--yes")
 
 
 def test_throttles_are_lifted_of_moves_that_have_ended_and_topics_that_nobody_names(
@@ -202,6 +203,8 @@ def test_throttles_are_lifted_of_moves_that_have_ended_and_topics_that_nobody_na
 def test_a_broker_that_partitions_are_leaving_yet_is_not_called_empty(
     local: LocalCluster, call: Call
 ) -> None:
+    with Admin(local.bootstrap) as admin:  # Nothing else shall want to move.
+        admin.delete_topics([topic.name for topic in admin.list_topics()])
     make(local, "leaving", {0: [4]})
     written(local, "leaving", 30)
     slowly = ("cluster", "decommission", "4", "--yes", "--throttle", "1")

@@ -1,4 +1,4 @@
-"""Apache Kafka's own classes read the epochs of registrations that our brokers write, and the other way round."""
+"""Apache Kafka's own classes read the epochs of registrations that our brokers write, and ours read theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apache Kafka's own classes read the epochs of registrations that our brokers write, and ours read theirs."""
+"""Apache Kafka's own classes read the epochs of registrations that our brokers write, and we read theirs."""
 
 from __future__ import annotations
 

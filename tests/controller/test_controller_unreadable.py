@@ -213,6 +213,21 @@ def test_a_topic_that_was_written_without_its_id_keeps_it(zookeeper: Settings) -
     play(zookeeper, story)
 
 
+def test_a_topic_that_was_written_without_its_id_before_a_controller_began_keeps_it(
+    zookeeper: Settings,
+) -> None:
+    async def story(one: Setting) -> None:
+        known = one.controller.image.topics["bad"]
+        replicas = {p.partition: p.replicas for p in known.partitions}
+        await one.write(TopicNode.path("bad"), TopicNode.encode(TopicAssignment(None, replicas)))
+        await begins_anew(one)
+        assert one.controller.image.topics["bad"].topic_id == known.topic_id
+        stored = TopicNode.decode("bad", await one.data(TopicNode.path("bad")))
+        assert stored.topic_id == known.topic_id
+
+    play(zookeeper, story, watches=False)
+
+
 def test_a_topic_keeps_its_id_also_where_it_could_not_be_read_in_between(zookeeper: Settings) -> None:
     async def story(one: Setting) -> None:
         known = one.controller.image.topics["bad"]

@@ -109,6 +109,8 @@ class Office:
         """Leaders that this controller chose since the start, and those of them that were not in sync."""
         self._told: dict[Entity, str] = {}
         """What cannot be read in the store, as it was logged."""
+        self.view: Callable[[], ClusterImage] = lambda: self._image
+        """The cluster as this broker knows it while another is the controller."""
         self._ids_aside: dict[str, bytes] = {}
         """Ids of topics that could be read before."""
         self._is_stale = False
@@ -234,12 +236,14 @@ class Office:
         return True
 
     async def _begin(self) -> None:
+        known = self.view()
         # Read only now: nobody else writes any more.
         self._image = await self._read()
         self.tell_unreadable()
         self._is_stale = False
         lost = [one.broker_id for one in self._image.brokers.values() if one.lost_unsynced]
-        await self.write(plan_takeover(self._image, lost, self.is_unclean))
+        known_ids = self.known_ids(known.topics, known)
+        await self.write(plan_takeover(self._image, lost, self.is_unclean, known_ids=known_ids))
         await self.write(plan_progress(self._image))
         for listener in self.office_listeners:
             listener(True)

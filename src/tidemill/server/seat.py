@@ -39,6 +39,7 @@ class Seat(Events):
         broker.controller = Controller(
             broker.store, broker.node_id, lambda: broker.config, self.announce, broker.clock
         )
+        broker.controller.view = lambda: broker.metadata.image
         broker.failover = Failover(broker.controller)
         self.membership = Membership(broker.store, broker.controller, self)
 

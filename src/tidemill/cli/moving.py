@@ -12,7 +12,7 @@ import click
 from tidemill.cli import throttles
 from tidemill.cli.manner import Manner
 from tidemill.cli.moves import Plan, Sizes, assignment, copied_bytes, print_plan, racks_of, replica_sizes
-from tidemill.cli.output import bytes_bar, counted, done, on_terminal
+from tidemill.cli.output import bytes_bar, counted, done, on_terminal, warn_of_few_replicas
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 
@@ -35,6 +35,8 @@ def carry_out(admin: Admin, plan: Plan, current: Plan, manner: Manner) -> int:
     outcomes = admin.alter_reassignments(plan)
     begun = {item: replicas for item, replicas in plan.items() if outcomes.get(item) is None}
     code = tell({item: problem for item, problem in outcomes.items() if problem is not None})
+    if begun:
+        _warn_of_lost(admin, begun)
     if begun and manner.wait:
         began = time.monotonic()
         left = follow(admin, begun, current, manner.timeout_s)
@@ -53,6 +55,26 @@ def carry_out(admin: Admin, plan: Plan, current: Plan, manner: Manner) -> int:
     if manner.throttle is not None and (manner.wait or not begun):
         throttles.lift(admin, {item.topic for item in plan})
     return code
+
+
+def _warn_of_lost(admin: Admin, plan: Plan) -> None:
+    """Says of which partitions nobody who lives has the records: these move when such a broker is back."""
+    topics = admin.describe_topics(sorted({item.topic for item in plan}))
+    leaderless = {
+        TopicPartition(name, one.partition)
+        for name, topic in topics.items()
+        for one in topic.partitions
+        if one.leader < 0
+    }
+    lost = sorted(leaderless & plan.keys())
+    if lost:
+        named = ", ".join(map(str, lost[:NAMED_MAX]))
+        more = f" and {len(lost) - NAMED_MAX} more" if len(lost) > NAMED_MAX else ""
+        click.echo(
+            f"tidemill: nobody leads {named}{more}: what has no replica that lives and is in sync moves once "
+            "a broker that has its records is back ('tidemill topic describe' names them)",
+            err=True,
+        )
 
 
 def _tell_begun(wanted: int, moving: int) -> None:
@@ -79,6 +101,8 @@ def change_factor(admin: Admin, topic: str, factor: int, manner: Manner, *, dry_
     code = carry_out(admin, plan, current, manner)
     if not code and manner.wait:
         done(f"{topic}: every partition has {copies}")
+    least = admin.topic_configs(topic).get("min.insync.replicas")
+    warn_of_few_replicas(topic, factor, least.value if least is not None else None)
     return code
 
 

@@ -16,12 +16,12 @@ from typing import Any
 
 from tidemill.broker.commanding import (
     Command,
-    Key,
     commands_for,
     deleted_topics,
     failed_partitions,
     requests_of,
 )
+from tidemill.broker.commands import Key
 from tidemill.broker.reaching import RETRY_S, reach
 from tidemill.coordination.image import BrokerImage, ClusterImage, Delta
 from tidemill.model.errors import ErrorCode
@@ -57,8 +57,8 @@ class Hears:
     def replicas_failed(self, broker_id: int, partitions: Sequence[tuple[bytes, int]]) -> None:
         """It cannot read or write these partitions (by topic id)."""
 
-    def office_lost(self, controller_epoch: int) -> None:
-        """It knows a later controller than that of this epoch."""
+    def office_lost(self) -> None:
+        """It knows a later controller than this one."""
 
 
 class Channel:
@@ -148,7 +148,7 @@ class Channel:
                 low, high = VERSIONS[key]
                 answer = await link.ask(key, link.version_of(key, low, high), request, self._patience_s)
                 if answer.error_code == ErrorCode.STALE_CONTROLLER_EPOCH:
-                    self._hears.office_lost(command.controller_epoch)
+                    self._hears.office_lost()
                 elif answer.error_code in ELSEWHERE:
                     # Another process than the one that registered so: the broker has started anew, or another
                     # has its address now. Or its store does not know of this controller yet.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tidemill.broker.carrying_out import changed_partitions
-from tidemill.broker.commands import DURING_DELETION, WHOLE_IMAGE
+from tidemill.broker.commands import DURING_DELETION, WHOLE_IMAGE, Key
 from tidemill.coordination.image import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
 from tidemill.coordination.nodes import SECURITY_PROTOCOLS
 from tidemill.model.errors import ErrorCode
@@ -32,9 +32,6 @@ from tidemill.wire.messages.update_metadata import (
     UpdateMetadataRequest,
     UpdateMetadataTopicState,
 )
-
-Key = tuple[str, bytes]
-"""A topic by name and id: one of the same name may have been there before."""
 
 
 class Stop(NamedTuple):

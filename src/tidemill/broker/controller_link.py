@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tidemill.broker.reaching import reach
+from tidemill.coordination.image import NO_BROKER
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.net.link import Link, LinkError
 from tidemill.wire.apis import ApiKey
@@ -26,7 +27,6 @@ REACH_S = 5.0
 """How long a request waits for a connection to the controller."""
 LOOK_S = 0.01
 """A connection that has just ended is found to have ended within this time."""
-NOBODY = -1
 
 
 class ControllerLink:
@@ -47,7 +47,7 @@ class ControllerLink:
         self._own_id = own_id
         self._connect = connect
         self._dead = dead
-        self._controller = NOBODY
+        self._controller = NO_BROKER
         self._link: asyncio.Future[Link] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -57,14 +57,14 @@ class ControllerLink:
             return
         self._controller = broker_id
         self._end()
-        if broker_id not in (NOBODY, self._own_id):
+        if broker_id not in (NO_BROKER, self._own_id):
             loop = asyncio.get_running_loop()
             self._link = loop.create_future()
             self._task = loop.create_task(self._keep(broker_id))
 
     def stop(self) -> None:
         """Ends the connection."""
-        self._controller = NOBODY
+        self._controller = NO_BROKER
         self._end()
 
     def _end(self) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from tidemill.broker.broker import Broker
 from tidemill.broker.channels import Channels, Hears
-from tidemill.broker.commanding import Key
-from tidemill.broker.commands import Commands
+from tidemill.broker.commands import Commands, Key
 from tidemill.broker.controller_link import ControllerLink
 from tidemill.broker.following import Following
 from tidemill.broker.handing_over import hand_over
@@ -284,7 +283,7 @@ class Cluster(Seat, Hears):
             with contextlib.suppress(NoNode):
                 await store.transact([Delete(path)])
 
-    def office_lost(self, controller_epoch: int) -> None:
+    def office_lost(self) -> None:
         """A later controller is at work."""
         self.membership.office_doubted()
 

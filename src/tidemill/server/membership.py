@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from tidemill.controller.shell import Controller
+from tidemill.coordination.image import NO_BROKER
 from tidemill.coordination.nodes import CONTROLLER, BrokerNode, BrokerRegistration, ControllerNode
 from tidemill.coordination.port import Event, SessionState, SetData, Store, StoreError
 from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
@@ -21,7 +22,6 @@ SESSIONS_WAITED = 1.5
 """How many lives of a session a former one's nodes are waited for: its end may be told a little late."""
 LOOK_AGAIN_S = 0.2
 RETRY_S = 1.0
-NOBODY = -1
 
 
 class Events:
@@ -55,7 +55,7 @@ class Membership:
         self._returning: asyncio.Task[None] | None = None
         self._has_expired = False
         self._look = asyncio.Event()
-        self._dead_controller = NOBODY
+        self._dead_controller = NO_BROKER
         store.on_session(self._session_changed)
 
     async def join(self, registration: BrokerRegistration) -> None:
@@ -119,22 +119,22 @@ class Membership:
         """Takes the office if it is free, and finds out who has it."""
         while True:
             node = await self._store.get(CONTROLLER)
-            holder = ControllerNode.decode(node.data) if node is not None else NOBODY
+            holder = ControllerNode.decode(node.data) if node is not None else NO_BROKER
             is_ours = node is not None and node.owner == self._store.session_id
             if is_ours and self._controller.is_active:
                 self._events.controller_is(holder)
                 return
             if self._controller.is_active:
                 self._controller.resign()
-            is_dead = holder == self._dead_controller != NOBODY
+            is_dead = holder == self._dead_controller != NO_BROKER
             if node is None or is_dead or is_ours:
                 if await self._controller.activate(dead=holder if is_dead else None):
                     log.info("broker %d is the controller now", self._controller.broker_id)
-                    self._dead_controller = NOBODY
+                    self._dead_controller = NO_BROKER
                     self._events.controller_is(self._controller.broker_id)
                     return
                 continue
-            self._dead_controller = NOBODY
+            self._dead_controller = NO_BROKER
             self._events.controller_is(holder)
             return
 

@@ -11,11 +11,11 @@ import pytest
 from tidemill.broker import channels
 from tidemill.broker.channels import Channel, Hears
 from tidemill.broker.commanding import Command, Key, commands_for, requests_of
-from tidemill.broker.reaching import RETRY_S
+from tidemill.broker.reaching import REFUSED_TIMES, RETRY_S
 from tidemill.coordination.image import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.model.errors import ErrorCode
-from tidemill.net.link import Link, LinkError
+from tidemill.net.link import Link, LinkError, LinkRefused
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.leader_and_isr import LeaderAndIsrResponse
 from tidemill.wire.messages.stop_replica import StopReplicaResponse
@@ -56,6 +56,13 @@ class Heard(Hears):
 
     def __init__(self) -> None:
         self.deleted: list[Key] = []
+        self.lives: list[bool] = []
+
+    def broker_dead(self, broker_id: int, epoch: int) -> None:
+        self.lives.append(False)
+
+    def broker_reached(self, broker_id: int) -> None:
+        self.lives.append(True)
 
     def replicas_deleted(self, broker_id: int, topics: Sequence[Key]) -> None:
         self.deleted += topics
@@ -69,6 +76,8 @@ class Peer:
         """Numbers of the requests that are not answered."""
         self.asked: list[ApiKey] = []
         self.connections = 0
+        self.refuses = 0
+        """So many connections are refused before."""
         self.strangers = 0
         """So many of the first connections end at another broker, which has the address now."""
         self.last: ApiKey | None = None
@@ -76,6 +85,9 @@ class Peer:
         self.link: Any = None
 
     async def connect(self, to: BrokerImage) -> Link:
+        if self.refuses:
+            self.refuses -= 1
+            raise LinkRefused("nobody listens")
         self.connections += 1
         link: Any = Connection(self)
         self.link = link
@@ -165,6 +177,20 @@ def test_what_another_broker_at_the_address_refuses_is_kept_for_the_one_that_it_
     channelled(peer, story)
     assert peer.connections == 2
     assert peer.asked == [ApiKey.STOP_REPLICA, ApiKey.STOP_REPLICA, ApiKey.UPDATE_METADATA]
+
+
+def test_another_broker_at_the_address_brings_no_dead_one_back() -> None:
+    peer = Peer()
+    peer.refuses, peer.strangers = REFUSED_TIMES, 2
+
+    async def story(channel: Channel, heard: Heard) -> None:
+        made = topic(b"2")
+        await channel.tell(told(Delta(image(), image(made), created=[made])))
+        assert heard.lives == [False, True]
+
+    channelled(peer, story)
+    stop = ApiKey.STOP_REPLICA  # It stops nothing, and tells whose process it is.
+    assert peer.asked == [stop, stop, stop, ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA]
 
 
 def test_a_deletion_whose_answer_was_lost_is_told_again() -> None:

@@ -27,6 +27,7 @@ from tidemill.coordination.image import BrokerImage, ClusterImage, Delta
 from tidemill.model.errors import ErrorCode
 from tidemill.net.link import Link, LinkError
 from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.stop_replica import StopReplicaRequest
 
 log = logging.getLogger("tidemill.controller")
 
@@ -76,6 +77,8 @@ class Channel:
         self._connect = connect
         self._hears = hears
         self._pending = Command()
+        self._told = self._pending.image
+        """Whose controller has commanded last."""
         self._waiting: list[asyncio.Future[None]] = []
         self._unsent: asyncio.Future[None] | None = None
         """The last of them: for all that is pending. A broker may not answer for long, while much happens."""
@@ -86,6 +89,7 @@ class Channel:
     def tell(self, command: Command) -> asyncio.Future[None]:
         """Queues what it has to know; done once it is carried out, cancelled when the channel ends."""
         self._pending.add(command)
+        self._told = self._pending.image
         if self._unsent is None:
             self._unsent = asyncio.get_running_loop().create_future()
             self._waiting.append(self._unsent)
@@ -122,10 +126,25 @@ class Channel:
 
     async def _reach(self) -> Link:
         link = await reach(lambda: self._connect(self.to), self._has_ended)
+        if self.is_dead and not await self._is_it(link):
+            link.close("another broker has its address")
+            raise LinkError(f"{link.name}: another broker has its address")
         link.on_close = lambda reason: self._news.set()
         self.is_dead = False
         self._hears.broker_reached(self.to.broker_id)
         return link
+
+    async def _is_it(self, link: Link) -> bool:
+        """Whether that is the broker which was found dead, asked by a command to stop nothing."""
+        request = StopReplicaRequest(
+            controller_id=self._told.controller_id,
+            controller_epoch=self._told.controller_epoch,
+            broker_epoch=self.to.epoch,
+            topic_states=[],
+        )
+        version = link.version_of(ApiKey.STOP_REPLICA, *VERSIONS[ApiKey.STOP_REPLICA])
+        answer = await link.ask(ApiKey.STOP_REPLICA, version, request, self._patience_s)
+        return answer.error_code not in ELSEWHERE
 
     def _has_ended(self) -> None:
         self.is_dead = True

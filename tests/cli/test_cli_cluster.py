@@ -178,6 +178,28 @@ def test_what_goes_on_is_said_when_a_command_is_interrupted(tmp_path: Path, caps
     assert local.process("zookeeper").wait_end(10)
 
 
+def test_a_process_of_another_user_is_named(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = LocalCluster("tidemill-cluster", "127.0.0.1:1", 1, {})
+    with local.alone():
+        local.save()
+    pid = local.process("zookeeper").start(["/bin/sh", "-c", "exec sleep 60"])
+
+    def refused(pid: int, number: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "kill", refused)
+            said = f"ZooKeeper (process {pid}) is another user's: give the command as that one"
+            assert said in call("cluster", "kill", "zookeeper", code=1)
+            assert said in call("cluster", "stop", "zookeeper", code=1)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    assert local.process("zookeeper").wait_end(10)
+
+
 def test_a_process_whose_number_cannot_be_noted_is_ended(tmp_path: Path) -> None:
     (tmp_path / "one.pid").mkdir()
     with pytest.raises(IsADirectoryError):

@@ -299,7 +299,7 @@ class LocalCluster:
     def stop(self, name: str) -> bool:
         """Ends one in order, and waits for that; whether it ran."""
         process = self.process(name)
-        if process.signal(signal.SIGTERM) is None:
+        if self._signal(name, signal.SIGTERM) is None:
             return False
         if not process.wait_end(STOP_TIMEOUT_S):
             raise click.ClickException(
@@ -310,10 +310,18 @@ class LocalCluster:
 
     def kill(self, name: str) -> int | None:
         """Ends one at once, as a crash does; its process number, None when it did not run."""
-        process = self.process(name)
-        pid = process.signal(signal.SIGKILL)
-        process.wait_end(STOP_TIMEOUT_S)
+        pid = self._signal(name, signal.SIGKILL)
+        self.process(name).wait_end(STOP_TIMEOUT_S)
         return pid
+
+    def _signal(self, name: str, number: signal.Signals) -> int | None:
+        process = self.process(name)
+        try:
+            return process.signal(number)
+        except PermissionError:
+            raise click.ClickException(
+                f"{said(name)} (process {process.pid()}) is another user's: give the command as that one"
+            ) from None
 
 
 def said(name: str) -> str:

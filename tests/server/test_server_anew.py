@@ -92,3 +92,25 @@ def test_brokers_that_come_back_at_another_address_are_found_by_all(zookeeper_se
             # What only the controller can do is passed on to where it is.
             with stage.admin(number) as admin:
                 admin.create_topic(f"asked-{number}", 1, 3)
+
+
+def test_a_broker_at_the_address_of_one_that_has_ended_is_not_taken_for_it(
+    zookeeper_server: ZooKeeper,
+) -> None:
+    address = f"{zookeeper_server.address}/test-taken"
+    with cluster(address, 3, min__insync__replicas="1") as stage:
+        with stage.admin() as admin:
+            admin.create_topic("t", assignments={0: [2, 1, 3]})
+        produce(stage, "t", range(10))
+        stage.brokers[3].stop()
+        stage.brokers[2].kill()
+        # The registration of broker 2 lives as long as its session, and somebody listens where it was.
+        stage.brokers[3].port = stage.brokers[2].port
+        stage.brokers[3].start()
+        until(lambda: state(stage, "t") == (1, [1, 2, 3], [1, 3]), "broker 2 is gone, and broker 3 in sync")
+        produce(stage, "t", range(10, 20))
+        assert not any("broker 2 listens again" in one.log for one in stage.brokers.values())
+        stage.brokers[2].port = 0
+        stage.brokers[2].start()
+        until(lambda: state(stage, "t")[2] == [1, 2, 3], "broker 2 is back, elsewhere")
+        assert b"t 19" in log_of(stage, 2, "t-0")

@@ -8,13 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from fault_checker import Readers
 from fault_history import History
 
 from tidemill.client import ClientError
 from tidemill.client import Consumer as OwnConsumer
 from tidemill.client import Producer as OwnProducer
+from tidemill.model.types import TopicPartition as Place
 
 PATIENCE_MS = 120_000
 UNDERWAY_MAX = 40
@@ -200,16 +201,35 @@ class OwnWriter(Writer):
         self._producer.close(5)
 
 
-class Reader(Client):
-    """Reads all partitions from their beginnings; a thread of confluent-kafka."""
+class Polling(Client):
+    """Reads, and notes what it is given and how far it has come. ``consumer`` makes what it reads with."""
 
     def __init__(self, name: str, history: History, topic: str, partitions: int, bootstrap: str) -> None:
         super().__init__(name, history, topic, partitions)
         self.position = [0] * partitions
-        self._consumer = Consumer(
+        self._consumer = self.consumer(bootstrap)
+
+    def consumer(self, bootstrap: str) -> Any:
+        """Of confluent-kafka or our own."""
+        raise NotImplementedError
+
+    def note(self, records: list[list[Any]]) -> None:
+        """What came of a poll: partition, offset and value of each."""
+        if records:
+            self.history.add("poll", by=self.name, m=records)
+        for place, offset, _ in records:
+            self.position[place] = max(self.position[place], offset + 1)
+
+
+class Reader(Polling):
+    """Reads all partitions from their beginnings; a thread of confluent-kafka."""
+
+    def consumer(self, bootstrap: str) -> Consumer:
+        """In no group."""
+        return Consumer(
             {
                 "bootstrap.servers": bootstrap,
-                "group.id": f"{topic}-alone",
+                "group.id": f"{self.topic}-alone",
                 "enable.auto.commit": False,
                 "auto.offset.reset": "error",
                 "fetch.wait.max.ms": 100,
@@ -221,34 +241,24 @@ class Reader(Client):
         """Polls."""
         self._consumer.assign([TopicPartition(self.topic, place, 0) for place in range(self.partitions)])
         while not self.ending.is_set():
-            self.poll()
+            messages = self._consumer.consume(200, 0.1)
+            for message in messages:
+                error = message.error()
+                if error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET:
+                    self.history.add("reset", by=self.name, p=message.partition(), error=str(error))
+            self.note(records_of(messages))
         self._consumer.close()
 
-    def poll(self) -> None:
-        """One poll, noted."""
-        records = []
-        for message in self._consumer.consume(200, 0.1):
-            error = message.error()
-            if error is None:
-                place, offset = message.partition(), message.offset()
-                records.append([place, offset, (message.value() or b"").decode()])
-                self.position[place] = offset + 1
-            elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-                self.history.add("reset", by=self.name, p=message.partition(), error=str(error))
-        if records:
-            self.history.add("poll", by=self.name, m=records)
 
-
-class Member(Client):
+class Member(Polling):
     """A member of the group, which commits what it has noted."""
 
-    def __init__(self, name: str, history: History, topic: str, partitions: int, bootstrap: str) -> None:
-        super().__init__(name, history, topic, partitions)
-        self.position = [0] * partitions
-        self._consumer = Consumer(
+    def consumer(self, bootstrap: str) -> Consumer:
+        """In the group."""
+        return Consumer(
             {
                 "bootstrap.servers": bootstrap,
-                "group.id": f"{topic}-group",
+                "group.id": f"{self.topic}-group",
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
                 "session.timeout.ms": 6000,
@@ -262,15 +272,9 @@ class Member(Client):
         """Polls and commits."""
         self._consumer.subscribe([self.topic], on_assign=self._assigned)
         while not self.ending.is_set():
-            records = [
-                [message.partition(), message.offset(), (message.value() or b"").decode()]
-                for message in self._consumer.consume(200, 0.2)
-                if message.error() is None
-            ]
+            records = records_of(self._consumer.consume(200, 0.2))
+            self.note(records)
             if records:
-                self.history.add("poll", by=self.name, m=records)
-                for place, offset, _ in records:
-                    self.position[place] = max(self.position[place], offset + 1)
                 self._commit(records)
         self._consumer.close()
 
@@ -289,13 +293,21 @@ class Member(Client):
                 self.history.add("commit", by=self.name, p=one.partition, o=one.offset)
 
 
-class OwnReader(Client):
+def records_of(messages: list[Message]) -> list[list[Any]]:
+    """Partition, offset and value of each that is no error."""
+    return [
+        [message.partition(), message.offset(), (message.value() or b"").decode()]
+        for message in messages
+        if message.error() is None
+    ]
+
+
+class OwnReader(Polling):
     """The project's own consumer, from the beginnings of all partitions."""
 
-    def __init__(self, name: str, history: History, topic: str, partitions: int, bootstrap: str) -> None:
-        super().__init__(name, history, topic, partitions)
-        self.position = [0] * partitions
-        self._consumer = OwnConsumer(
+    def consumer(self, bootstrap: str) -> OwnConsumer:
+        """In no group."""
+        return OwnConsumer(
             bootstrap,
             {"auto.offset.reset": "none", "fetch.max.wait.ms": 100, "reconnect.backoff.max.ms": 200},
         )
@@ -303,8 +315,6 @@ class OwnReader(Client):
     def work(self) -> None:
         """Polls."""
         self._consumer.assign([(self.topic, place) for place in range(self.partitions)])
-        from tidemill.model.types import TopicPartition as Place
-
         for place in range(self.partitions):
             self._consumer.seek(Place(self.topic, place), 0)
         while not self.ending.is_set():
@@ -315,12 +325,7 @@ class OwnReader(Client):
                     self.history.add("reset", by=self.name, p=-1, error=str(problem))
                     raise
                 continue
-            records = []
-            for one in found:
-                records.append([one.partition, one.offset, (one.value or b"").decode()])
-                self.position[one.partition] = one.offset + 1
-            if records:
-                self.history.add("poll", by=self.name, m=records)
+            self.note([[one.partition, one.offset, (one.value or b"").decode()] for one in found])
         self._consumer.close()
 
 
@@ -339,7 +344,7 @@ class Load:
             LibrdkafkaWriter("plain", *common, pause_s, config={"acks": "all", "max.in.flight": 1}),
             OwnWriter("own", *common, pause_s),
         ]
-        self.readers = [Reader("reader", *common), OwnReader("own-reader", *common)]
+        self.readers: list[Polling] = [Reader("reader", *common), OwnReader("own-reader", *common)]
         self.members = [Member("member-1", *common), Member("member-2", *common)]
 
     @property

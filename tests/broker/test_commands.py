@@ -106,6 +106,7 @@ class Commanded:
         leader: int = NODE,
         leader_epoch: int = 0,
         fails: bool = False,
+        is_new: bool = False,
     ) -> None:
         states = [
             LeaderAndIsrPartitionState(
@@ -116,6 +117,7 @@ class Commanded:
                 isr=[leader],
                 partition_epoch=leader_epoch,
                 replicas=[NODE] if leader == NODE else [leader, NODE],
+                is_new=is_new,
             )
             for index in indexes
         ]

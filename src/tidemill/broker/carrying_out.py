@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from tidemill.broker.broker import Broker
 from tidemill.broker.context import RequestContext
@@ -25,6 +26,18 @@ TURN_S = 0.01
 """The same, where the disk is slow: making a log takes several files."""
 
 
+class Taking(NamedTuple):
+    """Replicas of one topic to lead or to follow."""
+
+    name: str
+    topic_id: bytes
+    internal: bool
+    settings: Mapping[str, str]
+    states: Sequence[PartitionState]
+    fresh: Container[int]
+    """The partitions that this broker had no replica of before."""
+
+
 class CarryingOut:
     """Carries out what the controller of this process decides."""
 
@@ -41,6 +54,8 @@ class CarryingOut:
         """Of this broker's registration; -1 as long as it is not registered."""
         self.heard = asyncio.Event()
         """Set once the first command for this registration was carried out."""
+        self.late_failed: Callable[[Sequence[tuple[bytes, int]]], None] = lambda partitions: None
+        """Called with partitions (by topic id) that cannot be had, when nobody waits for them any more."""
         self._broker = broker
         self._removed = removed
         self._one_at_a_time = asyncio.Lock()
@@ -51,8 +66,13 @@ class CarryingOut:
 
     # The controller of this process
 
-    async def carry_out(self, delta: Delta) -> None:
-        """Carries out a change that this process's controller has decided, and makes its image current."""
+    async def carry_out(self, delta: Delta, told: asyncio.Future[None] | None = None) -> None:
+        """Carries out a change that this process's controller has decided, and makes its image current.
+
+        ``told`` is done when the image is current, and this broker leads what it shall lead: the logs of new
+        replicas that only follow are made after that, as no client notices them. What fails then is told to
+        :attr:`late_failed`.
+        """
         async with self._one_at_a_time:
             if delta.image.controller_epoch < self.controller_epoch:
                 log.warning("a later controller has sent commands: this one's are not carried out")
@@ -60,15 +80,36 @@ class CarryingOut:
             self.controller_epoch = delta.image.controller_epoch
             await self._remove(delta)
             turn = Turn(self._broker.clock)
-            for topic in delta.created:
-                await self._put(delta, topic, topic.partitions, turn)
+            late = [await self._put(delta, topic, topic.partitions, turn) for topic in delta.created]
             for old, topic in delta.changed:
-                await self._put(delta, topic, changed_partitions(old, topic), turn)
+                late.append(await self._put(delta, topic, changed_partitions(old, topic), turn))
                 await self._let_go(delta, old, topic)
             if not delta.before.brokers:
                 self._tell_strays({*delta.image.deleting, *delta.image.unreadable_of(TOPIC)})
             await self._broker.metadata.publish(delta)
             self.heard.set()
+            if told is not None and not told.done():
+                told.set_result(None)
+            await self._take_late(delta, [one for one in late if one.states], turn)
+
+    async def _take_late(self, delta: Delta, late: Sequence[Taking], turn: Turn) -> None:
+        failed = []
+        for one in late:
+            try:
+                await self._take(one, turn)
+            except KafkaError as problem:
+                delta.fail(one.name, problem)
+                failed += [
+                    (one.topic_id, state.partition)
+                    for state in one.states
+                    if not self._serves(one.name, state.partition)
+                ]
+        if failed:
+            self.late_failed(failed)
+
+    def _serves(self, topic: str, index: int) -> bool:
+        partition = self._broker.partitions.find(topic, index)
+        return partition is not None and not partition.failed
 
     def _tell_strays(self, others: Container[str] = ()) -> None:
         """Tells of logs of partitions that this broker has no replica of, now that it knows of all.
@@ -103,12 +144,20 @@ class CarryingOut:
 
     async def _put(
         self, delta: Delta, topic: TopicImage, changed: Iterable[PartitionImage], turn: Turn
-    ) -> None:
-        states = [state_of(one) for one in changed if self._broker.node_id in one.replicas]
+    ) -> Taking:
+        """Takes over what concerns clients, and returns what comes after that."""
+        node = self._broker.node_id
+        states = [state_of(one) for one in changed if node in one.replicas]
+        fresh = {one.partition for one in states if not self._had(topic.name, one.partition, topic.topic_id)}
+        late = [one for one in states if one.leader != node and one.partition in fresh]
+        taking = Taking(topic.name, topic.topic_id, topic.internal, topic.config, states, fresh)
+        if late:
+            taking = taking._replace(states=[one for one in states if one not in late])
         try:
-            await self._take(topic.name, topic.topic_id, topic.internal, states, topic.config, turn)
+            await self._take(taking, turn)
         except KafkaError as problem:
             delta.fail(topic.name, problem)
+        return taking._replace(states=late)
 
     async def _let_go(self, delta: Delta, old: TopicImage, new: TopicImage) -> None:
         node = self._broker.node_id
@@ -125,21 +174,14 @@ class CarryingOut:
         if gone:
             await self._removed()
 
-    async def _take(
-        self,
-        name: str,
-        topic_id: bytes,
-        internal: bool,
-        states: Sequence[PartitionState],
-        settings: Mapping[str, str],
-        turn: Turn,
-    ) -> None:
+    async def _take(self, taking: Taking, turn: Turn) -> None:
         """Makes the logs that are missing, and takes the states over. Raises what it could not, in one."""
         broker = self._broker
-        states = [state for state in states if broker.node_id in state.replicas]
+        name, topic_id = taking.name, taking.topic_id
+        states = [state for state in taking.states if broker.node_id in state.replicas]
         if not states:
             return
-        config = log_config(broker.config, name, settings)
+        config = log_config(broker.config, name, taking.settings)
         failures: dict[int, KafkaError] = {}
         failure: KafkaError | None = None
         for state in states:
@@ -147,7 +189,7 @@ class CarryingOut:
             if broker.partitions.find(name, state.partition) is None:
                 try:
                     key = TopicPartition(name, state.partition)
-                    is_new = not self._had(key, topic_id)
+                    is_new = state.partition in taking.fresh
                     broker.logs.create(key, topic_id, config, broker.clock.wall_ms(), is_new=is_new)
                 except KafkaError as problem:
                     log.error("%s-%d: %s", name, state.partition, problem)
@@ -155,25 +197,26 @@ class CarryingOut:
         for start in range(0, len(states), LOGS_A_TURN):
             try:
                 piece = states[start : start + LOGS_A_TURN]
-                broker.partitions.put_topic(name, topic_id, internal, piece, config)
+                broker.partitions.put_topic(name, topic_id, taking.internal, piece, config)
             except KafkaError as problem:
                 log.error("%s: %s", name, problem)
                 failure = failure or problem
-            await asyncio.sleep(0)
+            if start + LOGS_A_TURN < len(states):
+                await asyncio.sleep(0)
         if failures:
             raise failure_of(name, failures)
         if failure is not None:
             raise failure
 
-    def _had(self, key: TopicPartition, topic_id: bytes) -> bool:
+    def _had(self, name: str, index: int, topic_id: bytes) -> bool:
         """Whether this broker had the partition before: it may lie on a disk that is missing now.
 
         A controller that begins tells of all partitions as if they were new.
         """
-        known = self._broker.metadata.image.topics.get(key.topic)
-        if known is None or known.topic_id != topic_id or key.partition >= len(known.partitions):
+        known = self._broker.metadata.image.topics.get(name)
+        if known is None or known.topic_id != topic_id or index >= len(known.partitions):
             return False
-        return self._broker.node_id in known.partitions[key.partition].replicas
+        return self._broker.node_id in known.partitions[index].replicas
 
     async def take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
         """Takes settings (by kind and name) over that somebody wrote to the store."""

@@ -1,8 +1,9 @@
 """The controller's channels: to each other broker one queue, over one connection.
 
 What a broker has to know is kept by partition, the newest state of each. What is there when the connection
-is free goes out together: StopReplica, LeaderAndIsr, UpdateMetadata, in this order. It stays until it is
-answered, over as many connections as that takes, or until the broker is gone.
+is free goes out together: StopReplica, LeaderAndIsr, UpdateMetadata, in this order, and LeaderAndIsr again
+for new replicas that only follow. It stays until it is answered, over as many connections as that takes, or
+until the broker is gone.
 
 A broker that has ended is noticed by its connection, see :mod:`tidemill.broker.reaching`.
 """
@@ -87,7 +88,10 @@ class Channel:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def tell(self, command: Command) -> asyncio.Future[None]:
-        """Queues what it has to know; done once it is carried out, cancelled when the channel ends."""
+        """Queues what it has to know; done once it is carried out, cancelled when the channel ends.
+
+        Logs of new replicas that only follow may be made a moment later.
+        """
         self._pending.add(command)
         self._told = self._pending.image
         if self._unsent is None:
@@ -177,6 +181,9 @@ class Channel:
                     log.error("%s answers %s with error %d", link.name, ApiKey(key).name, answer.error_code)
                 else:
                     self._take(command, key, answer)
+                if key == ApiKey.UPDATE_METADATA:
+                    # What comes after it nobody waits for: followers of what is new.
+                    _done(waiting)
         except asyncio.CancelledError:  # The channel ends.
             for one in waiting:
                 one.cancel()
@@ -184,13 +191,11 @@ class Channel:
         except Exception:
             newer, self._pending = self._pending, command
             self._pending.add(newer)
-            self._waiting = [*waiting, *self._waiting]
+            self._waiting = [*(one for one in waiting if not one.done()), *self._waiting]
             self._unsent = self._waiting[-1] if self._waiting else None
             self._news.set()
             raise
-        for one in waiting:
-            if not one.done():
-                one.set_result(None)
+        _done(waiting)
 
     def _take(self, command: Command, key: ApiKey, answer: Any) -> None:
         broker = self.to.broker_id
@@ -273,6 +278,12 @@ class Channels:
         for channel in self._channels.values():
             channel.stop()
         self._channels.clear()
+
+
+def _done(waiting: Sequence[asyncio.Future[None]]) -> None:
+    for one in waiting:
+        if not one.done():
+            one.set_result(None)
 
 
 def _epoch(image: ClusterImage, broker_id: int) -> int | None:

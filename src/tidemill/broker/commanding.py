@@ -5,7 +5,7 @@ No input or output here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tidemill.broker.carrying_out import changed_partitions
@@ -51,6 +51,8 @@ class Command:
         """It holds all that the broker has to know, not only what is new."""
         self.states: dict[Key, dict[int, PartitionImage]] = {}
         """Replicas to lead and to follow."""
+        self.fresh: dict[Key, set[int]] = {}
+        """Those of them of which the broker had no replica before."""
         self.metadata: dict[Key, dict[int, PartitionImage]] = {}
         self.gone: dict[Key, None] = {}
         """Topics that are gone, for those who ask."""
@@ -80,6 +82,8 @@ class Command:
         ):
             for key, partitions in other.items():
                 mine.setdefault(key, {}).update(partitions)
+        for key, fresh in newer.fresh.items():
+            self.fresh.setdefault(key, set()).update(fresh)
         for key, stops in newer.stops.items():
             self.stops.setdefault(key, {}).update(stops)
 
@@ -97,8 +101,10 @@ def commands_for(delta: Delta, broker_id: int, *, whole: bool) -> Command | None
     else:
         for topic in delta.created:
             _put(command, topic, topic.partitions, broker_id)
+            _note_fresh(command, topic, (), broker_id)
         for old, topic in delta.changed:
             _put(command, topic, changed_partitions(old, topic), broker_id)
+            _note_fresh(command, topic, old.partitions, broker_id)
             _move_away(command, old, topic, broker_id)
         for topic in delta.deleted:
             _delete(command, topic, broker_id)
@@ -123,6 +129,19 @@ def _put(command: Command, topic: TopicImage, partitions: Iterable[PartitionImag
             command.states[key] = states
 
 
+def _note_fresh(
+    command: Command, topic: TopicImage, before: Sequence[PartitionImage], broker_id: int
+) -> None:
+    key = (topic.name, topic.topic_id)
+    fresh = {
+        index
+        for index in command.states.get(key, ())
+        if index >= len(before) or broker_id not in before[index].replicas
+    }
+    if fresh:
+        command.fresh[key] = fresh
+
+
 def _move_away(command: Command, old: TopicImage, new: TopicImage, broker_id: int) -> None:
     for before, after in zip(old.partitions, new.partitions, strict=False):
         if before is not after and broker_id in before.replicas and broker_id not in after.replicas:
@@ -141,7 +160,11 @@ def _delete(command: Command, topic: TopicImage, broker_id: int) -> None:
 
 
 def requests_of(command: Command, to: BrokerImage, listener: str) -> Iterator[tuple[ApiKey, Any]]:
-    """The requests of a command, in their order: key and message."""
+    """The requests of a command, in their order: key and message.
+
+    LeaderAndIsr comes twice where the broker gets new replicas that it does not lead: those come last, since
+    no client waits for them.
+    """
     about: dict[str, Any] = {
         "controller_id": command.image.controller_id,
         "controller_epoch": command.controller_epoch,
@@ -149,24 +172,55 @@ def requests_of(command: Command, to: BrokerImage, listener: str) -> Iterator[tu
     }
     if command.stops:
         yield ApiKey.STOP_REPLICA, StopReplicaRequest(topic_states=_stops(command), **about)
-    if command.states or command.whole:
-        yield (
-            ApiKey.LEADER_AND_ISR,
-            LeaderAndIsrRequest(
-                type=WHOLE_IMAGE if command.whole else 0,
-                topic_states=_states(command),
-                live_leaders=list(_leaders(command, listener)),
-                **about,
-            ),
-        )
-    yield (
-        ApiKey.UPDATE_METADATA,
-        UpdateMetadataRequest(
-            type=WHOLE_IMAGE if command.whole else 0,
-            topic_states=[*_gone(command), *_metadata(command)],
-            live_brokers=[_broker(one) for one in command.image.brokers.values()],
-            **about,
-        ),
+    late = _late(command, to.broker_id)
+    prompt = _without(command.states, late)
+    for states in (prompt, None, late):
+        if states is None:
+            yield ApiKey.UPDATE_METADATA, _update_metadata(command, about)
+        elif states or (command.whole and states is prompt):
+            yield (
+                ApiKey.LEADER_AND_ISR,
+                LeaderAndIsrRequest(
+                    type=WHOLE_IMAGE if command.whole else 0,
+                    topic_states=_states(command, states),
+                    live_leaders=list(_leaders(command, states, listener)),
+                    **about,
+                ),
+            )
+
+
+States = Mapping[Key, Mapping[int, PartitionImage]]
+
+
+def _late(command: Command, broker_id: int) -> dict[Key, dict[int, PartitionImage]]:
+    """The replicas of a command that the broker gets anew, and only follows."""
+    late: dict[Key, dict[int, PartitionImage]] = {}
+    if command.whole:
+        return late
+    for key, fresh in command.fresh.items():
+        states = command.states.get(key, {})
+        chosen = {index: one for index, one in states.items() if index in fresh and one.leader != broker_id}
+        if chosen:
+            late[key] = chosen
+    return late
+
+
+def _without(states: States, others: States) -> States:
+    if not others:
+        return {key: partitions for key, partitions in states.items() if partitions}
+    left = {
+        key: {index: one for index, one in partitions.items() if index not in others.get(key, ())}
+        for key, partitions in states.items()
+    }
+    return {key: partitions for key, partitions in left.items() if partitions}
+
+
+def _update_metadata(command: Command, about: Mapping[str, Any]) -> UpdateMetadataRequest:
+    return UpdateMetadataRequest(
+        type=WHOLE_IMAGE if command.whole else 0,
+        topic_states=[*_gone(command), *_metadata(command)],
+        live_brokers=[_broker(one) for one in command.image.brokers.values()],
+        **about,
     )
 
 
@@ -185,7 +239,7 @@ def _stops(command: Command) -> list[StopReplicaTopicState]:
     ]
 
 
-def _states(command: Command) -> list[LeaderAndIsrTopicState]:
+def _states(command: Command, states: States) -> list[LeaderAndIsrTopicState]:
     return [
         LeaderAndIsrTopicState(
             topic_name=name,
@@ -201,17 +255,17 @@ def _states(command: Command) -> list[LeaderAndIsrTopicState]:
                     replicas=list(one.replicas),
                     adding_replicas=list(one.adding),
                     removing_replicas=list(one.removing),
+                    is_new=not command.whole and index in command.fresh.get((name, topic_id), ()),
                 )
                 for index, one in partitions.items()
             ],
         )
-        for (name, topic_id), partitions in command.states.items()
-        if partitions
+        for (name, topic_id), partitions in states.items()
     ]
 
 
-def _leaders(command: Command, listener: str) -> Iterator[LeaderAndIsrLiveLeader]:
-    leaders = {one.leader for partitions in command.states.values() for one in partitions.values()}
+def _leaders(command: Command, states: States, listener: str) -> Iterator[LeaderAndIsrLiveLeader]:
+    leaders = {one.leader for partitions in states.values() for one in partitions.values()}
     for broker_id in sorted(leaders):
         broker = command.image.brokers.get(broker_id)
         endpoint = broker.endpoints.get(listener) if broker is not None else None

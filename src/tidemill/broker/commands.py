@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from typing import Any
 
 from tidemill.broker.broker import Broker
-from tidemill.broker.carrying_out import CarryingOut, Turn
+from tidemill.broker.carrying_out import CarryingOut, Taking, Turn
 from tidemill.broker.command_checks import check_metadata, check_replicas
 from tidemill.broker.log_configs import log_config
 from tidemill.broker.metadata import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
@@ -39,6 +39,7 @@ from tidemill.wire.messages.leader_and_isr import (
     LeaderAndIsrRequest,
     LeaderAndIsrResponse,
     LeaderAndIsrTopicError,
+    LeaderAndIsrTopicState,
 )
 from tidemill.wire.messages.stop_replica import (
     StopReplicaPartitionError,
@@ -150,27 +151,42 @@ class Commands(CarryingOut):
                 return LeaderAndIsrResponse(error_code=refusal, partition_errors=[], topics=[])
             await self._learn_settings([(one.topic_name, one.topic_id) for one in request.topic_states])
             turn = Turn(self._broker.clock)
-            topics = []
-            for topic in request.topic_states:
-                name, topic_id = topic.topic_name, topic.topic_id
-                image = TopicImage(name, topic_id, (), self._settings_of((name, topic_id)))
-                states = [_state(one) for one in topic.partition_states]
-                # A failure is logged there, and its partition has failed.
-                with contextlib.suppress(KafkaError):
-                    await self._take(name, topic_id, image.internal, states, image.config, turn)
-                errors = [self._result(name, one.partition_index) for one in topic.partition_states]
-                topics.append(LeaderAndIsrTopicError(topic_id=topic_id, partition_errors=errors))
+            wanted = [self._taking(topic) for topic in request.topic_states]
+            node = self._broker.node_id
+            # What is led comes first: the followers that hear of it at the same time ask for it at once.
+            for is_led in (True, False):
+                for one in wanted:
+                    states = [state for state in one.states if (state.leader == node) == is_led]
+                    # A failure is logged there, and its partition has failed.
+                    with contextlib.suppress(KafkaError):
+                        await self._take(one._replace(states=states), turn)
             if request.type == WHOLE_IMAGE:
                 self._tell_strays()
+            topics = [
+                LeaderAndIsrTopicError(
+                    topic_id=one.topic_id,
+                    partition_errors=[self._result(one.name, state.partition) for state in one.states],
+                )
+                for one in wanted
+            ]
             return LeaderAndIsrResponse(error_code=0, partition_errors=[], topics=topics)
 
+    def _taking(self, topic: LeaderAndIsrTopicState) -> Taking:
+        name, topic_id = topic.topic_name, topic.topic_id
+        image = TopicImage(name, topic_id, (), self._settings_of((name, topic_id)))
+        fresh = {
+            one.partition_index
+            for one in topic.partition_states
+            if one.is_new or not self._had(name, one.partition_index, topic_id)
+        }
+        states = [_state(one) for one in topic.partition_states]
+        return Taking(name, topic_id, image.internal, image.config, states, fresh)
+
     def _result(self, topic: str, index: int) -> LeaderAndIsrPartitionError:
-        partition = self._broker.partitions.find(topic, index)
-        failed = partition is None or partition.failed
         return LeaderAndIsrPartitionError(
             topic_name=topic,
             partition_index=index,
-            error_code=ErrorCode.KAFKA_STORAGE_ERROR if failed else ErrorCode.NONE,
+            error_code=ErrorCode.NONE if self._serves(topic, index) else ErrorCode.KAFKA_STORAGE_ERROR,
         )
 
     async def stop_replica(

@@ -19,6 +19,10 @@ logger = logging.getLogger(__name__)
 WATCHES_TOGETHER = 200
 """So many watches are set at once: one after the other they would keep a new controller busy for seconds."""
 
+LATER_S = 1.0
+PUT_OFF_MAX = 5
+"""An administrator's topics are seen within so many times LATER_S, whatever else happens."""
+
 
 class Administering:
     """Compares the nodes of topics with what the controller knows."""
@@ -31,9 +35,14 @@ class Administering:
         self._touched: set[str] = set()
         self._mending: dict[str, Watch] = {}
         """By the path of a node that could not be read."""
+        self._later: asyncio.TimerHandle | None = None
+        self._put_off = 0
 
     def stop(self) -> None:
         """Watches no topic any more."""
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
         for watch in self._watches.values():
             watch.cancel()
         for watch in self._mending.values():
@@ -44,6 +53,8 @@ class Administering:
 
     async def topics_changed(self) -> None:
         """Takes over new topics, and partitions that were added. Raises StoreError, NOT_CONTROLLER."""
+        if self._is_put_off():
+            return
         controller = self._controller
         names = set(await controller.store.children(TOPICS))
         await self._watch(names)
@@ -64,6 +75,24 @@ class Administering:
             elif image.unreadable_of(TOPIC):
                 controller.note_unreadable(TOPIC, {})
         await self._watch_unreadable()
+
+    def _is_put_off(self) -> bool:
+        """Whether the look comes a little later: the controller itself is at work, and knows what it writes.
+
+        A look at thousands of topics that it has just made would hold up those who wait for them.
+        """
+        if self._later is not None:
+            return True
+        if not self._controller.is_changing or self._put_off == PUT_OFF_MAX:
+            self._put_off = 0
+            return False
+        self._put_off += 1
+        self._later = asyncio.get_running_loop().call_later(LATER_S, self._look_again)
+        return True
+
+    def _look_again(self) -> None:
+        self._later = None
+        self._look(TOPICS)
 
     async def _take(self, image: ClusterImage, names: list[str]) -> None:
         controller = self._controller

@@ -126,6 +126,11 @@ class Office:
         """Whether this broker is the controller, as far as it knows."""
         return self._epoch_version != NO_CONTROLLER_VERSION
 
+    @property
+    def is_changing(self) -> bool:
+        """Whether a change is under way."""
+        return self._writing.locked()
+
     # Start and end
 
     async def load(self, known_cluster_id: str | None = None) -> ClusterImage:

@@ -88,6 +88,7 @@ class Cluster(Seat, Hears):
             broker, self._link, broker.failover, lambda: self.commands.broker_epoch
         )
         self._settings = SettingsWatch(broker)
+        commands.late_failed = lambda failed: self.replicas_failed(broker.node_id, failed)
         commands.settings_unreadable = self._settings.unreadable
         self._following: Following | None = None
         self._silence: Silence | None = None

@@ -94,10 +94,20 @@ class Seat(Events):
         """Has a change carried out that this process's controller has decided."""
         # Whoever wanted it may be broken off, when the office is lost for instance; half of a change would be
         # carried out, and the rest never be told again.
-        task = asyncio.get_running_loop().create_task(self.commands.carry_out(delta))
+        loop = asyncio.get_running_loop()
+        told = loop.create_future()
+        task = loop.create_task(self.commands.carry_out(delta, told))
         self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
-        await asyncio.shield(task)
+        task.add_done_callback(lambda ended: self._change_ended(ended, told.done()))
+        await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+
+    def _change_ended(self, task: asyncio.Task[None], was_told: bool) -> None:
+        self._changes.discard(task)
+        problem = None if task.cancelled() else task.exception()
+        if problem is not None and was_told:  # Nobody else hears of it.
+            log.error("a change could not be carried out to its end here", exc_info=problem)
 
     def registered(self, epoch: int) -> None:
         """Commands for another epoch are not for this process."""

@@ -193,6 +193,32 @@ def test_another_broker_at_the_address_brings_no_dead_one_back() -> None:
     assert peer.asked == [stop, stop, stop, ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA]
 
 
+def test_a_channel_that_ends_while_it_asks_who_listens_leaves_no_connection_open() -> None:
+    async def story() -> None:
+        peer = Peer()
+        peer.refuses = REFUSED_TIMES
+        asked = asyncio.Event()
+
+        async def connect(to: BrokerImage) -> Link:
+            link = await peer.connect(to)
+
+            async def ask(*request: Any) -> Any:
+                asked.set()
+                await asyncio.Event().wait()
+
+            link.ask = ask  # type: ignore[method-assign]
+            return link
+
+        channel = Channel(BROKERS[OTHER], "PLAINTEXT", connect, Heard(), 10.0)
+        async with asyncio.timeout(10):
+            await asked.wait()
+            channel.stop()
+            await asyncio.wait([channel._task])
+        assert peer.link.closed
+
+    asyncio.run(story())
+
+
 def test_a_deletion_whose_answer_was_lost_is_told_again() -> None:
     first = topic(b"1")
     peer = Peer(0)

@@ -130,9 +130,12 @@ class Channel:
 
     async def _reach(self) -> Link:
         link = await reach(lambda: self._connect(self.to), self._has_ended)
-        if self.is_dead and not await self._is_it(link):
-            link.close("another broker has its address")
-            raise LinkError(f"{link.name}: another broker has its address")
+        try:
+            if self.is_dead and not await self._is_it(link):
+                raise LinkError(f"{link.name}: another broker has its address")
+        except BaseException:
+            link.close("it was not used")
+            raise
         link.on_close = lambda reason: self._news.set()
         self.is_dead = False
         self._hears.broker_reached(self.to.broker_id)

@@ -22,7 +22,7 @@ TOPICS = f"{TOOLS}.TopicCommand"
 CONFIGS = "kafka.admin.ConfigCommand"
 REASSIGN = f"{TOOLS}.reassign.ReassignPartitionsCommand"
 GROUPS = f"{TOOLS}.consumer.group.ConsumerGroupCommand"
-SLOW_BYTES_S = 50_000
+SLOW_BYTES_S = 10_000
 
 pytestmark = pytest.mark.skipif(
     shutil.which("javac") is None, reason="needs a JDK (apt-get install default-jdk-headless)"

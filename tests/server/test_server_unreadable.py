@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from cluster_stage import Stage, cluster, until
@@ -84,7 +85,11 @@ def test_a_spoilt_node_costs_its_topic_until_it_is_mended_and_nothing_of_any_oth
     zookeeper_server: ZooKeeper, path: str
 ) -> None:
     address = f"{zookeeper_server.address}/test-unreadable-{abs(hash(path))}"
-    settings = {"min.insync.replicas": "1", "auto.create.topics.enable": "false"}
+    settings = {
+        "min.insync.replicas": "1",
+        "auto.create.topics.enable": "false",
+        "tidemill.metrics.port": "0",
+    }
     with cluster(address, 2, **settings) as stage, zookeeper_of(stage) as zookeeper:
         with stage.admin() as admin:
             admin.create_topic("bad", 1, 2)
@@ -104,6 +109,7 @@ def test_a_spoilt_node_costs_its_topic_until_it_is_mended_and_nothing_of_any_oth
                 produce(stage, "good", range(20))
             stage.brokers[number].start()
             until(lambda: len(in_sync(stage, "good")) == 2, "both replicas of the other are in sync")
+        assert unreadable(stage) == 1
         with stage.admin() as admin, pytest.raises(ClientError, match=path):
             admin.create_topic("bad", 1, 2)
         with stage.admin() as admin, pytest.raises(ClientError, match="is set aside"):
@@ -118,11 +124,24 @@ def test_a_spoilt_node_costs_its_topic_until_it_is_mended_and_nothing_of_any_oth
 
         zookeeper.set(path, good)
         until(lambda: len(in_sync(stage, "bad")) == 2, "the mended topic is served again")
+        assert unreadable(stage) == 0
         assert committed(stage, "bad") == 20
         assert consumed(stage, "bad", 20) == list(range(20))
         produce(stage, "bad", range(20, 30))
         assert consumed(stage, "bad", 30) == list(range(30))
         assert consumed(stage, "good", 60) == list(range(20)) * 3
+
+
+def unreadable(stage: Stage) -> float:
+    """How many nodes the controller cannot read, by the brokers' metrics."""
+    total = 0.0
+    for broker in stage.brokers.values():
+        with urlopen(f"http://127.0.0.1:{broker.metrics_port}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        total += sum(
+            float(line.split()[1]) for line in lines if line.startswith("tidemill_unreadable_nodes ")
+        )
+    return total
 
 
 def topics_of(admin: Any) -> set[str]:

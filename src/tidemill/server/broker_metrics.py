@@ -221,6 +221,11 @@ def _cluster(server: BrokerServer, held: Held) -> Iterator[Family]:
         "1 when this broker is the controller.",
         float(broker.controller.is_active),
     )
+    yield gauge(
+        "tidemill_unreadable_nodes",
+        "Topics, brokers and their settings that the controller, this broker, cannot read in the store.",
+        len(broker.controller.image.unreadable) if broker.controller.is_active else 0,
+    )
     yield counter(
         "tidemill_leader_elections",
         "Leaders that this broker chose as the controller.",

@@ -137,7 +137,7 @@ def test_every_partition_of_a_new_topic_that_has_no_log_is_named(own: Broker, to
         (Path(own.data_dir) / f"blocked-{number}").touch()
     said = to_own("topic", "create", "blocked", "-p", "5", code=1)
     assert "the topic is there now, but partitions 1, 3 of blocked have no log here; 1: cannot create" in said
-    assert "blocked-1: File exists; there is a file where a directory should be" in said
+    assert "blocked-1: Not a directory; there is a file where a directory should be" in said
     assert "exists already" in to_own("topic", "create", "blocked", code=1)
 
 

@@ -14,7 +14,7 @@ from cluster_stage import Stage, cluster, until
 from kafka_desk import Desk, compiled, desk
 from kafka_peer import class_path
 
-from tidemill.client import Consumer, Producer
+from tidemill.client import ConfigResource, Consumer, Producer, ResourceType
 from tidemill.testing.zookeeper import ZooKeeper
 
 TOOLS = "org.apache.kafka.tools"
@@ -121,8 +121,20 @@ def test_configs_through_any_broker(stage: Stage, tool: Desk, topic: str) -> Non
 
 
 def test_reassignments(stage: Stage, tool: Desk, topic: str, tmp_path: Path) -> None:
+    # The tool says at one moment what is throttled and what moves: brokers know the throttle before.
+    throttled = {f"{side}.replication.throttled.replicas": "*" for side in ("leader", "follower")}
+    rates = {f"{side}.replication.throttled.rate": str(SLOW_BYTES_S) for side in ("leader", "follower")}
     with stage.admin() as admin:
-        admin.create_topic(topic, assignments={0: [1, 2], 1: [2, 1]})
+        admin.create_topic(topic, assignments={0: [1, 2], 1: [2, 1]}, configs=throttled)
+        for number in stage.brokers:
+            admin.alter_configs(ConfigResource(ResourceType.BROKER, str(number)), rates)
+        for number in stage.brokers:
+            until(
+                lambda n=number: (
+                    rates.items() <= {k: one.value for k, one in admin.broker_configs(n).items()}.items()
+                ),  # type: ignore[misc]
+                f"broker {number} knows its rates",
+            )
     for partition in (0, 1):
         write(stage, topic, 300, 10_000, partition)
 

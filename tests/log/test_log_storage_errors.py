@@ -113,6 +113,20 @@ def test_upkeep_goes_on_behind_a_log_whose_files_cannot_be_read(batch: Callable[
     assert len([text for text in manager.warnings if "/disk/events-0" in text]) == 2
 
 
+def test_nothing_goes_of_a_log_that_no_partition_is_known_for(batch: Callable[..., Batch]) -> None:
+    manager = LogManager(FaultyFiles(), ["/disk"])
+    manager.lock()
+    manager.claim("cluster", 1)
+    manager.load(NOW, lambda topic: LogConfig())
+    config = LogConfig(retention_ms=1000)
+    known, unknown = (TopicPartition(name, 0) for name in ("known", "unknown"))
+    for key in (known, unknown):
+        manager.create(key, b"t" * 16, config, NOW).append([batch(3, timestamp=1)], 0, NOW)
+    # What the settings of the other's topic are, the controller may not be able to read.
+    assert list(manager.retain(NOW * 2, {known: 3})) == [known]
+    assert int(manager.logs[unknown].start_offset) == 0
+
+
 def test_an_append_that_could_not_be_cut_back_is_cut_before_the_next(
     directory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -280,16 +280,16 @@ class LogManager(DataDirectories):
     def retain(self, now_ms: int, high_watermarks: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Removes the segments that the deletion policies let go; the new start offsets.
 
-        Only what lies before a partition's high watermark goes. A log whose disk fails is left out, with a
-        warning.
+        Only what lies before a partition's high watermark goes, and nothing of a log without one: nobody has
+        said yet, or can say, what is to become of it. A log whose disk fails is left out, with a warning.
         """
         moved: dict[TopicPartition, int] = {}
         for key, log in self.logs.items():
-            if log.cleaning:
+            if log.cleaning or key not in high_watermarks:
                 continue  # what a cleaner reads stays until it is done
             before = log.start_offset
             try:
-                count = expired_segments(log, high_watermarks.get(key, log.end_offset), now_ms, self.policies)
+                count = expired_segments(log, high_watermarks[key], now_ms, self.policies)
                 log.remove_segments(count, now_ms)
             except OSError as problem:
                 self.warnings.append(str(storage_error("apply retention to", log.directory, problem)))

@@ -149,10 +149,11 @@ class CarryingOut:
         node = self._broker.node_id
         states = [state_of(one) for one in changed if node in one.replicas]
         fresh = {one.partition for one in states if not self._had(topic.name, one.partition, topic.topic_id)}
-        late = [one for one in states if one.leader != node and one.partition in fresh]
-        taking = Taking(topic.name, topic.topic_id, topic.internal, topic.config, states, fresh)
-        if late:
-            taking = taking._replace(states=[one for one in states if one not in late])
+        now: list[PartitionState] = []
+        late: list[PartitionState] = []
+        for one in states:
+            (late if one.leader != node and one.partition in fresh else now).append(one)
+        taking = Taking(topic.name, topic.topic_id, topic.internal, topic.config, now, fresh)
         try:
             await self._take(taking, turn)
         except KafkaError as problem:

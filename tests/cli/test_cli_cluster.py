@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -176,6 +179,17 @@ def test_what_goes_on_is_said_when_a_command_is_interrupted(tmp_path: Path, caps
     finally:
         os.kill(pid, signal.SIGKILL)
     assert local.process("zookeeper").wait_end(10)
+
+
+def test_a_full_disk_is_said_to_be_full(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: LocalCluster) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalCluster, "save", full)
+        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+        said = call("cluster", "up", "--port", "0", code=1)
+    assert said == "tidemill: there is no room left in tidemill-cluster: make some\n"
 
 
 def test_a_process_of_another_user_is_named(

@@ -43,6 +43,9 @@ FREE_PORTS = (20_000, 32_000)
 """Below those that connections get, so that they are still free at the next start."""
 
 CONNECT_S = 3.0
+ROOM_BYTES = 65536
+"""With less than this a disk is full."""
+
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 
@@ -136,6 +139,12 @@ class LocalCluster:
                 yield
             except KeyboardInterrupt:
                 self._tell_running()
+                raise
+            except OSError as problem:
+                if problem.filename is None and _is_full(self.directory):
+                    raise click.ClickException(
+                        f"there is no room left in {self.directory}: make some"
+                    ) from None
                 raise
 
     def _tell_running(self) -> None:
@@ -411,8 +420,13 @@ def _is_ready(process: Background) -> bool:
 
 def _not_started(what: str, process: Background) -> click.ClickException:
     how = "does not serve yet" if process.pid() is not None else "has ended"
-    last = process.last_line or "it said nothing"
+    silent = "there is no room left for its log" if _is_full(process.directory) else "it said nothing"
+    last = process.last_line or silent
     return click.ClickException(f"{what} {how}: {last} (its log: {process.log_file})")
+
+
+def _is_full(directory: Path) -> bool:
+    return shutil.disk_usage(directory).free < ROOM_BYTES
 
 
 def _jars() -> str:

@@ -167,7 +167,7 @@ class NoChildren(OperationError):
 class NoAccess(OperationError):
     """The store keeps this node for others."""
 
-    reason = "is not open to this login"
+    reason = "is not open to this login: use that of who made it (tidemill.zookeeper.digest, or its like)"
 
 
 class StoreUnavailable(StoreError, KafkaError):

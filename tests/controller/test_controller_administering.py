@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from controller_office import Setting, in_office
 
 from tidemill.controller import administering
 from tidemill.controller.administering import PUT_OFF_MAX, Administering
+from tidemill.controller.topics import NewTopic
 from tidemill.coordination.port import NoNode
 
 
@@ -66,3 +69,25 @@ def test_a_look_that_was_put_off_ends_with_the_office(monkeypatch: pytest.Monkey
         assert looked.wanted.empty()
 
     asyncio.run(story())
+
+
+def test_the_controllers_own_marks_are_no_administrators(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(setting: Setting) -> None:
+        controller = setting.controller
+        names = [f"t{number}" for number in range(9)]
+        await controller.create_topics([NewTopic(name, 1, 1) for name in names])
+        one = Administering(controller, lambda path: None)
+        _, outcomes = await asyncio.gather(one.deletions_wanted(), controller.delete_topics(names))
+        assert [outcome.error for outcome in outcomes] == [None] * 9
+        deleting = asyncio.get_running_loop().create_task(controller.delete_topics(names))
+        made = asyncio.get_running_loop().create_task(
+            controller.create_topics([NewTopic(name, 1, 1) for name in names])
+        )
+        await one.deletions_wanted()
+        await asyncio.gather(deleting, made)
+        assert sorted(controller.image.topics) == names
+
+    in_office(tmp_path, story)
+    assert not [record for record in caplog.records if "is not deleted" in record.getMessage()]

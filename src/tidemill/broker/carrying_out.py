@@ -24,6 +24,8 @@ LOGS_A_TURN = 50
 """Logs that are made, or partitions that are led or followed, before the loop does its other work."""
 TURN_S = 0.01
 """The same, where the disk is slow: making a log takes several files."""
+OTHERS_FIRST_S = 0.25
+"""How long logs of new followers wait until the other brokers are told of the change that brings them."""
 
 
 class Taking(NamedTuple):
@@ -90,7 +92,11 @@ class CarryingOut:
             self.heard.set()
             if told is not None and not told.done():
                 told.set_result(None)
-            await self._take_late(delta, [one for one in late if one.states], turn)
+            late = [one for one in late if one.states]
+            if late and delta.others:
+                # What the others are told, and clients wait for, is made by this thread, too.
+                await asyncio.wait(delta.others, timeout=OTHERS_FIRST_S)
+            await self._take_late(delta, late, turn)
 
     async def _take_late(self, delta: Delta, late: Sequence[Taking], turn: Turn) -> None:
         failed = []

@@ -173,9 +173,11 @@ class Administering:
             """Whether it waits until it can be read."""
             return (TOPIC, name) in controller.image.unreadable
 
-        marked = await controller.store.children(DELETE_TOPICS)
-        new = [name for name in marked if name not in controller.image.deleting]
-        known = [name for name in new if name in controller.image.topics]
+        async with controller.changing():
+            # The marks of a deletion that is under way are the controller's own.
+            marked = await controller.store.children(DELETE_TOPICS)
+            new = [name for name in marked if name not in controller.image.deleting]
+            known = [name for name in new if name in controller.image.topics]
         if known:
             logger.info("topics were marked for deletion in the store: %s", ", ".join(known))
             for outcome in await controller.delete_topics(known, are_marked=True):

@@ -1,9 +1,10 @@
 """What the two indexes of a segment share: a sparse file of entries of one size, mapped when it is needed.
 
-The layouts are those of :mod:`tidemill.log.offset_index` and :mod:`tidemill.log.time_index`. All integers are
-big-endian; both columns grow from entry to entry. The files are made at their full size, so that an entry is
-a store into the memory map; rolling cuts them to what is used. A tail of zeros is therefore what an unclean
-stop leaves behind, and no damage: position 0 is never indexed.
+The layouts are those of :mod:`tidemill.log.offset_index` and :mod:`tidemill.log.time_index`. All integers
+are big-endian; both columns grow from entry to entry. The files have their full size, those of a new log
+from their first entry on, so that an entry is a store into the memory map; rolling cuts them to what is
+used. A tail of zeros is therefore what an unclean stop leaves behind, and no damage: position 0 is never
+indexed.
 
 There is an entry for a batch only when more than ``index.interval.bytes`` were appended since the last one.
 

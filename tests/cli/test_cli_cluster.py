@@ -93,6 +93,11 @@ def test_the_quick_start(up: Call) -> None:
     assert sorted(map(int, read.split())) == list(range(100))
     assert up("cluster", "add", "--port", "0").startswith("broker 4 runs on 127.0.0.1:")
     assert [one["living"] for one in status(up)["brokers"]] == [True] * 4
+    assert "'tidemill cluster decommission 1'" in up("cluster", "remove", "1", code=1)
+    assert up("cluster", "remove", "4") == "stopped broker 4\nremoved broker 4\n"
+    assert [one["living"] for one in status(up)["brokers"]] == [True] * 3
+    assert "runs already" in up("cluster", "up", "--brokers", "3")
+    assert not Path("tidemill-cluster", "broker-4").exists()
     up("cluster", "down", "--delete", "--yes")
     assert not Path("tidemill-cluster").exists()
 
@@ -143,6 +148,7 @@ def test_a_cluster_that_is_there_keeps_its_zookeeper_and_its_brokers(call: Call)
     assert "no ZooKeeper can be reached" in call("cluster", "up", "--port", str(first), code=1)
     assert "no ZooKeeper can be reached" in call("cluster", "up", "--port", "0", code=1)
     assert "1, 2, 3: give one of these" in call("cluster", "stop", "4", code=1)
+    assert "no other broker runs" in call("cluster", "remove", "2", code=1)
     assert call("cluster", "down") == "nothing ran\n"
     Path("tidemill-cluster/cluster.json").write_text("{}")
     assert "repair it" in call("cluster", "down", code=1)

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import click
 
 from tidemill.cli import cluster_moves, cluster_status
-from tidemill.cli.cluster_options import directory_option, names_of
+from tidemill.cli.cluster_options import broker_ids, directory_option, names_of
 from tidemill.cli.local import ZOOKEEPER, LocalCluster, said
-from tidemill.cli.options import Whole, broker_settings_option, pairs
-from tidemill.cli.output import done, json_option, on_terminal, print_json
+from tidemill.cli.local_settings import HOST
+from tidemill.cli.options import INT_MAX, Target, Whole, broker_settings_option, pairs
+from tidemill.cli.output import counted, done, json_option, on_terminal, print_json
 
 FAILED = 1
 BROKERS = 3
@@ -93,7 +94,7 @@ def up(
     if missing < 0:
         raise click.ClickException(
             f"there are {len(local.ports)} brokers in {directory}, and {count} are asked for: 'tidemill "
-            "cluster decommission N' moves everything away from one, and 'cluster stop N' ends it"
+            "cluster decommission N' moves everything away from one, and 'cluster remove N' takes it out"
         )
     if settings and not missing:
         raise click.ClickException(
@@ -265,6 +266,49 @@ def kill(names: tuple[str, ...], directory: str) -> int:
             again = f"'tidemill cluster start {name}{local.option}'"
             done(f"killed {said(name)} (process {pid}); {again} brings it back")
     return FAILED if failures else 0
+
+
+@command.command(
+    "remove", epilog="\b\nExamples:\n  tidemill cluster decommission 4\n  tidemill cluster remove 4"
+)
+@click.argument("number", metavar="BROKER", type=Whole(0, INT_MAX), shell_complete=broker_ids)
+@directory_option
+def remove(number: int, directory: str) -> None:
+    """Take a broker that holds nothing any more out of the cluster of this machine, for good.
+
+    It is stopped, and its directory deleted. 'tidemill cluster decommission' moves everything away from it.
+    """
+    local = _known(directory, [str(number)])
+    others = [f"{HOST}:{port}" for one, port in local.ports.items() if one != number]
+    if not others:
+        raise click.ClickException(
+            f"broker {number} is the last one: 'tidemill cluster down --delete{local.option}' deletes all"
+        )
+    if not (set(map(str, local.ports)) - {str(number)}) & local.running().keys():
+        raise click.ClickException(
+            f"no other broker runs, which could say what broker {number} holds: 'tidemill cluster "
+            f"up{local.option}' starts them"
+        )
+    held = _held(",".join(others), number)
+    if held:
+        raise click.ClickException(
+            f"broker {number} holds {counted(held, 'partition')}: 'tidemill cluster decommission {number}"
+            f"{local.option}' moves everything away from it"
+        )
+    with local.alone():
+        if str(number) in local.running():
+            _stop(local, [str(number)])
+        local.remove(number)
+    done(f"removed broker {number}")
+
+
+def _held(bootstrap: str, number: int) -> int:
+    """How many partitions a broker has a replica of, or is about to get one of."""
+    from tidemill.client import Admin
+
+    with Admin(bootstrap, Target(bootstrap, {}).config()) as admin:
+        topics = admin.describe_topics([one.name for one in admin.list_topics(include_internal=True)])
+    return sum(number in one.replicas for topic in topics.values() for one in topic.partitions)
 
 
 def _known(directory: str, names: Sequence[str]) -> LocalCluster:

@@ -225,6 +225,14 @@ class LocalCluster:
         self.ports.update(made)
         self.save()
 
+    def remove(self, number: int) -> None:
+        """Forgets a broker, and deletes what it has."""
+        directory = self.process(str(number)).directory
+        del self.ports[number]
+        self.save()
+        if directory.exists():
+            shutil.rmtree(directory)
+
     # Starting and ending
 
     def check(self, numbers: Collection[str]) -> None:

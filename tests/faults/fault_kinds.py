@@ -303,16 +303,24 @@ def possible() -> tuple[dict[str, Kind], list[str]]:
 
 
 def together(target: Target, kinds: dict[str, Kind]) -> Fault:
-    """Two faults of different kinds, the second while the first goes on."""
+    """Two faults of different kinds, the second while the first goes on.
+
+    Brokers that were ended start last: without ZooKeeper, or room on the disk, none would.
+    """
     names = target.random.sample([name for name in kinds if "rolling" not in name], 2)
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as starts, contextlib.ExitStack() as others:
         said = []
         for name in names:
             fault = kinds[name](target)
             said.append(f"{name} {next(fault)}".strip())
-            stack.callback(_finish, fault)
+            (starts if is_start(name) else others).callback(_finish, fault)
             target.hold(0, 1)
         yield " and ".join(said)
+
+
+def is_start(name: str) -> bool:
+    """Whether a fault ends with the start of brokers."""
+    return name.startswith(("kill-", "restart-")) and name != "kill-zookeeper"
 
 
 def _finish(fault: Fault) -> None:

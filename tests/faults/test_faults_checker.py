@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from fault_checker import Readers, check
 from fault_history import Event, History, read
+from fault_kinds import together
 
 READERS = Readers(to_end=frozenset({"reader"}), group=frozenset({"m1", "m2"}))
 
@@ -158,3 +160,27 @@ def test_a_history_is_read_as_it_was_written_and_knows_its_gaps(tmp_path: Path) 
     assert 0 < history.gap() < 60
     history.close()
     assert [one["op"] for one in read(history.path)] == ["send", "ack", "ack"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("other", ["cut-pair", "kill-zookeeper", "full-disk-leader"])
+def test_of_two_faults_at_once_brokers_start_last(other: str, seed: int) -> None:
+    ended: list[str] = []
+
+    class Target:
+        random = Random(seed)
+
+        def hold(self, low_s: float, high_s: float) -> None:
+            pass
+
+    def kind(name: str) -> Any:
+        def fault(target: Any) -> Iterator[str]:
+            yield ""
+            ended.append(name)
+
+        return fault
+
+    target: Any = Target()
+    for _ in together(target, {name: kind(name) for name in (other, "kill-all")}):
+        assert ended == []
+    assert ended == [other, "kill-all"]

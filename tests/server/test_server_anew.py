@@ -6,8 +6,10 @@ from pathlib import Path
 
 from cluster_stage import Stage, cluster, until
 from confluent_kafka import Producer
+from kazoo.client import KazooClient
 
-from tidemill.client import ClientError
+from tidemill.client import Admin, ClientError
+from tidemill.coordination.nodes import BrokerNode
 from tidemill.model.types import TopicPartition
 from tidemill.testing.zookeeper import ZooKeeper
 
@@ -114,3 +116,42 @@ def test_a_broker_at_the_address_of_one_that_has_ended_is_not_taken_for_it(
         stage.brokers[2].start()
         until(lambda: state(stage, "t")[2] == [1, 2, 3], "broker 2 is back, elsewhere")
         assert b"t 19" in log_of(stage, 2, "t-0")
+
+
+def test_a_listener_that_brokers_registered_anew_with_is_told_to_those_who_use_it(
+    zookeeper_server: ZooKeeper,
+) -> None:
+    address = f"{zookeeper_server.address}/test-listeners"
+    with cluster(address, 2, min__insync__replicas="1") as stage:
+        with stage.admin() as admin:
+            admin.create_topic("t", assignments={0: [1, 2]})
+        for broker in stage.brokers.values():
+            broker.stop()
+            broker.config["listeners"] = f"PLAINTEXT://127.0.0.1:{broker.port},EXTRA://127.0.0.1:0"
+            broker.config["listener.security.protocol.map"] = "PLAINTEXT:PLAINTEXT,EXTRA:PLAINTEXT"
+            broker.start()
+        until(lambda: state(stage, "t")[2] == [1, 2], "both are in sync")
+        ports = extra_ports(address)
+        assert sorted(ports) == [1, 2]
+        for port in ports.values():
+            with Admin(f"127.0.0.1:{port}") as admin:
+                known = {one.broker_id: one.port for one in admin.describe_cluster().brokers}
+            assert known == ports
+
+
+def extra_ports(address: str) -> dict[int, int]:
+    """Where the registrations say that the further listener is."""
+    server, _, path = address.partition("/")
+    client = KazooClient(server)
+    client.start()
+    try:
+        found = {int(name): client.get(f"/{path}/brokers/ids/{name}")[0] for name in ("1", "2")}
+    finally:
+        client.stop()
+        client.close()
+    return {
+        number: endpoint.port
+        for number, data in found.items()
+        for endpoint in BrokerNode.decode(number, data).endpoints
+        if endpoint.listener == "EXTRA"
+    }

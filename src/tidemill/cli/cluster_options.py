@@ -48,7 +48,7 @@ def _with_directory(function: F, more: Callable[[LocalCluster | None], dict[str,
             local: LocalCluster | None = LocalCluster.existing(directory)
         else:
             local = LocalCluster.load(directory)
-        if local is not None and named and not set(bootstrap.split(",")) <= set(local.bootstrap.split(",")):
+        if local is not None and named and set(bootstrap.split(",")).isdisjoint(local.bootstrap.split(",")):
             local = None
         if local is not None and local.ports:
             bootstrap = local.bootstrap

@@ -191,6 +191,20 @@ def test_what_goes_on_is_said_when_a_command_is_interrupted(tmp_path: Path, caps
     assert local.process("zookeeper").wait_end(10)
 
 
+def test_a_directory_that_is_named_goes_before_brokers_of_the_environment(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = LocalCluster("two", "127.0.0.1:9/x", None, {})
+    with local.alone():
+        local.add_brokers(1, 0, {})
+    elsewhere = f"127.0.0.1:{free_port()}"
+    monkeypatch.setenv("TIDEMILL_BOOTSTRAP", elsewhere)
+    for command in (("status",), ("decommission", "1"), ("rebalance",), ("elect",)):
+        assert "no broker of the cluster in two runs" in call("cluster", *command, "-d", "two", code=1)
+    assert elsewhere in call("cluster", "status", code=1)
+    assert elsewhere in call("cluster", "status", "-d", "two", "-b", elsewhere, code=1)
+
+
 def test_a_full_disk_is_said_to_be_full(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: LocalCluster) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

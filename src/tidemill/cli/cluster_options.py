@@ -43,13 +43,17 @@ def _with_directory(function: F, more: Callable[[LocalCluster | None], dict[str,
 
     def made(*arguments: Any, directory: str, bootstrap: str, **rest: Any) -> Any:
         source = click.get_current_context().get_parameter_source
-        named = source("bootstrap") != ParameterSource.DEFAULT
-        if source("directory") == ParameterSource.COMMANDLINE and not named:
-            local: LocalCluster | None = LocalCluster.existing(directory)
+        given = ParameterSource.COMMANDLINE
+        local: LocalCluster | None
+        if source("directory") == given and source("bootstrap") != given:
+            # Whoever names a directory means it, whatever the environment says of another cluster.
+            local = LocalCluster.existing(directory)
         else:
             local = LocalCluster.load(directory)
-        if local is not None and named and set(bootstrap.split(",")).isdisjoint(local.bootstrap.split(",")):
-            local = None
+            named = source("bootstrap") != ParameterSource.DEFAULT
+            if local is not None and named:
+                known = local.bootstrap.split(",")
+                local = None if set(bootstrap.split(",")).isdisjoint(known) else local
         if local is not None and local.ports:
             bootstrap = local.bootstrap
             if not any(name.isdigit() for name in local.running()):

@@ -341,6 +341,10 @@ class PartitionStateNode:
             raise NodeFormatError(path, data, repr(error)) from None
 
 
+_NO_SETTINGS = write_json({"version": 1, "config": {}})
+"""What most topics have: brokers are told of thousands at once."""
+
+
 class ConfigNode:
     """/config/KIND/NAME: the values that were set for one topic, broker, client, user or address."""
 
@@ -364,7 +368,7 @@ class ConfigNode:
     @staticmethod
     def decode(path: str, data: bytes) -> dict[str, str]:
         """The values by key; a node without data has none."""
-        if not data:
+        if not data or data == _NO_SETTINGS:
             return {}
         value = read_json(path, data)
         try:

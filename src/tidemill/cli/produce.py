@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1024 * 1024
 LINE_BYTES_MAX = 256 * 1024 * 1024
+SILENT_S = 5.0
+"""After so long it is said why nothing is acknowledged."""
+
 UNDER_WAY_MAX = 256
 """Chunks of input whose fate is not known yet; the oldest is waited for."""
 
@@ -171,15 +174,33 @@ def _send_all(
             if stopped is not None:
                 break
             while under_way and (len(under_way) > UNDER_WAY_MAX or under_way[0].done()):
-                sent += under_way.popleft().result()
+                sent += _settled(producer, under_way.popleft())
     except BadInput as problem:
         stopped = problem
     while under_way:
-        sent += under_way.popleft().result()
+        sent += _settled(producer, under_way.popleft())
     if stopped is not None:
         noun = "message" if sent == 1 else "messages"
         raise BadInput(f"{stopped} ({count_text(sent)} {noun} before it sent, nothing after it)")
     return sent
+
+
+def _settled(producer: Producer, delivery: BulkDelivery) -> int:
+    """How many were acknowledged; says why it waits where that takes long."""
+    from tidemill.client.errors import DeliveryTimeout, RequestTimeout
+
+    try:
+        return delivery.result(SILENT_S)
+    except DeliveryTimeout:
+        raise
+    except RequestTimeout:
+        timeout_s = producer.config.seconds("delivery.timeout.ms")
+        click.echo(
+            f"warning: not acknowledged after {SILENT_S:g} s, and tried for {timeout_s:g} s at most: "
+            f"{producer.trouble() or 'no leader answers'}",
+            err=True,
+        )
+    return delivery.result()
 
 
 def _records(

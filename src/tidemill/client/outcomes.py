@@ -176,6 +176,14 @@ class Outcomes:
             partition=batch.queue.partition,
         )
 
+    def trouble(self) -> Exception | None:
+        """Why what waits is not acknowledged yet; None when nothing is known."""
+        if self.id_problem is not None:
+            return self.id_problem
+        with self._accumulator.lock:
+            refusals = (batch.last_refusal for batch in self._accumulator.incomplete)
+            return next((one for one in refusals if one is not None), None)
+
     def settle(self, batch: PendingBatch, error: Exception | None) -> None:
         """Ends a batch, well or with an error; its callbacks wait for :meth:`run_callbacks`."""
         callbacks = batch.callbacks

@@ -223,6 +223,10 @@ class Producer:
 
     # -- ending -------------------------------------------------------------------------------------------
 
+    def trouble(self) -> Exception | None:
+        """Why messages that wait are not acknowledged yet; None when nothing is known, or nothing waits."""
+        return self._sender.outcomes.trouble()
+
     def flush(self, timeout: float | None = None) -> None:
         """Returns once every message handed over before is acknowledged or given up.
 

@@ -143,6 +143,14 @@ def test_a_move_gives_the_lead_to_no_replica_that_cannot_be_read() -> None:
     assert plan_progress(waits) == []
 
 
+def test_a_replica_that_was_moved_away_is_not_remembered_as_one_that_cannot_be_read() -> None:
+    failed = partition([1, 2], isr=[1], removing=[2]).with_offline(frozenset({2}))
+    ((moved, _),) = plan_progress(cluster((1, 2), topic("t", failed)))
+    assert moved.partitions[0].replicas == [1]
+    # Its broker may be repaired and register again while it has none, and then get one.
+    assert only(cluster((1, 2), moved), [1, 2]).offline == frozenset()
+
+
 @pytest.mark.parametrize(
     ("replicas", "code"),
     [

@@ -70,8 +70,10 @@ class PartitionImage:
         """The version of the partition's state in the store."""
         self.adding = adding if adding is not None else []
         self.removing = removing if removing is not None else []
-        self.offline = offline
-        """Brokers that live, but cannot read or write their replica. The store does not tell."""
+        self.offline = offline.intersection(replicas) if offline else offline
+        """Brokers that live, but cannot read or write their replica. The store does not tell.
+
+        Of replicas only: one that is moved away, and back after a repair, would be offline for good."""
 
     def __repr__(self) -> str:
         moving = f", adding={self.adding}, removing={self.removing}" if self.is_moving else ""

@@ -252,7 +252,8 @@ class Simulation:
                 for partition in node.partitions:
                     if partition.is_leader and not partition.failed:
                         place = (partition.topic, int(partition.index))
-                        self.testimony.leads(place, int(partition.leader_epoch), node.node_id)
+                        epoch = int(partition.leader_epoch)
+                        self.testimony.leads(place, partition.log.topic_id, epoch, node.node_id)
         if steps >= self._end_step and not self._stopped.done():
             self._stopped.set_result(None)
 

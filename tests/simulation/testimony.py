@@ -75,7 +75,7 @@ class Testimony:
         self._losers: set[int] = set()
         """Brokers that lost their power, and have not registered since."""
         self._ends: dict[tuple[str, Place], int] = {}
-        self._leaders: dict[tuple[Place, int], int] = {}
+        self._leaders: dict[tuple[Place, bytes, int], int] = {}
         self._led_by: dict[Place, int] = {}
         self._commits: dict[tuple[str, Place], tuple[int, set[int]]] = {}
 
@@ -186,9 +186,9 @@ class Testimony:
 
     # -- leaders
 
-    def leads(self, place: Place, epoch: int, broker: int) -> None:
-        """A broker takes itself for the leader."""
-        other = self._leaders.setdefault((place, epoch), broker)
+    def leads(self, place: Place, topic_id: bytes, epoch: int, broker: int) -> None:
+        """A broker takes itself for the leader. Epochs begin anew where a topic is deleted and made again."""
+        other = self._leaders.setdefault((place, topic_id, epoch), broker)
         if other != broker:
             self.story.violate(f"{place} is led by {other} and by {broker} in epoch {epoch}")
 

@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from load import small_produce
 from peers import CallCount, Figures, end_in_order, load, warm_memory
-from trios import KafkaTrio, TidemillTrio, Trio, until
+from trios import KafkaTrio, TidemillTrio, Trio, await_rest, until
 
 IDLE_PARTITIONS = 2000
 IDLE_LOOKS = 5
@@ -286,6 +286,7 @@ def measure(trios: list[Trio], rounds: int, quick: bool, only: str) -> Gathered:
         warm = name.split()[0] in ("produce", "synchronous")
         for turn in range(rounds + warm):
             for trio in trios:
+                await_rest(trios)
                 figures = axis(benches[trio.name])
                 if turn or not warm:
                     note(trio, name, figures)

@@ -21,6 +21,8 @@ SETTINGS = (
     "group.initial.rebalance.delay.ms=0",
 )
 PATIENCE_S = 120.0
+REST_S, REST_S_MAX, REST_CPU = 0.5, 20.0, 0.15
+"""At rest they use less than so much of a processor for so long; that is waited for at most so long."""
 
 
 def until(condition: Callable[[], Any], what: str, every_s: float = 0.02) -> None:
@@ -30,6 +32,16 @@ def until(condition: Callable[[], Any], what: str, every_s: float = 0.02) -> Non
         if time.monotonic() > deadline:
             raise SystemExit(f"bench: it did not come about within {PATIENCE_S:g} s: {what}")
         time.sleep(every_s)
+
+
+def await_rest(trios: Sequence[Trio]) -> None:
+    """Returns once none of them works: what one does after its turn, deleting for instance, costs no other."""
+    deadline = time.monotonic() + REST_S_MAX
+    while time.monotonic() < deadline:
+        before = sum(trio.cpu_s() for trio in trios)
+        time.sleep(REST_S)
+        if sum(trio.cpu_s() for trio in trios) - before < REST_CPU * REST_S:
+            return
 
 
 class Trio:

@@ -35,7 +35,7 @@ def until(condition: Callable[[], Any], what: str, every_s: float = 0.02) -> Non
 
 
 def await_rest(trios: Sequence[Trio]) -> None:
-    """Returns once none of them works: what one does after its turn, deleting for instance, costs no other."""
+    """Returns once none of them works: what one does after its turn, deleting, say, costs no other."""
     deadline = time.monotonic() + REST_S_MAX
     while time.monotonic() < deadline:
         before = sum(trio.cpu_s() for trio in trios)

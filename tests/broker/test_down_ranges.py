@@ -23,6 +23,7 @@ from tidemill.records.builder import build_batch
 from tidemill.records.convert import down, whole_entries
 from tidemill.records.cursor import EntryCursor
 from tidemill.records.legacy import parse_entry
+from tidemill.records.message_set import build_message_set
 
 MAGIC = 1
 Found = list[tuple[int, bytes | None, bytes | None]]
@@ -241,3 +242,15 @@ def test_whole_entries_end_before_one_that_is_cut() -> None:
     assert whole_entries(data, size) == (size, 1)
     assert whole_entries(data, size + 1) == (size, 1)
     assert whole_entries(data, len(data)) == (len(data), 3)
+
+
+def test_a_wrapper_without_room_is_next_from_its_first_message_on() -> None:
+    rows = [(-1, None, b"%d" % number) for number in range(4)]
+    stored = build_batch([(1, None, b"a", None)], NONE, base_offset=0) + build_message_set(
+        0, rows, GZIP, base_offset=1
+    )
+    made = down(stored, 0, len(stored), 0, 0, 40)
+    # A wrapper's own offset is that of its last message.
+    assert (read_whole(made.data, 0), made.next_offset) == ([(0, None, b"a")], 1)
+    rest = down(stored, int(made.next_position), len(stored), 0, 1, 40)
+    assert [offset for offset, _, _ in read_whole(rest.data, 1)] == [1, 2, 3, 4]

@@ -397,8 +397,7 @@ class _Down:
         if entry.magic > self.magic:
             return self._convert(EntryCursor(entry, self.unpacked_bytes_max))
         if not self._has_room(size):
-            self.next_offset = entry.offset
-            return False
+            return False  # A wrapper has the offset of its last message: what is next came before.
         self.out.extend(data[position : position + size], 0)
         self.next_offset = entry.offset + 1
         return True

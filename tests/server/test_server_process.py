@@ -228,6 +228,34 @@ def test_a_client_from_elsewhere_that_is_sent_to_loopback_is_warned_of() -> None
     assert loopback_warning("PLAINTEXT", "example.org", 9092, "10.0.0.7", "10.0.0.1") is None
 
 
+def test_ctrl_c_that_python_loses_while_it_loads_ends_the_start_too(tmp_path: Path) -> None:
+    code = """if True:
+        import os, signal, sys, tidemill.__main__ as command
+
+        class Late:
+            def __del__(self):
+                os.kill(os.getpid(), signal.SIGINT)
+                sum(range(100))
+
+        watch = command._interrupts.watch
+        command._interrupts.watch = lambda: (watch(), Late(), None)[-1]
+        command.main()
+    """
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-c", code, "serve", "-d", tmp_path / "d"),
+            *("--set", "listeners=PLAINTEXT://127.0.0.1:0"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Exception ignored in" in ended.stderr
+    assert ended.returncode == 0
+    assert not (tmp_path / "d").exists()
+
+
 @pytest.mark.parametrize("delay_s", [0.02, 0.1, 0.3, 0.5])
 def test_ctrl_c_ends_a_start_quietly_whenever_it_comes(tmp_path: Path, delay_s: float) -> None:
     # The moment is by chance; whichever it is, the end is the same.

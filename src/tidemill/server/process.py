@@ -20,6 +20,7 @@ from itertools import chain
 from types import FrameType
 from typing import Any, Protocol
 
+from tidemill import _interrupts
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.configs.listeners import join_address
 from tidemill.model.errors import ConfigError, TidemillError
@@ -110,6 +111,8 @@ def serve(start: Start) -> int:
     signals = Signals(stopping)
     try:
         signals.interrupt_start()
+        if _interrupts.heard:
+            raise StoppedWhileStarting(signal.SIGINT.name)
         config = read_config(start)
         files = raise_file_limit()
         _report(config, files)

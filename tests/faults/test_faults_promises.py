@@ -110,6 +110,8 @@ def test_a_broker_comes_back_when_its_old_session_has_ended(cluster: Stage, tmp_
 
 
 def test_a_second_broker_with_the_id_of_one_that_lives_is_refused(cluster: Stage, tmp_path: Path) -> None:
+    with cluster.admin() as admin:
+        admin.create_topic("twin", PARTITIONS, 3)
     before = cluster.registered(2)
     twin = PlacedBroker(
         {**cluster.brokers[2].config}, tmp_path / "twin", tmp_path / "twin.log", [], "127.0.0.1"
@@ -120,7 +122,7 @@ def test_a_second_broker_with_the_id_of_one_that_lives_is_refused(cluster: Stage
     assert time.monotonic() - began >= SESSION_S
     twin.close()
     assert cluster.registered(2) == before
-    assert cluster.settle(["__consumer_offsets"], PATIENCE_S) == ""
+    assert cluster.settle(["twin"], PATIENCE_S) == ""
 
 
 class Unforgiving:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import urllib.request
 from collections.abc import Iterator
@@ -16,11 +17,12 @@ from tidemill.client import Consumer, Producer
 from tidemill.testing.zookeeper import ZooKeeper
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def stage(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
-    """Three brokers with metrics; each test leaves all of them running."""
+    """Three brokers with metrics, new for each test: numbers tell of all that happened since the start."""
     settings = {"tidemill__metrics__port": "0", "replica__lag__time__max__ms": "1500"}
-    with cluster(f"{zookeeper_server.address}/test-cluster-metrics", **settings) as found:
+    path = f"test-cluster-metrics-{secrets.token_hex(4)}"
+    with cluster(f"{zookeeper_server.address}/{path}", **settings) as found:
         yield found
 
 

@@ -362,7 +362,7 @@ def test_nodes_that_cannot_be_read_stay_for_the_administrator(
 
     run(story())
     for path in (ReassignmentNode.path, PartitionListNode.election_path):
-        assert any(path in record.message for record in caplog.records)
+        assert any(path in record.getMessage() for record in caplog.records)
 
 
 def test_elections_that_an_administrator_asks_for(tmp_path: Path) -> None:

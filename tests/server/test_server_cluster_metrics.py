@@ -56,9 +56,10 @@ def controller(stage: Stage) -> int:
     return found[0]
 
 
-def write(stage: Stage, topic: str, count: int, acks: str = "all") -> None:
-    """So many messages of 1,000 bytes for partition 0."""
-    with Producer(stage.bootstrap, acks=acks) as producer:
+def write(stage: Stage, topic: str, count: int, acks: str = "all", through: int = 0) -> None:
+    """So many messages of 1,000 bytes for partition 0; a broker may be named that is to be asked first."""
+    bootstrap = stage.brokers[through].bootstrap if through else stage.bootstrap
+    with Producer(bootstrap, acks=acks) as producer:
         for _ in range(count):
             producer.send(topic, bytes(1000), partition=0)
 
@@ -108,7 +109,8 @@ def test_a_follower_that_stands_still_lags_and_leaves_the_set(stage: Stage) -> N
     stopped_pid = stopped.pid
     os.kill(stopped_pid, signal.SIGSTOP)
     try:
-        write(stage, "behind", 100, acks="1")
+        # One that stands still would be asked for as long as its session lives.
+        write(stage, "behind", 100, acks="1", through=office)
         until(lambda: told(stage, office, "tidemill_replica_lag_max_records") >= 100, "it lags")
         until(lambda: told(stage, office, "tidemill_isr_shrinks_total") > shrinks, "it left the set")
         assert told(stage, office, "tidemill_under_replicated_partitions") > 0

@@ -232,6 +232,8 @@ def test_ctrl_c_that_python_loses_while_it_loads_ends_the_start_too(tmp_path: Pa
     code = """if True:
         import os, signal, sys, tidemill.__main__ as command
 
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
         class Late:
             def __del__(self):
                 os.kill(os.getpid(), signal.SIGINT)
@@ -259,7 +261,14 @@ def test_ctrl_c_that_python_loses_while_it_loads_ends_the_start_too(tmp_path: Pa
 @pytest.mark.parametrize("delay_s", [0.02, 0.1, 0.3, 0.5])
 def test_ctrl_c_ends_a_start_quietly_whenever_it_comes(tmp_path: Path, delay_s: float) -> None:
     # The moment is by chance; whichever it is, the end is the same.
-    code = "import os, sys, tidemill.__main__; os.write(1, b'.'); tidemill.__main__.main()"
+    # Shells start what runs in the background with SIGINT ignored, and so would be the tests' children.
+    code = """if True:
+        import os, signal, tidemill.__main__ as command
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.write(1, b'.')
+        command.main()
+    """
     process = subprocess.Popen(
         [
             *(sys.executable, "-c", code, "serve", "-q", "-d", tmp_path / "d"),

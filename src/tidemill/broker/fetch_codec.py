@@ -126,10 +126,7 @@ def decode_tags(request: FetchFields, data: bytes, position: i64, end: i64) -> i
     """The tagged fields of a request: who follows (v15), which cluster is meant."""
     count, position = read_uvarint(data, position, end)
     while count > 0:
-        tag, position = read_uvarint(data, position, end)
-        size, position = read_uvarint(data, position, end)
-        if position + size > end:
-            raise IndexError("a tagged field reaches beyond the request")
+        tag, size, position = read_tag(data, position, end)
         if tag == REPLICA_STATE_TAG and request.version >= 15:
             if size < REPLICA_STATE_BYTES_MIN:
                 raise IndexError(f"who follows takes {size} bytes instead of {REPLICA_STATE_BYTES_MIN}")
@@ -138,6 +135,15 @@ def decode_tags(request: FetchFields, data: bytes, position: i64, end: i64) -> i
         position += size
         count -= 1
     return position
+
+
+def read_tag(data: bytes, position: i64, end: i64) -> tuple[i64, i64, i64]:
+    """A tagged field's number, its size, and where its value begins."""
+    tag, position = read_uvarint(data, position, end)
+    size, position = read_uvarint(data, position, end)
+    if position + size > end:
+        raise IndexError("a tagged field reaches beyond the request")
+    return tag, size, position
 
 
 def decode_topic(
@@ -179,10 +185,7 @@ def decode_part_tags(part: FetchPart, data: bytes, position: i64, end: i64) -> i
     """The tagged fields of a partition from version 18 on: how far the follower knows it to be committed."""
     count, position = read_uvarint(data, position, end)
     while count > 0:
-        tag, position = read_uvarint(data, position, end)
-        size, position = read_uvarint(data, position, end)
-        if position + size > end:
-            raise IndexError("a tagged field reaches beyond the request")
+        tag, size, position = read_tag(data, position, end)
         if tag == HIGH_WATERMARK_TAG:
             if size != 8:
                 raise IndexError(f"a high watermark takes {size} bytes instead of 8")

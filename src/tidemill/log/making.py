@@ -37,8 +37,29 @@ def make_log(
         write_partition_metadata(files, f"{directory}/{PARTITION_METADATA}", topic_id)
     segment = Segment(files, directory, 0, 0, config.segment_index_bytes, config.index_interval_bytes)
     segment.create_closed(now_ms)
-    producers = ProducerState(str(topic_partition))
-    epochs = LeaderEpochs(files, f"{directory}/{LEADER_EPOCHS}")
+    return _empty(files, directory, topic_partition, topic_id, config, segment, removals, now_ms)
+
+
+def offline_log(
+    files: Files, directory: str, topic_partition: TopicPartition, config: LogConfig, topic_id: bytes
+) -> Log:
+    """An empty log that stands for one whose directory cannot be used: it is closed, and touches no file."""
+    segment = Segment(files, directory, 0, 0, config.segment_index_bytes, config.index_interval_bytes)
+    log = _empty(files, directory, topic_partition, topic_id, config, segment, Removals(), 0)
+    log.closed = True
+    return log
+
+
+def _empty(
+    files: Files,
+    directory: str,
+    topic_partition: TopicPartition,
+    topic_id: bytes,
+    config: LogConfig,
+    segment: Segment,
+    removals: Removals,
+    now_ms: int,
+) -> Log:
     return Log(
         files,
         directory,
@@ -49,8 +70,8 @@ def make_log(
         0,
         0,
         0,
-        producers,
-        epochs,
+        ProducerState(str(topic_partition)),
+        LeaderEpochs(files, f"{directory}/{LEADER_EPOCHS}"),
         removals,
         now_ms,
     )

@@ -469,29 +469,3 @@ def open_log(
         clean=clean,
     )
     return opening.open()
-
-
-def offline_log(
-    files: Files, directory: str, topic_partition: TopicPartition, config: LogConfig, topic_id: bytes
-) -> Log:
-    """An empty log that stands for one whose directory cannot be used: it is closed, and touches no file."""
-    segment = Segment(files, directory, 0, 0, config.segment_index_bytes, config.index_interval_bytes)
-    epochs = LeaderEpochs(files, f"{directory}/{LEADER_EPOCHS}")
-    producers = ProducerState(str(topic_partition))
-    log = Log(
-        files,
-        directory,
-        topic_partition,
-        topic_id,
-        config,
-        [segment],
-        0,
-        0,
-        0,
-        producers,
-        epochs,
-        Removals(),
-        0,
-    )
-    log.closed = True
-    return log

@@ -16,9 +16,9 @@ from typing import NamedTuple
 from tidemill.log.config import LogConfig
 from tidemill.log.errors import DiskFull, failure_of, is_disk_broken, may_pass
 from tidemill.log.log import Log
+from tidemill.log.making import offline_log
 from tidemill.log.manager import LogManager
 from tidemill.log.names import partition_directory
-from tidemill.log.recovery import offline_log
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.ports import Clock
 from tidemill.model.types import ZERO_ID, TopicPartition

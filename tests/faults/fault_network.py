@@ -7,6 +7,7 @@ has. Packets go there and are dropped; established connections stay, and find ou
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -15,6 +16,8 @@ from collections.abc import Iterator
 NOBODY = "02:00:00:00:00:99"
 STORE = 253
 CLIENTS = 254
+
+_numbers = itertools.count()
 
 
 def run(*command: str) -> None:
@@ -48,7 +51,8 @@ class Network:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._name = f"tmf{os.getpid()}"
+        # Devices live on for a moment after the namespace that they were in: names are used once.
+        self._name = f"tmf{os.getpid()}n{next(_numbers)}"
         self._prefix = f"10.{64 + os.getpid() // 250 % 128}.{os.getpid() % 250}"
 
     def address(self, host: int) -> str:

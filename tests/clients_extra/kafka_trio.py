@@ -68,20 +68,6 @@ def kafka_trio(address: str, directories: dict[int, Path], place: Path, settings
         trio.end(signal.SIGKILL)
 
 
-@contextmanager
-def nodes(address: str) -> Iterator[KazooClient]:
-    """A client of ZooKeeper at a chroot."""
-    server, _, path = address.partition("/")
-    client = KazooClient(server)
-    client.start()
-    client.chroot = f"/{path}"
-    try:
-        yield client
-    finally:
-        client.stop()
-        client.close()
-
-
 def until(condition: Callable[[], Any], what: Callable[[], Any] | str) -> None:
     """Returns once it holds."""
     deadline = time.monotonic() + WAIT_S

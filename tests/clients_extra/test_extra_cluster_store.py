@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_stage import Stage, cluster, until
+from cluster_stage import Stage, cluster, nodes, until
 from kafka_desk import Desk, compiled, desk
 from kafka_peer import class_path, java
-from kafka_trio import VERSION, nodes
+from kafka_trio import VERSION
 
 from tidemill.client import ConfigResource, Producer, ResourceType
 from tidemill.testing.zookeeper import ZooKeeper

@@ -9,9 +9,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from cluster_stage import nodes
 from confluent_kafka import Producer
 from kafka_peer import CODECS, check_same, fill, see, wait_led
-from kafka_trio import all_gone, kafka_trio, lagging, nodes, states, until
+from kafka_trio import all_gone, kafka_trio, lagging, states, until
 from kazoo.client import KazooClient
 
 from tidemill.client import Admin, ConfigResource, ResourceType

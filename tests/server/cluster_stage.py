@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from kazoo.client import KazooClient
+
 from tidemill.client import Admin
 from tidemill.testing import Broker
 
@@ -45,6 +47,20 @@ def until(condition: Callable[[], Any], what: str) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(f"it never came about: {what}")
+
+
+@contextmanager
+def nodes(address: str) -> Iterator[KazooClient]:
+    """A client of ZooKeeper at a chroot."""
+    server, _, path = address.partition("/")
+    client = KazooClient(server)
+    client.start()
+    client.chroot = f"/{path}"
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
 
 
 @contextmanager

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster_stage import Stage, cluster, until
+from cluster_stage import Stage, cluster, nodes, until
 from confluent_kafka import Producer
-from kazoo.client import KazooClient
 
 from tidemill.client import Admin, ClientError
 from tidemill.coordination.nodes import BrokerNode
@@ -141,14 +140,8 @@ def test_a_listener_that_brokers_registered_anew_with_is_told_to_those_who_use_i
 
 def extra_ports(address: str) -> dict[int, int]:
     """Where the registrations say that the further listener is."""
-    server, _, path = address.partition("/")
-    client = KazooClient(server)
-    client.start()
-    try:
-        found = {int(name): client.get(f"/{path}/brokers/ids/{name}")[0] for name in ("1", "2")}
-    finally:
-        client.stop()
-        client.close()
+    with nodes(address) as client:
+        found = {int(name): client.get(f"/brokers/ids/{name}")[0] for name in ("1", "2")}
     return {
         number: endpoint.port
         for number, data in found.items()

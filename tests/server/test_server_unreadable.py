@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from cluster_stage import Stage, cluster, until
+from cluster_stage import Stage, cluster, nodes, until
 from confluent_kafka import Consumer, Producer, TopicPartition
-from kazoo.client import KazooClient
 
 from tidemill.client import ClientError
 from tidemill.testing.zookeeper import ZooKeeper
-
-
-@contextmanager
-def zookeeper_of(stage: Stage) -> Iterator[Any]:
-    """A client of the brokers' own path."""
-    address, _, path = stage.address.partition("/")
-    client = KazooClient(address)
-    client.start()
-    client.chroot = f"/{path}"
-    try:
-        yield client
-    finally:
-        client.stop()
-        client.close()
 
 
 def produce(stage: Stage, topic: str, values: range) -> None:
@@ -90,7 +73,7 @@ def test_a_spoilt_node_costs_its_topic_until_it_is_mended_and_nothing_of_any_oth
         "auto.create.topics.enable": "false",
         "tidemill.metrics.port": "0",
     }
-    with cluster(address, 2, **settings) as stage, zookeeper_of(stage) as zookeeper:
+    with cluster(address, 2, **settings) as stage, nodes(stage.address) as zookeeper:
         with stage.admin() as admin:
             admin.create_topic("bad", 1, 2)
             admin.create_topic("good", 1, 2)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_stage import nodes
 from kazoo.client import KazooClient
 
 from tidemill.client import Admin, Producer
@@ -38,12 +39,8 @@ def address(zookeeper: Callable[..., ZooKeeperSettings]) -> str:
 @pytest.fixture
 def kazoo(address: str) -> Iterator[Any]:
     """Another client, from the root of the cluster's path."""
-    client = KazooClient(address.partition("/")[0])
-    client.start()
-    client.chroot = "/" + address.partition("/")[2]
-    yield client
-    client.stop()
-    client.close()
+    with nodes(address) as client:
+        yield client
 
 
 def settings(address: str, **others: str) -> dict[str, str]:

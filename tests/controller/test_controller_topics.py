@@ -352,6 +352,24 @@ def test_who_may_have_lost_records_is_taken_out_as_long_as_others_are_in_sync(
     assert (elected.leader, elected.isr, elected.leader_epoch) == (leader, isr, epoch)
 
 
+@pytest.mark.parametrize("leader", [2, -1])
+@pytest.mark.parametrize(("living", "stopping"), [((1, 2), set()), ((1, 2, 3), {3})])
+def test_who_has_lost_nothing_is_waited_for(leader: int, living: tuple[int, ...], stopping: set[int]) -> None:
+    """The flag is taken back once it was heeded: one that stayed in the set could be elected next."""
+    before = partition(leader, [2, 3])
+    elected = elect(cluster(*living), before, lost=frozenset({2}), stopping=frozenset(stopping))
+    assert elected is not None
+    assert (elected.leader, elected.isr) == (-1, [3])
+    assert elected.leader_epoch == (8 if leader == 2 else 7)
+    assert elect(cluster(*living), elected, stopping=frozenset(stopping)) is None
+    back = elect(cluster(1, 2, 3), elected)
+    assert back is not None
+    assert (back.leader, back.isr) == (3, [3])
+    unclean = elect(cluster(1, 2), before, lost=frozenset({2}), unclean=True)
+    assert unclean is not None
+    assert (unclean.leader, unclean.isr) == (1, [1])
+
+
 def test_an_unclean_election_takes_whoever_lives() -> None:
     assert elect(cluster(1), partition(-1, [2, 3])) is None
     elected = elect(cluster(1), partition(-1, [2, 3]), unclean=True)

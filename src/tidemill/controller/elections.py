@@ -28,11 +28,11 @@ def elect(
 ) -> PartitionImage | None:
     """The state that a partition gets now that some brokers live and others do not; None to leave it.
 
-    The dead leave the in-sync set, as do those whose replica is offline, and those in ``lost``: they live,
-    but may have lost what they had not synced. Where nobody else is in sync, they are all there is, and stay.
-    The leader stays, or the first of the replicas in sync takes over, but none that is ``stopping``. With
-    nobody to lead, the partition waits for the last members, or with ``unclean`` the first replica that lives
-    leads alone, and what it does not have is gone.
+    Those in ``lost`` live, but may have lost what they had not synced: they leave the in-sync set, also if
+    the others of it are dead. Where there are no others, they are all there is, and stay. The dead and those
+    whose replica is offline leave it while somebody leads: the leader stays, or the first of the replicas
+    in sync takes over, but none that is ``stopping``. With nobody to lead, the partition waits for the last
+    members, or with ``unclean`` the first replica that lives leads alone, and what it does not have is gone.
 
     The leader epoch grows when the leader changes, or may have lost something. The version grows where one in
     ``lost`` is not in sync: its leader may be asking for it, by what it had before, and is then refused.
@@ -46,17 +46,18 @@ def elect(
         leader = next(iter(able or living), NO_BROKER)
         number, adding, removing = partition.partition, partition.adding, partition.removing
         return PartitionImage(number, leader, 0, partition.replicas, living, 0, adding, removing)
-    there = [broker for broker in partition.isr if broker in living]
-    isr = [broker for broker in there if broker not in lost] or there
+    members = [broker for broker in partition.isr if broker not in lost] or partition.isr
+    isr = [broker for broker in members if broker in living]
     leader = partition.leader
     if leader not in isr:
         leader = next((broker for broker in able if broker in isr), NO_BROKER)
         if leader == NO_BROKER and unclean and able:
             leader, isr = able[0], able[:1]
     if leader == NO_BROKER:
-        if partition.leader == NO_BROKER:
+        is_news = partition.leader != NO_BROKER
+        if not is_news and members == partition.isr:
             return None
-        return partition.with_state(NO_BROKER, partition.isr, is_new_epoch=True)
+        return partition.with_state(NO_BROKER, members, is_new_epoch=is_news)
     is_new_epoch = leader != partition.leader or leader in lost
     is_asked_for = any(broker in lost and broker not in partition.isr for broker in partition.replicas)
     if not is_new_epoch and isr == partition.isr and not is_asked_for:

@@ -19,6 +19,7 @@ from simulated_store import SimulatedStore, StoreServer
 from testimony import Place
 
 from simulation import TOPIC, Node, Simulation
+from tidemill.broker.handlers import common
 from tidemill.controller import office
 from tidemill.coordination.nodes import PartitionStateNode
 from tidemill.model.configs import BrokerConfig
@@ -146,6 +147,8 @@ class FullCluster(Simulation):
             mock.patch.object(app, "Acceptor", OrderedAcceptor),
             mock.patch.object(app, "open_store", self._open_store),
             mock.patch.object(office, "Random", self._new_random),
+            # Calls of processes that were killed never end, and would be kept.
+            mock.patch.object(common, "_going_on", set()),
         ]
 
     def _new_random(self) -> Random:

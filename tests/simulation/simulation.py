@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import random as global_random
@@ -29,6 +30,7 @@ from simulated_network import WORLD, Network, Weather
 from story import Story, Violation
 from testimony import Message, Place, Testimony
 
+from tidemill.log.open_files import OPEN_FILES
 from tidemill.model.errors import TidemillError
 from tidemill.net import link as net_link
 from tidemill.records.reader import iter_records
@@ -192,6 +194,7 @@ class Simulation:
                 stack.enter_context(patch)
             stack.enter_context(_logging_to(self.story, logger))
             stack.enter_context(_own_randomness(self.seed))
+            stack.callback(_let_files_go)
             stack.callback(self.loop.end, self.processes)
             self.loop.set_exception_handler(self._broken)
             self.story.on_violation = self._stop
@@ -432,6 +435,12 @@ def _logging_to(story: Story, logger: logging.Logger) -> Iterator[None]:
         logger.removeHandler(story)
         logger.setLevel(before[0])
         logger.propagate = before[1]
+
+
+def _let_files_go() -> None:
+    """Segments of processes that were killed have files open, and with them the whole world in memory."""
+    while OPEN_FILES.make_room(OSError(errno.EMFILE, "the run has ended")):
+        pass
 
 
 @contextmanager

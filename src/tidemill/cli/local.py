@@ -48,6 +48,7 @@ ROOM_BYTES = 65536
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
+STOP_QUIETLY_S = 3.0
 
 
 class LocalCluster:
@@ -318,10 +319,14 @@ class LocalCluster:
         process = self.process(name)
         if self._signal(name, signal.SIGTERM) is None:
             return False
-        if not process.wait_end(STOP_TIMEOUT_S):
+        if process.wait_end(STOP_QUIETLY_S):
+            return True
+        at_once = f"'tidemill cluster kill {name}{self.option}' ends it at once"
+        click.echo(f"{said(name)} is still stopping; it gets {STOP_TIMEOUT_S:g} s ({at_once})", err=True)
+        if not process.wait_end(STOP_TIMEOUT_S - STOP_QUIETLY_S):
             raise click.ClickException(
                 f"{said(name)} has not stopped within {STOP_TIMEOUT_S:g} s (its log: {process.log_file}): "
-                f"'tidemill cluster kill {name}{self.option}' ends it at once"
+                f"{at_once}"
             )
         return True
 

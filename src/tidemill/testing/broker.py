@@ -24,7 +24,7 @@ TEST_CONFIG: dict[str, str] = {
     "offsets.topic.num.partitions": "4",
     "offsets.topic.replication.factor": "1",
     # Nor should records that it gives fixed dates be gone once the broker has served five minutes.
-    "log.retention.hours": "-1",
+    "log.retention.check.interval.ms": "86400000",
 }
 """What a test's broker has other than a real one; ``config`` goes before it."""
 

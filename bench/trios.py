@@ -19,6 +19,8 @@ SETTINGS = (
     "transaction.state.log.replication.factor=3",
     "transaction.state.log.min.isr=2",
     "group.initial.rebalance.delay.ms=0",
+    # What is deleted is to be gone from memory before the next turn.
+    "log.segment.delete.delay.ms=500",
 )
 PATIENCE_S = 120.0
 REST_S, REST_S_MAX, REST_CPU = 0.5, 20.0, 0.15

@@ -221,6 +221,19 @@ def test_a_log_that_cannot_be_cleaned_is_set_aside_and_the_others_go_on(
     assert stage.compaction.set_aside == {}
 
 
+def test_a_topic_that_is_made_again_is_compacted_though_the_one_before_could_not_be(stage: Stage) -> None:
+    bad = stage.log("t")
+    path = Path(bad.segments[0].path)
+    path.write_bytes(path.read_bytes()[:-2] + b"??")
+    assert not stage.clean()
+    assert stage.compaction.set_aside
+    stage.logs.delete(TopicPartition("t", 0), NOW)
+    good = stage.log("t")
+    assert stage.clean()
+    assert offsets(good)[-3:] == [37, 38, 39]
+    assert not stage.compaction.set_aside
+
+
 def test_a_log_that_needs_more_memory_is_tried_again_when_it_gets_more(stage: Stage) -> None:
     log = stage.logs.create(TopicPartition("t", 0), bytes(16), SETTINGS, NOW)
     data = build_batch([(NOW, b"%d" % number, b"v", None) for number in range(2000)])

@@ -8,6 +8,8 @@ from pathlib import Path
 from test_request_order import COSTLY, SMALL, Peer, served, until
 
 from tidemill.broker.requests import FETCH, PRODUCE, TIMED_EVERY
+from tidemill.controller.topics import NewTopic
+from tidemill.records.batch import parse_batch
 from tidemill.replication.partition import Partition
 from tidemill.server.app import BrokerServer
 from tidemill.server.broker_metrics import PARTITIONS_A_TURN, families
@@ -70,6 +72,45 @@ def test_many_partitions_are_walked_in_several_turns(tmp_path: Path) -> None:
         (partitions,) = [one for one in found if one is not None and one.name == "tidemill_partitions"]
         ((_, count),) = partitions.samples
         assert count == sum(1 for _ in server.broker.partitions.all()) + 3 * PARTITIONS_A_TURN
+
+    served(test, tmp_path)
+
+
+def told(server: BrokerServer, name: str) -> dict[str, float]:
+    """What the samples of a metric tell, by topic; those without a topic by nothing."""
+    (family,) = [one for one in families(server) if one is not None and one.name == name]
+    return {
+        labels.get("topic", ""): value for labels, value in family.samples if isinstance(value, (int, float))
+    }
+
+
+def test_a_topics_counters_do_not_fall_when_a_partition_is_moved_away(tmp_path: Path) -> None:
+    async def test(server: BrokerServer, partition: Partition) -> None:
+        await server.broker.controller.create_topics([NewTopic("pair", 2, 1)])
+        batch = parse_batch(SMALL, 0, len(SMALL))
+        for index in range(2):
+            server.broker.partition("pair", index).append([batch], 1, 0)
+        assert told(server, "tidemill_topic_messages_in")["pair"] == 2
+        server.broker.partitions.stop_replica("pair", 0, delete=True)
+        assert told(server, "tidemill_topic_messages_in")["pair"] == 2
+        assert told(server, "tidemill_topic_bytes_in")["pair"] == 2 * len(SMALL)
+        assert told(server, "tidemill_topic_log_size_bytes")["pair"] == len(SMALL)
+        server.broker.partitions.stop_replica("pair", 1, delete=True)
+        assert "pair" not in told(server, "tidemill_topic_messages_in"), "no series is left behind"
+
+    served(test, tmp_path)
+
+
+def test_a_partition_is_offline_once_whether_nobody_leads_it_or_its_disk_failed(tmp_path: Path) -> None:
+    async def test(server: BrokerServer, partition: Partition) -> None:
+        metadata = server.broker.metadata
+        assert told(server, "tidemill_offline_partitions") == {"": 0}
+        partition.fail("its disk is broken")
+        assert told(server, "tidemill_offline_partitions") == {"": 1}
+        topic = metadata.topics[partition.topic]
+        nobody = [one.with_state(-1, one.isr, is_new_epoch=True) for one in topic.partitions]
+        metadata.image = metadata.image.with_topics([topic.with_partitions(nobody)])
+        assert told(server, "tidemill_offline_partitions") == {"": 1}
 
     served(test, tmp_path)
 

@@ -21,6 +21,7 @@ from tidemill.records.builder import build_batch
 from tidemill.replication.follows import Follows
 from tidemill.replication.manager import PartitionState, ReplicaManager
 from tidemill.replication.partition import Partition
+from tidemill.replication.topics import counters_of
 from tidemill.replication.waiting import CommitCallback
 from tidemill.testing.files import FaultyFiles
 
@@ -494,5 +495,43 @@ def test_a_later_version_that_says_the_same_ends_the_change_that_was_asked_for()
         told(4)
         partition.fetched_by(follower, 0, 0, 1)
         assert wanted == [((NODE, follower), 3), ((NODE, follower), 4)]
+
+    staged(test)
+
+
+def test_replicas_that_a_move_brings_in_are_not_missed() -> None:
+    async def test(stage: Stage) -> None:
+        def told(version: int, replicas: tuple[int, ...], isr: tuple[int, ...], *adding: int) -> Partition:
+            state = PartitionState(0, NODE, version, replicas, isr, version, adding)
+            stage.replicas.put_topic("t", b"1" * 16, False, [state], FLUSHED)
+            return stage.partition("t")
+
+        assert not told(0, (NODE, 2), (NODE, 2)).is_under_replicated
+        partition = told(1, (NODE, 3, 2), (NODE, 2), 3)
+        assert not partition.is_under_replicated
+        assert PartitionState.of(partition).adding == (3,)
+        assert told(2, (NODE, 3, 2), (NODE,), 3).is_under_replicated
+        assert not told(3, (NODE, 3, 2), (NODE, 2, 3), 3).is_under_replicated
+        assert (stage.replicas.isr_shrinks, stage.replicas.isr_expands) == (1, 1)
+        assert not told(4, (NODE, 3), (NODE, 3)).is_under_replicated
+        assert (stage.replicas.isr_shrinks, stage.replicas.isr_expands) == (1, 1), "broker 2 was moved away"
+        told(5, (NODE, 3, 4), (NODE, 3))
+        told(6, (NODE, 3, 4), (NODE, 4))
+        assert (stage.replicas.isr_shrinks, stage.replicas.isr_expands) == (2, 2), "one came, and one left"
+
+    staged(test)
+
+
+def test_what_partitions_counted_that_were_moved_away_stays_with_their_topic() -> None:
+    async def test(stage: Stage) -> None:
+        first, second = stage.topic("t", 2)
+        for one in (first, second):
+            one.append([made(3)], 1, 0)
+        entry = stage.replicas.topics.by_name[b"t"]
+        stage.replicas.stop_replica("t", 0, delete=True)
+        assert entry.counted_before == counters_of(first)
+        assert entry.counted_before[:2] == (3, first.log.size_bytes)
+        stage.replicas.stop_replica("t", 1, delete=True)
+        assert not stage.replicas.topics.by_name
 
     staged(test)

@@ -260,6 +260,7 @@ def state_of(image: PartitionImage) -> PartitionState:
         tuple(image.replicas),
         tuple(image.isr),
         image.partition_epoch,
+        tuple(image.adding),
     )
 
 

@@ -319,6 +319,7 @@ def _state(one: LeaderAndIsrPartitionState) -> PartitionState:
         tuple(one.replicas),
         tuple(one.isr),
         one.partition_epoch,
+        tuple(one.adding_replicas),
     )
 
 

@@ -111,6 +111,8 @@ class Compaction:
         """Of the last cleaning."""
         self.set_aside: dict[TopicPartition, str] = {}
         """Logs that cannot be cleaned, with the reason."""
+        self._failed_logs: dict[TopicPartition, Log] = {}
+        """Of which the failures were: another topic of the name has logs of its own."""
         self._deaths: dict[TopicPartition, int] = {}
         self._again_ms: dict[TopicPartition, int] = {}
         self._written: dict[str, dict[TopicPartition, int]] = {}
@@ -212,7 +214,7 @@ class Compaction:
                 log.info("%s changed while it was compacted; that was ended", one.topic_partition)
             return False
         if isinstance(result, Failure):
-            self._failed(one.topic_partition, result, now_ms)
+            self._failed(one, result, now_ms)
             return False
         one.clean_end = result.end_offset
         self._deaths.pop(one.topic_partition, None)
@@ -221,9 +223,10 @@ class Compaction:
         return True
 
     async def _choose(self, now_ms: int) -> Candidate | None:
-        for remembered in (self.set_aside, self._deaths, self._again_ms):
-            for key in [key for key in remembered if key not in self.logs.logs]:
-                del remembered[key]
+        for key, one in list(self._failed_logs.items()):
+            if self.logs.get(key) is not one:
+                for remembered in (self.set_aside, self._deaths, self._again_ms, self._failed_logs):
+                    remembered.pop(key, None)
         candidates = []
         for at, key in enumerate(list(self.logs.logs)):
             if at % LOGS_A_TURN == LOGS_A_TURN - 1:
@@ -246,7 +249,7 @@ class Compaction:
             return candidate(one, high_watermark, now_ms)
         except OSError as problem:
             text = str(storage_error("plan the compaction of", one.directory, problem))
-            self._failed(key, Failure(STORAGE, text), now_ms)
+            self._failed(one, Failure(STORAGE, text), now_ms)
             return None
 
     def _is_put_off(self, key: TopicPartition, now_ms: int) -> bool:
@@ -261,7 +264,7 @@ class Compaction:
             swap = one.begin_swap(list(group.old), group.size)
         except StorageError as problem:
             # Else the whole log would be cleaned again at once, to come as far as this.
-            self._failed(one.topic_partition, Failure(STORAGE, str(problem)), self.clock.wall_ms())
+            self._failed(one, Failure(STORAGE, str(problem)), self.clock.wall_ms())
             return False
         if swap is None:
             return False
@@ -274,7 +277,7 @@ class Compaction:
             self.replicas.storage_failed(one, failure)
             return False
         except CorruptMessage as problem:
-            self._failed(one.topic_partition, Failure(STORAGE, str(problem)), self.clock.wall_ms())
+            self._failed(one, Failure(STORAGE, str(problem)), self.clock.wall_ms())
         return one.finish_swap(swap, self.clock.wall_ms())
 
     async def _discard(self, one: Log) -> None:
@@ -285,8 +288,10 @@ class Compaction:
                 loop.run_in_executor(self.executor, remove_cleaned, self.logs.files, one.directory)
             )
 
-    def _failed(self, key: TopicPartition, failure: Failure, now_ms: int) -> None:
+    def _failed(self, one: Log, failure: Failure, now_ms: int) -> None:
         """Sets a log aside, for a while or for longer."""
+        key = one.topic_partition
+        self._failed_logs[key] = one
         if failure.kind == STORAGE:
             log.error("%s; it is tried again in %d s", failure.text, AGAIN_MS // 1000)
             self._again_ms[key] = now_ms + AGAIN_MS

@@ -240,6 +240,6 @@ def _results(asked: Sequence[_Wanted], answer: AlterPartitionResponse) -> list[P
     for one in asked:
         result = found.get(one.key, missing)
         if isinstance(result, PartitionState):
-            result = result._replace(replicas=one.partition.replicas)
+            result = result._replace(replicas=one.partition.replicas, adding=one.partition.adding)
         results.append(result)
     return results

@@ -45,6 +45,8 @@ class PartitionState(NamedTuple):
     isr: tuple[int, ...]
     partition_epoch: int = -1
     """The version of this state; later ones have a larger one, or a larger leader epoch."""
+    adding: tuple[int, ...] = ()
+    """Those of the replicas that a move to other brokers brings in."""
 
     @classmethod
     def of(cls, partition: Partition) -> PartitionState:
@@ -56,6 +58,7 @@ class PartitionState(NamedTuple):
             partition.replicas,
             partition.isr,
             int(partition.partition_epoch),
+            partition.adding,
         )
 
 
@@ -233,9 +236,12 @@ class ReplicaManager(PartitionEvents):
     def _change(self, partition: Partition, state: PartitionState) -> None:
         led, epoch, leader = partition.is_leader, partition.leader_epoch, partition.leader
         if led and state.leader == leader:
-            self.isr_shrinks += len(state.isr) < len(partition.isr)
-            self.isr_expands += len(state.isr) > len(partition.isr)
+            # Who leaves the set as it has no replica any more was moved away.
+            members = [one for one in partition.isr if one in state.replicas]
+            self.isr_shrinks += any(one not in state.isr for one in members)
+            self.isr_expands += any(one not in partition.isr for one in state.isr)
         partition.lag_ms_max = self.lag_ms_max
+        partition.adding = state.adding
         partition.become(
             state.leader,
             state.leader_epoch,
@@ -280,7 +286,7 @@ class ReplicaManager(PartitionEvents):
         entry = self.topics.by_name.get(topic.encode())
         partition = entry.partition(index) if entry is not None else None
         if entry is not None and partition is not None:
-            entry.partitions[index] = None
+            entry.let_go(partition)
             self._delete(partition)
             if not any(entry.partitions):
                 self.topics.remove(entry)

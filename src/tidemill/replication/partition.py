@@ -22,7 +22,7 @@ from tidemill.records.batch import Batch
 from tidemill.records.message_set import MessageSet
 from tidemill.records.validate import Limits
 from tidemill.replication.readable import Readable
-from tidemill.replication.replicas import Replicas
+from tidemill.replication.replicas import UNKNOWN, Replicas
 from tidemill.replication.storage import Storage
 
 
@@ -77,6 +77,8 @@ class Partition(Readable):
         """The version of the state that the controller told last; it grows within a leader epoch, too."""
         self.replicas: tuple[int, ...] = ()
         self.isr: tuple[int, ...] = ()
+        self.adding: tuple[int, ...] = ()
+        """Those of the replicas that a move to other brokers brings in."""
         self.min_insync_replicas: i32 = 1
         self.messages_in: i64 = 0
         self.bytes_in: i64 = 0
@@ -95,6 +97,8 @@ class Partition(Readable):
         """Where the log ended when this broker began to lead."""
         self.on_flushed: Callable[[], None] | None = None
         """Called when a flush has ended that was asked for, by whoever waits for it as a follower."""
+        self._known_ends: dict[int, int] = {}
+        """How far replicas had the log when they were last known to be in sync, or told."""
         self._alone = False
         self._flushing = False
         self._flushed_end: i64 = log.end_offset
@@ -114,6 +118,22 @@ class Partition(Readable):
         """
         return self.replication is not None and self.high_watermark < self.epoch_start
 
+    @property
+    def is_under_replicated(self) -> bool:
+        """Whether this broker leads, and fewer are in sync than have been replicas before they are moved.
+
+        Source: Apache Kafka, ``Partition.isUnderReplicated``.
+        """
+        return self.is_leader and len(self.isr) < len(self.replicas) - len(self.adding)
+
+    @property
+    def lag_max(self) -> i64:
+        """The records that the follower lacks which is farthest behind, as far as the leader knows."""
+        replication = self.replication
+        if replication is None:
+            return 0
+        return replication.lag_max(self.log.start_offset, self.log.end_offset)
+
     def become(
         self,
         leader: i32,
@@ -125,6 +145,8 @@ class Partition(Readable):
     ) -> None:
         """Takes the state that the controller decided."""
         is_new = leader != self.leader or leader_epoch != self.leader_epoch
+        if is_new or self.replication is None:
+            self._known_ends = self._ends_known_of(replicas)
         self.leader = leader
         self.leader_epoch = leader_epoch
         self.partition_epoch = partition_epoch
@@ -144,6 +166,22 @@ class Partition(Readable):
                 )
             )
 
+    def _ends_known_of(self, replicas: tuple[int, ...]) -> dict[int, int]:
+        """How far each of ``replicas`` has the log at least, where that is known."""
+        known: dict[int, int] = {}
+        for broker in replicas:
+            end: i64 = UNKNOWN
+            follower = None if self.replication is None else self.replication.followers.get(broker)
+            if follower is not None:
+                end = follower.last_end()
+            elif broker in self.isr:
+                end = self.high_watermark
+            elif broker in self._known_ends:
+                end = self._known_ends[broker]
+            if end >= 0:
+                known[broker] = min(end, self.log.end_offset)
+        return known
+
     def _lead(self, is_new: bool, partition_epoch: i64, now_ms: i64) -> None:
         if is_new:
             self.epoch_start = self.log.end_offset
@@ -155,6 +193,7 @@ class Partition(Readable):
             self.replication = Replicas(
                 self.node_id, self.replicas, self.isr, partition_epoch, now_ms, self.lag_ms_max
             )
+            self.replication.remember(self._known_ends, self.high_watermark)
         else:
             known.change(self.replicas, self.isr, partition_epoch)
         if self._alone:

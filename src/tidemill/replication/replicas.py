@@ -31,6 +31,10 @@ class Follower:
         """Of the registration in which it fetched last; -1 before that, and where it tells none."""
         self.end_offset: i64 = UNKNOWN
         """It has everything below; -1 before its first fetch in this epoch."""
+        self.known_end: i64 = UNKNOWN
+        """It had everything below when it was heard of before that, in another epoch or life; -1: never.
+
+        For who watches: nothing is decided by it."""
         self.start_offset: i64 = UNKNOWN
         self.caught_up_ms: i64 = UNKNOWN
         """When it last had everything that there was."""
@@ -64,10 +68,15 @@ class Follower:
 
     def forget(self) -> None:
         """What it told counts no more."""
+        self.known_end = self.last_end()
         self.end_offset = UNKNOWN
         self.caught_up_ms = UNKNOWN
         self._fetched_ms = UNKNOWN
         self._leader_end = UNKNOWN
+
+    def last_end(self) -> i64:
+        """It had everything below when it was last heard of; -1: this broker never heard of it."""
+        return self.end_offset if self.end_offset >= 0 else self.known_end
 
     def is_caught_up(self, leader_end: i64, now_ms: i64, lag_ms_max: i64) -> bool:
         """Whether it has everything, or had within the last ``lag_ms_max`` ms."""
@@ -213,6 +222,25 @@ class Replicas:
             if broker in self.isr and (follower._fetched_ms >= since_ms or follower.caught_up_ms >= since_ms):
                 return True
         return False
+
+    def remember(self, known_ends: dict[int, int], high_watermark: i64) -> None:
+        """Takes over how far followers had the log before; those in sync have all that is committed."""
+        for broker, follower in self.followers.items():
+            known: i64 = known_ends.get(broker, UNKNOWN)
+            follower.known_end = high_watermark if broker in self.isr and known < high_watermark else known
+
+    def lag_max(self, own_start: i64, own_end: i64) -> i64:
+        """The records of this log that the follower lacks which is farthest behind.
+
+        Of one that has not told yet, those that it may lack: all but what it had when it was last heard of.
+        """
+        most: i64 = 0
+        for follower in self.followers.values():
+            end = follower.last_end()
+            lag: i64 = own_end - (end if end > own_start else own_start)
+            if lag > most:
+                most = lag
+        return most
 
     def start_offset(self, own_start: i64) -> i64:
         """The least start of all replicas' logs, below which records are gone; -1: one has not told."""

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from mypy_extensions import i32
 
 from tidemill.replication.partition import Partition
+
+COUNTERS: Final = 5
+
+
+def counters_of(partition: Partition) -> tuple[int, ...]:
+    """Records and bytes in, bytes out, records converted on their way in and out: since it is here."""
+    return (
+        int(partition.messages_in),
+        int(partition.bytes_in),
+        int(partition.bytes_out),
+        int(partition.produce_conversions),
+        int(partition.fetch_conversions),
+    )
 
 
 class TopicEntry:
@@ -16,12 +31,20 @@ class TopicEntry:
         self.topic_id = topic_id
         self.internal = internal
         self.partitions: list[Partition | None] = []
+        self.counted_before: tuple[int, ...] = (0,) * COUNTERS
+        """What the partitions that were moved away had counted: a topic's counters never fall."""
 
     def partition(self, index: i32) -> Partition | None:
         """The partition when this broker has it."""
         if index < 0 or index >= len(self.partitions):
             return None
         return self.partitions[index]
+
+    def let_go(self, partition: Partition) -> None:
+        """One of its partitions has no replica here any more."""
+        self.partitions[partition.index] = None
+        counted = zip(self.counted_before, counters_of(partition), strict=True)
+        self.counted_before = tuple([before + more for before, more in counted])
 
 
 class TopicTable:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.requests import TIMED_EVERY
 from tidemill.model.errors import ErrorCode
+from tidemill.replication.topics import counters_of
 from tidemill.server.metrics import HISTOGRAM, Family, counter, gauge
 from tidemill.wire.apis import API, ApiKey
 
@@ -26,8 +27,8 @@ class Held:
         self.partitions = 0
         self.leaders = 0
         self.under_replicated = 0
-        self.failed = 0
-        self.without_leader = 0
+        self.failed: set[tuple[str, int]] = set()
+        self.offline = 0
         self.moving = 0
         self.led_elsewhere = 0
         self.waiting_appends = 0
@@ -37,13 +38,12 @@ class Held:
         """Counts a partition."""
         self.partitions += 1
         self.leaders += one.is_leader
-        self.under_replicated += one.is_leader and len(one.isr) < len(one.replicas)
-        self.failed += bool(one.failed)
+        self.under_replicated += one.is_under_replicated
         self.waiting_appends += one.waiting_appends
-        if one.replication is not None:
-            for follower in one.replication.followers.values():
-                if follower.end_offset >= 0:
-                    self.lag_max = max(self.lag_max, int(one.log.end_offset - follower.end_offset))
+        if one.failed:
+            self.failed.add((one.topic, int(one.index)))
+        else:
+            self.lag_max = max(self.lag_max, int(one.lag_max))
 
 
 def families(server: BrokerServer) -> Iterator[Family | None]:
@@ -137,36 +137,31 @@ def _topics(server: BrokerServer, held: Held) -> Iterator[Family | None]:
     fetched = counter(
         "tidemill_topic_fetch_message_conversions", "Records converted for readers of old formats, by topic."
     )
-    every = (messages, bytes_in, bytes_out, size, produced, fetched)
+    counters = (messages, bytes_in, bytes_out, produced, fetched)
     for entry in list(server.broker.partitions.topics.by_name.values()):
-        sums = [0] * len(every)
+        size_bytes = 0
+        sums = entry.counted_before
         for one in list(entry.partitions):
             if one is None:
                 continue
             held.note(one)
-            values = (
-                one.messages_in,
-                one.bytes_in,
-                one.bytes_out,
-                one.log.size_bytes,
-                one.produce_conversions,
-                one.fetch_conversions,
-            )
-            sums = [before + int(value) for before, value in zip(sums, values, strict=True)]
+            size_bytes += one.log.size_bytes
+            sums = tuple([before + more for before, more in zip(sums, counters_of(one), strict=True)])
             if held.partitions % PARTITIONS_A_TURN == 0:
                 yield None
-        for family, value in zip(every, sums, strict=True):
+        size.add(size_bytes, topic=entry.name)
+        for family, value in zip(counters, sums, strict=True):
             family.add(value, topic=entry.name)
-    yield from every
+    yield from (*counters, size)
 
 
 def _metadata(server: BrokerServer, held: Held) -> Iterator[Family | None]:
-    """Counts the partitions of the cluster that nobody leads, and as the controller what moves or should."""
+    """Counts partitions that nobody leads or that failed here; as the controller, what moves or should."""
     decides = server.broker.controller.is_active
     seen = 0
     for topic in list(server.broker.metadata.topics.values()):
         for one in topic.partitions:
-            held.without_leader += one.leader < 0
+            held.offline += one.leader < 0 or (topic.name, one.partition) in held.failed
             if decides:
                 held.moving += one.is_moving
                 held.led_elsewhere += [one.leader] != one.replicas[:1]
@@ -208,13 +203,13 @@ def _cluster(server: BrokerServer, held: Held) -> Iterator[Family]:
     yield gauge("tidemill_leaders", "Partitions led here.", held.leaders)
     yield gauge(
         "tidemill_under_replicated_partitions",
-        "Partitions led here with fewer in-sync replicas than replicas.",
+        "Partitions led here with fewer in-sync replicas than replicas, without those that a move brings in.",
         held.under_replicated,
     )
     yield gauge(
         "tidemill_offline_partitions",
-        "Partitions without a leader, or on a failed disk.",
-        held.without_leader + held.failed,
+        "Partitions of the cluster without a leader, or with a replica on a failed disk here.",
+        held.offline,
     )
     yield gauge(
         "tidemill_active_controller",
@@ -238,17 +233,17 @@ def _cluster(server: BrokerServer, held: Held) -> Iterator[Family]:
     )
     yield counter(
         "tidemill_isr_shrinks",
-        "Followers that left in-sync sets of leaders here.",
+        "Changes by which followers left in-sync sets of leaders here.",
         broker.partitions.isr_shrinks,
     )
     yield counter(
         "tidemill_isr_expands",
-        "Followers that joined in-sync sets of leaders here.",
+        "Changes by which followers joined in-sync sets of leaders here.",
         broker.partitions.isr_expands,
     )
     yield gauge(
         "tidemill_replica_lag_max_records",
-        "Records that the follower lacks which is farthest behind a leader here.",
+        "Records that the follower lacks, or may lack, which is farthest behind a leader here.",
         held.lag_max,
     )
     flushes = Family("tidemill_log_flush_seconds", HISTOGRAM, "Seconds that syncs of logs took.")

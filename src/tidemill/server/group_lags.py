@@ -5,10 +5,10 @@ Where a partition ends is known to its leader: of those that others lead, they a
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Final
 
 from tidemill.broker.broker import Broker
@@ -27,8 +27,8 @@ LATEST: Final = -1
 CONSUMER: Final = -1
 NOBODY: Final = -1
 
-Place = tuple[str, int]
-"""Topic and partition."""
+Place = tuple[bytes, str, int]
+"""A topic's id and name, and a partition: another topic of the name begins anew."""
 
 
 class GroupLags:
@@ -40,27 +40,46 @@ class GroupLags:
         self._ends: dict[Place, int] = {}
 
     async def look(self) -> None:
-        """Asks the leaders elsewhere for the ends of partitions from which groups here have committed."""
+        """Notes the ends of partitions from which groups here have committed; leaders elsewhere are asked.
+
+        Where nobody tells, as the leader is away, the end stays as it was: a lag is not less for that.
+        """
         wanted: dict[int, set[Place]] = defaultdict(set)
-        for _, topic, partition, _ in self._broker.groups.committed():
-            leader = self._leader(topic, partition)
-            if leader not in (NOBODY, self._broker.node_id):
-                wanted[leader].add((topic, partition))
         ends: dict[Place, int] = {}
-        for leader, places in wanted.items():
-            with contextlib.suppress(LinkError):
-                ends |= await self._ask(leader, places)
+        for _, topic, partition, _ in self._broker.groups.committed():
+            place = self._place(topic, partition)
+            if place is None:
+                continue
+            known = self._end(place)
+            if known is not None:
+                ends[place] = known
+            leader = self._leader(place)
+            if leader not in (NOBODY, self._broker.node_id):
+                wanted[leader].add(place)
+        for told in await asyncio.gather(*(self._told(*one) for one in wanted.items())):
+            ends |= told
         self._ends = ends
 
-    def _leader(self, topic: str, partition: int) -> int:
-        known = self._broker.metadata.topics.get(topic)
+    def _place(self, topic: str, partition: int) -> Place | None:
+        known = self._broker.metadata.topic(topic)
         if known is None or partition >= len(known.partitions):
-            return NOBODY
-        return int(known.partitions[partition].leader)
+            return None
+        return known.topic_id, topic, partition
 
-    async def _ask(self, leader: int, places: Iterable[Place]) -> dict[Place, int]:
+    def _leader(self, place: Place) -> int:
+        _, topic, partition = place
+        return int(self._broker.metadata.topics[topic].partitions[partition].leader)
+
+    async def _told(self, leader: int, places: Collection[Place]) -> dict[Place, int]:
+        try:
+            ends = await self._ask(leader, places)
+        except LinkError:
+            return {}
+        return {place: ends[place[1:]] for place in places if place[1:] in ends}
+
+    async def _ask(self, leader: int, places: Collection[Place]) -> dict[tuple[str, int], int]:
         topics: dict[str, list[ListOffsetsPartition]] = defaultdict(list)
-        for topic, partition in places:
+        for _, topic, partition in places:
             topics[topic].append(ListOffsetsPartition(partition_index=partition, timestamp=LATEST))
         request = ListOffsetsRequest(
             replica_id=CONSUMER,
@@ -79,17 +98,22 @@ class GroupLags:
             if one.error_code == ErrorCode.NONE
         }
 
-    def _end(self, topic: str, partition: int) -> int | None:
-        found = self._broker.partitions.find(topic, partition)
-        if found is not None and found.is_leader:
-            return int(found.high_watermark)
-        return self._ends.get((topic, partition))
+    def _end(self, place: Place) -> int | None:
+        known = self._ends.get(place)
+        found = self._broker.partitions.find(*place[1:])
+        if found is None or not found.is_leader or found.failed:
+            return known
+        if known is not None and found.is_unsettled:
+            # It leads since a moment ago, and learns from its followers how far the leader before committed.
+            return max(known, int(found.high_watermark))
+        return int(found.high_watermark)
 
     def lags(self) -> list[tuple[str, str, int]]:
         """Group, topic, and the records behind its commits; without partitions whose end nobody told."""
         sums: dict[tuple[str, str], int] = defaultdict(int)
         for group, topic, partition, offset in self._broker.groups.committed():
-            end = self._end(topic, partition)
+            place = self._place(topic, partition)
+            end = self._end(place) if place is not None else None
             if end is not None:
                 sums[group, topic] += max(end - offset, 0)
         most = heapq.nlargest(LAGS_MAX, sums.items(), key=lambda one: one[1])

@@ -83,7 +83,7 @@ def plan_progress(
 ) -> list[Plan]:
     """Ends the moves, of ``topics`` or of all, whose wished replicas are in sync by now."""
     plans = []
-    for topic in image.topics.values() if topics is None else topics:
+    for topic in _moving(image) if topics is None else topics:
         changed = {}
         for partition in topic.partitions:
             done = _completed(image, partition, stopping) if partition.is_moving else None
@@ -94,12 +94,16 @@ def plan_progress(
     return plans
 
 
+def _moving(image: ClusterImage) -> list[TopicImage]:
+    return [image.topics[name] for name in image.topic_index.moving]
+
+
 def moves(
     image: ClusterImage, partitions: Iterable[TopicPartition] | None = None
 ) -> dict[TopicPartition, PartitionImage]:
     """The moves that are under way, of ``partitions`` or of all; what is not there does not move."""
     if partitions is None:
-        every = ((topic.name, one) for topic in image.topics.values() for one in topic.partitions)
+        every = ((topic.name, one) for topic in _moving(image) for one in topic.partitions)
         return {TopicPartition(name, one.partition): one for name, one in every if one.is_moving}
     found = {}
     for name, number in partitions:

@@ -16,8 +16,8 @@ from tidemill.coordination.nodes import (
     PartitionState,
     TopicAssignment,
 )
+from tidemill.coordination.topic_index import TopicIndex
 from tidemill.model.errors import KafkaError
-from tidemill.model.types import ZERO_ID
 
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 """Topics that the brokers keep for themselves."""
@@ -206,6 +206,7 @@ class ClusterImage:
         "controller_epoch",
         "controller_id",
         "deleting",
+        "topic_index",
         "topics",
         "topics_by_id",
         "unreadable",
@@ -217,7 +218,7 @@ class ClusterImage:
         controller_id: int = NO_BROKER,
         controller_epoch: int = 0,
         brokers: Mapping[int, BrokerImage] | None = None,
-        topics: Mapping[str, TopicImage] | None = None,
+        topics: Mapping[str, TopicImage] | TopicIndex | None = None,
         broker_configs: Mapping[str, Mapping[str, str]] | None = None,
         deleting: Mapping[str, TopicImage] | None = None,
         unreadable: Mapping[Entity, NodeFormatError] | None = None,
@@ -227,10 +228,10 @@ class ClusterImage:
         self.controller_epoch = controller_epoch
         self.brokers: Mapping[int, BrokerImage] = brokers if brokers is not None else {}
         """Living brokers by id, lowest first."""
-        self.topics: Mapping[str, TopicImage] = topics if topics is not None else {}
-        self.topics_by_id: Mapping[bytes, TopicImage] = {
-            topic.topic_id: topic for topic in self.topics.values() if topic.topic_id != ZERO_ID
-        }
+        index = topics if isinstance(topics, TopicIndex) else TopicIndex(topics if topics is not None else {})
+        self.topic_index = index
+        self.topics: Mapping[str, TopicImage] = index.by_name
+        self.topics_by_id: Mapping[bytes, TopicImage] = index.by_id
         self.broker_configs: Mapping[str, Mapping[str, str]] = broker_configs or {}
         """What was set at run time: by broker id (as text), and for all under ``<default>``."""
         self.deleting: Mapping[str, TopicImage] = deleting or {}
@@ -279,15 +280,11 @@ class ClusterImage:
         deleting: Mapping[str, TopicImage] | None = None,
     ) -> ClusterImage:
         """The same with topics added or replaced, and others gone."""
-        topics = dict(self.topics)
-        for topic in changed:
-            topics[topic.name] = topic
-        for name in removed:
-            topics.pop(name, None)
+        topics = self.topic_index.with_changes(changed, removed)
         unreadable = self.unreadable
         if unreadable:
             unreadable = {
-                one: why for one, why in unreadable.items() if one[0] != TOPIC or one[1] not in topics
+                one: why for one, why in unreadable.items() if one[0] != TOPIC or one[1] not in topics.by_name
             }
         return self._changed(
             self.cluster_id,
@@ -328,13 +325,20 @@ class ClusterImage:
 
     def with_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> ClusterImage:
         """The same with other settings of topics and brokers, by kind and name. Itself when none is other."""
-        topics = dict(self.topics)
+        changed = []
         brokers = dict(self.broker_configs)
         for (kind, name), config in settings.items():
-            topic = topics.get(name) if kind == "topics" else None
+            topic = self.topics.get(name) if kind == "topics" else None
             if topic is not None and dict(topic.config) != dict(config):
-                topics[name] = TopicImage(
-                    name, topic.topic_id, topic.partitions, config, topic.node_version, topic.has_config_node
+                changed.append(
+                    TopicImage(
+                        name,
+                        topic.topic_id,
+                        topic.partitions,
+                        config,
+                        topic.node_version,
+                        topic.has_config_node,
+                    )
                 )
             elif kind == "brokers" and dict(brokers.get(name, {})) != dict(config):
                 brokers[name] = config
@@ -342,18 +346,14 @@ class ClusterImage:
         if any((SETTINGS, name) in still for kind, name in settings if kind == "brokers"):
             read = {(SETTINGS, name) for kind, name in settings if kind == "brokers"}
             still = {entity: problem for entity, problem in still.items() if entity not in read}
-        if (
-            all(topics[name] is topic for name, topic in self.topics.items())
-            and brokers == dict(self.broker_configs)
-            and still is self.unreadable
-        ):
+        if not changed and brokers == dict(self.broker_configs) and still is self.unreadable:
             return self
         return self._changed(
             self.cluster_id,
             self.controller_id,
             self.controller_epoch,
             self.brokers,
-            topics,
+            self.topic_index.with_changes(changed) if changed else None,
             configs=brokers,
             unreadable=still,
         )
@@ -364,7 +364,7 @@ class ClusterImage:
         controller_id: int,
         controller_epoch: int,
         brokers: Mapping[int, BrokerImage],
-        topics: Mapping[str, TopicImage] | None = None,
+        topics: TopicIndex | None = None,
         deleting: Mapping[str, TopicImage] | None = None,
         configs: Mapping[str, Mapping[str, str]] | None = None,
         unreadable: Mapping[Entity, NodeFormatError] | None = None,
@@ -374,7 +374,7 @@ class ClusterImage:
             controller_id,
             controller_epoch,
             dict(sorted(brokers.items())),
-            self.topics if topics is None else topics,
+            self.topic_index if topics is None else topics,
             self.broker_configs if configs is None else configs,
             self.deleting if deleting is None else deleting,
             self.unreadable if unreadable is None else unreadable,
@@ -427,29 +427,31 @@ class Delta:
     @classmethod
     def between(cls, before: ClusterImage, image: ClusterImage) -> Delta:
         """Everything in which two images differ. Topics that share their object are not looked into."""
-        created, deleted = [], []
+        created, replaced, gone = [], [], []
         changed, reconfigured = [], []
-        for name, topic in image.topics.items():
-            old = before.topics.get(name)
+        for name in image.topic_index.may_differ_from(before.topic_index):
+            old, topic = before.topics.get(name), image.topics.get(name)
             if old is topic:
+                continue
+            if topic is None:
+                gone += [old] if old is not None else []
                 continue
             if old is None or old.topic_id != topic.topic_id:
                 created.append(topic)
                 if old is not None:
-                    deleted.append(old)
+                    replaced.append(old)
                 continue
             if old.partitions is not topic.partitions:
                 changed.append((old, topic))
             if old.config != topic.config:
                 reconfigured.append((old, topic))
-        deleted += [topic for name, topic in before.topics.items() if name not in image.topics]
         return cls(
             before,
             image,
             created=created,
             changed=changed,
             reconfigured=reconfigured,
-            deleted=deleted,
+            deleted=[*replaced, *gone],
             broker_configs_changed=before.broker_configs != image.broker_configs,
         )
 

@@ -1,0 +1,88 @@
+"""The topics of an image as they are looked up, and in what one edition of them differs from the one before.
+
+To change a few of thousands of topics costs copies of dictionaries, which the interpreter makes at once, and
+no look at each topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import chain, filterfalse
+from typing import TYPE_CHECKING
+
+from tidemill.model.types import ZERO_ID
+
+if TYPE_CHECKING:
+    from tidemill.coordination.image import TopicImage
+
+
+class TopicIndex:
+    """Topics by name and by id, and the names of those that move. Never changed, as images are not."""
+
+    __slots__ = ("_before", "_edition", "_touched", "by_id", "by_name", "moving")
+
+    def __init__(self, by_name: Mapping[str, TopicImage]) -> None:
+        self.by_name = by_name
+        self.by_id: Mapping[bytes, TopicImage] = _by_id(by_name)
+        """Of two that somebody gave the same id the later one; none without an id."""
+        self.moving: Mapping[str, None] = dict.fromkeys(
+            name for name, topic in by_name.items() if _is_moving(topic)
+        )
+        """Topics with partitions on their way to other brokers."""
+        self._edition = object()
+        # Not the edition itself: it would keep all those before it in memory.
+        self._before: object = None
+        self._touched: tuple[str, ...] = ()
+
+    def with_changes(self, changed: Iterable[TopicImage], removed: Iterable[str] = ()) -> TopicIndex:
+        """The next edition: with topics added or replaced, and others gone."""
+        by_name, by_id, moving = dict(self.by_name), dict(self.by_id), dict(self.moving)
+        touched: dict[str, None] = {}
+        for topic in changed:
+            name = topic.name
+            touched[name] = None
+            _forget(by_id, by_name.get(name))
+            by_name[name] = topic
+            if topic.topic_id != ZERO_ID:
+                by_id[topic.topic_id] = topic
+            if _is_moving(topic):
+                moving[name] = None
+            else:
+                moving.pop(name, None)
+        for name in removed:
+            touched[name] = None
+            _forget(by_id, by_name.pop(name, None))
+            moving.pop(name, None)
+        if not touched:
+            return self
+        # As many ids as topics: each has one of its own. Otherwise a look at all tells whose they are.
+        is_plain = len(by_id) == len(by_name) and len(self.by_id) == len(self.by_name)
+        made = TopicIndex.__new__(TopicIndex)
+        made.by_name = by_name
+        made.by_id = by_id if is_plain else _by_id(by_name)
+        made.moving = moving
+        made._edition = object()
+        made._before = self._edition
+        made._touched = tuple(touched)
+        return made
+
+    def may_differ_from(self, before: TopicIndex) -> Iterable[str]:
+        """The names of the topics that may be others than in ``before``, or not be in both."""
+        if self is before:
+            return ()
+        if self._before is before._edition:
+            return self._touched
+        return chain(self.by_name, filterfalse(self.by_name.__contains__, before.by_name))
+
+
+def _by_id(by_name: Mapping[str, TopicImage]) -> dict[bytes, TopicImage]:
+    return {topic.topic_id: topic for topic in by_name.values() if topic.topic_id != ZERO_ID}
+
+
+def _forget(by_id: dict[bytes, TopicImage], topic: TopicImage | None) -> None:
+    if topic is not None and by_id.get(topic.topic_id) is topic:
+        del by_id[topic.topic_id]
+
+
+def _is_moving(topic: TopicImage) -> bool:
+    return any(one.adding or one.removing for one in topic.partitions)

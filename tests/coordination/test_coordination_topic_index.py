@@ -1,0 +1,89 @@
+"""What is known of topics without a look at all of them is what such a look would find."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from tidemill.coordination.image import ClusterImage, Delta, PartitionImage, TopicImage
+from tidemill.coordination.topic_index import TopicIndex
+from tidemill.model.types import ZERO_ID
+
+NAMES = [f"t{number}" for number in range(12)]
+STEPS = 200
+
+
+def some_topic(random: Random, name: str) -> TopicImage:
+    """A topic, some of whose partitions move; its id may be another's (somebody wrote it so), or none."""
+    partitions = tuple(
+        PartitionImage(
+            number, 1, 0, [1, 2], [1, 2], 0, random.choice(([], [], [2])), random.choice(([], [1]))
+        )
+        for number in range(random.randint(0, 2))
+    )
+    own = name.encode().ljust(16, b"-")
+    topic_id = random.choice(
+        (own, own, own, own[:2] + b"again".ljust(14, b"-"), b"shared".ljust(16), ZERO_ID)
+    )
+    return TopicImage(name, topic_id, partitions, {"retention.ms": str(random.randint(0, 1))})
+
+
+def next_image(random: Random, image: ClusterImage) -> ClusterImage:
+    """What a change of a few topics, of settings, or of something else makes of ``image``."""
+    kind = random.randint(0, 4)
+    if kind == 0:
+        return image.with_brokers({})
+    if kind == 1:
+        return image.with_settings({("topics", name): {} for name in random.sample(NAMES, 2)})
+    changed = [some_topic(random, name) for name in random.sample(NAMES, random.randint(0, 3))]
+    return image.with_topics(changed, random.sample(NAMES, random.randint(0, 2)))
+
+
+def anew(image: ClusterImage) -> ClusterImage:
+    """The same, of which nobody knows from which it came."""
+    return ClusterImage(topics=dict(image.topics))
+
+
+def named(delta: Delta) -> dict[str, set[object]]:
+    return {
+        "created": set(delta.created),
+        "changed": set(delta.changed),
+        "reconfigured": set(delta.reconfigured),
+        "deleted": set(delta.deleted),
+    }
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_index_that_was_changed_is_as_one_that_was_made_anew(seed: int) -> None:
+    random = Random(seed)
+    image = ClusterImage()
+    for _ in range(STEPS):
+        image = next_image(random, image)
+        whole = TopicIndex(dict(image.topics))
+        assert image.topics_by_id == whole.by_id
+        assert image.topic_index.moving == whole.moving
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_images_differ_in_what_a_look_at_all_topics_finds(seed: int) -> None:
+    random = Random(seed)
+    images = [ClusterImage()]
+    for _ in range(STEPS):
+        # Now and then a change is taken back, and another made instead.
+        images.append(next_image(random, images[-random.randint(1, min(3, len(images)))]))
+        for before in images[-4:]:
+            found = Delta.between(before, images[-1])
+            assert named(found) == named(Delta.between(anew(before), anew(images[-1])))
+            assert len({*found.created}) == len(found.created)
+
+
+def test_the_next_edition_differs_in_what_was_changed_alone() -> None:
+    topics = {name: TopicImage(name, name.encode().ljust(16), (), {}) for name in NAMES}
+    before = TopicIndex(topics)
+    other = TopicImage("t3", b"another id      ", (), {})
+    after = before.with_changes([other], ["t5"])
+    assert list(after.may_differ_from(before)) == ["t3", "t5"]
+    assert list(after.may_differ_from(after)) == []
+    assert before.with_changes([]) is before
+    assert list(before.may_differ_from(after)) == [*NAMES]

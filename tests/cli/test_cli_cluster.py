@@ -301,3 +301,32 @@ def test_a_process_number_that_is_used_again_is_not_taken_for_ours(tmp_path: Pat
     finally:
         os.kill(pid, signal.SIGKILL)
     assert process.wait_end(10)
+
+
+def test_a_process_that_was_halted_is_not_waited_for(tmp_path: Path) -> None:
+    local = LocalCluster(str(tmp_path / "of mine"), "127.0.0.1:1", 1, {})
+    process = local.process("zookeeper")
+    pid = process.start(["/bin/sh", "-c", "exec sleep 60"])
+    try:
+        assert not process.stands_still
+        os.kill(pid, signal.SIGSTOP)
+        while not process.stands_still:
+            os.sched_yield()
+        said = rf"'kill -CONT {pid}' lets it, 'tidemill cluster kill zookeeper -d '/.*/of mine'' ends it"
+        with pytest.raises(Exception, match=said):
+            local.stop("zookeeper")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    assert process.wait_end(10)
+
+
+def test_a_broker_that_ended_unnoticed_is_not_shown_as_living(up: Call) -> None:
+    up("cluster", "kill", "zookeeper", "2")
+    found = status(up)
+    assert [one["living"] for one in found["brokers"]] == [True, False, True]
+    assert (found["unnoticed"], found["zookeeper"]["pid"]) == ([2], None)
+    up("cluster", "status", "--check", code=1)
+    lines = up("cluster", "start", "2").splitlines()
+    assert [line.partition(" runs on ")[0] for line in lines] == ["ZooKeeper", "broker 2"]
+    found = status(up, "--check")
+    assert (found["unnoticed"], [one["living"] for one in found["brokers"]]) == ([], [True] * 3)

@@ -400,7 +400,8 @@ def test_messages_that_expire_name_what_the_broker_answered_last() -> None:
     assert outcomes.expire(time.monotonic() + 1000)
     assert str(delivery.exception(0)) == (
         "1 message for t-0 not acknowledged within delivery.timeout.ms, after 1 try; the last: cannot "
-        "produce to t-0: KAFKA_STORAGE_ERROR, broker b:1; look at the broker's disk and log"
+        "produce to t-0: KAFKA_STORAGE_ERROR, broker b:1; look at the broker's log: its disk or "
+        "ZooKeeper fails"
     )
 
 

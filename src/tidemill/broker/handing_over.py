@@ -33,9 +33,7 @@ async def hand_over(
     again when one of its replicas in sync is back.
     """
     config = broker.config
-    if not config.bool("controlled.shutdown.enable") or set(broker.metadata.image.brokers) <= {
-        broker.node_id
-    }:
+    if not config.bool("controlled.shutdown.enable") or _is_alone(broker):
         return
     await follow_nobody()
     rest_s = config.int("controlled.shutdown.retry.backoff.ms") / 1000
@@ -53,8 +51,13 @@ async def hand_over(
                 len(remaining),
                 *remaining[0],
             )
-        if attempts_left:
-            await asyncio.sleep(rest_s)
+        if not attempts_left or _is_alone(broker):
+            return
+        await asyncio.sleep(rest_s)
+
+
+def _is_alone(broker: Broker) -> bool:
+    return set(broker.metadata.image.brokers) <= {broker.node_id}
 
 
 async def _answer(broker: Broker, epoch: Callable[[], int], patience_s: float) -> Sequence[TopicPartition]:

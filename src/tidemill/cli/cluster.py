@@ -110,7 +110,10 @@ def up(
     with local.alone():
         before = local.running()
         local.add_brokers(missing, local.next_port if port is None else port, settings)
-        _start_zookeeper(local, as_json)
+        if as_json:
+            local.start_zookeeper()
+        else:
+            _start_zookeeper(local)
         _start(local, sorted(local.ports), before, as_json)
     if as_json:
         _print_json(local)
@@ -134,8 +137,9 @@ def _settings(sets: tuple[str, ...]) -> dict[str, str]:
 
 
 def _start_zookeeper(local: LocalCluster, quiet: bool = False) -> None:
+    """``quiet`` says nothing of one that runs already."""
     was_started = local.start_zookeeper()
-    if not quiet and local.own_port is not None:
+    if (was_started or not quiet) and local.own_port is not None:
         _tell(local, ZOOKEEPER, was_started)
 
 

@@ -56,7 +56,7 @@ def status(check: bool, as_json: bool, target: Target, local: LocalCluster | Non
         print_json(found)
     else:
         _print(found)
-    well = not (found["under_replicated"] or found["offline"])
+    well = not (found["under_replicated"] or found["offline"] or found.get("unnoticed"))
     return FAILED if check and not well else 0
 
 
@@ -70,19 +70,20 @@ def _found(admin: Admin, local: LocalCluster | None) -> dict[str, Any]:
         "replicas": Counter(broker for _, one in partitions for broker in one.replicas),
         "in_sync": Counter(broker for _, one in partitions for broker in one.isr),
     }
-    living = {one.broker_id: one for one in cluster.brokers}
+    named = {one.broker_id: one for one in cluster.brokers}
     ports = local.ports if local is not None else {}
     running = local.running() if local is not None else {}
+    unnoticed = sorted(number for number in ports.keys() & named.keys() if str(number) not in running)
     rows = []
-    for number in sorted(living.keys() | ports.keys() | counts["replicas"].keys()):
-        one = living.get(number)
+    for number in sorted(named.keys() | ports.keys() | counts["replicas"].keys()):
+        one = named.get(number)
         rows.append(
             {
                 "id": number,
                 "host": one.host if one is not None else "127.0.0.1" if number in ports else None,
                 "port": one.port if one is not None else ports.get(number),
                 "rack": one.rack if one is not None else None,
-                "living": one is not None,
+                "living": one is not None and number not in unnoticed,
                 "controller": number == cluster.controller_id,
                 **{what: count[number] for what, count in counts.items()},
                 **({"pid": running.get(str(number))} if local is not None else {}),
@@ -96,8 +97,8 @@ def _found(admin: Admin, local: LocalCluster | None) -> dict[str, Any]:
         "partitions": len(partitions),
         "under_replicated": [_named(name, one) for name, one in partitions if one.under_replicated],
         "offline": [_named(name, one) for name, one in partitions if one.leader < 0],
-        "moving": _moving(admin),
-        **({"zookeeper": _zookeeper(local, running)} if local is not None else {}),
+        "moving": None if cluster.controller_id in unnoticed else _moving(admin),
+        **({"unnoticed": unnoticed, "zookeeper": _zookeeper(local, running)} if local is not None else {}),
     }
 
 
@@ -106,12 +107,14 @@ def _noticed(admin: Admin, local: LocalCluster | None) -> ClusterDescription:
     deadline = time.monotonic() + NOTICED_S
     while True:
         found = admin.describe_cluster()
-        ended = (
-            {number for number in local.ports if str(number) not in local.running()}
-            if local is not None
-            else set()
-        )
-        if not ended & {one.broker_id for one in found.brokers} or time.monotonic() > deadline:
+        if local is None:
+            return found
+        running = local.running()
+        ended = {number for number in local.ports if str(number) not in running}
+        # Without ZooKeeper nobody can be elected in their place, and waiting is in vain.
+        is_blind = local.own_port is not None and ZOOKEEPER not in running
+        named = {one.broker_id for one in found.brokers}
+        if is_blind or not ended & named or time.monotonic() > deadline:
             return found
         time.sleep(0.05)
 
@@ -188,10 +191,16 @@ def _print(found: dict[str, Any]) -> None:
                 "or stands still; its log tells",
                 fg="red",
             )
+    for number in found.get("unnoticed", ()):
+        click.secho(
+            f"broker {number} has ended, and the cluster has not noticed: what it leads can be neither read "
+            f"nor written until it does, or 'tidemill cluster start {number}' brings it back",
+            fg="red",
+        )
     if found["moving"] is None:
         click.secho("no controller answers: topics cannot be changed, and nobody is elected", fg="red")
     total = f"{counted(found['partitions'], 'partition')} of {counted(found['topics'], 'topic')}"
-    if found["under_replicated"] or found["offline"]:
+    if found["under_replicated"] or found["offline"] or found.get("unnoticed"):
         click.echo(total)
         _print_partitions("offline", found["offline"], "red")
         _print_partitions("under-replicated", found["under_replicated"], "yellow")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -175,7 +176,11 @@ class LocalCluster:
     def option(self) -> str:
         """What commands about it need to find it, for hints."""
         found = os.environ.get(DIRECTORY_VARIABLE) or DIRECTORY
-        return "" if os.path.abspath(found) == os.path.abspath(self.directory) else f" -d {self.directory}"
+        return (
+            ""
+            if os.path.abspath(found) == os.path.abspath(self.directory)
+            else f" -d {shlex.quote(str(self.directory))}"
+        )
 
     @property
     def next_port(self) -> int:
@@ -322,6 +327,11 @@ class LocalCluster:
         if process.wait_end(STOP_QUIETLY_S):
             return True
         at_once = f"'tidemill cluster kill {name}{self.option}' ends it at once"
+        if process.stands_still:
+            raise click.ClickException(
+                f"{said(name)} (process {process.pid()}) was halted, as SIGSTOP does, and stops only when it "
+                f"goes on: 'kill -CONT {process.pid()}' lets it, {at_once}"
+            )
         click.echo(f"{said(name)} is still stopping; it gets {STOP_TIMEOUT_S:g} s ({at_once})", err=True)
         if not process.wait_end(STOP_TIMEOUT_S - STOP_QUIETLY_S):
             raise click.ClickException(

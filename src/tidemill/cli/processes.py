@@ -43,6 +43,13 @@ class Background:
         return pid if now is not None and (not started or started == now) else None
 
     @property
+    def stands_still(self) -> bool:
+        """Whether a signal has halted it: it does nothing until another one lets it go on."""
+        pid = self.pid()
+        fields = _stat(pid) if pid is not None else None
+        return fields is not None and fields[0] == "T"
+
+    @property
     def last_line(self) -> str:
         """What it said last."""
         with contextlib.suppress(OSError), open(self.log_file, "rb") as file:
@@ -108,15 +115,22 @@ def _started(pid: int) -> str | None:
     """When a process started, as the system counts ("" where it does not tell); None for one that ended."""
     with contextlib.suppress(ChildProcessError, OverflowError):
         os.waitpid(pid, os.WNOHANG)  # One of our own would else stay, ended, until we end.
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
+    fields = _stat(pid)
+    if fields is None:
         if os.path.isdir("/proc/self"):
             return None
         return "" if _is_there(pid) else None
-    fields = stat.rpartition(")")[2].split()
     # It is shown as ended when its first thread has; its ports are free when the others have, too.
     return None if fields[0] in "ZX" and _threads(pid) <= 1 else fields[START_TIME]
+
+
+def _stat(pid: int) -> list[str] | None:
+    """What the system tells of a process, from its state on; None where it tells nothing."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    return stat.rpartition(")")[2].split()
 
 
 def _threads(pid: int) -> int:

@@ -56,7 +56,7 @@ NEXT_STEP: dict[ErrorCode, str] = {
     ErrorCode.INVALID_TIMESTAMP: "correct the timestamp, or change "
     "message.timestamp.{before,after}.max.ms of the topic",
     ErrorCode.INVALID_RECORD: "correct the messages and send them again",
-    ErrorCode.KAFKA_STORAGE_ERROR: "look at the broker's disk and log",
+    ErrorCode.KAFKA_STORAGE_ERROR: "look at the broker's log: its disk or ZooKeeper fails",
     ErrorCode.THROTTLING_QUOTA_EXCEEDED: "slow down; a quota of the cluster is used up",
     ErrorCode.TOPIC_DELETION_DISABLED: "set delete.topic.enable=true on the brokers",
     ErrorCode.SASL_AUTHENTICATION_FAILED: "check user and password",

@@ -141,7 +141,7 @@ class CarryingOut:
         partitions = self._broker.partitions
         for topic in delta.deleted:
             try:
-                partitions.remove_topic(topic.name, topic.topic_id)
+                partitions.remove_topic(topic.name, topic.topic_id, len(topic.partitions))
             except KafkaError as problem:
                 log.error("%s: %s", topic.name, problem)
                 delta.fail(topic.name, problem)

@@ -261,7 +261,7 @@ class Commands(CarryingOut):
         image = before.with_cluster(
             before.cluster_id, request.controller_id, request.controller_epoch, brokers
         )
-        return image.with_topics(changed, gone & set(before.topics))
+        return image.with_topics(changed, sorted(gone & before.topics.keys()))
 
     async def take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
         """As in the parent; also of topics of which this broker has replicas, but no metadata yet."""

@@ -69,9 +69,9 @@ class Throttling:
 
     def _take(self, topic: TopicImage) -> None:
         for side, throttle in self.sides.items():
-            key = REPLICAS[side]
+            text = topic.config.get(REPLICAS[side], "")
             try:
-                listed = TOPIC_KEYS[key].parse(topic.config.get(key, ""))
+                listed = TOPIC_KEYS[REPLICAS[side]].parse(text) if text else ()
             except ConfigError:
                 listed = ()  # Written past all checks; whoever reads the topic's settings tells of it.
             throttle.set_topic(topic.name, listed if isinstance(listed, tuple) else ())

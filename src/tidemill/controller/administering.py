@@ -61,11 +61,7 @@ class Administering:
         async with controller.changing():
             image = controller.image
             touched, self._touched = self._touched, set()
-            wanted = [
-                name
-                for name in names
-                if name not in image.deleting and (name not in image.topics or name in touched)
-            ]
+            wanted = ((names - image.topics.keys()) | (names & touched)) - image.deleting.keys()
             if wanted:
                 try:
                     await self._take(image, sorted(wanted))
@@ -132,7 +128,7 @@ class Administering:
 
     async def _watch(self, names: set[str]) -> None:
         store = self._controller.store
-        fresh = sorted(names - set(self._watches))
+        fresh = sorted(names - self._watches.keys())
         for start in range(0, len(fresh), WATCHES_TOGETHER):
             piece = fresh[start : start + WATCHES_TOGETHER]
             made = await asyncio.gather(
@@ -147,7 +143,7 @@ class Administering:
                     self._touched.add(name)
             if problem is not None:
                 raise problem
-        for name in set(self._watches) - names:
+        for name in self._watches.keys() - names:
             self._watches.pop(name).cancel()
 
     async def _watch_unreadable(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterator
+from itertools import product
 
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.topic_names import name_problem
@@ -23,15 +24,22 @@ def collision_key(name: str) -> str:
     return name.replace(".", "_")
 
 
+SEPARATORS_MAX = 6
+"""Of a name with so many '.' and '_' the 64 that it could collide with are looked up, one by one."""
+
+
 class TakenNames:
     """The topics that are there, for finding collisions with new ones."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self._by_key: dict[str, str] = {collision_key(name): name for name in names}
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+        self._added: dict[str, str] = {}
+        self._by_key: dict[str, str] | None = None
 
     def check(self, name: str) -> None:
         """Raises INVALID_TOPIC_EXCEPTION when another topic differs from ``name`` in '.' and '_' only."""
-        other = self._by_key.get(collision_key(name))
+        key = collision_key(name)
+        other = self._added.get(key) or self._colliding(name, key)
         if other is not None and other != name:
             raise KafkaError(
                 f"the name {name!r} collides with the topic {other!r}: they differ in '.' and '_' only, "
@@ -41,4 +49,18 @@ class TakenNames:
 
     def add(self, name: str) -> None:
         """Takes a name."""
-        self._by_key.setdefault(collision_key(name), name)
+        self._added.setdefault(collision_key(name), name)
+
+    def _colliding(self, name: str, key: str) -> str | None:
+        if key.count("_") <= SEPARATORS_MAX:
+            return next((one for one in _same_key(key) if one != name and one in self._names), None)
+        if self._by_key is None:
+            self._by_key = {collision_key(one): one for one in self._names}
+        return self._by_key.get(key)
+
+
+def _same_key(key: str) -> Iterator[str]:
+    """All names of that key."""
+    first, *others = key.split("_")
+    for joints in product("._", repeat=len(others)):
+        yield first + "".join(joint + part for joint, part in zip(joints, others, strict=True))

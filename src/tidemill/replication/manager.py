@@ -301,15 +301,18 @@ class ReplicaManager(PartitionEvents):
             return
         _configure(entry.partitions, config)
 
-    def remove_topic(self, name: str, topic_id: bytes) -> None:
+    def remove_topic(self, name: str, topic_id: bytes, partition_count: int = 0) -> None:
         """Forgets a topic; its files are removed later. Raises StorageError for those that cannot be.
 
         Also what a deletion left behind that a stop interrupted: logs of a topic that nobody knows any more.
-        Logs of another topic, which had this name before, stay.
+        Logs of another topic, which had this name before, stay. ``partition_count`` of the topic, where it is
+        known, spares a look at all logs for those.
         """
         entry = self.topics.by_name.get(name.encode())
         if entry is None:
-            keys = [key for key in self.logs.logs if key.topic == name]
+            keys = [TopicPartition(name, index) for index in range(partition_count)]
+            if not keys:
+                keys = [key for key in self.logs.logs if key.topic == name]
         else:
             keys = [TopicPartition(name, index) for index in range(len(entry.partitions))]
             self.topics.remove(entry)

@@ -446,6 +446,33 @@ def test_no_log_is_made_of_a_partition_without_a_replica_here() -> None:
     commanded(story)
 
 
+def test_a_leader_is_told_which_replicas_a_move_brings_in() -> None:
+    async def story(commanded: Commanded) -> None:
+        state = LeaderAndIsrPartitionState(
+            partition_index=0,
+            controller_epoch=1,
+            leader=NODE,
+            isr=[NODE, 7],
+            replicas=[8, 9, NODE, 7],
+            adding_replicas=[8, 9],
+            removing_replicas=[NODE, 7],
+        )
+        topic = LeaderAndIsrTopicState(topic_name="t", topic_id=FIRST, partition_states=[state])
+        request = LeaderAndIsrRequest(
+            controller_id=CONTROLLER,
+            controller_epoch=1,
+            broker_epoch=10,
+            topic_states=[topic],
+            live_leaders=[],
+        )
+        await commanded.commands.leader_and_isr(request)
+        partition = commanded.broker.partition("t", 0)
+        assert partition.adding == (8, 9)
+        assert not partition.is_under_replicated
+
+    commanded(story)
+
+
 def test_what_comes_late_over_a_connection_that_was_given_up_changes_nothing() -> None:
     async def story(commanded: Commanded) -> None:
         await commanded.tell(("t", FIRST, [0]), connection=5)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -134,6 +135,28 @@ def test_a_signal_stops_in_order_with_exit_code_0(tmp_path: Path, number: signal
     assert f"{number.name}: stopping" in broker.log
     assert (tmp_path / "data" / ".kafka_cleanshutdown").exists()
     broker.close()
+
+
+def test_a_broker_whose_last_data_directory_is_gone_ends(tmp_path: Path) -> None:
+    directories = [tmp_path / "a", tmp_path / "b"]
+    with Broker({"log.dirs": ",".join(map(str, directories))}) as running:
+        directories[1].rename(tmp_path / "away")
+        until_it_says(running, "is gone: something other than the broker removed or unmounted it")
+        assert running.running
+        directories[0].rename(tmp_path / "too")
+        process = running._process
+        assert process is not None
+        assert process.wait(30) == 74
+        assert "no data directory works any more" in running.log
+        assert "Traceback" not in running.log
+        assert "what was acknowledged is on the disk" not in running.log
+
+
+def until_it_says(broker: Broker, text: str) -> None:
+    deadline = time.monotonic() + 30
+    while text not in broker.log:
+        assert time.monotonic() < deadline, broker.log
+        time.sleep(0.02)
 
 
 def test_the_end_of_standard_input_stops_it_when_asked(broker: Broker) -> None:

@@ -93,6 +93,8 @@ class BrokerServer:
         self._writers = ThreadPoolExecutor(2, thread_name_prefix="write-back")
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="read-ahead")
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="unpack")
+        self.without_disk: Callable[[], None] | None = None
+        """Called when no data directory works any more: what serves nothing may as well end."""
         self.seat: Seat | None = None
         self._endpoints: tuple[Endpoint, ...] = ()
         self._listening = False
@@ -316,7 +318,7 @@ class BrokerServer:
         first_s = config.int("log.initial.task.delay.ms") / 1000
         self._every(min(first_s, retention_s), retention_s, partitions.retain)
         self._every(FLUSH_CHECK_S, FLUSH_CHECK_S, partitions.flushing.due)
-        self._every(FLUSH_CHECK_S, FLUSH_CHECK_S, partitions.look_after_directories)
+        self._every(FLUSH_CHECK_S, FLUSH_CHECK_S, self._look_after_directories)
         self._every(REMOVAL_CHECK_S, REMOVAL_CHECK_S, partitions.remove_due)
         lag_s = config.int("replica.lag.time.max.ms") / 2000
         self._every(lag_s, lag_s, partitions.drop_lagging)
@@ -349,6 +351,11 @@ class BrokerServer:
     def _every(self, first_s: float, period_s: float, do: Callable[[], Awaitable[None]]) -> None:
         period_s = max(period_s, SHORTEST_PERIOD_S)
         self._upkeep.append(self.loop.create_task(_repeat(first_s, period_s, do)))
+
+    async def _look_after_directories(self) -> None:
+        await self.broker.partitions.look_after_directories()
+        if not self.broker.logs.working and self.without_disk is not None:
+            self.without_disk()
 
     # Stop.
 

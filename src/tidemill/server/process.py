@@ -2,7 +2,8 @@
 
 What an operator can put right ends in one clear line on stderr and exit code 1, without a traceback.
 SIGTERM, SIGINT and SIGHUP stop the broker in order (flush, marker of a clean shutdown, exit code 0); a
-second one does not wait any longer.
+second one does not wait any longer. A broker that has lost all of its data directories ends by itself, with
+exit code 74.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from types import FrameType
 from typing import Any, Protocol
@@ -41,6 +42,13 @@ COLLECTOR_THRESHOLDS = (20_000, 10, 10)
 ones, and among all. A topic is hundreds of objects, which stay: by Python's own thresholds (700, 10, 10) all
 objects of ten thousand topics were looked at for each few hundred that came, and hardly a cycle was found."""
 FORCED = 130
+NO_DISK = 74
+"""EX_IOERR of sysexits.h. A supervisor can tell it from a crash: started again over a mount point whose disk
+is away, the broker would begin with nothing."""
+WITHOUT_DISK = (
+    "no data directory works any more, and without one there is nothing to serve: the broker ends. Put right "
+    "what was said of them, and start it again"
+)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -57,6 +65,9 @@ class Server(Protocol):
     @property
     def listeners(self) -> Sequence[tuple[str, str, int]]:
         """(name, host, port) of every listener, once it is bound."""
+
+    without_disk: Callable[[], None] | None
+    """To be called when no data directory works any more."""
 
     async def start(self) -> None:
         """Opens the data directories and listens."""
@@ -212,6 +223,7 @@ async def _run(config: BrokerConfig, start: Start, signals: Signals, stopping: a
     if start.until_eof:
         signals.watch_input(loop)
     server: Server = BrokerServer(config)
+    server.without_disk = signals.without_disk
     endpoint = None
     try:
         await server.start()
@@ -226,11 +238,16 @@ async def _run(config: BrokerConfig, start: Start, signals: Signals, stopping: a
         gc.set_threshold(*COLLECTOR_THRESHOLDS)
         gc.enable()
         await stopping.wait()
-        log.info("%s: stopping", signals.name)
+        if signals.is_without_disk:
+            log.error("%s", WITHOUT_DISK)
+        else:
+            log.info("%s: stopping", signals.name)
     finally:
         if endpoint is not None:
             await endpoint.stop()
         await server.stop()
+    if signals.is_without_disk:
+        return NO_DISK
     log.info("stopped; what was acknowledged is on the disk")
     return 0
 
@@ -271,6 +288,7 @@ class Signals:
     def __init__(self, stopping: asyncio.Event) -> None:
         self._stopping = stopping
         self.name = "asked to stop"
+        self.is_without_disk = False
         self._numbers: list[signal.Signals] = []
 
     def interrupt_start(self) -> None:
@@ -310,6 +328,12 @@ class Signals:
         except PermissionError:
             # /dev/null and files are at their end, as far as waiting goes.
             loop.call_soon(end)
+
+    def without_disk(self) -> None:
+        """Stops because no data directory works any more."""
+        if not self._stopping.is_set():
+            self.is_without_disk = True
+            self._stopping.set()
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stopping.is_set():

@@ -52,6 +52,8 @@ class TakenNames:
         self._added.setdefault(collision_key(name), name)
 
     def _colliding(self, name: str, key: str) -> str | None:
+        if "_" not in key:
+            return None
         if key.count("_") <= SEPARATORS_MAX:
             return next((one for one in _same_key(key) if one != name and one in self._names), None)
         if self._by_key is None:

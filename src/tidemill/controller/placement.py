@@ -11,10 +11,34 @@ in a rack that has one already as long as another rack has none. Source: KIP-36.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from random import Random
+from typing import NamedTuple
 
 from tidemill.model.errors import ErrorCode, KafkaError
+
+
+class _Layout(NamedTuple):
+    """The brokers in the order in which they are taken, and their racks where those count."""
+
+    order: Sequence[int]
+    rack_of: Mapping[int, str]
+    rack_count: int
+    is_aware: bool
+
+
+@lru_cache(maxsize=4)
+def _layout(racks: tuple[tuple[int, str | None], ...]) -> _Layout:
+    """Of the brokers with their racks, lowest first; one request may make thousands of topics of one part."""
+    by_rack: dict[str, list[int]] = {}
+    for broker, rack in racks:
+        if rack is not None:
+            by_rack.setdefault(rack, []).append(broker)
+    is_aware = all(rack is not None for _, rack in racks)
+    rack_of = {broker: rack for rack, brokers in by_rack.items() for broker in brokers}
+    order = alternate_racks(by_rack) if is_aware else [broker for broker, _ in racks]
+    return _Layout(order, rack_of, len(by_rack), is_aware)
 
 
 def place_replicas(
@@ -37,13 +61,7 @@ def place_replicas(
             f"brokers, or ask for {count} replica(s) or fewer.",
             ErrorCode.INVALID_REPLICATION_FACTOR,
         )
-    by_rack: dict[str, list[int]] = {}
-    for broker, rack in sorted(racks.items()):
-        if rack is not None:
-            by_rack.setdefault(rack, []).append(broker)
-    aware = all(rack is not None for rack in racks.values())
-    rack_of = {broker: rack for rack, brokers in by_rack.items() for broker in brokers}
-    order = alternate_racks(by_rack) if aware else sorted(racks)
+    layout = _layout(tuple(sorted(racks.items())))
     if start is None:
         start = random.randrange(count)
         shift = random.randrange(count)
@@ -54,10 +72,10 @@ def place_replicas(
         if partition > 0 and partition % count == 0:
             shift += 1
         first = (start + partition) % count
-        if aware:
-            placed.append(_across_racks(order, rack_of, len(by_rack), first, shift, replication_factor))
+        if layout.is_aware:
+            placed.append(_across_racks(layout, first, shift, replication_factor))
         else:
-            placed.append(_at_distances(order, first, shift, replication_factor))
+            placed.append(_at_distances(layout.order, first, shift, replication_factor))
     return placed
 
 
@@ -75,7 +93,7 @@ def _distance(shift: int, place: int, count: int) -> int:
     return 1 + (shift + place) % (count - 1)
 
 
-def _at_distances(order: list[int], first: int, shift: int, replication_factor: int) -> list[int]:
+def _at_distances(order: Sequence[int], first: int, shift: int, replication_factor: int) -> list[int]:
     count = len(order)
     others = (
         order[(first + _distance(shift, place, count)) % count] for place in range(replication_factor - 1)
@@ -83,14 +101,8 @@ def _at_distances(order: list[int], first: int, shift: int, replication_factor: 
     return [order[first], *others]
 
 
-def _across_racks(
-    order: list[int],
-    racks: Mapping[int, str],
-    rack_count: int,
-    first: int,
-    shift: int,
-    replication_factor: int,
-) -> list[int]:
+def _across_racks(layout: _Layout, first: int, shift: int, replication_factor: int) -> list[int]:
+    order, racks, rack_count, _ = layout
     count = len(order)
     replicas = [order[first]]
     racks_used = {racks[order[first]]}

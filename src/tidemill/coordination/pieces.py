@@ -62,5 +62,6 @@ def in_groups(changes: Iterable[Sequence[Operation]]) -> Iterator[list[Sequence[
 
 
 def _bytes_of(operation: Operation) -> int:
-    own = OVERHEAD_BYTES + len(operation.path.encode())
+    path = operation.path
+    own = OVERHEAD_BYTES + (len(path) if path.isascii() else len(path.encode()))
     return own + len(operation.data) if isinstance(operation, Create | SetData) else own

@@ -219,21 +219,22 @@ class ZooKeeperStore(Store):
             outcomes = await self._calls.submit(request)
         except zk.ZookeeperError as error:
             raise call_error(error) from None
+        start = len(self._settings.chroot)
         return [
-            self._result(operation, outcome)
+            _result(operation, outcome, start)
             for operation, outcome in zip(operations, checked(operations, outcomes), strict=True)
         ]
 
     def _frame(self, operation: Operation) -> bytes:
         path = operation.path
-        # The number of a sequential node may be its whole name.
-        is_numbered = isinstance(operation, Create) and operation.sequential
-        check_path(f"{path}0" if is_numbered else path)
         full = f"{self._settings.chroot}{path}"
         if isinstance(operation, Create):
+            # The number of a sequential node may be its whole name.
+            check_path(f"{path}0" if operation.sequential else path)
             check_data(path, operation.data)
-            flags = (_EPHEMERAL if operation.ephemeral else 0) | (_SEQUENTIAL if is_numbered else 0)
+            flags = (_EPHEMERAL if operation.ephemeral else 0) | (_SEQUENTIAL if operation.sequential else 0)
             return create_frame(full, operation.data, self._acl_frame(path), flags)
+        check_path(path)
         if isinstance(operation, SetData):
             check_data(path, operation.data)
             return set_frame(self._full(path), operation.data, operation.version)
@@ -242,13 +243,6 @@ class ZooKeeperStore(Store):
                 raise ValueError("the root / cannot be deleted")
             return delete_frame(full, operation.version)
         return check_frame(self._full(path), operation.version)
-
-    def _result(self, operation: Operation, outcome: Any) -> Result:
-        if isinstance(operation, Create):
-            return Result(self._own(outcome), 0)
-        if isinstance(operation, SetData):
-            return Result(operation.path, outcome.version)
-        return Result(operation.path, operation.version if isinstance(operation, Check) else -1)
 
     def _acl(self, path: str) -> Any:
         if not self._settings.set_acl or path in OPEN_PATHS:
@@ -375,6 +369,15 @@ class ZooKeeperStore(Store):
         self._watches.clear()
         self._calls.drop(lambda: StoreUnavailable("this session with ZooKeeper was closed"))
         await asyncio.shield(self._loop.run_in_executor(None, self._link.stop))
+
+
+def _result(operation: Operation, outcome: Any, start: int) -> Result:
+    """What an operation did; our part of the path of what it made begins at ``start``."""
+    if isinstance(operation, Create):
+        return Result(outcome[start:] if operation.sequential else operation.path, 0)
+    if isinstance(operation, SetData):
+        return Result(operation.path, outcome.version)
+    return Result(operation.path, operation.version if isinstance(operation, Check) else -1)
 
 
 def _node(path: str, answer: Any) -> Node | None:

@@ -72,28 +72,21 @@ class RemoveWatches(WatchRequest):
 _HEADER = struct.Struct(">iBi")
 """Before each operation of a transaction, and of its answer: type, whether it is the end, error."""
 _INT = struct.Struct(">i")
+_NAMED_HEADER = struct.Struct(">iBii")
+"""A header, and the length of the path that follows."""
 _CREATE, _DELETE, _SET_DATA, _CHECK, _ERROR = 1, 2, 5, 13, -1
 _READ_HEADER = _HEADER.pack(GetData.type, False, -1)
 _END = _HEADER.pack(-1, True, -1)
-_CREATE_HEADER, _DELETE_HEADER, _SET_HEADER, _CHECK_HEADER = (
-    _HEADER.pack(kind, False, -1) for kind in (_CREATE, _DELETE, _SET_DATA, _CHECK)
+_DELETE_HEADER, _SET_HEADER, _CHECK_HEADER = (
+    _HEADER.pack(kind, False, -1) for kind in (_DELETE, _SET_DATA, _CHECK)
 )
 
 
 def create_frame(path: str, data: bytes, acl: bytes, flags: int) -> bytes:
     """A creation within a transaction; ``acl`` as :func:`acl_frame` wrote it."""
     name = path.encode()
-    return b"".join(
-        (
-            _CREATE_HEADER,
-            _INT.pack(len(name)),
-            name,
-            _INT.pack(len(data)),
-            data,
-            acl,
-            _INT.pack(flags),
-        )
-    )
+    start = _NAMED_HEADER.pack(_CREATE, False, -1, len(name))
+    return b"".join((start, name, _INT.pack(len(data)), data, acl, _INT.pack(flags)))
 
 
 def set_frame(path: str, data: bytes, version: int) -> bytes:

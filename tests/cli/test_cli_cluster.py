@@ -330,3 +330,31 @@ def test_a_broker_that_ended_unnoticed_is_not_shown_as_living(up: Call) -> None:
     assert [line.partition(" runs on ")[0] for line in lines] == ["ZooKeeper", "broker 2"]
     found = status(up, "--check")
     assert (found["unnoticed"], [one["living"] for one in found["brokers"]]) == ([], [True] * 3)
+
+
+def test_a_port_that_was_changed_in_a_brokers_file_is_the_one_that_counts(tmp_path: Path) -> None:
+    local = LocalCluster(str(tmp_path), "127.0.0.1:9/x", None, {})
+    with local.alone():
+        local.add_brokers(3, 0, {})
+    first, second, third = (tmp_path / f"broker-{number}" / "server.properties" for number in (1, 2, 3))
+    first.write_text(
+        first.read_text() + "#listeners=PLAINTEXT://:1\nlisteners = A://[::1]:2999 , B://:3000\n"
+    )
+    second.write_text("advertised.listeners=PLAINTEXT://127.0.0.1:1\nlisteners=nonsense\n")
+    third.unlink()
+    found = LocalCluster.load(str(tmp_path))
+    assert found is not None
+    assert found.ports == {**local.ports, 1: 2999}
+    # Until it is started again, a broker listens where it said.
+    process = local.process("1")
+    pid = process.start(["/bin/sh", "-c", "exec sleep 60"])
+    try:
+        ready = first.with_name("ready.json")
+        for said, port in ((f'{{"pid": {pid}, "listeners": [{{"port": 77}}]}}', 77), ('{"pid": 1}', 2999)):
+            ready.write_text(said)
+            found = LocalCluster.load(str(tmp_path))
+            assert found is not None
+            assert found.ports[1] == port
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    assert process.wait_end(10)

@@ -26,7 +26,6 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -47,6 +46,8 @@ CONNECT_S = 3.0
 ROOM_BYTES = 65536
 """With less than this a disk is full."""
 
+READY = "ready.json"
+SETTINGS = "server.properties"
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 STOP_QUIETLY_S = 3.0
@@ -71,7 +72,7 @@ class LocalCluster:
             found = json.loads(path.read_text())
             ports = {int(number): int(port) for number, port in found["brokers"].items()}
             own = found["zookeeper_port"]
-            return cls(directory, str(found["zookeeper"]), None if own is None else int(own), ports)
+            made = cls(directory, str(found["zookeeper"]), None if own is None else int(own), ports)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
@@ -79,6 +80,8 @@ class LocalCluster:
                 f"{path} is not what 'tidemill cluster up' wrote ({type(problem).__name__}: {problem}): "
                 "repair it, or name another directory with -d"
             ) from None
+        made.ports = {number: made._port_of(number, port) for number, port in ports.items()}
+        return made
 
     @classmethod
     def existing(cls, directory: str) -> LocalCluster:
@@ -203,6 +206,13 @@ class LocalCluster:
         found = {name: self.process(name).pid() for name in self.names}
         return {name: pid for name, pid in found.items() if pid is not None}
 
+    def _port_of(self, number: int, port: int) -> int:
+        """Where a broker listens, or will once it is started: its file is its owner's to change."""
+        process = self.process(str(number))
+        pid = process.pid()
+        told = local_settings.port_told(process.directory / READY, pid) if pid is not None else None
+        return told or local_settings.port_in(process.directory / SETTINGS, port)
+
     # Making brokers
 
     def add_brokers(self, count: int, first_port: int, settings: Mapping[str, str]) -> None:
@@ -227,7 +237,7 @@ class LocalCluster:
         for number, keys in written.items():
             directory = self.directory / f"broker-{number}"
             directory.mkdir(parents=True, exist_ok=True)
-            (directory / "server.properties").write_text(local_settings.text(keys))
+            (directory / SETTINGS).write_text(local_settings.text(keys))
         self.ports.update(made)
         self.save()
 
@@ -300,17 +310,18 @@ class LocalCluster:
         waiting = {number: process for number, process in waiting.items() if process.pid() is None}
         for number, process in waiting.items():
             _check_free(self.ports[number], None)
-            (process.directory / "ready.json").unlink(missing_ok=True)
+            (process.directory / READY).unlink(missing_ok=True)
             command = [sys.executable, "-m", "tidemill", "serve", "--quiet"]
-            command += ["--config", str(process.directory / "server.properties")]
+            command += ["--config", str(process.directory / SETTINGS)]
             command += ["--data", str(process.directory / "data")]
-            process.start([*command, "--ready-file", str(process.directory / "ready.json")], _environment())
+            process.start([*command, "--ready-file", str(process.directory / READY)], _environment())
         deadline = time.monotonic() + START_TIMEOUT_S
         problems = []
         while waiting:
             for number, process in list(waiting.items()):
                 if _is_ready(process):
                     del waiting[number]
+                    self.ports[number] = self._port_of(number, self.ports[number])
                     yield number
                 elif process.pid() is None or time.monotonic() > deadline:
                     del waiting[number]
@@ -434,11 +445,8 @@ def _by(port: int) -> str:
 
 
 def _is_ready(process: Background) -> bool:
-    try:
-        ready: Any = json.loads((process.directory / "ready.json").read_text())
-    except (OSError, ValueError):
-        return False
-    return bool(ready["pid"] == process.pid())
+    pid = process.pid()
+    return pid is not None and local_settings.port_told(process.directory / READY, pid) is not None
 
 
 def _not_started(what: str, process: Background) -> click.ClickException:

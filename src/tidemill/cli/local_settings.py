@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 HOST = "127.0.0.1"
@@ -10,6 +13,8 @@ HOST = "127.0.0.1"
 
 SESSION_MS = 6000
 METRICS_PORT = "tidemill.metrics.port"
+LISTENERS = re.compile(r"^[ \t]*listeners[ \t]*[=:][^,\n]*:(\d{1,5})[ \t]*(?:,|$)", re.MULTILINE)
+"""The port of the first listener in a file of properties."""
 
 
 def of_broker(
@@ -40,6 +45,24 @@ def of_broker(
         **given,
         **own,
     }
+
+
+def port_in(file: Path, otherwise: int) -> int:
+    """The port in a broker's file, which is its owner's to change; ``otherwise`` where none can be told."""
+    try:
+        found = LISTENERS.findall(file.read_text())
+    except (OSError, ValueError):
+        return otherwise
+    return int(found[-1]) if found else otherwise
+
+
+def port_told(ready_file: Path, pid: int) -> int | None:
+    """Where the broker of that process said that it listens; None while it has not."""
+    try:
+        ready: Any = json.loads(ready_file.read_text())
+        return int(ready["listeners"][0]["port"]) if ready["pid"] == pid else None
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return None
 
 
 def check(keys: Mapping[str, Any]) -> None:

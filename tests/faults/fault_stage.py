@@ -48,8 +48,9 @@ class PlacedBroker(Broker):
         return [*self._inside, *super()._command(ready_descriptor)]
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to the process."""
-        os.kill(self.pid, number)
+        """Sends a signal to the process; to none where another fault has ended it just now."""
+        if self.running:
+            os.kill(self.pid, number)
 
 
 class Stage:

@@ -81,8 +81,9 @@ def plan_takeover(
     is_unclean: Callable[[TopicImage], bool] = never,
     stopping: frozenset[int] = NOBODY,
     known_ids: Mapping[str, bytes] = NO_IDS,
+    topics: Iterable[TopicImage] | None = None,
 ) -> list[Plan]:
-    """What a new controller has to put right in each topic.
+    """What a new controller has to put right in each topic, or in each of ``topics``.
 
     Topics without an id get the one in ``known_ids`` (it was lost when somebody wrote their node), or a new
     one, and partitions the state that :func:`elect` gives them. ``is_unclean`` says
@@ -90,7 +91,7 @@ def plan_takeover(
     """
     gone = frozenset(lost)
     plans = []
-    for topic in image.topics.values():
+    for topic in image.topics.values() if topics is None else topics:
         plan = _plan_elections(image, topic, topic.partitions, is_unclean(topic), gone, stopping)
         if topic.topic_id == ZERO_ID:
             plan = _with_id(plan, known_ids.get(topic.name) or new_id())

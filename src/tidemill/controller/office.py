@@ -415,9 +415,12 @@ class Office:
 
         To be called within :meth:`changing`, once the change is carried out. Raises StoreError.
         """
-        touched = any(old.config.get(UNCLEAN) != new.config.get(UNCLEAN) for old, new in delta.reconfigured)
+        reconfigured = delta.reconfigured
+        touched = [new for old, new in reconfigured if old.config.get(UNCLEAN) != new.config.get(UNCLEAN)]
         if touched or delta.broker_configs_changed:
-            await self.change(plan_takeover(self._image, (), self.is_unclean, self.stopping()))
+            topics = None if delta.broker_configs_changed else touched
+            plans = plan_takeover(self._image, (), self.is_unclean, self.stopping(), topics=topics)
+            await self.change(plans)
 
     async def write(self, plans: Iterable[Plan]) -> None:
         """Writes ``plans``, in pieces, and makes them part of the image. Raises StoreError."""

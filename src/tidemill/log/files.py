@@ -215,7 +215,8 @@ class SystemFile(File):
             os.close(descriptor)
 
     def __del__(self) -> None:
-        if self._descriptor >= 0:
+        # When the interpreter ends, modules go before files that somebody forgot.
+        if self._descriptor >= 0 and os is not None:
             os.close(self._descriptor)
 
 

@@ -125,6 +125,8 @@ def test_a_plan_is_generated_executed_and_verified(local: LocalCluster, call: Ca
     call("reassign", "execute", "before.json", "--wait")
     assert replicas(local, "planned") == {0: [1, 2], 1: [2, 1]}
     assert "99" in call("reassign", "generate", "-t", "planned", "--brokers", "99", code=1)
+    said = call("reassign", "generate", "-t", "planned", "--brokers", "3", code=1)
+    assert "--brokers 3: planned-0 has 2 replicas, each on a broker of its own" in said
     call("reassign", "generate", code=2)
 
 

@@ -173,6 +173,15 @@ def test_a_decommissioned_broker_gives_away_all_it_has_and_nothing_else_moves(
             assert rack_count(replicas, racks) == rack_count(rest, racks) + bool(free)
 
 
+def test_only_what_has_to_move_needs_room_elsewhere() -> None:
+    # Brokers 3 and 4 are dead: what broker 0 has fits, and the rest is none of its business.
+    current = of([0, 1, 3], [1, 3, 4], [1, 2, 3])
+    assert decommission(current, no_racks(0, 1, 2), [0], Random(1)).keys() == {next(iter(current))}
+    assert decommission(of([1, 2, 3]), no_racks(0, 1, 2), [0], Random(1)) == {}
+    with pytest.raises(KafkaError, match=r"t-1 has 3 replicas, and without 0 .*\(1, 2\)\. Add a broker, or"):
+        decommission(of([0, 1], [0, 1, 2]), no_racks(0, 1, 2), [0], Random(1))
+
+
 def test_a_decommissioned_brokers_load_and_leaderships_are_shared_out() -> None:
     current = of(*[[0, 1 + n % 3] for n in range(12)])
     plan = decommission(current, no_racks(0, 1, 2, 3), [0], Random(1))

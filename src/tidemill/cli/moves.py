@@ -264,5 +264,5 @@ def is_agreed(question: str, yes: bool) -> bool:
     if sys.stdin.isatty() and sys.stdout.isatty():
         click.confirm(question, abort=True)
         return True
-    click.echo("tidemill: nothing was moved; --yes carries this out", err=True)
+    click.echo("tidemill: nothing was done; --yes carries this out", err=True)
     return False

@@ -126,6 +126,13 @@ def generate(
                 )
             racks = {broker: racks[broker] for broker in wanted}
         now = assignment(admin, dict.fromkeys(names))
+    for item, replicas in now.items():
+        if brokers is not None and len(replicas) > len(racks):
+            raise click.ClickException(
+                f"--brokers {brokers}: {item.topic}-{item.partition} has {len(replicas)} replicas, each on a "
+                f"broker of its own: name as many, or give {item.topic} fewer first ('tidemill topic alter "
+                f"{item.topic} --replication-factor {len(racks)}')"
+            )
     if no_racks:
         racks = dict.fromkeys(racks)
     plan = balance.generate(now, racks, random.Random())

@@ -64,10 +64,11 @@ def decommission(
     """Moves everything away from the brokers ``gone``, and nothing else.
 
     Each replica goes where the fewest are, into a rack without one if it can. Where a broker of those was the
-    preferred leader, the replica becomes it that is it least often.
+    preferred leader, the replica becomes it that is it least often. INVALID_REPLICATION_FACTOR where a
+    partition finds no broker that does not have it yet.
     """
     staying = {broker: rack for broker, rack in racks.items() if broker not in gone}
-    _check_factor(max(map(len, current.values()), default=0), staying)
+    _check_room(current, staying, gone)
     placement = _Placement(current, staying, random)
     orphans = []
     for partition, replicas in placement.replicas.items():
@@ -115,6 +116,22 @@ def _check_factor(factor: int, racks: Racks) -> None:
             "least one and at most as many, or keep more brokers.",
             ErrorCode.INVALID_REPLICATION_FACTOR,
         )
+
+
+def _check_room(current: Assignment, staying: Racks, gone: Collection[int]) -> None:
+    for partition, replicas in sorted(current.items()):
+        if sum(broker in gone for broker in replicas) > len(staying.keys() - set(replicas)):
+            topic, count = partition.topic, len(replicas)
+            raise KafkaError(
+                f"{topic}-{partition.partition} has {count} replicas, and without {_ids(gone)} too few "
+                f"brokers live to hold them ({_ids(staying) or 'none'}). Add a broker, or lower the topic's "
+                f"number of replicas first ('tidemill topic alter {topic} --replication-factor N').",
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+            )
+
+
+def _ids(brokers: Collection[int]) -> str:
+    return ", ".join(map(str, sorted(brokers)))
 
 
 class _Placement:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 _numbers = itertools.count()
 
-OF_PROCESSES = (
-    *("broker", "cli", "client", "clients", "clients_extra", "coordination"),
-    *("crash", "faults", "interchange", "pipeline", "server", "testing"),
+AT_WORK = (
+    *("broker", "cli", "client", "clients", "clients_extra", "coordination", "crash", "faults"),
+    *("interchange", "log", "net", "pipeline", "replication", "server", "testing"),
 )
-"""Directories of tests that start brokers, ZooKeeper or clients, and wait for them with a limit.
+"""Directories of tests that start brokers, ZooKeeper, clients or threads, and wait for them with a limit.
 
 On a machine that somebody else keeps busy a limit is overrun now and then. Such a test gets a second try. The
 summary shows what the first one failed of: a fault of ours that comes now and then is to be looked for there.
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the tests that may be tried again."""
     here = Path(__file__).parent
     for item in items:
-        if item.path.relative_to(here).parts[0] in OF_PROCESSES:
+        if item.path.relative_to(here).parts[0] in AT_WORK:
             item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=2))
 
 

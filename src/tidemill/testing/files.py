@@ -374,8 +374,8 @@ class FaultyFiles(Files):
                     self._durable_names.pop(name, None)
                 elif name != "/":
                     if self._names[name] is None and name not in self._durable_names:
-                        # A directory that was renamed keeps what is in it. Other threads change names: the copy
-                        # is made in one step.
+                        # A directory that was renamed keeps what is in it. The copy is made in one step:
+                        # other threads change names.
                         for below, node in self._names.copy().items():
                             if below.startswith(name + "/") and id(node) in kept:
                                 self._durable_names[below] = node

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tidemill.cli import output, produce
+from tidemill.cli import cluster_status, output, produce
 from tidemill.cli.config_page import page
 from tidemill.cli.consume import Format
 from tidemill.cli.main import COMMANDS, command
@@ -349,3 +349,18 @@ def test_a_directory_that_holds_no_logs_is_no_data_directory(tmp_path: Path, wha
     assert done.exit_code == 2
     assert "data directory" in done.output
     assert [path.name for path in tmp_path.iterdir()] == ["some-7"]
+
+
+def test_the_status_of_a_cluster_fits_a_terminal_of_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rack = {"rack": "rack-1", "living": True, "preferred": 2000, "leads": 2000, "in_sync": 2000}
+    one = {"id": 1, "host": "127.0.0.1", "port": 19092, "replicas": 2000, "pid": 1234567, **rack}
+    found = {"brokers": [{**one, "controller": True}], "partitions": 2000, "topics": 1, "moving": 0}
+    monkeypatch.setattr(output, "on_terminal", lambda: True)
+    monkeypatch.setattr(cluster_status, "on_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    cluster_status._print({**found, "under_replicated": [], "offline": []})
+    lines = capsys.readouterr().out.splitlines()
+    cells = ["1", "127.0.0.1:19092", "rack-1", "controller", "2000/2000", "2000/2000", "1234567"]
+    assert cells in [line.split() for line in lines], lines

@@ -144,41 +144,55 @@ def _named(topic: str, one: PartitionDescription) -> dict[str, Any]:
     }
 
 
-def _print(found: dict[str, Any]) -> None:
+def _table(brokers: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """All that is known of each, for programs."""
+    columns = ["broker", "address", "rack", "state", "controller"]
     rows = [
         [
             one["id"],
-            f"{one['host']}:{one['port']}" if one["host"] else "",
+            _address(one),
             one["rack"],
             "living" if one["living"] else "down",
             "yes" if one["controller"] else "",
             *(one[what] for what in ("leads", "preferred", "replicas", "in_sync")),
             *([one["pid"] or ""] if "pid" in one else []),
         ]
-        for one in found["brokers"]
+        for one in brokers
     ]
-    columns = [
-        "broker",
-        "address",
-        "rack",
-        "state",
-        "controller",
-        "leads",
-        "preferred",
-        "replicas",
-        "in sync",
+    return [*columns, "leads", "preferred", "replicas", "in sync", *_process(brokers)], rows
+
+
+def _narrow_table(brokers: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """The same in the 80 columns of a terminal."""
+    racks = any(one["rack"] for one in brokers)
+    rows = [
+        [
+            one["id"],
+            _address(one),
+            *([one["rack"]] if racks else []),
+            "down" if not one["living"] else "controller" if one["controller"] else "living",
+            f"{one['leads']}/{one['preferred']}",
+            f"{one['in_sync']}/{one['replicas']}",
+            *([one["pid"] or ""] if "pid" in one else []),
+        ]
+        for one in brokers
     ]
-    if found["brokers"] and "pid" in found["brokers"][0]:
-        columns.append("process")
-    if not any(row[2] for row in rows) and on_terminal():
-        columns.remove("rack")
-        rows = [[*row[:2], *row[3:]] for row in rows]
-    print_table(
-        columns,
-        rows,
-        right=("broker", "leads", "preferred", "replicas", "in sync", "process"),
-        empty="no brokers",
-    )
+    columns = ["broker", "address", *(["rack"] if racks else []), "state"]
+    return [*columns, "leads /\npreferred", "in sync /\nreplicas", *_process(brokers)], rows
+
+
+def _address(one: dict[str, Any]) -> str:
+    return f"{one['host']}:{one['port']}" if one["host"] else ""
+
+
+def _process(brokers: list[dict[str, Any]]) -> list[str]:
+    return ["process"] if brokers and "pid" in brokers[0] else []
+
+
+def _print(found: dict[str, Any]) -> None:
+    columns, rows = (_narrow_table if on_terminal() else _table)(found["brokers"])
+    text = {"address", "rack", "state", "controller"}
+    print_table(columns, rows, right=[one for one in columns if one not in text], empty="no brokers")
     if not on_terminal():
         return
     click.echo()

@@ -36,6 +36,9 @@ OUT_PARTS_MAX: Final = 4096
 """The same bound for ranges of files, which hold their segments open."""
 REPLIES_MAX: Final = 64
 """Requests of one connection that may wait for their replies together."""
+FRAMES_A_TURN: Final = 500
+"""After so many frames of one connection, one after the other, it is the turn of the others: of small ones,
+one receive may have twenty thousand."""
 
 
 FILE_ERRORS: Final = frozenset({errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO})
@@ -145,6 +148,8 @@ class Connection(Sender):
         self._reading = False
         self._held_up = False
         """Enough whole frames wait for their turn: no more is taken in."""
+        self._next_turn = False
+        """The rest of the frames is looked at in the loop's next turn."""
         self._writing = False
         self.deaf = False
         """The peer takes no bytes any more."""
@@ -254,7 +259,7 @@ class Connection(Sender):
             if had_output:
                 self._flush()
             # What went out may have been what the next request waited for: then nobody else looks again.
-            if not blocked or self._out or (self._position == before and not had_output):
+            if not blocked or self._out or self._next_turn or (self._position == before and not had_output):
                 break
         self._parsing = False
         self._settle()
@@ -287,6 +292,7 @@ class Connection(Sender):
         data = self._data
         end: i64 = len(data)
         position = self._position
+        frames: i64 = 0
         while end - position >= 4:
             size: i64 = i64(read_i32_be(data, position))
             if size < 0 or size > self.frame_bytes_max:
@@ -303,6 +309,12 @@ class Connection(Sender):
                 or len(self._out) > OUT_PARTS_MAX
             ):
                 return True
+            if frames == FRAMES_A_TURN:
+                if not self._next_turn:
+                    self._next_turn = True
+                    self.loop.call_soon(self._take_turn)
+                return True
+            frames += 1
             if not self.handler.on_frame(self, data, position + 4, position + 4 + size):
                 return True
             position += 4 + size
@@ -310,6 +322,11 @@ class Connection(Sender):
             if not self._is_open():
                 return True
         return False
+
+    def _take_turn(self) -> None:
+        self._next_turn = False
+        if not self.closed:
+            self._go_on()
 
     def _keep_rest(self) -> None:
         """Moves a last partial frame into the chunks, and forgets what was consumed."""

@@ -25,8 +25,8 @@ AT_WORK = (
 )
 """Directories of tests that start brokers, ZooKeeper, clients or threads, and wait for them with a limit.
 
-On a machine that somebody else keeps busy a limit is overrun now and then. Such a test gets a second try. The
-summary shows what the first one failed of: a fault of ours that comes now and then is to be looked for there.
+On a machine that somebody else keeps busy a limit is overrun now and then. Such a test gets two more tries. The
+summary shows what the others failed of: a fault of ours that comes now and then is to be looked for there.
 """
 
 
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if item.path.relative_to(here).parts[0] in AT_WORK:
-            item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=2))
+            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))
 
 
 @pytest.fixture(scope="session")

@@ -170,27 +170,28 @@ def test_a_throttled_move_is_listed_refuses_another_and_is_cancelled(local: Loca
 
 
 def test_moves_stay_throttled_while_others_begin_and_end(local: LocalCluster, call: Call) -> None:
-    make(local, "both", {0: [1], 1: [1]})
-    written(local, "both", 30)
+    topic = f"both-{time.monotonic_ns()}"
+    make(local, topic, {0: [1], 1: [1]})
+    written(local, topic, 90)
     for number in (0, 1):
-        Path(f"plan-{number}.json").write_text(text({TopicPartition("both", number): [2]}))
+        Path(f"plan-{number}.json").write_text(text({TopicPartition(topic, number): [2]}))
     call("reassign", "execute", "plan-0.json", "--throttle", "1")
     with Admin(local.bootstrap) as admin:
         first = (throttles.REPLICAS[1], "0:2")
-        until(lambda: admin.topic_configs("both")[first[0]].value == first[1], "all hear of it")
+        until(lambda: admin.topic_configs(topic)[first[0]].value == first[1], "all hear of it")
     call("reassign", "execute", "plan-1.json", "--throttle", "1", "--additional")
     with Admin(local.bootstrap) as admin:
         both = [(throttles.REPLICAS[0], "0:1,1:1"), (throttles.REPLICAS[1], "0:2,1:2")]
         until(
-            lambda: all(admin.topic_configs("both")[key].value == value for key, value in both),
+            lambda: all(admin.topic_configs(topic)[key].value == value for key, value in both),
             "both are throttled",
         )
     assert call("reassign", "cancel", "plan-1.json") == "stopped 1 move\n"
     with Admin(local.bootstrap) as admin:
-        assert not admin.topic_configs("both")[throttles.REPLICAS[1]].is_default
+        assert not admin.topic_configs(topic)[throttles.REPLICAS[1]].is_default
         assert admin.broker_configs(2)[throttles.RATES[1]].value == "1"
     assert call("reassign", "cancel", "--all") == "stopped 1 move\nthrottles are lifted\n"
-    call("topic", "delete", "both", "--yes")
+    call("topic", "delete", topic, "--yes")
 
 
 def test_throttles_are_lifted_of_moves_that_have_ended_and_topics_that_nobody_names(

@@ -183,6 +183,11 @@ def test_a_server_that_stands_still_is_noticed_and_goes_on(own_server: ZooKeeper
             try:
                 with pytest.raises(StoreUnavailable):
                     await session.store.get("/")
+                # The call may fail before the session tells of it.
+                for _ in range(500):
+                    if SUSPENDED in session.states:
+                        break
+                    await asyncio.sleep(0.02)
                 assert SUSPENDED in session.states
             finally:
                 own_server.resume()

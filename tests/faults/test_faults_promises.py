@@ -75,7 +75,7 @@ def settle(place: Stage, clients: Load) -> None:
 def test_a_broker_whose_session_expired_registers_again_and_loses_nothing(
     cluster: Stage, tmp_path: Path
 ) -> None:
-    with load(cluster, tmp_path, "expired") as clients:
+    with load(cluster, tmp_path, f"expired-{time.monotonic_ns()}") as clients:
         for number in cluster.brokers:
             before = cluster.registered(number)
             assert cluster.expire_session(number)

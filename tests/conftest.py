@@ -25,8 +25,8 @@ AT_WORK = (
 )
 """Directories of tests that start brokers, ZooKeeper, clients or threads, and wait for them with a limit.
 
-On a machine that somebody else keeps busy a limit is overrun now and then. Such a test gets two more tries. The
-summary shows what the others failed of: a fault of ours that comes now and then is to be looked for there.
+On a machine that somebody else keeps busy a limit is overrun now and then. Such a test gets two more tries.
+The summary shows what they failed of: a fault of ours that comes now and then is to be looked for there.
 """
 
 

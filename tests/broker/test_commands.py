@@ -424,20 +424,24 @@ def test_commands_without_sense_raise_nothing_else_than_that_they_make_none(key:
     assert most < BYTES_MAX
 
 
+def of_one_partition(state: LeaderAndIsrPartitionState) -> LeaderAndIsrRequest:
+    """A controller's request for a partition of ``t``."""
+    topic = LeaderAndIsrTopicState(topic_name="t", topic_id=FIRST, partition_states=[state])
+    return LeaderAndIsrRequest(
+        controller_id=CONTROLLER,
+        controller_epoch=1,
+        broker_epoch=10,
+        topic_states=[topic],
+        live_leaders=[],
+    )
+
+
 def test_no_log_is_made_of_a_partition_without_a_replica_here() -> None:
     async def story(commanded: Commanded) -> None:
         state = LeaderAndIsrPartitionState(
             partition_index=0, controller_epoch=1, leader=7, isr=[7], replicas=[7, 8]
         )
-        topic = LeaderAndIsrTopicState(topic_name="t", topic_id=FIRST, partition_states=[state])
-        request = LeaderAndIsrRequest(
-            controller_id=CONTROLLER,
-            controller_epoch=1,
-            broker_epoch=10,
-            topic_states=[topic],
-            live_leaders=[],
-        )
-        answer = await commanded.commands.leader_and_isr(request)
+        answer = await commanded.commands.leader_and_isr(of_one_partition(state))
         assert [one.error_code for one in answer.topics[0].partition_errors] == [
             ErrorCode.KAFKA_STORAGE_ERROR
         ]
@@ -457,15 +461,7 @@ def test_a_leader_is_told_which_replicas_a_move_brings_in() -> None:
             adding_replicas=[8, 9],
             removing_replicas=[NODE, 7],
         )
-        topic = LeaderAndIsrTopicState(topic_name="t", topic_id=FIRST, partition_states=[state])
-        request = LeaderAndIsrRequest(
-            controller_id=CONTROLLER,
-            controller_epoch=1,
-            broker_epoch=10,
-            topic_states=[topic],
-            live_leaders=[],
-        )
-        await commanded.commands.leader_and_isr(request)
+        await commanded.commands.leader_and_isr(of_one_partition(state))
         partition = commanded.broker.partition("t", 0)
         assert partition.adding == (8, 9)
         assert not partition.is_under_replicated

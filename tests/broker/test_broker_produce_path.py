@@ -142,6 +142,24 @@ def test_a_transactional_produce_is_refused(bench: Bench) -> None:
     assert stored(bench) == []
 
 
+@pytest.mark.parametrize("version", range(14))
+def test_a_transactional_batch_without_a_transactional_id_does_not_stop_readers_of_committed_records(
+    bench: Bench, version: int
+) -> None:
+    client = bench.client()
+    data = bytearray(batch(b"a", producer_id=7, producer_epoch=0, base_sequence=0))
+    data[layout.ATTRIBUTES + 1] |= layout.TRANSACTIONAL_FLAG
+    data[layout.CRC : layout.CRC + 4] = struct.pack(">I", crc32c(bytes(data[layout.ATTRIBUTES :])))
+    client.produce(version, {("t", 0): bytes(data), ("u", 0): batch(b"b")})
+    answers = client.produced(version)
+    assert {part.error_code for part in answers} == {ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
+    assert stored(bench) == stored(bench, "u") == []
+    client.append(b"c")
+    client.fetch(11, {("t", 0): 0}, isolation_level=1)
+    (part,) = client.fetched(11).responses[0].partitions
+    assert (part.last_stable_offset, part.high_watermark) == (1, 1)
+
+
 def test_without_acks_there_is_no_answer(bench: Bench) -> None:
     client = bench.client()
     for number in range(5):

@@ -189,7 +189,8 @@ class ProducePath:
         error: KafkaError | None = None
         if request.transactional:
             error = KafkaError(
-                "transactions are not supported by this version: produce without transactional.id",
+                "transactions are not supported by this version: produce without transactional.id, "
+                "and no batch as part of a transaction",
                 ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
             )
         elif request.acks < -1 or request.acks > 1:

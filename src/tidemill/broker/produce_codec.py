@@ -24,7 +24,7 @@ from librt.strings import (
 from mypy_extensions import i16, i32, i64, mypyc_attr
 
 from tidemill.model.errors import InvalidRecord, KafkaError
-from tidemill.records.batch import Batch
+from tidemill.records.batch import ATTRIBUTES, CURRENT_MAGIC, MAGIC, RECORDS, TRANSACTIONAL_FLAG, Batch
 from tidemill.records.message_set import MessageSet
 from tidemill.replication.partition import Partition
 from tidemill.replication.waiting import AppendWaiter
@@ -113,6 +113,7 @@ class ProduceFields(AppendWaiter):
         self.acks: i32 = 0
         self.timeout_ms: i64 = 0
         self.transactional = False
+        """It names a transactional id, or a batch says that it belongs to a transaction."""
         self.topics: list[ProduceTopic] = []
 
 
@@ -133,7 +134,7 @@ def decode(request: ProduceFields, data: bytes, position: i64, end: i64) -> None
     while topics > 0:
         key, position = read_topic_key(data, position, end, flexible, version >= BY_ID)
         topic = ProduceTopic(key)
-        position = decode_parts(topic, data, position, end, flexible, left)
+        position = decode_parts(request, topic, data, position, end, flexible, left)
         left -= len(topic.parts)
         request.topics.append(topic)
         topics -= 1
@@ -143,7 +144,13 @@ def decode(request: ProduceFields, data: bytes, position: i64, end: i64) -> None
 
 
 def decode_parts(
-    topic: ProduceTopic, data: bytes, position: i64, end: i64, flexible: bool, count_max: i64
+    request: ProduceFields,
+    topic: ProduceTopic,
+    data: bytes,
+    position: i64,
+    end: i64,
+    flexible: bool,
+    count_max: i64,
 ) -> i64:
     """Reads the partitions of one topic; the position after them."""
     count, position = read_length(data, position, end, flexible, True)
@@ -154,6 +161,8 @@ def decode_parts(
         if length < 0:
             length = 0
         topic.parts.append(ProducePart(topic.key, index, position, position + length))
+        if length >= RECORDS and is_transactional(data, position):
+            request.transactional = True
         position += length
         if flexible:
             position = skip_tag_section(data, position, end)
@@ -161,6 +170,13 @@ def decode_parts(
     if flexible:
         position = skip_tag_section(data, position, end)
     return position
+
+
+def is_transactional(data: bytes, position: i64) -> bool:
+    """Whether the batch at ``position``, of which at least a header of v2 is there, is transactional."""
+    if data[position + MAGIC] != CURRENT_MAGIC:
+        return False
+    return i64(read_i16_be(data, position + ATTRIBUTES)) & TRANSACTIONAL_FLAG != 0
 
 
 def write_text(out: BytesWriter, text: str, flexible: bool) -> None:

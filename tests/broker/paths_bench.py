@@ -38,7 +38,13 @@ NOW = 1_700_000_000_000
 NODE = 1
 BY_ID = 13
 """From this version of both APIs on topics are named by id."""
-IDS = {"t": bytes(range(16)), "u": bytes(range(100, 116)), "nowhere": bytes(range(50, 66))}
+OFFSETS = "__consumer_offsets"
+IDS = {
+    "t": bytes(range(16)),
+    "u": bytes(range(100, 116)),
+    "nowhere": bytes(range(50, 66)),
+    OFFSETS: bytes(range(200, 216)),
+}
 FETCH_BYTES_MAX = 1 << 20
 REQUEST_BYTES_MAX = 1 << 30
 PATIENCE_S = 10.0
@@ -126,7 +132,7 @@ class Bench:
     def put(self, topic: str, partitions: int, isr: tuple[int, ...] = (NODE,), **settings: Any) -> None:
         """Makes or changes a topic."""
         states = [PartitionState(index, NODE, 0, (NODE,), isr) for index in range(partitions)]
-        self.manager.put_topic(topic, IDS[topic], False, states, LogConfig(**settings))
+        self.manager.put_topic(topic, IDS[topic], topic == OFFSETS, states, LogConfig(**settings))
 
     def partition(self, topic: str = "t", index: int = 0) -> Partition:
         """A partition."""

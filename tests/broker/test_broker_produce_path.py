@@ -7,7 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from paths_bench import IDS, NOW, PRODUCE, Bench, HeldExecutor, batch, bench_in, produce_request, topic_name
+from paths_bench import (
+    IDS,
+    NOW,
+    OFFSETS,
+    PRODUCE,
+    Bench,
+    HeldExecutor,
+    batch,
+    bench_in,
+    produce_request,
+    topic_name,
+)
 
 from tidemill.model.errors import ErrorCode, StorageError
 from tidemill.records import batch as layout
@@ -158,6 +169,21 @@ def test_a_transactional_batch_without_a_transactional_id_does_not_stop_readers_
     client.fetch(11, {("t", 0): 0}, isolation_level=1)
     (part,) = client.fetched(11).responses[0].partitions
     assert (part.last_stable_offset, part.high_watermark) == (1, 1)
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_committed_offsets_cannot_be_forged_with_a_produce(bench: Bench, version: int) -> None:
+    bench.put(OFFSETS, 1, cleanup_policy=("compact",))
+    client = bench.client()
+    client.produce(version, {(OFFSETS, 0): batch(b"forged"), ("t", 0): batch(b"a")})
+    refused, stored_beside = client.produced(version)
+    assert (refused.error_code, refused.base_offset) == (ErrorCode.INVALID_TOPIC_EXCEPTION, -1)
+    assert (stored_beside.error_code, stored_beside.base_offset) == (0, 0)
+    assert stored(bench, OFFSETS) == []
+    # Also where another broker leads: the topic is not to be written from outside anywhere.
+    bench.partition(OFFSETS).become(2, 5, (1, 2), (1, 2))
+    client.produce(version, {(OFFSETS, 0): batch(b"forged")})
+    assert client.produced(version)[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
 def test_without_acks_there_is_no_answer(bench: Bench) -> None:

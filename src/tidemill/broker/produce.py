@@ -218,6 +218,8 @@ class ProducePath:
                 try:
                     if partition is None:
                         raise unknown_partition(topic.key, part.index, request.version, entry is None)
+                    if entry is not None and entry.internal:
+                        raise internal_topic(entry.name)
                     part.partition = partition
                     partition.check_leader(-1)
                     if partition.reserved:
@@ -376,6 +378,14 @@ def unknown_partition(key: bytes, index: i32, version: i16, topic_unknown: bool)
         return KafkaError(f"no topic has the id {key.hex()}", ErrorCode.UNKNOWN_TOPIC_ID)
     name = key.hex() if version >= BY_ID else key.decode("utf-8", "replace")
     return KafkaError(f"{name}-{index} does not exist", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+def internal_topic(name: str) -> KafkaError:
+    """The error for a topic whose records only brokers write: committed offsets can be forged there."""
+    return KafkaError(
+        f"{name} is an internal topic: brokers write it, produce requests do not",
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+    )
 
 
 def unexpected_zstd(version: i16) -> KafkaError:

@@ -13,11 +13,13 @@ from tidemill.log.checkpoints import CheckpointDamaged
 from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
-from tidemill.log.recovery import Opening
+from tidemill.log.recovery import Opening, open_log
 from tidemill.log.removals import Removals
+from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
 from tidemill.records.reader import iter_batches
+from tidemill.testing.files import FaultyFiles
 
 NOW = 1_700_000_000_000
 MakeBatch = Callable[..., Batch]
@@ -27,10 +29,15 @@ FIRST = "00000000000000000000"
 
 
 def opening(
-    directory: str, *, clean: bool = False, recovery_point: int = 0, **settings: object
+    directory: str,
+    *,
+    clean: bool = False,
+    recovery_point: int = 0,
+    files: Files | None = None,
+    **settings: object,
 ) -> tuple[Log, list[str]]:
     one = Opening(
-        SystemFiles(),
+        files or SystemFiles(),
         directory,
         TopicPartition("events", 0),
         LogConfig(**{**SMALL, **settings}),  # type: ignore[arg-type]
@@ -218,6 +225,69 @@ def test_a_damaged_index_is_noticed_by_a_lookup_after_a_clean_stop(filled: Log, 
         part = log.read(offset, 1, 120, True)
         assert part is not None
         assert int.from_bytes(part.read()[:8], "big") == offset // 2 * 2
+
+
+def times_found(log: Log) -> list[int]:
+    """The offset found for the time of each of the batches of ``timed``."""
+    found = [log.offset_for_timestamp(NOW + number) for number in range(60)]
+    return [one[1] for one in found if one is not None]
+
+
+def timed(log: Log, batch: MakeBatch) -> None:
+    """60 batches of two records, each a millisecond after the one before; closed."""
+    for number in range(60):
+        log.append([batch(2, timestamp=NOW + number)], 0, NOW)
+    assert len(log.segments) > 2
+    log.close(NOW)
+
+
+@pytest.mark.parametrize("at", [0, -1])
+@pytest.mark.parametrize("how", ["missing at a clean start", "missing at a recovery", "damaged"])
+def test_times_are_found_after_the_next_start_when_an_index_was_made_anew(
+    log_of: MakeLog, batch: MakeBatch, directory: str, at: int, how: str
+) -> None:
+    log = log_of({**SMALL, "index_interval_bytes": 1000})
+    timed(log, batch)
+    sizes = {one.name: one.stat().st_size for one in Path(directory).glob("*index")}
+    path = path_of(log, at, ".index" if how == "damaged" else ".timeindex")
+    if how == "damaged":
+        data = bytearray(path.read_bytes())
+        for entry in range(0, len(data), 8):
+            struct.pack_into(">i", data, entry + 4, struct.unpack_from(">i", data, entry + 4)[0] + 3)
+        path.write_bytes(data)
+    else:
+        path.unlink()
+    is_clean = how != "missing at a recovery"
+    log, _ = opening(
+        directory, clean=is_clean, recovery_point=0 if is_clean else 119, index_interval_bytes=1000
+    )
+    for offset in range(120):
+        log.read(offset, 1, 120, True)
+    log.close(NOW)
+    again, warnings = opening(directory, clean=True)
+    assert (times_found(again), warnings) == (list(range(0, 120, 2)), [])
+    assert {one.name: one.stat().st_size for one in Path(directory).glob("*index")} == sizes
+
+
+def test_an_index_made_anew_is_there_after_a_power_cut(batch: MakeBatch) -> None:
+    files = FaultyFiles()
+    directory = "/data/events-0"
+    files.make_directory(directory)
+    log = open_log(files, directory, TopicPartition("events", 0), LogConfig(**SMALL))
+    timed(log, batch)
+    for path in ("/", "/data"):
+        files.sync_directory(path)
+    path = log.segments[0].time_index.path
+    good = files.read(path)
+    damaged = files.open(path)
+    damaged.write_at(0, b"".join(good[at : at + 12] for at in range(len(good) - 12, -1, -12)))
+    damaged.sync()
+    recovered, warnings = opening(directory, recovery_point=120, files=files)
+    assert "both indexes are made anew" in warnings[0]
+    recovered.close(NOW)
+    files.power_cut()
+    again, warnings = opening(directory, clean=True, files=files)
+    assert (times_found(again), warnings) == (list(range(0, 120, 2)), [])
 
 
 def test_preallocated_zero_tails_of_indexes_are_no_damage(filled: Log, directory: str) -> None:

@@ -414,7 +414,6 @@ class Opening:
         if damage:
             self.warnings.append(f"{damage}; both indexes are made anew")
             segment.rebuild_indexes()
-            segment.close_indexes()
         damage = index_damage(self.files, segment, end_offset)
         if damage:
             self.warnings.append(f"{index_path(segment)}: {damage}; it is made anew")

@@ -373,11 +373,17 @@ class Segment:
         self._recent_positions = vec[i64]([])
 
     def rebuild_indexes(self) -> None:
-        """Makes both indexes anew from the batches."""
+        """Makes both indexes anew from the batches, closes them, and waits for the disk.
+
+        Unlike those that a roll closes they may lie before the recovery point, where no later sync looks.
+        """
         self.begin_rebuild()
         scan = BatchScan(self.file(), 0, self.size)
         while scan.step():
             self.note(scan.position, scan.size, scan.base_offset, scan.last_offset, scan.max_timestamp)
+        self.close_indexes()
+        self.index.sync()
+        self.time_index.sync()
 
     def begin_rebuild(self) -> None:
         """Empties the indexes and what is known of the timestamps; :meth:`note` every batch after this."""

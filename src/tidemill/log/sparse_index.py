@@ -212,6 +212,14 @@ class SparseIndex:
         finally:
             file.close()
 
+    def sync(self) -> None:
+        """Returns once the file's entries are on the disk."""
+        file = self.files.open(self.path)
+        try:
+            file.sync()
+        finally:
+            file.close()
+
     def _slots_up_to(self, value: i64, field: i64) -> i64:
         """How many entries have at most ``value`` in the four bytes at ``field``, where they ascend."""
         low: i64 = 0

@@ -49,6 +49,13 @@ def plain(now_ms: int) -> Iterator[Sent]:
             inside = messages(magic, now_ms)
             yield Sent(f"v{magic} {codec}", 2, wrapper(magic, number, inside, offset=3, timestamp=now_ms + 9))
             yield Sent(f"v{magic} {codec} at 0", 2, wrapper(magic, number, inside, timestamp=now_ms + 9))
+            unknown = messages(magic, now_ms, (-1, -1, -1, -1))
+            for offset in (-1, 3):
+                yield Sent(
+                    f"v{magic} {codec} at {offset}, -1 inside",
+                    2,
+                    wrapper(magic, number, unknown, offset=offset, timestamp=now_ms + 9),
+                )
             apart = messages(magic, now_ms, (10, 12, 15, 30))
             yield Sent(
                 f"v{magic} {codec} with gaps",
@@ -95,6 +102,7 @@ def odd(now_ms: int) -> Iterator[Sent]:
         yield Sent(name + "in 3", 3, one)
         yield Sent(name + "too small", 2, struct.pack(">qi", 0, 3) + b"abc")
         yield Sent(name + "offset inside too large", 2, wrapper(magic, GZIP, set_, offset=1))
+        yield Sent(name + "offset inside larger than -1", 2, wrapper(magic, GZIP, set_, offset=-1))
     yield Sent("v1 append time said", 2, entry(1, b"k", b"v", timestamp=now_ms, attributes=APPEND_TIME))
     yield Sent(
         "v1 append time of a wrapper",

@@ -12,9 +12,11 @@ from tidemill.model.errors import CorruptMessage, ErrorCode, InvalidRecord
 from tidemill.records.batch import GZIP, LZ4, NONE, SNAPPY
 from tidemill.records.builder import build_batch
 from tidemill.records.compression import compress
+from tidemill.records.convert import KEEP_CODEC, for_storage
 from tidemill.records.cursor import EntryCursor
 from tidemill.records.legacy import LZ4_OLD_HEADER, mend_lz4, pack, parse_entry, unpack_entry, xxhash32
-from tidemill.records.message_set import build_message_set, wrap
+from tidemill.records.message_set import MessageSet, build_message_set, wrap
+from tidemill.records.validate import Limits
 
 TIME_MS = 1524709879130
 
@@ -104,6 +106,11 @@ def test_fields_that_do_not_fill_the_entry_are_refused(
 # -- wrappers
 
 
+def with_base_offset(data: bytes, offset: int) -> bytes:
+    """A batch of v2 as a log stores it at ``offset``."""
+    return struct.pack(">q", offset) + data[8:]
+
+
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 def test_offsets_inside_are_absolute_in_v0_and_relative_in_v1(codec: int) -> None:
     records = [(TIME_MS + i, b"key", b"value") for i in range(6)]
@@ -121,6 +128,38 @@ def test_offsets_after_compaction_have_gaps_that_stay() -> None:
     inside = messages(1, [(2, TIME_MS, b"a", b"1"), (5, TIME_MS + 1, b"b", b"2")])
     data = wrap(1, GZIP, inside, 1030, TIME_MS + 1)
     assert [offset for offset, *_ in read_set(data)] == [1027, 1030]
+
+
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("stored_magic", [0, 1, 2])
+@pytest.mark.parametrize("offsets", [(-1, -1, -1), (-3, -2, -1), (-(2**63), 5, -(2**63))])
+@pytest.mark.parametrize("wrapper_offset", [-1, 0, 2**63 - 1])
+def test_a_client_that_leaves_offsets_at_minus_one_can_produce_compressed_sets(
+    codec: int, magic: int, stored_magic: int, offsets: tuple[int, ...], wrapper_offset: int
+) -> None:
+    """pykafka 2.8 writes so with broker_version 0.10.2 and 1.0.0; Apache Kafka 3.9.2 stores it."""
+    inside = messages(magic, [(offset, TIME_MS, b"key", b"%d" % offset) for offset in offsets])
+    data = wrap(magic, codec, inside, wrapper_offset, TIME_MS)
+    made = for_storage(data, 0, len(data), stored_magic, KEEP_CODEC, Limits(), TIME_MS, False)
+    stored = made.stored(100) if isinstance(made, MessageSet) else with_base_offset(made.to_bytes(), 100)
+    assert [(offset, value) for offset, *_, value in read_set(stored)] == [
+        (100 + index, b"%d" % offset) for index, offset in enumerate(offsets)
+    ]
+
+
+@pytest.mark.parametrize("wrapper_offset", [-1, 1])
+def test_a_wrapper_whose_messages_have_larger_offsets_than_it_is_refused(wrapper_offset: int) -> None:
+    inside = messages(1, [(offset, TIME_MS, b"key", b"value") for offset in range(3)])
+    data = wrap(1, GZIP, inside, wrapper_offset, TIME_MS)
+    with pytest.raises(InvalidRecord, match=f"the wrapper has offset {wrapper_offset}"):
+        for_storage(data, 0, len(data), 2, KEEP_CODEC, Limits(), TIME_MS, False)
+
+
+def test_a_stored_wrapper_with_offsets_below_0_inside_is_not_read() -> None:
+    data = wrap(1, GZIP, messages(1, [(-1, TIME_MS, b"key", b"value")]), 7, TIME_MS)
+    with pytest.raises(InvalidRecord, match="the wrapper has offset 7"):
+        read_set(data)
 
 
 def test_wrapper_has_the_largest_time_and_no_key() -> None:

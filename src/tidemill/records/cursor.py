@@ -156,7 +156,8 @@ class EntryCursor(RecordCursor):
     """Over one message of v0 or v1, or over all inside of a wrapper.
 
     ``produced``: as a producer sent it, with offsets that a broker does not rely on. A wrapper of v1 with
-    offset 0 is taken then as some clients mean it: the offsets inside are those of the set.
+    offset 0 is taken then as some clients mean it: the offsets inside are those of the set. So are offsets
+    below 0, which others write because they know none.
     """
 
     def __init__(
@@ -202,9 +203,10 @@ class EntryCursor(RecordCursor):
             raise InvalidRecord(f"the wrapper with offset {self.entry.offset} holds no message")
         if self.magic == 0 or (self.produced and self.entry.offset == 0):
             return
-        if last < 0 or last > self.entry.offset:
+        if last > self.entry.offset or (last < 0 and not self.produced):
             raise _wrong_wrapper(self.entry, last)
-        self.base = self.entry.offset - last
+        if last >= 0:
+            self.base = self.entry.offset - last
 
     def step(self) -> bool:
         """Goes to the next message."""

@@ -69,6 +69,27 @@ def test_a_read_stops_before_the_limit(log_of: MakeLog, batch: MakeBatch) -> Non
     assert stored(log, 6, limit=6) == []
 
 
+def test_one_limit_holds_for_reads_of_the_active_and_of_an_older_segment(
+    log_of: MakeLog, batch: MakeBatch
+) -> None:
+    log = log_of()
+    for _ in range(5):
+        log.append([batch(2)], 0, NOW)
+    log.roll(NOW)
+    for _ in range(3):
+        log.append([batch(2)], 0, NOW)
+    for offset, limit, expected in (
+        (10, 12, [10]),
+        (0, 12, [0, 2, 4, 6, 8]),
+        (10, 14, [10, 12]),
+        (4, 14, [4, 6, 8]),
+        (0, 4, [0, 2]),
+        (10, 14, [10, 12]),
+        (8, 10, [8]),
+    ):
+        assert [b.base_offset for b in stored(log, offset, limit=limit)] == expected, (offset, limit)
+
+
 def test_a_limit_in_a_later_segment_costs_no_look_into_the_files(batch: MakeBatch) -> None:
     files = FaultyFiles()
     files.make_directory("/t-0")
@@ -151,7 +172,37 @@ def test_every_offset_is_found_across_rolled_segments(log_of: MakeLog, batch: Ma
             assert stored(reader, offset, 1)[0].base_offset == offset // 3 * 3
 
 
-def test_a_segment_rolls_by_size_time_and_full_index(log_of: MakeLog, batch: MakeBatch) -> None:
+def test_a_segment_takes_exactly_its_size_and_rolls_before_a_byte_more(
+    log_of: MakeLog, batch: MakeBatch
+) -> None:
+    size = batch(1).size
+    log = log_of({"segment_bytes": 3 * size})
+    for _ in range(3):
+        log.append([batch(1)], 0, NOW)
+    assert [(int(one.base_offset), int(one.size)) for one in log.segments] == [(0, 3 * size)]
+    for _ in range(2):
+        log.append([batch(1)], 0, NOW)
+    longer = batch(1, value=b"v" * 21)
+    assert longer.size == size + 1
+    log.append([longer], 0, NOW)
+    assert [(int(one.base_offset), int(one.size)) for one in log.segments] == [
+        (0, 3 * size),
+        (3, 2 * size),
+        (5, size + 1),
+    ]
+
+
+def test_a_batch_of_exactly_the_size_of_a_segment_is_stored(log_of: MakeLog, batch: MakeBatch) -> None:
+    made = batch(1, value=bytes(2000))
+    log = log_of({"segment_bytes": made.size})
+    assert log.append([batch(1)], 0, NOW).base_offset == 0
+    assert log.append([made], 0, NOW).base_offset == 1
+    assert [int(one.base_offset) for one in log.segments] == [0, 1]
+    with pytest.raises(KafkaError, match="larger than a segment may be"):
+        log.append([batch(1, value=bytes(2001))], 0, NOW)
+
+
+def test_a_segment_rolls_by_time_and_full_index(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of({"segment_ms": 1000, "segment_index_bytes": 36, "index_interval_bytes": 0})
     log.append([batch(1)], 0, NOW)
     log.append([batch(1, timestamp=NOW + 1000)], 0, NOW)
@@ -219,6 +270,19 @@ def test_a_follower_keeps_offsets_and_epochs(log_of: MakeLog, batch: MakeBatch) 
     assert [b.base_offset for b in stored(log, 15)] == [20]
     with pytest.raises(KafkaError, match="the leader sent offset 10, the log here ends at 22"):
         log.append_as_follower(data, NOW)
+
+
+@pytest.mark.parametrize("base", [1, 2])
+def test_a_follower_refuses_batches_that_overlap_within_one_fetch(
+    log_of: MakeLog, batch: MakeBatch, base: int
+) -> None:
+    log = log_of()
+    data = b"".join(batch(3, base_offset=at, leader_epoch=0).to_bytes() for at in (0, base))
+    with pytest.raises(KafkaError, match=f"the leader sent offset {base}, the log here ends at 3") as caught:
+        log.append_as_follower(data, NOW)
+    assert caught.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
+    assert (log.end_offset, [b.base_offset for b in stored(log, 0)]) == (3, [0])
+    assert log.append_as_follower(batch(3, base_offset=3, leader_epoch=0).to_bytes(), NOW) == 6
 
 
 FAR = 1 << 32

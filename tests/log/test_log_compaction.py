@@ -489,6 +489,27 @@ def test_what_cuts_the_log_calls_off_a_swap_that_waits(log: Log) -> None:
     assert [row[0] for row in rows(log)] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("cut", [3, 0])
+def test_a_key_deleted_where_the_log_was_cut_and_had_been_cleaned_stays_deleted(log: Log, cut: int) -> None:
+    for key in "abcdef":
+        put(log, (key, "1"))
+    log.roll(NOW)
+    assert clean(log).end_offset == 6
+    if cut:
+        log.truncate_to(cut, NOW)
+    else:
+        log.truncate_fully(0, NOW)
+        put(log, ("a", "1"))
+    assert log.clean_end == cut
+    put(log, ("a", None))
+    log.roll(NOW)
+    for now_ms in (NOW, NOW + 2 * DAY):
+        clean(log, now_ms)
+        log.clean_end = 0  # the tombstone's time begins with its first cleaning, and ends with the second
+    assert "a" not in values(log)
+    assert [row[2] for row in rows(log)] == ([b"b", b"c"] if cut else [])
+
+
 def test_a_log_that_is_deleted_calls_off_a_swap_that_waits(log: Log) -> None:
     put(log, ("k", "1"))
     log.roll(NOW)

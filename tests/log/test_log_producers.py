@@ -133,6 +133,31 @@ def test_silent_producers_expire_by_when_they_were_seen(log_of: MakeLog, batch: 
     assert list(log.producer_state.entries) == [2]
 
 
+def test_a_producer_with_an_open_transaction_never_expires(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of()
+    for producer in (1, 2):
+        options = {"producer_id": producer, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+        log.append([batch(1, **options)], 0, NOW)
+    marker = build_end_marker(True, NOW, 2, 0, 0, base_offset=2, leader_epoch=0)
+    log.append_as_follower(marker, NOW)
+    assert log.producer_state.expire(NOW + 1_000_000, 1000) == 1
+    assert list(log.producer_state.entries) == [1]
+    assert log.last_stable_offset(log.end_offset) == 0
+
+
+def test_a_restart_gives_silent_producers_their_whole_time_again(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of()
+    log.append([batch(1, timestamp=1000, producer_id=1, producer_epoch=0, base_sequence=0)], 0, NOW)
+    log.close(NOW)
+    again = log_of(clean=True, now_ms=NOW + 5000)
+    assert again.producer_state.snapshot_offset == 1
+    assert again.producer_state.expire(NOW + 5999, 1000) == 0
+    assert again.append(
+        [batch(1, timestamp=1000, producer_id=1, producer_epoch=0, base_sequence=0)], 0, NOW
+    ).duplicate
+    assert again.producer_state.expire(NOW + 6000, 1000) == 1
+
+
 def test_truncation_takes_the_producer_state_back(log_of: MakeLog, batch: MakeBatch) -> None:
     log = log_of({"segment_bytes": 400})
     for number in range(20):

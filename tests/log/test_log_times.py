@@ -96,6 +96,21 @@ def test_append_time_counts_for_every_record_of_a_batch(log_of: MakeLog, batch: 
     assert log.offset_for_timestamp(NOW + 5) is None
 
 
+def test_of_equal_largest_times_the_first_is_told_also_after_a_start_inside_a_segment(
+    log_of: MakeLog, batch: MakeBatch
+) -> None:
+    log = log_of()
+    for times in ((NOW, NOW + 9, NOW + 9), (NOW + 9, NOW + 3)):
+        for time in times:
+            log.append([batch(1, timestamp=time)], 0, NOW)
+        log.roll(NOW)
+    for start, expected in ((0, 1), (1, 1), (2, 2), (3, 3)):
+        log.advance_start(start)
+        assert log.max_timestamp_offset() == (NOW + 9, expected)
+    log.advance_start(4)
+    assert log.max_timestamp_offset() == (NOW + 3, 4)
+
+
 def test_an_empty_log_has_no_time(log_of: MakeLog) -> None:
     log = log_of()
     assert (log.offset_for_timestamp(0), log.max_timestamp_offset()) == (None, None)

@@ -145,6 +145,14 @@ def test_going_on_keeps_the_state_of_transactions():
     assert (position, start) == (len(data), 10)
 
 
+def test_going_on_behind_the_marker_of_an_abort_loses_no_committed_record():
+    data = transactions()
+    first = decode_columns(data, 0, 5, aborted=[(7, 0)])
+    assert (offsets(first), first.next_offset) == ([2, 3], 5)
+    behind = decode_columns(data, 5, position=first.next_position, aborted=[(7, 0)])
+    assert offsets(behind) == [5, 6, 9]
+
+
 @pytest.mark.parametrize("codec", [0, 4])
 def test_stops_at_the_byte_bound_and_goes_on(codec):
     data = b"".join(value_batch(i * 10, 10, codec=codec) for i in range(5))

@@ -10,18 +10,23 @@ from tidemill.records.batch import (
     ATTRIBUTES,
     BASE_SEQUENCE,
     BASE_TIMESTAMP,
+    CURRENT_MAGIC,
+    GZIP,
     LAST_OFFSET_DELTA,
     LENGTH,
     MAGIC,
     MAX_TIMESTAMP,
+    NONE,
     PRODUCER_ID,
     RECORD_COUNT,
+    Batch,
     check_crc,
     parse_batch,
     parse_batches,
     whole_batch_size,
 )
 from tidemill.records.builder import build_batch, build_end_marker, stamp_append_time
+from tidemill.records.convert import for_storage
 from tidemill.records.validate import (
     RECORD_ERRORS_MAX,
     Limits,
@@ -117,6 +122,24 @@ def test_size_limit() -> None:
     error = refused(GOOD, Limits(max_batch_bytes=len(GOOD) - 1), ErrorCode.MESSAGE_TOO_LARGE)
     assert f"{len(GOOD)} bytes" in str(error)
     assert "max.message.bytes" in str(error)
+
+
+def test_a_batch_of_exactly_the_size_limit_is_stored() -> None:
+    batch = parsed(GOOD)
+    assert validate(batch, Limits(max_batch_bytes=len(GOOD)), NOW_MS) is batch
+
+
+def test_the_size_limit_holds_for_a_batch_that_grows_when_it_is_compressed_anew() -> None:
+    sent = build_batch([(NOW_MS, None, b"v" * 2000, None)], codec=GZIP)
+    stored = for_storage(sent, 0, len(sent), CURRENT_MAGIC, NONE, Limits(), NOW_MS, False)
+    assert isinstance(stored, Batch)
+    assert stored.size > len(sent)
+    exact = Limits(max_batch_bytes=int(stored.size))
+    assert for_storage(sent, 0, len(sent), CURRENT_MAGIC, NONE, exact, NOW_MS, False).size == stored.size
+    small = Limits(max_batch_bytes=int(stored.size) - 1)
+    with pytest.raises(KafkaError, match=f"would be stored with {stored.size} bytes") as caught:
+        for_storage(sent, 0, len(sent), CURRENT_MAGIC, NONE, small, NOW_MS, False)
+    assert caught.value.code == ErrorCode.MESSAGE_TOO_LARGE
 
 
 def test_count_and_last_offset_delta_agree() -> None:

@@ -129,9 +129,11 @@ class Bench:
         self.put("t", 3)
         self.put("u", 1)
 
-    def put(self, topic: str, partitions: int, isr: tuple[int, ...] = (NODE,), **settings: Any) -> None:
-        """Makes or changes a topic."""
-        states = [PartitionState(index, NODE, 0, (NODE,), isr) for index in range(partitions)]
+    def put(
+        self, topic: str, partitions: int, *, replicas: tuple[int, ...] = (NODE,), **settings: Any
+    ) -> None:
+        """Creates or alters a topic, of which only this broker is in sync."""
+        states = [PartitionState(index, NODE, 0, replicas, (NODE,)) for index in range(partitions)]
         self.manager.put_topic(topic, IDS[topic], topic == OFFSETS, states, LogConfig(**settings))
 
     def partition(self, topic: str = "t", index: int = 0) -> Partition:

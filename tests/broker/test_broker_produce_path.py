@@ -302,7 +302,7 @@ def test_repeats_of_an_idempotent_producer_get_the_first_answer(bench: Bench) ->
 
 
 def test_too_few_replicas_refuse_who_wants_them_all(bench: Bench) -> None:
-    bench.put("t", 3, min_insync_replicas=2)
+    bench.put("t", 3, replicas=(1, 2), min_insync_replicas=2)
     client = bench.client()
     for acks, code in ((-1, ErrorCode.NOT_ENOUGH_REPLICAS), (1, 0)):
         client.produce(9, {("t", 0): batch(b"%d" % acks)}, acks)

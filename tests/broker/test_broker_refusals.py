@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from paths_bench import Bench, Client, batch, bench_in
+from paths_bench import Bench, Client, batch, bench_in, parts_of, values_of
 
 from tidemill.broker.refusals import NOTED_MAX, NOTED_MS, Refusals
 from tidemill.log.errors import DiskFull
@@ -49,9 +49,9 @@ def test_what_comes_behind_a_refused_batch_is_refused_alike(bench: Bench, known:
     if known:
         assert write(client, 0) == (0, 0)
         first = 1
-    bench.put("t", 3, min_insync_replicas=2)
+    bench.put("t", 3, replicas=(1, 2), min_insync_replicas=2)
     assert write(client, first) == NOT_ENOUGH
-    bench.put("t", 3, min_insync_replicas=1)
+    bench.put("t", 3, replicas=(1, 2), min_insync_replicas=1)
     assert write(client, first + 1) == NOT_ENOUGH
     assert write(client, first + 2) == NOT_ENOUGH
     for sequence in range(first, 5):
@@ -62,9 +62,9 @@ def test_what_comes_behind_a_refused_batch_is_refused_alike(bench: Bench, known:
 def test_the_first_batches_of_an_epoch_keep_their_order_as_well(bench: Bench) -> None:
     client = bench.client()
     assert write(client, 0) == (0, 0)
-    bench.put("t", 3, min_insync_replicas=2)
+    bench.put("t", 3, replicas=(1, 2), min_insync_replicas=2)
     assert write(client, 0, epoch=1) == NOT_ENOUGH
-    bench.put("t", 3, min_insync_replicas=1)
+    bench.put("t", 3, replicas=(1, 2), min_insync_replicas=1)
     assert write(client, 1, epoch=1) == NOT_ENOUGH
     assert [write(client, sequence, epoch=1) for sequence in (0, 1)] == [(0, 1), (0, 2)]
 
@@ -93,9 +93,9 @@ def test_a_disk_with_room_again_refuses_what_came_behind(bench: Bench) -> None:
 def test_a_gap_that_nobody_refused_is_out_of_order(bench: Bench) -> None:
     client = bench.client()
     assert write(client, 0) == (0, 0)
-    bench.put("t", 3, min_insync_replicas=2)
+    bench.put("t", 3, replicas=(1, 2), min_insync_replicas=2)
     assert write(client, 1) == NOT_ENOUGH
-    bench.put("t", 3, min_insync_replicas=1)
+    bench.put("t", 3, replicas=(1, 2), min_insync_replicas=1)
     # The log has got it from elsewhere: that it was refused here once says nothing any more.
     other = batch(b"1", producer_id=7, producer_epoch=0, base_sequence=1)
     bench.partition().append([parse_batch(other, 0, len(other))], 1, 0)
@@ -108,12 +108,12 @@ def test_what_was_refused_before_and_stored_elsewhere_hides_no_other_refusal(ben
     assert write(client, 0) == (0, 0)
     bench.partition().become(2, 5, (1, 2), (1, 2))
     assert write(client, 1) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
-    bench.partition().become(1, 6, (1,), (1,))
+    bench.partition().become(1, 6, (1, 2), (1,))
     other = batch(b"1", producer_id=7, producer_epoch=0, base_sequence=1)
     bench.partition().append([parse_batch(other, 0, len(other))], 1, 0)
-    bench.put("t", 3, min_insync_replicas=2)
+    bench.put("t", 3, replicas=(1, 2), min_insync_replicas=2)
     assert write(client, 2) == NOT_ENOUGH
-    bench.put("t", 3, min_insync_replicas=1)
+    bench.put("t", 3, replicas=(1, 2), min_insync_replicas=1)
     assert write(client, 3) == NOT_ENOUGH
     assert [write(client, sequence) for sequence in (2, 3)] == [(0, 2), (0, 3)]
 
@@ -121,9 +121,9 @@ def test_what_was_refused_before_and_stored_elsewhere_hides_no_other_refusal(ben
 def test_a_batch_that_was_given_up_is_not_waited_for_long(bench: Bench) -> None:
     client = bench.client()
     assert write(client, 0) == (0, 0)
-    bench.put("t", 3, min_insync_replicas=2)
+    bench.put("t", 3, replicas=(1, 2), min_insync_replicas=2)
     assert write(client, 1) == NOT_ENOUGH
-    bench.put("t", 3, min_insync_replicas=1)
+    bench.put("t", 3, replicas=(1, 2), min_insync_replicas=1)
     bench.clock.now_ms += int(NOTED_MS)
     assert write(client, 2) == OUT_OF_ORDER
     assert bench.produces.refusals.noted == {}
@@ -131,9 +131,9 @@ def test_a_batch_that_was_given_up_is_not_waited_for_long(bench: Bench) -> None:
 
 def test_other_producers_and_partitions_go_on(bench: Bench) -> None:
     client = bench.client()
-    bench.put("t", 3, min_insync_replicas=2)
+    bench.put("t", 3, replicas=(1, 2), min_insync_replicas=2)
     assert write(client, 0) == NOT_ENOUGH
-    bench.put("t", 3, min_insync_replicas=1)
+    bench.put("t", 3, replicas=(1, 2), min_insync_replicas=1)
     other = batch(b"a", producer_id=8, producer_epoch=0, base_sequence=4)
     mine = batch(b"b", producer_id=7, producer_epoch=0, base_sequence=4)
     for parts in ({("t", 0): other}, {("t", 1): mine}, {("t", 0): batch(b"c")}):
@@ -171,16 +171,26 @@ def test_what_is_noted_has_a_bound_and_only_what_will_come_again_is() -> None:
     assert refusals.noted == {}
 
 
-def test_an_in_sync_set_that_shrinks_below_the_minimum_is_told_to_who_waits_for_all(bench: Bench) -> None:
-    bench.put("t", 3, min_insync_replicas=2)
+def test_nothing_is_committed_while_fewer_replicas_are_in_sync_than_the_minimum(bench: Bench) -> None:
+    bench.put("t", 3, replicas=(1, 2), min_insync_replicas=2)
     partition = bench.partition()
     partition.become(1, 1, (1, 2), (1, 2), 1)
-    all_of_them, leader_only = bench.client(), bench.client()
-    waits = all_of_them.produce(VERSION, {("t", 0): batch(b"a")})
-    leader_only.produce(VERSION, {("t", 0): batch(b"b")}, acks=1)
-    assert leader_only.produced(VERSION)[0].error_code == 0
-    assert all_of_them.is_silent()
+    impatient, patient, leader_only, reader = (bench.client() for _ in range(4))
+    impatient.produce(VERSION, {("t", 0): batch(b"a")}, timeout_ms=50)
+    waits = patient.produce(VERSION, {("t", 0): batch(b"b")})
+    bench.until(lambda: partition.log.end_offset == 2)
     partition.become(1, 1, (1, 2), (1,), 2)
-    (part,) = all_of_them.produced(VERSION, waits)
-    assert (part.error_code, part.base_offset) == (ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, -1)
-    assert partition.high_watermark == 2
+    leader_only.produce(VERSION, {("t", 0): batch(b"c")}, acks=1)
+    assert leader_only.produced(VERSION)[0].error_code == 0
+    assert impatient.produced(VERSION)[0].error_code == ErrorCode.REQUEST_TIMED_OUT
+    assert patient.is_silent()
+    # An eligible leader replica may lack all three: no consumer may see them.
+    reader.fetch(11, {("t", 0): 0})
+    part = parts_of(reader.fetched(11))["t", 0]
+    assert (part.high_watermark, values_of(part)) == (0, [])
+    # With one replica as the minimum, this broker commits alone.
+    bench.put("t", 3, replicas=(1, 2), min_insync_replicas=1)
+    (part,) = patient.produced(VERSION, waits)
+    assert (part.error_code, part.base_offset) == (0, 1)
+    reader.fetch(11, {("t", 0): 0})
+    assert values_of(parts_of(reader.fetched(11))["t", 0]) == [b"a", b"b", b"c"]

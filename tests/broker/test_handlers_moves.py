@@ -20,6 +20,7 @@ from tidemill.coordination.nodes import (
     BrokerNode,
     BrokerRegistration,
     Endpoint,
+    LostReplicas,
     PartitionListNode,
     ReassignmentNode,
     TopicNode,
@@ -148,7 +149,9 @@ class Brokers:
 
 def registration(broker_id: int, lost_unsynced: bool = False) -> bytes:
     endpoint = Endpoint("INSIDE", "PLAINTEXT", f"10.0.0.{broker_id}", 19092)
-    registered = BrokerRegistration(broker_id, (endpoint,), f"rack-{broker_id}", lost_unsynced=lost_unsynced)
+    registered = BrokerRegistration(
+        broker_id, (endpoint,), f"rack-{broker_id}", lost=LostReplicas(unsynced=lost_unsynced)
+    )
     return BrokerNode.encode(registered)
 
 

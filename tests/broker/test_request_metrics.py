@@ -108,7 +108,7 @@ def test_a_partition_is_offline_once_whether_nobody_leads_it_or_its_disk_failed(
         partition.fail("its disk is broken")
         assert told(server, "tidemill_offline_partitions") == {"": 1}
         topic = metadata.topics[partition.topic]
-        nobody = [one.with_state(-1, one.isr, is_new_epoch=True) for one in topic.partitions]
+        nobody = [one.replaced(leader=-1, leader_epoch=one.leader_epoch + 1) for one in topic.partitions]
         metadata.image = metadata.image.with_topics([topic.with_partitions(nobody)])
         assert told(server, "tidemill_offline_partitions") == {"": 1}
 

@@ -6,14 +6,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tidemill.controller.elections import plan_broker_change
+from tidemill.controller.elections import (
+    ElectionPolicy,
+    LogEnd,
+    plan_broker_change,
+    plan_policy_change,
+    plan_takeover,
+    unclean_elections,
+)
 from tidemill.controller.isr import IsrChange, plan_isr_change
 from tidemill.controller.preferred import ElectionType, plan_elections
 from tidemill.controller.reassignment import plan_progress, plan_reassignment
 from tidemill.controller.shutdown import plan_shutdown
 from tidemill.controller.topics import Plan
 from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
-from tidemill.coordination.nodes import BrokerRegistration, TopicNode
+from tidemill.coordination.nodes import NOTHING_LOST, BrokerRegistration, LostReplicas, TopicNode
 from tidemill.coordination.port import SetData
 from tidemill.model.types import TopicPartition
 
@@ -30,9 +37,15 @@ class History(RuleBasedStateMachine):
         brokers = {one: BrokerImage(BrokerRegistration(one, ()), 1) for one in ALL}
         topic = TopicImage("t", b"t" * 16, (PartitionImage(0, 0, 0, [0, 1], [0, 1]),), {})
         self.image = ClusterImage("cluster", 0, 1, brokers, {"t": topic})
-        self.logs: dict[int, list[int]] = {0: [], 1: []}
-        self.committed: list[int] = []
+        self.logs: dict[int, list[tuple[int, int]]] = {0: [], 1: []}
+        """Records with the leader epochs in which they were written."""
+        self.committed: list[tuple[int, int]] = []
         self.written = 0
+        self.synced: dict[int, int] = {}
+        """How much of its log each broker would have after a power cut."""
+        self.lost: dict[int, LostReplicas] = {}
+        """What brokers that are down will report."""
+        self.min_insync = 1
         self.stopping: frozenset[int] = frozenset()
         self.versions = {"/brokers/topics/t": 0, "/brokers/topics/t/partitions/0/state": 0}
 
@@ -47,6 +60,9 @@ class History(RuleBasedStateMachine):
     def carry_out(self, plans: list[Plan]) -> None:
         """Writes as the store would, and drops the logs of those who hold no replica any more."""
         for plan in plans:
+            if unclean_elections(self.image.topics["t"], plan.topic, self.losses):
+                # It is told as one: from now on what the new leader has counts.
+                self.committed = self.committed[: self.common(plan.topic.partitions[0].leader)]
             for operation in plan.operations:
                 assert isinstance(operation, SetData)
                 assert operation.version == self.versions[operation.path], operation.path
@@ -56,13 +72,38 @@ class History(RuleBasedStateMachine):
             self.image = self.image.with_topics([plan.topic])
         self.logs = {one: self.logs.get(one, []) for one in self.partition.replicas}
 
+    losses: dict[int, LostReplicas] = {}  # noqa: RUF012  replaced, never changed
+
+    def common(self, broker: int) -> int:
+        """How much of what was committed a broker has."""
+        log = self.logs.get(broker, [])
+        same = [one == two for one, two in zip(self.committed, log, strict=False)]
+        return same.index(False) if False in same else len(same)
+
+    def policy(self, topic: TopicImage) -> ElectionPolicy:
+        return ElectionPolicy(min_insync_replicas=self.min_insync)
+
     def go_on(self) -> None:
-        self.carry_out(plan_progress(self.image, stopping=self.stopping))
+        self.carry_out(plan_progress(self.image, stopping=self.stopping, policy_of=self.policy))
 
     def live(self, brokers: dict[int, BrokerImage], gone: list[int], came: list[int]) -> None:
         self.image = self.image.with_brokers(brokers)
-        self.carry_out(plan_broker_change(self.image, gone, came, stopping=self.stopping))
+        self.losses = {one: self.lost.pop(one) for one in came if one in self.lost}
+        self.carry_out(
+            plan_broker_change(self.image, gone, came, self.losses, self.policy, stopping=self.stopping)
+        )
+        self.losses = {}
+        self.recover()
         self.go_on()
+
+    def recover(self) -> None:
+        """Asks the logs of all replicas that live how far they reach, as the controller does."""
+        ends = {
+            one: LogEnd(log[-1][0] if log else -1, len(log))
+            for one, log in self.logs.items()
+            if one in self.image.brokers
+        }
+        self.carry_out(plan_takeover(self.image, {}, self.policy, self.stopping, ends={THE_ONE: ends}))
 
     # What clients and replicas do
 
@@ -70,7 +111,7 @@ class History(RuleBasedStateMachine):
     @rule(count=st.integers(1, 3))
     def write(self, count: int) -> None:
         for _ in range(count):
-            self.logs[self.partition.leader].append(self.written)
+            self.logs[self.partition.leader].append((self.partition.leader_epoch, self.written))
             self.written += 1
 
     @precondition(lambda self: self.led)
@@ -86,7 +127,9 @@ class History(RuleBasedStateMachine):
     @precondition(lambda self: self.led)
     @rule()
     def commit(self) -> None:
-        """The leader learns how far those in sync are."""
+        """The leader learns how far those in sync are. With too few of them nothing is committed."""
+        if len(self.partition.isr) < self.partition.min_insync(self.min_insync):
+            return
         mine = self.logs[self.partition.leader]
         reached = len(mine)
         for broker in self.partition.isr:
@@ -111,7 +154,9 @@ class History(RuleBasedStateMachine):
     def change_isr(self, isr: list[int]) -> None:
         one = self.partition
         change = IsrChange(one.leader, one.leader_epoch, one.partition_epoch, [(b, -1) for b in isr])
-        changed = plan_isr_change(self.image, one, change, self.stopping)
+        changed = plan_isr_change(
+            self.image, "t", one, change, self.policy(self.image.topics["t"]), self.stopping
+        )
         assert changed.leader_epoch == one.leader_epoch
         self.versions["/brokers/topics/t/partitions/0/state"] += 1
         self.image = self.image.with_topics([self.image.topics["t"].with_partitions([changed])])
@@ -125,9 +170,28 @@ class History(RuleBasedStateMachine):
             return
         if in_order:
             self.stopping |= {broker}
-            self.carry_out(plan_shutdown(self.image, broker, self.stopping).plans)
+            self.carry_out(plan_shutdown(self.image, broker, self.stopping, self.policy).plans)
         left = {one: found for one, found in self.image.brokers.items() if one != broker}
         self.live(left, [broker], [])
+
+    @rule(broker=BROKERS)
+    def sync(self, broker: int) -> None:
+        self.synced[broker] = len(self.logs.get(broker, []))
+
+    @rule(broker=BROKERS, is_disk=st.booleans())
+    def lose(self, broker: int, is_disk: bool) -> None:
+        """The power goes, or the disk of a broker that is down is replaced."""
+        self.end(broker, False)
+        if broker in self.logs:
+            self.logs[broker] = [] if is_disk else self.logs[broker][: self.synced.get(broker, 0)]
+        was_missing = self.lost.get(broker, NOTHING_LOST).missing
+        self.lost[broker] = LostReplicas(unsynced=True, missing=is_disk or was_missing)
+
+    @rule(value=st.integers(1, 3))
+    def set_min_insync(self, value: int) -> None:
+        if value != self.min_insync:
+            self.min_insync = value
+            self.carry_out([plan_policy_change(self.image, self.image.topics["t"])])
 
     @rule(broker=BROKERS)
     def start(self, broker: int) -> None:
@@ -149,16 +213,23 @@ class History(RuleBasedStateMachine):
             self.wish_for(replicas)
 
     def wish_for(self, replicas: list[int] | None) -> None:
-        decisions = plan_reassignment(self.image, {THE_ONE: replicas}, stopping=self.stopping)
+        decisions = plan_reassignment(
+            self.image, {THE_ONE: replicas}, policy_of=self.policy, stopping=self.stopping
+        )
         assert bool(decisions.errors) + len(decisions.plans) <= 1
         self.carry_out(decisions.plans)
 
     @rule()
     def elect(self) -> None:
-        decisions = plan_elections(self.image, [THE_ONE], ElectionType.PREFERRED, self.stopping)
+        decisions = plan_elections(self.image, [THE_ONE], ElectionType.PREFERRED, self.stopping, self.policy)
         self.carry_out(decisions.plans)
 
     # What always holds
+
+    @invariant()
+    def eligible_replicas_have_what_was_committed(self) -> None:
+        for broker in {*self.partition.isr, *self.partition.elr}.difference(self.lost):
+            assert self.common(broker) == len(self.committed), broker
 
     @invariant()
     def the_leader_has_what_was_committed(self) -> None:
@@ -168,14 +239,15 @@ class History(RuleBasedStateMachine):
     @invariant()
     def the_partition_makes_sense(self) -> None:
         one = self.partition
-        assert one.isr
+        assert one.leader == -1 or one.isr
+        assert set(one.isr).isdisjoint(one.elr)
         assert set(one.isr) <= set(one.replicas)
         assert len(set(one.replicas)) == len(one.replicas)
         assert one.leader == -1 or one.leader in one.isr
         assert one.target
         assert one.origin
         assert set(one.target) | set(one.origin) == set(one.replicas)
-        able = set(one.isr) & set(self.image.brokers) - self.stopping
+        able = {*one.isr, *one.elr} & set(self.image.brokers) - self.stopping
         assert self.led or not able, "somebody who can lead does"
 
     def teardown(self) -> None:

@@ -7,6 +7,7 @@ from controller_images import cluster, clusters, partition, topic
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidemill.controller.elections import LogEnd
 from tidemill.controller.preferred import ElectionType, can_lead, imbalanced, plan_elections
 from tidemill.coordination.image import NO_BROKER, ClusterImage
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -67,10 +68,12 @@ def test_unclean_elections_are_for_partitions_without_leader() -> None:
             partition([1], isr=[1], leader=NO_BROKER),
         ),
     )
-    decisions = plan_elections(image, named(0, 1, 2, 3, 4), UNCLEAN)
+    assert plan_elections(image, named(0), UNCLEAN).errors, "of two, nobody knows which log is longer"
+    ends = {named(0)[0]: {1: LogEnd(4, 10), 2: LogEnd(4, 11)}}
+    decisions = plan_elections(image, named(0, 1, 2, 3, 4), UNCLEAN, ends=ends)
     ((elected, _),) = decisions.plans
     assert [(one.leader, one.isr) for one in elected.partitions] == [
-        (1, [1]),
+        (2, [2]),
         (2, [2]),
         (1, [2, 1]),
         (NO_BROKER, [3]),

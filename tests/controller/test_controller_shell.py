@@ -18,6 +18,7 @@ from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.image import ClusterImage
 from tidemill.coordination.loading import load_image
 from tidemill.coordination.nodes import (
+    LostReplicas,
     PartitionState,
     PartitionStateNode,
     TopicAssignment,
@@ -375,7 +376,7 @@ def test_a_start_after_lost_writes_gives_new_leader_epochs(tmp_path: Path) -> No
         store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
         setting = Setting(store)
         await setting.controller.load()
-        await setting.controller.register(REGISTRATION._replace(lost_unsynced=True))
+        await setting.controller.register(REGISTRATION._replace(lost=LostReplicas(unsynced=True)))
         await setting.controller.activate()
         topic = setting.controller.image.topics["t"]
         assert [partition.leader_epoch for partition in topic.partitions] == [1, 1, 1]

@@ -1,4 +1,4 @@
-"""Decisions about topics: names, placement, creation, growth, elections."""
+"""Decisions about topics: names, placement, creation, growth."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.controller.elections import elect, plan_takeover
+from tidemill.controller.elections import plan_takeover
 from tidemill.controller.names import TakenNames
 from tidemill.controller.placement import alternate_racks, place_replicas
 from tidemill.controller.topics import (
@@ -299,100 +299,8 @@ def test_growth_by_hand() -> None:
     assert [partition.replicas for partition in plan.topic.partitions] == [[1, 2], [0, 1], [2, 0]]
 
 
-# Elections
-
-
-def partition(leader: int, isr: list[int], state_version: int = 3) -> PartitionImage:
-    """A partition with replicas on 1, 2 and 3."""
-    return PartitionImage(0, leader, 7, [1, 2, 3], isr, state_version)
-
-
-@pytest.mark.parametrize(
-    ("living", "before", "leader", "isr"),
-    [
-        ((1, 2, 3), partition(2, [2, 3]), None, None),
-        ((1, 3), partition(2, [2, 3]), 3, [3]),
-        ((1,), partition(2, [2, 3]), -1, [2, 3]),
-        ((1,), partition(-1, [2, 3]), None, None),
-        ((1, 2), partition(-1, [3, 2, 1]), 1, [2, 1]),
-        ((2, 3), partition(-1, [], -1), 2, [2, 3]),
-    ],
-)
-def test_the_first_living_replica_in_sync_leads(
-    living: tuple[int, ...], before: PartitionImage, leader: int | None, isr: list[int] | None
-) -> None:
-    elected = elect(cluster(*living), before)
-    if leader is None:
-        assert elected is None
-        return
-    assert elected is not None
-    assert (elected.leader, elected.isr) == (leader, isr)
-    assert elected.leader_epoch == (0 if before.partition_epoch < 0 else 8)
-
-
-def test_a_dead_follower_leaves_the_set_and_its_leader_keeps_the_epoch() -> None:
-    elected = elect(cluster(1, 2), partition(2, [1, 2, 3]))
-    assert elected is not None
-    assert (elected.leader, elected.isr, elected.leader_epoch, elected.partition_epoch) == (2, [1, 2], 7, 4)
-
-
-@pytest.mark.parametrize(
-    ("lost", "leader", "isr", "epoch"),
-    [
-        ({3}, 2, [2], 7),  # a follower is taken out before anybody counts on it
-        ({2}, 3, [3], 8),  # the leader gives way to one that lost nothing
-        ({2, 3}, 2, [2, 3], 8),  # all have lost something: they are all there is
-    ],
-)
-def test_who_may_have_lost_records_is_taken_out_as_long_as_others_are_in_sync(
-    lost: set[int], leader: int, isr: list[int], epoch: int
-) -> None:
-    elected = elect(cluster(1, 2, 3), partition(2, [2, 3]), lost=frozenset(lost))
-    assert elected is not None
-    assert (elected.leader, elected.isr, elected.leader_epoch) == (leader, isr, epoch)
-
-
-@pytest.mark.parametrize("leader", [2, -1])
-@pytest.mark.parametrize(("living", "stopping"), [((1, 2), set()), ((1, 2, 3), {3})])
-def test_who_has_lost_nothing_is_waited_for(leader: int, living: tuple[int, ...], stopping: set[int]) -> None:
-    """The flag is taken back once it was heeded: one that stayed in the set could be elected next."""
-    before = partition(leader, [2, 3])
-    elected = elect(cluster(*living), before, lost=frozenset({2}), stopping=frozenset(stopping))
-    assert elected is not None
-    assert (elected.leader, elected.isr) == (-1, [3])
-    assert elected.leader_epoch == (8 if leader == 2 else 7)
-    assert elect(cluster(*living), elected, stopping=frozenset(stopping)) is None
-    back = elect(cluster(1, 2, 3), elected)
-    assert back is not None
-    assert (back.leader, back.isr) == (3, [3])
-    unclean = elect(cluster(1, 2), before, lost=frozenset({2}), unclean=True)
-    assert unclean is not None
-    assert (unclean.leader, unclean.isr) == (1, [1])
-
-
-def test_an_unclean_election_takes_whoever_lives() -> None:
-    assert elect(cluster(1), partition(-1, [2, 3])) is None
-    elected = elect(cluster(1), partition(-1, [2, 3]), unclean=True)
-    assert elected is not None
-    assert (elected.leader, elected.isr, elected.leader_epoch) == (1, [1], 8)
-    # As long as one in sync lives, it is not unclean.
-    elected = elect(cluster(1, 3), partition(2, [2, 3]), unclean=True)
-    assert elected is not None
-    assert (elected.leader, elected.isr) == (3, [3])
-    assert elect(cluster(0), partition(-1, [2, 3]), unclean=True) is None
-
-
 def test_a_takeover_leaves_healthy_topics_alone() -> None:
     assert plan_takeover(cluster(0, topics=(topic_image("t", [0]),))) == []
-
-
-def test_a_takeover_renews_epochs_of_a_broker_that_may_have_lost_records() -> None:
-    (plan,) = plan_takeover(cluster(0, 1, topics=(topic_image("t", [0], [1]),)), lost=[0])
-    assert [p.leader_epoch for p in plan.topic.partitions] == [1, 0]
-    assert [p.leader for p in plan.topic.partitions] == [0, 1]
-    (write,) = plan.operations
-    assert isinstance(write, SetData)
-    assert (write.path, write.version) == ("/brokers/topics/t/partitions/0/state", 0)
 
 
 def test_a_takeover_gives_ids_and_states_to_topics_that_an_administrator_wrote() -> None:

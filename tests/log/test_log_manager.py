@@ -285,7 +285,8 @@ def test_a_disk_that_is_not_mounted_costs_its_partitions_nothing(tmp_path: Path)
     for _ in range(2):
         manager = opened(a, b)
         with pytest.raises(
-            StorageError, match=r"t-1 is in no data directory, and \S+/b was new at the start"
+            StorageError,
+            match=r"t-1 is in no data directory.* \S+/b was new at the start: is its disk mounted",
         ):
             manager.create(TopicPartition("t", 1), TOPIC_ID, LogConfig(), NOW, is_new=False)
         assert manager.missed == 1

@@ -15,11 +15,12 @@ from simulated_loop import PROCESS, Process
 from simulated_network import Network
 from testimony import Testimony
 
-from tidemill.controller.elections import plan_broker_change, plan_takeover
+from tidemill.controller.elections import ElectionPolicy, LogEnd, plan_broker_change, plan_takeover
 from tidemill.controller.isr import IsrChange, plan_isr_change
 from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
-from tidemill.coordination.nodes import BrokerRegistration, Endpoint
+from tidemill.coordination.nodes import BrokerRegistration, Endpoint, LostReplicas
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
     from plain_broker import PlainBroker
@@ -73,7 +74,7 @@ class Overseer:
             self._change_brokers(brokers, gone=gone)
         self.network.world_timer(now + AGAIN_S, self._look)
 
-    def register(self, broker: PlainBroker, port: int, lost_unsynced: bool) -> None:
+    def register(self, broker: PlainBroker, port: int, lost: LostReplicas) -> None:
         """A broker has started, or it is back after it was taken for dead."""
         process = PROCESS.get()
         if process is None:
@@ -87,13 +88,13 @@ class Overseer:
             registration = BrokerRegistration(
                 broker.node_id,
                 (Endpoint("PLAINTEXT", "PLAINTEXT", process.name, port),),
-                lost_unsynced=lost_unsynced,
+                lost=lost,
             )
             self._brokers[broker.node_id] = (process, broker, self.loop.time())
             self._told.pop(broker.node_id, None)
             brokers = {**self.image.brokers, broker.node_id: BrokerImage(registration, self._epoch)}
-            lost = [broker.node_id] if lost_unsynced else []
-            self._change_brokers(brokers, came=[broker.node_id], lost=lost)
+            losses = {} if lost.is_none else {broker.node_id: lost}
+            self._change_brokers(brokers, came=[broker.node_id], losses=losses)
 
         self._ask(process, arrive)
 
@@ -105,7 +106,7 @@ class Overseer:
     def _heeded(self, broker: PlainBroker) -> None:
         """A broker has heard what it may have lost, and takes that out of its registration."""
         known = self.image.brokers.get(broker.node_id)
-        if known is not None and known.lost_unsynced and self.is_registered(broker):
+        if known is not None and not known.lost.is_none and self.is_registered(broker):
             registration = BrokerRegistration(broker.node_id, tuple(known.endpoints.values()))
             cleared = BrokerImage(registration, known.epoch)
             self.image = self.image.with_brokers({**self.image.brokers, broker.node_id: cleared})
@@ -115,17 +116,31 @@ class Overseer:
         brokers: dict[int, BrokerImage],
         gone: list[int] | None = None,
         came: list[int] | None = None,
-        lost: list[int] | None = None,
+        losses: dict[int, LostReplicas] | None = None,
     ) -> None:
         image = self.image.with_brokers(brokers)
         is_new = any(p.partition_epoch < 0 for topic in image.topics.values() for p in topic.partitions)
         if is_new and len(brokers) < len(self.node_ids):
             plans = []  # Partitions are made once all of their brokers are there.
         elif is_new:
-            plans = plan_takeover(image)
+            plans = plan_takeover(image, policy_of=policy_of)
         else:
-            plans = plan_broker_change(image, gone or (), came or (), lost or ())
+            plans = plan_broker_change(image, gone or (), came or (), losses or {}, policy_of)
         self._publish(image.with_topics(plan.topic for plan in plans))
+        self._recover()
+
+    def _recover(self) -> None:
+        """Elects by the logs where no replica is in sync or eligible; the overseer sees them at once."""
+        ends: dict[TopicPartition, dict[int, LogEnd]] = {}
+        for node_id, (process, broker, _) in self._brokers.items():
+            if process.alive and not process.paused:
+                for partition in broker.partitions.all():
+                    key = TopicPartition(partition.topic, int(partition.index))
+                    end = LogEnd(int(partition.log.leader_epochs.latest), int(partition.log.end_offset))
+                    ends.setdefault(key, {})[node_id] = end
+        plans = plan_takeover(self.image, policy_of=policy_of, ends=ends)
+        if plans:
+            self._publish(self.image.with_topics(plan.topic for plan in plans))
 
     def _publish(self, image: ClusterImage) -> None:
         for topic in image.topics.values():
@@ -194,7 +209,7 @@ class Overseer:
             state: PartitionImage | None = None
             try:
                 old = found.partitions[partition]
-                state = plan_isr_change(self.image, old, change)
+                state = plan_isr_change(self.image, topic, old, change, policy_of(found))
             except KafkaError as problem:
                 self.testimony.story.add(f"the overseer refuses {change}: {problem}", "the world")
                 if problem.code in (ErrorCode.INELIGIBLE_REPLICA, ErrorCode.INVALID_REQUEST):
@@ -211,6 +226,11 @@ class Overseer:
         """A block of producer ids."""
         self._next_producer_id += 1000
         return self._next_producer_id, 1000
+
+
+def policy_of(topic: TopicImage) -> ElectionPolicy:
+    """No topic may lose records."""
+    return ElectionPolicy(min_insync_replicas=int(topic.config["min.insync.replicas"]))
 
 
 def new_topic(name: str, topic_id: bytes, partitions: int, replicas: list[int], min_isr: int) -> TopicImage:

@@ -31,6 +31,7 @@ from tidemill.broker.requests import Requests
 from tidemill.broker.slow_lane import SlowLane
 from tidemill.controller.isr import ANY_EPOCH, IsrChange
 from tidemill.coordination.image import ClusterImage, PartitionImage
+from tidemill.coordination.nodes import LostReplicas
 from tidemill.log.manager import LogManager
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError, StorageError
@@ -89,7 +90,7 @@ class PlainBroker:
         logs.claim(CLUSTER_ID, self.node_id)
         topics = self.overseer.image.topics
         logs.load(broker.clock.wall_ms(), lambda name: log_config(config, name, topics[name].config))
-        lost = logs.may_have_lost or logs.is_blank
+        lost = LostReplicas(logs.may_have_lost, logs.is_blank)
         nobody: Any = None
         broker.partitions = ReplicaManager(self.node_id, logs, broker.clock, self.loop, nobody, nobody)
         broker.partitions.lag_ms_max = config.int("replica.lag.time.max.ms")

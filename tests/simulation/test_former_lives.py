@@ -13,8 +13,9 @@ from story import Violation
 
 from tidemill.broker import isr_changes
 from tidemill.controller.isr import ANY_EPOCH
-from tidemill.log.directories import DataDirectories
+from tidemill.coordination.nodes import NOTHING_LOST
 from tidemill.replication.partition import Partition
+from tidemill.server import app
 
 SEEDS = (1, 2, 3)
 REFUSED = "the controller refuses the in-sync set: INELIGIBLE_REPLICA"
@@ -30,8 +31,8 @@ def without_epochs() -> Any:
 
 
 def without_a_word() -> Any:
-    """A broker with an empty disk does not tell so when it registers."""
-    return mock.patch.object(DataDirectories, "is_blank", False)
+    """A broker with an empty disk does not report so when it registers."""
+    return mock.patch.object(app, "report_lost_replicas", return_value=NOTHING_LOST)
 
 
 def told(on_its_way: str, seed: int, *faults: Callable[[], Any]) -> str:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from tidemill.coordination.image import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
-from tidemill.model.configs import BROKER_KEYS, BrokerConfig, brokers_while_unreadable
+from tidemill.model.configs import BROKER_KEYS, MIN_INSYNC, BrokerConfig, brokers_while_unreadable
 from tidemill.model.errors import ConfigError, KafkaError
 
 __all__ = ["BrokerImage", "ClusterImage", "Delta", "MetadataCache", "PartitionImage", "TopicImage"]
@@ -90,14 +90,41 @@ def effective_config(config: BrokerConfig, image: ClusterImage, broker_id: int) 
 
     Source: Apache Kafka, ``DynamicBrokerConfig.scala``, which goes on with the defaults.
     """
+    own = _readable(image.broker_config(broker_id), f"broker {broker_id}")
+    shared = _readable(image.default_broker_config(), "all brokers")
+    if config.store() == "zookeeper" and MIN_INSYNC in shared:
+        own.pop(MIN_INSYNC, None)
     try:
-        return config.with_overrides(
-            _readable(image.broker_config(broker_id), f"broker {broker_id}"),
-            _readable(image.default_broker_config(), "all brokers"),
-        )
+        return config.with_overrides(own, shared)
     except ConfigError as problem:
         logger.error("What was set while brokers ran does not count, as it contradicts itself: %s", problem)
         return config.with_overrides({}, {})
+
+
+def tell_overridden(config: BrokerConfig, image: ClusterImage, broker_id: int) -> None:
+    """Warns of a ``min.insync.replicas`` of this broker that the cluster's overrides.
+
+    Controller and leaders have to count with the same value: see docs/decisions/eligible-leader-replicas.md.
+    """
+    shared = image.default_broker_config().get(MIN_INSYNC)
+    if config.store() != "zookeeper" or shared is None:
+        return
+    in_file = config.int(MIN_INSYNC)
+    for text, where in (
+        (str(in_file) if config.is_set(MIN_INSYNC) else None, "in its file"),
+        (image.broker_config(broker_id).get(MIN_INSYNC), f"in the store, for broker {broker_id} alone"),
+    ):
+        if text is not None and text != shared:
+            logger.warning(
+                "%s=%s %s is overridden by the cluster's, %s: change that one with "
+                "'tidemill broker alter default --set %s=%s'",
+                MIN_INSYNC,
+                text,
+                where,
+                shared,
+                MIN_INSYNC,
+                text,
+            )
 
 
 def _readable(settings: Mapping[str, str], whose: str) -> dict[str, str]:

@@ -114,7 +114,9 @@ class Administering:
             {topic.name: topic for topic in fresh},
         )
         known_ids = controller.known_ids([topic.name for topic in fresh])
-        plans = plan_takeover(only, (), controller.is_unclean, controller.stopping(), known_ids)
+        plans = plan_takeover(
+            only, policy_of=controller.election_policy, stopping=controller.stopping(), known_ids=known_ids
+        )
         await controller.change(plans, image.with_topics(fresh))
 
     async def _written(self, image: ClusterImage, names: list[str]) -> list[str]:

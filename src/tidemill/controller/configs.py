@@ -16,6 +16,7 @@ from tidemill.coordination.nodes import DEFAULT_ENTITY
 from tidemill.coordination.port import Operation
 from tidemill.model.configs import (
     BROKER_KEYS,
+    MIN_INSYNC,
     TOPIC_KEYS,
     BrokerConfig,
     Config,
@@ -176,6 +177,8 @@ def plan_broker_config(
         result = touched = replacement(settings)
     else:
         result, touched = altered(current, config, BROKER_KEYS, alterations)
+    if config.store() == "zookeeper":
+        _keep_min_insync(current, result, touched, name, is_replaced=alterations is None)
     try:
         check_broker_settings(touched, all_brokers=not name)
         if name:
@@ -186,6 +189,29 @@ def plan_broker_config(
         raise KafkaError(str(error), ErrorCode.INVALID_REQUEST) from None
     operation = write_config("brokers", entity, result, entity in image.broker_configs)
     return ConfigPlan([operation], result, broker=entity)
+
+
+def _keep_min_insync(
+    current: Mapping[str, str],
+    result: dict[str, str],
+    touched: Mapping[str, str],
+    name: str,
+    *,
+    is_replaced: bool,
+) -> None:
+    """``min.insync.replicas`` is one value for all brokers of a cluster, and always set.
+
+    The controller keeps eligible leader replicas by it, each leader its high watermark. Deleted it becomes
+    the default; a request that replaces all settings, and does not name it, leaves it. Source: KIP-966.
+    """
+    if name and MIN_INSYNC in touched:
+        raise KafkaError(
+            f"{MIN_INSYNC} is the same for all brokers of a cluster: set it for all of them, or for topics",
+            ErrorCode.INVALID_REQUEST,
+        )
+    if not name and MIN_INSYNC in current and MIN_INSYNC not in result:
+        key = BROKER_KEYS[MIN_INSYNC]
+        result[MIN_INSYNC] = current[MIN_INSYNC] if is_replaced else str(key.default)
 
 
 def check_own_broker(name: str, broker_id: int) -> None:

@@ -1,38 +1,180 @@
-"""Decisions about leaders: who leads the partitions that nobody leads, and when an epoch has to grow.
+"""Decides who leads a partition: after brokers came, went or reported a loss, and when an epoch has to grow.
 
-No input or output here; see :mod:`tidemill.controller.topics`.
+A leader is elected from the in-sync set, else from the eligible leader replicas (ELR). The ELR holds the
+replicas that left the in-sync set while it fell below ``min.insync.replicas``. As nothing is committed below
+that, they have every committed record. In-sync set and ELR together never fall below
+``min.insync.replicas``, except by a loss that a broker reports.
+
+Where both are empty, no replica is known to have every committed record. The partition recovers by itself
+once waiting cannot help: the last leader is back with a log, or every replica has reported a loss. Then, and
+with ``unclean.leader.election.enable``, the log with the highest last epoch leads, among these the longest.
+
+No input or output here; see :mod:`tidemill.controller.topics`. Source: KIP-966; Apache Kafka,
+``PartitionChangeBuilder.java``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from tidemill.controller.topics import Plan
 from tidemill.coordination.encoding import new_id
 from tidemill.coordination.image import NO_BROKER, ClusterImage, PartitionImage, TopicImage, partition_state
-from tidemill.coordination.nodes import PartitionStateNode, TopicNode
+from tidemill.coordination.nodes import LostReplicas, PartitionStateNode, TopicNode
 from tidemill.coordination.port import Create, Operation, SetData
-from tidemill.model.types import ZERO_ID
+from tidemill.model.types import ZERO_ID, TopicPartition
 
 NOBODY: frozenset[int] = frozenset()
 NO_IDS: Mapping[str, bytes] = {}
+
+Losses = Mapping[int, LostReplicas]
+"""What brokers have reported lost, by broker."""
+NO_LOSSES: Losses = {}
+
+
+class LogEnd(NamedTuple):
+    """How far a replica's log reaches: the leader epoch of its last record (-1: it has none), its end offset.
+
+    The larger of two is the better leader.
+    """
+
+    epoch: int
+    offset: int
+
+
+LogEnds = Mapping[TopicPartition, Mapping[int, LogEnd]]
+"""Log ends by broker."""
+NO_LOG_ENDS: LogEnds = {}
+
+
+class ElectionPolicy(NamedTuple):
+    """The settings of a topic that elections depend on."""
+
+    unclean: bool = False
+    """``unclean.leader.election.enable``: lose records rather than wait."""
+    min_insync_replicas: int = 1
+    """``min.insync.replicas`` of the topic, else of the cluster."""
+
+
+PolicyOf = Callable[[TopicImage], ElectionPolicy]
+
+
+def default_policy(topic: TopicImage) -> ElectionPolicy:
+    """The policy of a topic without settings in a cluster without settings."""
+    return ElectionPolicy()
+
+
+def next_state(
+    partition: PartitionImage,
+    leader: int,
+    isr: Sequence[int],
+    policy: ElectionPolicy,
+    *,
+    is_new_epoch: bool,
+    lost: Collection[int] = NOBODY,
+) -> PartitionImage:
+    """The partition with a leader and this in-sync set. Replicas in ``lost`` are not eligible any more."""
+    return partition.replaced(
+        leader=leader,
+        leader_epoch=partition.leader_epoch + is_new_epoch,
+        isr=list(isr),
+        partition_epoch=partition.partition_epoch + 1,
+        elr=_eligible(partition, isr, policy, lost),
+        last_known_leader=NO_BROKER,
+        lost_replicas=(),
+    )
+
+
+def _eligible(
+    partition: PartitionImage, isr: Sequence[int], policy: ElectionPolicy, lost: Collection[int]
+) -> list[int]:
+    """The ELR beside ``isr``: empty as long as enough are in sync for commits."""
+    if len(isr) >= partition.min_insync(policy.min_insync_replicas):
+        return []
+    return [
+        broker
+        for broker in partition.replicas
+        if (broker in partition.isr or broker in partition.elr) and broker not in isr and broker not in lost
+    ]
+
+
+def _leaderless_state(
+    partition: PartitionImage,
+    isr: Sequence[int],
+    policy: ElectionPolicy,
+    lost: Collection[int],
+    missing: Collection[int],
+) -> PartitionImage:
+    """The partition without a leader. The dead leave ``isr``, and are eligible."""
+    last_known = partition.leader if partition.leader != NO_BROKER else partition.last_known_leader
+    if last_known == NO_BROKER and len(partition.isr) == 1:
+        last_known = partition.isr[0]  # Written by Apache Kafka, which leaves the last leader there.
+    return partition.replaced(
+        leader=NO_BROKER,
+        leader_epoch=partition.leader_epoch + (partition.leader != NO_BROKER),
+        isr=list(isr),
+        partition_epoch=partition.partition_epoch + 1,
+        elr=_eligible(partition, isr, policy, lost),
+        last_known_leader=NO_BROKER if last_known in missing else last_known,
+        lost_replicas=[one for one in partition.replicas if one in lost or one in partition.lost_replicas],
+    )
+
+
+def able_replicas(
+    image: ClusterImage, partition: PartitionImage, stopping: frozenset[int] = NOBODY
+) -> list[int]:
+    """The replicas that could lead, in their order."""
+    return [broker for broker in partition.replicas if is_able(image, partition, broker, stopping)]
+
+
+def recovery_candidates(
+    image: ClusterImage,
+    partition: PartitionImage,
+    policy: ElectionPolicy,
+    stopping: frozenset[int] = NOBODY,
+) -> list[int]:
+    """The replicas of a leaderless partition one of which has to lead although it may lack committed records.
+
+    Empty as long as the partition waits: for a member of its in-sync set or ELR, for its last leader, or for
+    an unclean election.
+    """
+    if partition.leader != NO_BROKER or partition.partition_epoch < 0:
+        return []
+    able = able_replicas(image, partition, stopping)
+    eligible = {*partition.isr, *partition.elr}
+    if not eligible.isdisjoint(able):
+        return []
+    is_hopeless = not eligible and (
+        partition.last_known_leader in able or set(partition.replicas) <= set(partition.lost_replicas)
+    )
+    return able if policy.unclean or is_hopeless else []
+
+
+def _best(candidates: Sequence[int], ends: Mapping[int, LogEnd] | None) -> int:
+    """The candidate with the best log. Of several candidates only those whose log end is known count."""
+    if len(candidates) == 1:
+        return candidates[0]
+    known = [broker for broker in candidates if ends is not None and broker in ends]
+    return max(known, key=lambda broker: ends[broker], default=NO_BROKER) if ends else NO_BROKER
 
 
 def elect(
     image: ClusterImage,
     partition: PartitionImage,
+    policy: ElectionPolicy,
     *,
-    unclean: bool = False,
-    lost: frozenset[int] = NOBODY,
+    lost: Collection[int] = NOBODY,
+    missing: Collection[int] = NOBODY,
     stopping: frozenset[int] = NOBODY,
+    ends: Mapping[int, LogEnd] | None = None,
 ) -> PartitionImage | None:
     """The state that a partition gets now that some brokers live and others do not; None to leave it.
 
-    Those in ``lost`` live, but may have lost what they had not synced: they leave the in-sync set, also if
-    the others of it are dead. Where there are no others, they are all there is, and stay. The dead and those
-    whose replica is offline leave it while somebody leads: the leader stays, or the first of the replicas
-    in sync takes over, but none that is ``stopping``. With nobody to lead, the partition waits for the last
-    members, or with ``unclean`` the first replica that lives leads alone, and what it does not have is gone.
+    Replicas in ``lost`` may hold less than they acknowledged, those in ``missing`` hold nothing: they leave
+    the in-sync set and the ELR before anything is decided. The dead, and those whose replica is offline,
+    leave the in-sync set. The leader stays, or the first able replica of the in-sync set takes over, else of
+    the ELR; none that is ``stopping``. ``ends`` decides among the candidates of a recovery.
 
     The leader epoch grows when the leader changes, or may have lost something. The version grows where one in
     ``lost`` is not in sync: its leader may be asking for it, by what it had before, and is then refused.
@@ -40,29 +182,44 @@ def elect(
     living = [
         broker for broker in partition.replicas if broker in image.brokers and broker not in partition.offline
     ]
-    able = [broker for broker in living if broker not in stopping] if stopping else living
+    able = able_replicas(image, partition, stopping)
     if partition.partition_epoch < 0:
         # It never had a state: the replicas that live are in sync, being empty.
         leader = next(iter(able or living), NO_BROKER)
-        number, adding, removing = partition.partition, partition.adding, partition.removing
-        return PartitionImage(number, leader, 0, partition.replicas, living, 0, adding, removing)
-    members = [broker for broker in partition.isr if broker not in lost] or partition.isr
-    isr = [broker for broker in members if broker in living]
+        return partition.replaced(leader=leader, leader_epoch=0, isr=living, partition_epoch=0)
+    isr = [broker for broker in partition.isr if broker in living and broker not in lost]
     leader = partition.leader
     if leader not in isr:
         leader = next((broker for broker in able if broker in isr), NO_BROKER)
-        if leader == NO_BROKER and unclean and able:
-            leader, isr = able[0], able[:1]
     if leader == NO_BROKER:
-        is_news = partition.leader != NO_BROKER
-        if not is_news and members == partition.isr:
-            return None
-        return partition.with_state(NO_BROKER, members, is_new_epoch=is_news)
+        whole = {*partition.isr, *partition.elr}.difference(lost)
+        leader = next((broker for broker in able if broker in whole), NO_BROKER)
+        isr = isr if leader == NO_BROKER else [leader]
+    if leader == NO_BROKER:
+        leaderless = _leaderless_state(partition, isr, policy, lost, missing)
+        recovered = _best(recovery_candidates(image, leaderless, policy, stopping), ends)
+        if recovered == NO_BROKER:
+            return None if _is_same(partition, leaderless) else leaderless
+        # What others hold beyond its log counts no more: no other replica is eligible.
+        return next_state(leaderless, recovered, [recovered], policy, is_new_epoch=False).replaced(
+            leader_epoch=partition.leader_epoch + 1, partition_epoch=partition.partition_epoch + 1, elr=[]
+        )
     is_new_epoch = leader != partition.leader or leader in lost
     is_asked_for = any(broker in lost and broker not in partition.isr for broker in partition.replicas)
-    if not is_new_epoch and isr == partition.isr and not is_asked_for:
-        return None
-    return partition.with_state(leader, isr, is_new_epoch=is_new_epoch)
+    after = next_state(partition, leader, isr, policy, is_new_epoch=is_new_epoch, lost=lost)
+    return None if not is_asked_for and _is_same(partition, after) else after
+
+
+def _is_same(before: PartitionImage, after: PartitionImage) -> bool:
+    """Whether two states say the same, whatever their version."""
+    return (
+        before.leader == after.leader
+        and before.leader_epoch == after.leader_epoch
+        and list(before.isr) == list(after.isr)
+        and list(before.elr) == list(after.elr)
+        and before.last_known_leader == after.last_known_leader
+        and list(before.lost_replicas) == list(after.lost_replicas)
+    )
 
 
 def is_able(image: ClusterImage, partition: PartitionImage, broker: int, stopping: frozenset[int]) -> bool:
@@ -70,29 +227,23 @@ def is_able(image: ClusterImage, partition: PartitionImage, broker: int, stoppin
     return broker in image.brokers and broker not in partition.offline and broker not in stopping
 
 
-def never(topic: TopicImage) -> bool:
-    """For ``is_unclean``: no topic may lose records."""
-    return False
-
-
 def plan_takeover(
     image: ClusterImage,
-    lost: Iterable[int] = (),
-    is_unclean: Callable[[TopicImage], bool] = never,
+    losses: Losses = NO_LOSSES,
+    policy_of: PolicyOf = default_policy,
     stopping: frozenset[int] = NOBODY,
     known_ids: Mapping[str, bytes] = NO_IDS,
     topics: Iterable[TopicImage] | None = None,
+    ends: LogEnds = NO_LOG_ENDS,
 ) -> list[Plan]:
     """What a new controller has to put right in each topic, or in each of ``topics``.
 
     Topics without an id get the one in ``known_ids`` (it was lost when somebody wrote their node), or a new
-    one, and partitions the state that :func:`elect` gives them. ``is_unclean`` says
-    whether a topic rather loses records than waits (``unclean.leader.election.enable``).
+    one, and partitions the state that :func:`elect` gives them.
     """
-    gone = frozenset(lost)
     plans = []
     for topic in image.topics.values() if topics is None else topics:
-        plan = _plan_elections(image, topic, topic.partitions, is_unclean(topic), gone, stopping)
+        plan = _plan_elections(image, topic, topic.partitions, policy_of(topic), losses, stopping, ends)
         if topic.topic_id == ZERO_ID:
             plan = _with_id(plan, known_ids.get(topic.name) or new_id())
         if plan.operations:
@@ -104,18 +255,17 @@ def plan_broker_change(
     image: ClusterImage,
     gone: Iterable[int] = (),
     came: Iterable[int] = (),
-    lost: Iterable[int] = (),
-    is_unclean: Callable[[TopicImage], bool] = never,
+    losses: Losses = NO_LOSSES,
+    policy_of: PolicyOf = default_policy,
     stopping: frozenset[int] = NOBODY,
 ) -> list[Plan]:
-    """What becomes of the partitions with replicas on brokers that are gone, came, or may have lost records.
+    """What becomes of the partitions with replicas on brokers that are gone, came, or have lost records.
 
     ``image`` is the cluster with the brokers that live now. Partitions without a replica on one of them are
     not looked at. The rest as in :func:`plan_takeover`.
     """
-    losers = frozenset(lost)
     returned = frozenset(came)
-    touched = losers.union(gone, came)
+    touched = returned.union(gone, losses)
     plans = []
     for topic in image.topics.values():
         partitions = [
@@ -124,7 +274,7 @@ def plan_broker_change(
             if not touched.isdisjoint(p.replicas)
         ]
         if partitions:
-            plan = _plan_elections(image, topic, partitions, is_unclean(topic), losers, stopping)
+            plan = _plan_elections(image, topic, partitions, policy_of(topic), losses, stopping)
             if plan.topic is not topic:
                 plans.append(plan)
     return plans
@@ -134,7 +284,7 @@ def plan_failed_replicas(
     image: ClusterImage,
     broker: int,
     failed: Mapping[bytes, Iterable[int]],
-    is_unclean: Callable[[TopicImage], bool] = never,
+    policy_of: PolicyOf = default_policy,
     stopping: frozenset[int] = NOBODY,
 ) -> list[Plan]:
     """What becomes of the partitions (by topic id) whose replicas on a broker that lives have failed."""
@@ -148,7 +298,7 @@ def plan_failed_replicas(
             for one in (topic.partition(number) for number in set(numbers))
             if one is not None and broker in one.replicas and broker not in one.offline
         ]
-        plan = _plan_elections(image, topic, partitions, is_unclean(topic), NOBODY, stopping)
+        plan = _plan_elections(image, topic, partitions, policy_of(topic), NO_LOSSES, stopping)
         if plan.topic is not topic:
             plans.append(plan)
     return plans
@@ -158,18 +308,78 @@ def _plan_elections(
     image: ClusterImage,
     topic: TopicImage,
     partitions: Sequence[PartitionImage],
-    unclean: bool,
-    lost: frozenset[int],
+    policy: ElectionPolicy,
+    losses: Losses,
     stopping: frozenset[int],
+    ends: LogEnds = NO_LOG_ENDS,
 ) -> Plan:
     changed = {}
     for partition in partitions:
-        elected = elect(image, partition, unclean=unclean, lost=lost, stopping=stopping)
+        number = partition.partition
+        lost = [
+            one for one in partition.replicas if one in losses and losses[one].is_lost(topic.name, number)
+        ]
+        missing = [one for one in lost if losses[one].is_missing(topic.name, number)]
+        known = ends.get(TopicPartition(topic.name, number)) if ends else None
+        elected = elect(image, partition, policy, lost=lost, missing=missing, stopping=stopping, ends=known)
         if elected is not None:
-            changed[partition.partition] = elected
-        elif partition is not topic.partitions[partition.partition]:
-            changed[partition.partition] = partition
+            changed[number] = elected
+        elif partition is not topic.partitions[number]:
+            changed[number] = partition
     return plan_states(topic, changed, image.controller_epoch)
+
+
+def plan_policy_change(image: ClusterImage, topic: TopicImage) -> Plan:
+    """Empties the ELR of a topic's partitions that are led, as ``min.insync.replicas`` becomes another.
+
+    With a lower value the leader commits without them. Nothing is committed without a leader.
+    """
+    changed = {
+        one.partition: one.replaced(elr=[], partition_epoch=one.partition_epoch + 1)
+        for one in topic.partitions
+        if one.elr and one.leader != NO_BROKER
+    }
+    return plan_states(topic, changed, image.controller_epoch)
+
+
+def unclean_elections(before: TopicImage, after: TopicImage, losses: Losses) -> list[int]:
+    """The partitions that got a leader which may lack committed records."""
+    found = []
+    for old, new in zip(before.partitions, after.partitions, strict=False):
+        if old is new or new.leader == NO_BROKER or new.leader_epoch == old.leader_epoch:
+            continue
+        lost = new.leader in losses and losses[new.leader].is_lost(after.name, new.partition)
+        if old.partition_epoch >= 0 and (lost or new.leader not in (*old.isr, *old.elr)):
+            found.append(new.partition)
+    return found
+
+
+def unclean_election_text(
+    key: TopicPartition, before: PartitionImage, after: PartitionImage, losses: Losses, ends: LogEnds
+) -> str:
+    """What an operator has to know of a leader that may lack committed records."""
+    known = ends.get(key, {})
+    own = known.get(after.leader)
+    reach = f" Its log ends at offset {own.offset}, in leader epoch {own.epoch}." if own is not None else ""
+    others = ", ".join(
+        f"broker {broker} ends at {end.offset} in epoch {end.epoch}"
+        for broker, end in sorted(known.items())
+        if broker != after.leader
+    )
+    whole = [
+        broker
+        for broker in after.replicas
+        if (broker in before.isr or broker in before.elr)
+        and not (broker in losses and losses[broker].is_lost(key.topic, key.partition))
+    ]
+    why = f"brokers {whole} have all of them, and cannot lead" if whole else "no replica has all of them"
+    last = before.leader if before.leader >= 0 else before.last_known_leader
+    return (
+        f"{key.topic}-{key.partition}: broker {after.leader} leads in epoch {after.leader_epoch}, and may "
+        f"lack committed records, which are lost then: {why} (last leader: "
+        f"{f'broker {last}' if last >= 0 else 'not known'}).{reach}"
+        f"{' Of the others, ' + others + '.' if others else ''}"
+    )
 
 
 def plan_states(topic: TopicImage, changed: Mapping[int, PartitionImage], controller_epoch: int) -> Plan:

@@ -10,14 +10,19 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from tidemill.controller.elections import plan_broker_change, plan_failed_replicas, write_state
+from tidemill.controller.elections import (
+    PolicyOf,
+    plan_broker_change,
+    plan_failed_replicas,
+    write_state,
+)
 from tidemill.controller.isr import IsrChange, plan_isr_change
 from tidemill.controller.office import Office
 from tidemill.controller.topics import Plan, unknown_topic
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.image import REGISTRATION, BrokerImage, ClusterImage, PartitionImage
 from tidemill.coordination.loading import load_brokers
-from tidemill.coordination.nodes import Endpoint
+from tidemill.coordination.nodes import Endpoint, LostReplicas
 from tidemill.coordination.port import BadVersion, Operation
 from tidemill.model.errors import ErrorCode, KafkaError
 
@@ -82,9 +87,11 @@ class Failover:
                 return
             logger.info("brokers that came: %s, that went: %s; there are %s", came, gone, list(living))
             image = office.image.with_brokers(living)
-            lost = [broker for broker in came if living[broker].lost_unsynced]
-            plans = plan_broker_change(image, gone, came, lost, office.is_unclean, office.stopping(image))
-            await office.change(plans, image)
+            losses = {broker: living[broker].lost for broker in came if not living[broker].lost.is_none}
+            plans = plan_broker_change(
+                image, gone, came, losses, office.election_policy, office.stopping(image)
+            )
+            await office.change(plans, image, losses=losses)
             await office.finish_moves()
             if came:
                 await office.finish_deletions()
@@ -100,7 +107,7 @@ class Failover:
             by_topic.setdefault(topic_id, []).append(number)
         async with office.changing():
             plans = plan_failed_replicas(
-                office.image, broker_id, by_topic, office.is_unclean, office.stopping()
+                office.image, broker_id, by_topic, office.election_policy, office.stopping()
             )
             if plans:
                 logger.warning("broker %d has lost replicas of %d topics", broker_id, len(plans))
@@ -113,12 +120,12 @@ class Failover:
         """
         office = self._office
         results: list[PartitionImage | KafkaError] = []
-        lost = {broker for broker, one in office.image.brokers.items() if one.lost_unsynced}
+        lost = {broker for broker, one in office.image.brokers.items() if not one.lost.is_none}
         if any(broker in lost for one in wanted for broker, _ in one.change.isr):
             # They say in their registrations when they have heard of that.
             await self.brokers_changed()
         async with office.changing():
-            changes = _Changes(office.image, office.stopping())
+            changes = _Changes(office.image, office.stopping(), office.election_policy)
             for one in wanted:
                 try:
                     results.append(changes.plan(one))
@@ -135,9 +142,9 @@ class Failover:
         return results
 
 
-def _said(broker: BrokerImage) -> tuple[Mapping[str, Endpoint], bool]:
+def _said(broker: BrokerImage) -> tuple[Mapping[str, Endpoint], LostReplicas]:
     """What may change in a registration."""
-    return broker.endpoints, broker.lost_unsynced
+    return broker.endpoints, broker.lost
 
 
 def _epoch(brokers: Mapping[int, BrokerImage], broker: int) -> int | None:
@@ -148,8 +155,9 @@ def _epoch(brokers: Mapping[int, BrokerImage], broker: int) -> int | None:
 class _Changes:
     """In-sync sets of several partitions, planned one by one, written together."""
 
-    def __init__(self, image: ClusterImage, stopping: frozenset[int]) -> None:
+    def __init__(self, image: ClusterImage, stopping: frozenset[int], policy_of: PolicyOf) -> None:
         self._image = image
+        self._policy_of = policy_of
         self._stopping = stopping
         self._partitions: dict[bytes, list[PartitionImage]] = {}
         self._operations: dict[bytes, list[Operation]] = {}
@@ -161,7 +169,8 @@ class _Changes:
             raise unknown_topic(wanted.topic_id.hex() if topic is None else topic.name)
         partitions = self._partitions.setdefault(wanted.topic_id, list(topic.partitions))
         old = partitions[wanted.partition]
-        new = plan_isr_change(self._image, old, wanted.change, self._stopping)
+        policy = self._policy_of(topic)
+        new = plan_isr_change(self._image, topic.name, old, wanted.change, policy, self._stopping)
         if new is not old:
             partitions[wanted.partition] = new
             operations = self._operations.setdefault(wanted.topic_id, [])

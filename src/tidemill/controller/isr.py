@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tidemill.controller.elections import ElectionPolicy, next_state
 from tidemill.coordination.image import ClusterImage, PartitionImage
 from tidemill.model.errors import ErrorCode, KafkaError
 
@@ -32,8 +33,10 @@ class IsrChange(NamedTuple):
 
 def plan_isr_change(
     image: ClusterImage,
+    topic: str,
     partition: PartitionImage,
     change: IsrChange,
+    policy: ElectionPolicy,
     stopping: frozenset[int] = frozenset(),
 ) -> PartitionImage:
     """The partition with that set; the same object when nothing changes.
@@ -66,14 +69,19 @@ def plan_isr_change(
     )
     _check_members(number, partition, isr)
     for broker, epoch in change.isr:
-        reason = _ineligible(image, partition, broker, epoch, stopping)
+        reason = _ineligible(image, topic, partition, broker, epoch, stopping)
         if reason:
             raise KafkaError(f"partition {number}: broker {broker} {reason}", ErrorCode.INELIGIBLE_REPLICA)
-    return partition.with_state(partition.leader, isr, is_new_epoch=False)
+    return next_state(partition, partition.leader, isr, policy, is_new_epoch=False)
 
 
 def _ineligible(
-    image: ClusterImage, partition: PartitionImage, broker: int, epoch: int, stopping: frozenset[int]
+    image: ClusterImage,
+    topic: str,
+    partition: PartitionImage,
+    broker: int,
+    epoch: int,
+    stopping: frozenset[int],
 ) -> str:
     """Why the broker that registered with ``epoch`` cannot be in the set; empty when it can."""
     registered = image.brokers.get(broker)
@@ -83,7 +91,7 @@ def _ineligible(
         return f"has epoch {registered.epoch}, not {epoch}, and cannot be in sync"
     if broker in partition.isr:
         return ""
-    if registered.lost_unsynced:
+    if registered.lost.is_lost(topic, partition.partition):
         # A controller that takes the office next would take it for one that has lost what it had.
         return "has yet to hear that it lost records, and cannot be in sync before"
     if broker in stopping:

@@ -6,9 +6,11 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
+from tidemill.controller.elections import NO_LOG_ENDS
 from tidemill.controller.office import Office, wait_for
 from tidemill.controller.preferred import ElectionType, imbalanced, plan_elections
 from tidemill.controller.shutdown import ANY_EPOCH, check_stopping, plan_shutdown
+from tidemill.controller.unclean_recovery import UncleanRecovery
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.image import Delta
 from tidemill.coordination.nodes import PartitionListNode
@@ -25,8 +27,10 @@ FIRST_BALANCE_S = 5.0
 class Leading:
     """Moves leaderships while all brokers live."""
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, office: Office, recovery: UncleanRecovery) -> None:
+        """``recovery`` knows how far logs reach, for unclean elections."""
         self._office = office
+        self._recovery = recovery
         self._balancing: asyncio.Task[None] | None = None
         office.office_listeners.append(self._office_changed)
 
@@ -39,9 +43,13 @@ class Leading:
         """
         office = self._office
         wanted = list(dict.fromkeys(partitions)) if partitions is not None else None
+        office.check_active()
+        ends = await self._recovery.ends_of(wanted) if election_type == ElectionType.UNCLEAN else NO_LOG_ENDS
 
         async def once() -> tuple[dict[TopicPartition, KafkaError | None], Delta | None]:
-            decisions = plan_elections(office.image, wanted, election_type, office.stopping())
+            decisions = plan_elections(
+                office.image, wanted, election_type, office.stopping(), office.election_policy, ends
+            )
             elected = [
                 TopicPartition(plan.topic.name, after.partition)
                 for plan in decisions.plans
@@ -50,7 +58,8 @@ class Leading:
                 )
                 if before is not after
             ]
-            return {**dict.fromkeys(elected), **decisions.errors}, await office.change(decisions.plans)
+            delta = await office.change(decisions.plans, ends=ends)
+            return {**dict.fromkeys(elected), **decisions.errors}, delta
 
         results, delta = await office.decided(once)
         await wait_for(delta)
@@ -89,7 +98,7 @@ class Leading:
         async def once() -> tuple[list[TopicPartition], Delta | None]:
             check_stopping(office.image, broker, epoch)
             office.note_stopping(broker)
-            plans, remaining = plan_shutdown(office.image, broker, office.stopping())
+            plans, remaining = plan_shutdown(office.image, broker, office.stopping(), office.election_policy)
             return remaining, await office.change(plans)
 
         remaining, delta = await office.decided(once)
@@ -107,8 +116,10 @@ class Leading:
         async def once() -> tuple[int, Delta | None]:
             percentage = office.config().int("leader.imbalance.per.broker.percentage")
             wanted = imbalanced(office.image, percentage, office.stopping())
-            plans = plan_elections(office.image, wanted, ElectionType.PREFERRED, office.stopping()).plans
-            return len(wanted), await office.change(plans)
+            decisions = plan_elections(
+                office.image, wanted, ElectionType.PREFERRED, office.stopping(), office.election_policy
+            )
+            return len(wanted), await office.change(decisions.plans)
 
         count, delta = await office.decided(once)
         await wait_for(delta)

@@ -52,7 +52,7 @@ class Moves:
                 office.image,
                 wishes,
                 factor_may_change=factor_may_change,
-                is_unclean=office.is_unclean,
+                policy_of=office.election_policy,
                 stopping=office.stopping(),
             )
             delta = await office.change(decisions.plans)
@@ -75,7 +75,7 @@ class Moves:
     async def finish(self) -> Delta | None:
         """Ends the moves that can end. To be called within :meth:`Office.changing`, after other changes."""
         office = self._office
-        plans = plan_progress(office.image, stopping=office.stopping())
+        plans = plan_progress(office.image, stopping=office.stopping(), policy_of=office.election_policy)
         if not plans:
             return None
         delta = await office.change(plans)

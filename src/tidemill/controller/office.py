@@ -13,9 +13,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from random import Random
 from typing import TypeVar
 
-from tidemill.controller.elections import plan_takeover
+from tidemill.controller.elections import (
+    NO_LOG_ENDS,
+    NO_LOSSES,
+    ElectionPolicy,
+    LogEnds,
+    Losses,
+    plan_policy_change,
+    plan_takeover,
+    unclean_election_text,
+    unclean_elections,
+)
 from tidemill.controller.reassignment import plan_progress
-from tidemill.controller.topics import Plan, fence
+from tidemill.controller.topics import Plan, fence, write_config
 from tidemill.coordination.encoding import NodeFormatError, encode_id, new_id
 from tidemill.coordination.image import (
     REGISTRATION,
@@ -31,10 +41,12 @@ from tidemill.coordination.nodes import (
     CLUSTER_ID,
     CONTROLLER,
     CONTROLLER_EPOCH,
+    DEFAULT_ENTITY,
     PERSISTENT_PATHS,
     BrokerNode,
     BrokerRegistration,
     ClusterIdNode,
+    ConfigChangeNode,
     ControllerEpochNode,
     ControllerNode,
 )
@@ -53,10 +65,10 @@ from tidemill.coordination.port import (
     ensure_paths,
     parent_of,
 )
-from tidemill.model.configs import BrokerConfig
+from tidemill.model.configs import MIN_INSYNC, BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.ports import Clock
-from tidemill.model.types import ZERO_ID
+from tidemill.model.types import ZERO_ID, TopicPartition
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +125,10 @@ class Office:
         """The cluster as this broker knows it while another is the controller."""
         self._ids_aside: dict[str, bytes] = {}
         """Ids of topics that could be read before."""
+        self._policy: tuple[BrokerConfig, ElectionPolicy] | None = None
+        """Of topics without settings of their own, by the configuration that it comes from."""
+        self.leaderless: Callable[[], None] = lambda: None
+        """Called after a change where partitions have no leader, and one may have to be recovered."""
         self._is_stale = False
         """A write failed or was broken off: what the store holds may be something else than the image."""
 
@@ -246,10 +262,13 @@ class Office:
         self._image = await self._read()
         self.tell_unreadable()
         self._is_stale = False
-        lost = [one.broker_id for one in self._image.brokers.values() if one.lost_unsynced]
+        await self._fix_min_insync()
+        losses = {one.broker_id: one.lost for one in self._image.brokers.values() if not one.lost.is_none}
         known_ids = self.known_ids(known.topics, known)
-        await self.write(plan_takeover(self._image, lost, self.is_unclean, known_ids=known_ids))
-        await self.write(plan_progress(self._image))
+        before = self._image
+        await self.write(plan_takeover(before, losses, self.election_policy, known_ids=known_ids))
+        await self.write(plan_progress(self._image, policy_of=self.election_policy))
+        self._report_elections(Delta.between(before, self._image), losses)
         for listener in self.office_listeners:
             listener(True)
         delta = Delta.between(ClusterImage(), self._image)
@@ -284,12 +303,21 @@ class Office:
             if broker in brokers and brokers[broker].epoch == epoch
         )
 
-    def is_unclean(self, topic: TopicImage) -> bool:
-        """Whether a topic rather loses records than waits for a replica that was in sync."""
-        chosen = topic.config.get(UNCLEAN)
-        if chosen is None:
-            return self.config().bool(UNCLEAN)
-        return chosen.lower() == "true"
+    def election_policy(self, topic: TopicImage) -> ElectionPolicy:
+        """What a topic's settings say of elections: its own, else those of the cluster.
+
+        Of a setting that cannot be read the default holds, as for the leader (:func:`log_config`).
+        """
+        if UNCLEAN not in topic.config and MIN_INSYNC not in topic.config:
+            return self._default_policy()
+        settings = self.config().topic_config(topic.config)
+        return ElectionPolicy(settings.bool(UNCLEAN), settings.int(MIN_INSYNC))
+
+    def _default_policy(self) -> ElectionPolicy:
+        config = self.config()
+        if self._policy is None or self._policy[0] is not config:
+            self._policy = config, ElectionPolicy(config.bool(UNCLEAN), config.int(MIN_INSYNC))
+        return self._policy[1]
 
     # Changes
 
@@ -315,7 +343,13 @@ class Office:
             self._ids_aside |= {
                 name: known_ids[name] for name in image.unreadable_of(TOPIC) if name in known_ids
             }
-            await self.write(plan_takeover(self._image, (), self.is_unclean, self.stopping(), known_ids))
+            plans = plan_takeover(
+                self._image,
+                policy_of=self.election_policy,
+                stopping=self.stopping(),
+                known_ids=known_ids,
+            )
+            await self.write(plans)
             delta = Delta.between(before, self._image)
             delta.deleted = tuple(filter(self._is_deleted, delta.deleted))
             await self._announce(delta)
@@ -373,10 +407,18 @@ class Office:
         if not self.is_active:
             raise KafkaError("this broker is not the controller", ErrorCode.NOT_CONTROLLER)
 
-    async def change(self, plans: Sequence[Plan], image: ClusterImage | None = None) -> Delta | None:
+    async def change(
+        self,
+        plans: Sequence[Plan],
+        image: ClusterImage | None = None,
+        *,
+        losses: Losses = NO_LOSSES,
+        ends: LogEnds = NO_LOG_ENDS,
+    ) -> Delta | None:
         """Writes ``plans``, makes them part of ``image`` (the present one), and announces what is different.
 
-        None when nothing is. To be called within :meth:`changing`. Raises StoreError.
+        ``losses`` and ``ends`` are those by which leaders were elected. None when nothing is different. To be
+        called within :meth:`changing`. Raises StoreError.
         """
         before = self._image
         if image is not None:
@@ -389,16 +431,22 @@ class Office:
         if self._image is before:
             return None
         delta = Delta.between(before, self._image)
-        self._count_elections(delta)
+        self._report_elections(delta, losses, ends)
         await self._announce(delta)
+        if self._image.topic_index.leaderless:
+            self.leaderless()
         return delta
 
-    def _count_elections(self, delta: Delta) -> None:
+    def _report_elections(self, delta: Delta, losses: Losses, ends: LogEnds = NO_LOG_ENDS) -> None:
+        """Counts the leaders that were elected, and names the partitions that may have lost records."""
         for old, new in delta.changed:
             for before, after in zip(old.partitions, new.partitions, strict=False):
-                if before is not after and before.leader != after.leader >= 0:
-                    self.elections += 1
-                    self.unclean_elections += bool(before.isr) and after.leader not in before.isr
+                self.elections += before is not after and before.leader != after.leader >= 0
+            for number in unclean_elections(old, new, losses):
+                self.unclean_elections += 1
+                key = TopicPartition(new.name, number)
+                before, after = old.partitions[number], new.partitions[number]
+                logger.warning("%s", unclean_election_text(key, before, after, losses, ends))
 
     async def take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
         """Takes settings (by kind and name) over that somebody wrote to the store. Raises NOT_CONTROLLER."""
@@ -408,7 +456,18 @@ class Office:
             if self._image is not before:
                 delta = Delta.between(before, self._image)
                 await self._announce(delta)
+                plans = []
+                for old, new in delta.reconfigured:
+                    plans += self.min_insync_changes([new], old.config, new.config)
+                if delta.broker_configs_changed:
+                    defaults = before.default_broker_config(), self._image.default_broker_config()
+                    plans += self.min_insync_changes(self.with_default_min_insync(), *defaults)
+                await self.change(plans)
                 await self.elect_leaderless(delta)
+
+    def with_default_min_insync(self) -> list[TopicImage]:
+        """The topics that have no ``min.insync.replicas`` of their own."""
+        return [topic for topic in self._image.topics.values() if MIN_INSYNC not in topic.config]
 
     async def elect_leaderless(self, delta: Delta) -> None:
         """Elects where nobody could lead, if ``delta`` changed settings so that somebody may now.
@@ -418,9 +477,44 @@ class Office:
         reconfigured = delta.reconfigured
         touched = [new for old, new in reconfigured if old.config.get(UNCLEAN) != new.config.get(UNCLEAN)]
         if touched or delta.broker_configs_changed:
-            topics = None if delta.broker_configs_changed else touched
-            plans = plan_takeover(self._image, (), self.is_unclean, self.stopping(), topics=topics)
-            await self.change(plans)
+            leaderless = [self._image.topics[name] for name in self._image.topic_index.leaderless]
+            topics = leaderless if delta.broker_configs_changed else touched
+            plans = plan_takeover(
+                self._image, policy_of=self.election_policy, stopping=self.stopping(), topics=topics
+            )
+            if await self.change(plans) is None and leaderless:
+                self.leaderless()
+
+    def min_insync_changes(
+        self, topics: Iterable[TopicImage], before: Mapping[str, str], after: Mapping[str, str]
+    ) -> list[Plan]:
+        """Empties the ELR of ``topics``, whose ``min.insync.replicas`` changes with these settings."""
+        if before.get(MIN_INSYNC) == after.get(MIN_INSYNC):
+            return []
+        plans = [plan_policy_change(self._image, topic) for topic in topics]
+        return [plan for plan in plans if plan.operations]
+
+    async def _fix_min_insync(self) -> None:
+        """Has all brokers use one ``min.insync.replicas``: this broker's becomes the default in the store.
+
+        The controller keeps the ELR by it, and each leader its high watermark. In files of brokers it may
+        differ. Source: KIP-966, which gives the cluster such a setting as well.
+        """
+        defaults = self._image.default_broker_config()
+        if not self.store.session_timeout_s or MIN_INSYNC in defaults:
+            return
+        if (SETTINGS, DEFAULT_ENTITY) in self._image.unreadable:
+            return
+        settings = {**defaults, MIN_INSYNC: str(self.config().int(MIN_INSYNC))}
+        exists = DEFAULT_ENTITY in self._image.broker_configs
+        note = ConfigChangeNode.encode("brokers", DEFAULT_ENTITY)
+        await self.write_operations(
+            [
+                write_config("brokers", DEFAULT_ENTITY, settings, exists),
+                Create(ConfigChangeNode.prefix, note, sequential=True),
+            ]
+        )
+        self._image = self._image.with_broker_config(DEFAULT_ENTITY, settings)
 
     async def write(self, plans: Iterable[Plan]) -> None:
         """Writes ``plans``, in pieces, and makes them part of the image. Raises StoreError."""

@@ -8,7 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import IntEnum
 
-from tidemill.controller.elections import NOBODY, elect, is_able, plan_states
+from tidemill.controller.elections import (
+    NO_LOG_ENDS,
+    NOBODY,
+    ElectionPolicy,
+    LogEnds,
+    PolicyOf,
+    default_policy,
+    elect,
+    is_able,
+    next_state,
+    plan_states,
+)
 from tidemill.controller.reassignment import Decisions
 from tidemill.coordination.image import NO_BROKER, ClusterImage, PartitionImage
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -29,8 +40,12 @@ def plan_elections(
     partitions: Iterable[TopicPartition] | None,
     election_type: int,
     stopping: frozenset[int] = NOBODY,
+    policy_of: PolicyOf = default_policy,
+    ends: LogEnds = NO_LOG_ENDS,
 ) -> Decisions:
     """Elects leaders of ``partitions``; of all that need it when that is None.
+
+    ``ends`` are those of the logs among which an unclean election chooses.
 
     Errors: INVALID_REQUEST for another type, UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION for topics
     that are being deleted, ELECTION_NOT_NEEDED (only of those that were named),
@@ -47,7 +62,7 @@ def plan_elections(
     errors: dict[TopicPartition, KafkaError] = {}
     for one in wanted:
         try:
-            elected = _elected(image, one, election_type, stopping)
+            elected = _elected(image, one, election_type, stopping, policy_of, ends)
         except KafkaError as error:
             if partitions is not None or error.code != ErrorCode.ELECTION_NOT_NEEDED:
                 errors[one] = error
@@ -68,32 +83,43 @@ def _all(image: ClusterImage) -> list[TopicPartition]:
 
 
 def _elected(
-    image: ClusterImage, wanted: TopicPartition, election_type: int, stopping: frozenset[int]
+    image: ClusterImage,
+    wanted: TopicPartition,
+    election_type: int,
+    stopping: frozenset[int],
+    policy_of: PolicyOf,
+    ends: LogEnds,
 ) -> PartitionImage:
     name, number = wanted
     if name in image.deleting:
         raise KafkaError(f"the topic {name} is being deleted", ErrorCode.INVALID_TOPIC_EXCEPTION)
     topic = image.topics.get(name)
     partition = topic.partition(number) if topic is not None else None
-    if partition is None:
+    if topic is None or partition is None:
         raise KafkaError(f"there is no partition {name}-{number}", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if election_type == ElectionType.PREFERRED:
-        return _preferred(image, name, partition, stopping)
+        return _preferred(image, name, partition, policy_of(topic), stopping)
     if partition.leader in image.brokers:
         raise KafkaError(
             f"{name}-{number} is led by broker {partition.leader}", ErrorCode.ELECTION_NOT_NEEDED
         )
-    elected = elect(image, partition, unclean=True, stopping=stopping)
+    policy = policy_of(topic)._replace(unclean=True)
+    elected = elect(image, partition, policy, stopping=stopping, ends=ends.get(wanted))
     if elected is None or elected.leader == NO_BROKER:
         raise KafkaError(
-            f"no replica of {name}-{number} lives on a broker that could lead: {partition.replicas}",
+            f"no replica of {name}-{number} could lead: the brokers of {partition.replicas} are down or "
+            "about to stop, or have not told within 5 s how far their logs reach",
             ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
         )
     return elected
 
 
 def _preferred(
-    image: ClusterImage, name: str, partition: PartitionImage, stopping: frozenset[int]
+    image: ClusterImage,
+    name: str,
+    partition: PartitionImage,
+    policy: ElectionPolicy,
+    stopping: frozenset[int],
 ) -> PartitionImage:
     preferred = partition.replicas[0] if partition.replicas else NO_BROKER
     if partition.leader == preferred:
@@ -108,7 +134,7 @@ def _preferred(
             ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
         )
     isr = [broker for broker in partition.isr if broker in image.brokers]
-    return partition.with_state(preferred, isr, is_new_epoch=True)
+    return next_state(partition, preferred, isr, policy, is_new_epoch=True)
 
 
 def can_lead(image: ClusterImage, partition: PartitionImage, stopping: frozenset[int] = NOBODY) -> bool:

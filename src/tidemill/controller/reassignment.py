@@ -26,10 +26,19 @@ No input or output here; see :mod:`tidemill.controller.topics`. Source: KIP-455,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from tidemill.controller.elections import NOBODY, is_able, never, plan_states
+from tidemill.controller.elections import (
+    NOBODY,
+    ElectionPolicy,
+    PolicyOf,
+    default_policy,
+    elect,
+    is_able,
+    next_state,
+    plan_states,
+)
 from tidemill.controller.topics import Plan, shown
 from tidemill.coordination.image import NO_BROKER, ClusterImage, PartitionImage, TopicImage
 from tidemill.coordination.nodes import ReassignmentNode, TopicNode
@@ -53,7 +62,7 @@ def plan_reassignment(
     wishes: Wishes,
     *,
     factor_may_change: bool = True,
-    is_unclean: Callable[[TopicImage], bool] = never,
+    policy_of: PolicyOf = default_policy,
     stopping: frozenset[int] = NOBODY,
 ) -> Decisions:
     """Begins, replaces, stops, and where nobody has to catch up also ends, the moves of partitions.
@@ -68,7 +77,7 @@ def plan_reassignment(
         try:
             topic, partition = _known(image, wished)
             target = _target(image, partition, replicas, factor_may_change, stopping)
-            moved = _moved(image, partition, target, is_unclean(topic), stopping)
+            moved = _moved(image, partition, target, policy_of(topic), stopping)
         except KafkaError as error:
             errors[wished] = KafkaError(f"{wished.topic}-{wished.partition}: {error}", error.code)
             continue
@@ -79,14 +88,17 @@ def plan_reassignment(
 
 
 def plan_progress(
-    image: ClusterImage, topics: Iterable[TopicImage] | None = None, stopping: frozenset[int] = NOBODY
+    image: ClusterImage,
+    topics: Iterable[TopicImage] | None = None,
+    stopping: frozenset[int] = NOBODY,
+    policy_of: PolicyOf = default_policy,
 ) -> list[Plan]:
     """Ends the moves, of ``topics`` or of all, whose wished replicas are in sync by now."""
     plans = []
     for topic in _moving(image) if topics is None else topics:
         changed = {}
         for partition in topic.partitions:
-            done = _completed(image, partition, stopping) if partition.is_moving else None
+            done = _completed(image, partition, policy_of(topic), stopping) if partition.is_moving else None
             if done is not None:
                 changed[partition.partition] = done
         if changed:
@@ -178,7 +190,7 @@ def _moved(
     image: ClusterImage,
     partition: PartitionImage,
     target: list[int],
-    unclean: bool,
+    policy: ElectionPolicy,
     stopping: frozenset[int],
 ) -> PartitionImage | None:
     """The partition on its way to ``target``, or there; None when it is so already."""
@@ -190,22 +202,24 @@ def _moved(
     if (replicas, adding, removing) == before:
         return None
     isr = [broker for broker in partition.isr if broker in replicas]
-    leader = partition.leader
-    if not isr:
+    eligible = [*partition.isr, *partition.elr]
+    if eligible and not any(broker in replicas for broker in eligible) and not policy.unclean:
         # Only replicas that the present move has brought in are in sync, and they would have to go.
-        able = [broker for broker in origin if is_able(image, partition, broker, stopping)]
-        if not unclean or not able:
-            raise KafkaError(
-                f"of the replicas {shown(replicas)} none is in sync, and records would be lost. Wait until "
-                f"one is, or keep one of {shown(partition.isr)}.",
-                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            )
-        leader, isr = able[0], able[:1]
-    leader = _leader(image, partition, leader, replicas, isr, stopping)
-    number, epoch, version = partition.partition, partition.leader_epoch, partition.partition_epoch
-    moved = PartitionImage(number, leader, epoch, replicas, isr, version, adding, removing, partition.offline)
-    done = _completed(image, moved, stopping) if moved.is_moving else None
-    return done if done is not None else moved.with_state(leader, isr, is_new_epoch=True)
+        raise KafkaError(
+            f"of the replicas {shown(replicas)} none has every committed record, and records would be lost. "
+            f"Wait until one is in sync, or keep one of {shown(eligible)}.",
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        )
+    leader = _leader(image, partition, partition.leader, replicas, isr, stopping)
+    moved = partition.replaced(replicas=replicas, isr=isr, adding=adding, removing=removing)
+    done = _completed(image, moved, policy, stopping) if moved.is_moving else None
+    if done is not None:
+        return done
+    if leader != NO_BROKER:
+        return next_state(moved, leader, isr, policy, is_new_epoch=True)
+    elected = elect(image, moved, policy, stopping=stopping)
+    state = moved.replaced(partition_epoch=partition.partition_epoch + 1) if elected is None else elected
+    return state.replaced(leader_epoch=partition.leader_epoch + 1)
 
 
 def _leader(
@@ -224,7 +238,7 @@ def _leader(
 
 
 def _completed(
-    image: ClusterImage, partition: PartitionImage, stopping: frozenset[int]
+    image: ClusterImage, partition: PartitionImage, policy: ElectionPolicy, stopping: frozenset[int]
 ) -> PartitionImage | None:
     target = partition.target
     if not set(target) <= set(partition.isr):
@@ -233,8 +247,8 @@ def _completed(
     leader = _leader(image, partition, partition.leader, target, isr, stopping)
     if leader == NO_BROKER:
         return None  # The old ones stay, and one of them may be able to lead.
-    number, epoch, version = partition.partition, partition.leader_epoch + 1, partition.partition_epoch + 1
-    return PartitionImage(number, leader, epoch, target, isr, version, offline=partition.offline)
+    arrived = partition.replaced(replicas=target, adding=None, removing=None)
+    return next_state(arrived, leader, isr, policy, is_new_epoch=True)
 
 
 def _plan(topic: TopicImage, changed: Mapping[int, PartitionImage], controller_epoch: int) -> Plan:

@@ -35,6 +35,7 @@ from tidemill.controller.topics import (
     plan_growth,
     removal,
 )
+from tidemill.controller.unclean_recovery import UncleanRecovery
 from tidemill.coordination.encoding import new_id
 from tidemill.coordination.image import SETTINGS, Delta, TopicImage
 from tidemill.coordination.nodes import (
@@ -96,7 +97,8 @@ class Controller(Office):
     ) -> None:
         super().__init__(store, broker_id, config, announce, clock, random)
         self.moves = Moves(self)
-        self.leading = Leading(self)
+        self.recovery = UncleanRecovery(self)
+        self.leading = Leading(self, self.recovery)
         self._deleting: dict[str, set[int]] = {}
         """By topic: the brokers that have not confirmed yet that their replicas are gone."""
 
@@ -260,7 +262,9 @@ class Controller(Office):
         )
 
     async def _carry_out_config(self, plan: ConfigPlan) -> None:
-        operations = list(plan.operations)
+        # First of all: where this is cut short, the ELR is empty and the setting as before, which is safe.
+        emptied = self._emptied_by(plan)
+        operations = [*(one for part in emptied for one in part.operations), *plan.operations]
         if self.store.session_timeout_s:  # Others share it, and have to hear of the change.
             kind, name = ("brokers", plan.broker or "") if plan.topic is None else ("topics", plan.topic.name)
             note = ConfigChangeNode.encode(kind, name)
@@ -269,12 +273,14 @@ class Controller(Office):
         if error is not None:
             raise error
         before = self._image
+        topics = {part.topic.name: part.topic for part in emptied}
         if plan.topic is not None:
-            self._image = before.with_topics([plan.topic])
-            delta = Delta(before, self._image, reconfigured=[(before.topics[plan.topic.name], plan.topic)])
-        else:
-            self._image = before.with_broker_config(plan.broker or "", plan.settings)
-            delta = Delta(before, self._image, broker_configs_changed=True)
+            topic = topics.get(plan.topic.name, plan.topic)
+            topics[topic.name] = plan.topic.with_partitions(topic.partitions)
+        self._image = before.with_topics(topics.values())
+        if plan.topic is None:
+            self._image = self._image.with_broker_config(plan.broker or "", plan.settings)
+        delta = Delta.between(before, self._image)
         await self._announce(delta)
         try:
             await self.elect_leaderless(delta)
@@ -282,6 +288,17 @@ class Controller(Office):
             logger.warning("who may lead now is decided with the next change: %s", problem)
         for failure in delta.failures.values():
             raise failure
+
+    def _emptied_by(self, plan: ConfigPlan) -> list[Plan]:
+        """The partitions whose ELR a change of ``min.insync.replicas`` empties."""
+        image = self._image
+        if plan.topic is not None:
+            topic = image.topics[plan.topic.name]
+            return self.min_insync_changes([topic], topic.config, plan.settings)
+        if plan.broker == DEFAULT_ENTITY:
+            topics = self.with_default_min_insync()
+            return self.min_insync_changes(topics, image.default_broker_config(), plan.settings)
+        return []
 
     async def _carry_out(
         self, names: list[str], decided: list[Plan | KafkaError]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tidemill.controller.elections import plan_states
+from tidemill.controller.elections import ElectionPolicy, PolicyOf, default_policy, next_state, plan_states
 from tidemill.controller.topics import Plan
 from tidemill.coordination.image import ClusterImage, PartitionImage
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -37,7 +37,9 @@ def check_stopping(image: ClusterImage, broker: int, epoch: int = ANY_EPOCH) -> 
         )
 
 
-def plan_shutdown(image: ClusterImage, broker: int, stopping: frozenset[int]) -> Shutdown:
+def plan_shutdown(
+    image: ClusterImage, broker: int, stopping: frozenset[int], policy_of: PolicyOf = default_policy
+) -> Shutdown:
     """Moves leaderships away from ``broker``, and takes it out of the in-sync sets, where others are in sync.
 
     ``stopping`` are all brokers that are about to stop, ``broker`` among them; none of them is elected.
@@ -50,7 +52,7 @@ def plan_shutdown(image: ClusterImage, broker: int, stopping: frozenset[int]) ->
         for partition in topic.partitions:
             if broker not in partition.replicas or len(partition.replicas) == 1:
                 continue
-            relieved = _relieved(image, partition, broker, stopping)
+            relieved = _relieved(image, partition, broker, policy_of(topic), stopping)
             if relieved is not None:
                 changed[partition.partition] = relieved
             elif partition.leader == broker:
@@ -61,15 +63,19 @@ def plan_shutdown(image: ClusterImage, broker: int, stopping: frozenset[int]) ->
 
 
 def _relieved(
-    image: ClusterImage, partition: PartitionImage, broker: int, stopping: frozenset[int]
+    image: ClusterImage,
+    partition: PartitionImage,
+    broker: int,
+    policy: ElectionPolicy,
+    stopping: frozenset[int],
 ) -> PartitionImage | None:
     if partition.leader != broker:
         isr = [member for member in partition.isr if member != broker]
         if isr == partition.isr or partition.leader not in isr:
             return None
-        return partition.with_state(partition.leader, isr, is_new_epoch=False)
+        return next_state(partition, partition.leader, isr, policy, is_new_epoch=False)
     isr = [member for member in partition.isr if member in image.brokers and member not in stopping]
     leader = next((member for member in partition.replicas if member in isr), None)
     if leader is None:
         return None
-    return partition.with_state(leader, isr, is_new_epoch=True)
+    return next_state(partition, leader, isr, policy, is_new_epoch=True)

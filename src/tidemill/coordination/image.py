@@ -6,7 +6,8 @@ Images are never changed: a change makes a new one, and shares with the old one 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.nodes import (
@@ -39,9 +40,12 @@ class PartitionImage:
 
     __slots__ = (
         "adding",
+        "elr",
         "isr",
+        "last_known_leader",
         "leader",
         "leader_epoch",
+        "lost_replicas",
         "offline",
         "partition",
         "partition_epoch",
@@ -60,6 +64,9 @@ class PartitionImage:
         adding: list[int] | None = None,
         removing: list[int] | None = None,
         offline: frozenset[int] = frozenset(),
+        elr: Sequence[int] = (),
+        last_known_leader: int = NO_BROKER,
+        lost_replicas: Sequence[int] = (),
     ) -> None:
         self.partition = partition
         self.leader = leader
@@ -74,12 +81,17 @@ class PartitionImage:
         """Brokers that live, but cannot read or write their replica. The store does not tell.
 
         Of replicas only: one that is moved away, and back after a repair, would be offline for good."""
+        self.elr = elr
+        self.last_known_leader = last_known_leader
+        self.lost_replicas = lost_replicas
+        """These three as in :class:`~tidemill.coordination.nodes.PartitionState`."""
 
     def __repr__(self) -> str:
         moving = f", adding={self.adding}, removing={self.removing}" if self.is_moving else ""
+        elr = f", elr={list(self.elr)}" if self.elr else ""
         return (
             f"PartitionImage({self.partition}, leader={self.leader}, leader_epoch={self.leader_epoch}, "
-            f"replicas={self.replicas}, isr={self.isr}{moving})"
+            f"replicas={self.replicas}, isr={self.isr}{elr}{moving})"
         )
 
     @property
@@ -97,33 +109,22 @@ class PartitionImage:
         """The replicas that the partition had before it began to move, the order of some of them lost."""
         return [broker for broker in self.replicas if broker not in self.adding]
 
-    def with_state(self, leader: int, isr: list[int], *, is_new_epoch: bool) -> PartitionImage:
-        """The same replicas with the next state: another leader or in-sync set."""
-        return PartitionImage(
-            self.partition,
-            leader,
-            self.leader_epoch + is_new_epoch,
-            self.replicas,
-            isr,
-            self.partition_epoch + 1,
-            self.adding,
-            self.removing,
-            self.offline,
-        )
+    def min_insync(self, min_insync_replicas: int) -> int:
+        """How many replicas in sync a commit takes: ``min.insync.replicas``, or all if there are fewer.
+
+        Replicas that a move brings in do not count: a topic of one replica that gets two more goes on being
+        written while they catch up.
+        """
+        return min(min_insync_replicas, len(self.replicas) - len(self.adding))
+
+    def replaced(self, **changes: Any) -> PartitionImage:
+        """The same with other values of these attributes."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return PartitionImage(**{**values, **changes})
 
     def with_offline(self, offline: frozenset[int]) -> PartitionImage:
         """The same state with other replicas that cannot be read or written."""
-        return PartitionImage(
-            self.partition,
-            self.leader,
-            self.leader_epoch,
-            self.replicas,
-            self.isr,
-            self.partition_epoch,
-            self.adding,
-            self.removing,
-            offline,
-        )
+        return self.replaced(offline=offline)
 
 
 class TopicImage:
@@ -182,15 +183,15 @@ class TopicImage:
 class BrokerImage:
     """A living broker: its endpoints by listener name, its rack, and its epoch."""
 
-    __slots__ = ("broker_id", "endpoints", "epoch", "lost_unsynced", "rack")
+    __slots__ = ("broker_id", "endpoints", "epoch", "lost", "rack")
 
     def __init__(self, registration: BrokerRegistration, epoch: int) -> None:
         self.broker_id = registration.broker_id
         self.endpoints: dict[str, Endpoint] = {e.listener: e for e in registration.endpoints}
         self.rack = registration.rack
         self.epoch = epoch
-        self.lost_unsynced = registration.lost_unsynced
-        """Its machine went down since it last ran: what it had not synced may be gone."""
+        self.lost = registration.lost
+        """Its replicas that may hold less than they acknowledged, until the controller has heeded that."""
 
     def __repr__(self) -> str:
         return f"BrokerImage({self.broker_id}, {list(self.endpoints)})"
@@ -462,4 +463,12 @@ class Delta:
 
 def partition_state(partition: PartitionImage, controller_epoch: int) -> PartitionState:
     """What the partition's state node holds when a controller of that epoch writes it."""
-    return PartitionState(partition.leader, partition.leader_epoch, partition.isr, controller_epoch)
+    return PartitionState(
+        partition.leader,
+        partition.leader_epoch,
+        partition.isr,
+        controller_epoch,
+        tuple(partition.elr),
+        partition.last_known_leader,
+        tuple(partition.lost_replicas),
+    )

@@ -198,7 +198,17 @@ def _partition(topic: str, number: int, assignment: TopicAssignment, node: Node 
         return PartitionImage(number, NO_BROKER, 0, replicas, [], -1, adding, removing)
     state = PartitionStateNode.decode(topic, number, node.data)
     return PartitionImage(
-        number, state.leader, state.leader_epoch, replicas, state.isr, node.version, adding, removing
+        number,
+        state.leader,
+        state.leader_epoch,
+        replicas,
+        state.isr,
+        node.version,
+        adding,
+        removing,
+        elr=state.elr,
+        last_known_leader=state.last_known_leader,
+        lost_replicas=state.lost_replicas,
     )
 
 

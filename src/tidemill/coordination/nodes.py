@@ -145,6 +145,58 @@ class Endpoint(NamedTuple):
     port: int
 
 
+LOST_BYTES_MAX = 256 * 1024
+"""Of the partitions that a registration names: ZooKeeper takes 1 MB a node. A longer report names all."""
+
+Partitions = Mapping[str, frozenset[int]]
+"""Partition numbers by topic name."""
+
+
+class LostReplicas(NamedTuple):
+    """The replicas of a broker that may hold less than they acknowledged, as it reports at its registration.
+
+    ``unsynced``: the machine went down, or a sync failed, so that records which were not synced may be gone.
+    ``missing``: the log is gone altogether; the disk was replaced, say. True stands for every replica.
+    """
+
+    unsynced: bool | Partitions = False
+    missing: bool | Partitions = False
+
+    @property
+    def is_none(self) -> bool:
+        """Whether nothing was lost."""
+        return not self.unsynced and not self.missing
+
+    def is_missing(self, topic: str, partition: int) -> bool:
+        """Whether the log of this replica is gone."""
+        return _names(self.missing, topic, partition)
+
+    def is_lost(self, topic: str, partition: int) -> bool:
+        """Whether this replica may hold less than it acknowledged."""
+        return _names(self.unsynced, topic, partition) or _names(self.missing, topic, partition)
+
+
+NOTHING_LOST = LostReplicas()
+
+
+def _names(lost: bool | Partitions, topic: str, partition: int) -> bool:
+    return lost if isinstance(lost, bool) else partition in lost.get(topic, ())
+
+
+def _encode_lost(lost: bool | Partitions) -> bool | dict[str, list[int]]:
+    if isinstance(lost, bool):
+        return lost
+    named = {topic: sorted(partitions) for topic, partitions in sorted(lost.items())}
+    size = sum(len(topic) + 8 + 7 * len(partitions) for topic, partitions in named.items())
+    return named if size <= LOST_BYTES_MAX else True
+
+
+def _decode_lost(value: object) -> bool | Partitions:
+    if isinstance(value, Mapping):
+        return {str(topic): frozenset(map(number, partitions)) for topic, partitions in value.items()}
+    return value is True
+
+
 class BrokerRegistration(NamedTuple):
     """What a broker says of itself."""
 
@@ -153,9 +205,9 @@ class BrokerRegistration(NamedTuple):
     rack: str | None = None
     timestamp_ms: int = -1
     features: Mapping[str, Mapping[str, int]] = {}
-    lost_unsynced: bool = False
-    """The machine went down since the broker last ran: what it had not synced may be gone. A field of our
-    own, there only as long as the controller has not drawn its conclusions."""
+    lost: LostReplicas = NOTHING_LOST
+    """Two fields of our own, ``lost_unsynced`` and ``lost_logs``. The node holds them until the controller
+    has removed these replicas from in-sync sets and eligible leaders."""
 
 
 class BrokerNode:
@@ -187,8 +239,10 @@ class BrokerNode:
         }
         if registration.rack is not None:
             value["rack"] = registration.rack
-        if registration.lost_unsynced:
-            value["lost_unsynced"] = True
+        if registration.lost.unsynced:
+            value["lost_unsynced"] = _encode_lost(registration.lost.unsynced)
+        if registration.lost.missing:
+            value["lost_logs"] = _encode_lost(registration.lost.missing)
         return write_json(value)
 
     @staticmethod
@@ -211,7 +265,7 @@ class BrokerNode:
                 rack,
                 int(value.get("timestamp", -1)),
                 features,
-                value.get("lost_unsynced") is True,
+                LostReplicas(_decode_lost(value.get("lost_unsynced")), _decode_lost(value.get("lost_logs"))),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise NodeFormatError(path, data, repr(error)) from None
@@ -285,12 +339,18 @@ def _replica_lists(value: Mapping[str, Sequence[int]]) -> dict[int, list[int]]:
 
 
 class PartitionState(NamedTuple):
-    """Who leads a partition and who is in sync; leader -1 when nobody can."""
+    """The leader of a partition (-1: none), its in-sync set, and who else may be elected (KIP-966)."""
 
     leader: int
     leader_epoch: int
     isr: list[int]
     controller_epoch: int
+    elr: tuple[int, ...] = ()
+    """Eligible leader replicas: outside of the in-sync set, and with every committed record all the same."""
+    last_known_leader: int = -1
+    """The leader before the partition had none; -1 while it has one, and when that leader's log is gone."""
+    lost_replicas: tuple[int, ...] = ()
+    """Replicas that have reported a loss since the partition had a leader. A field of our own."""
 
 
 class PartitionStateNode:
@@ -313,20 +373,25 @@ class PartitionStateNode:
 
     @staticmethod
     def encode(state: PartitionState) -> bytes:
-        """Version 1."""
-        return write_json(
-            {
-                "controller_epoch": state.controller_epoch,
-                "leader": state.leader,
-                "version": 1,
-                "leader_epoch": state.leader_epoch,
-                "isr": state.isr,
-            }
-        )
+        """Version 1. Fields that Apache Kafka does not know are left out where they say nothing."""
+        value: dict[str, Any] = {
+            "controller_epoch": state.controller_epoch,
+            "leader": state.leader,
+            "version": 1,
+            "leader_epoch": state.leader_epoch,
+            "isr": state.isr,
+        }
+        if state.elr:
+            value["elr"] = list(state.elr)
+        if state.last_known_leader >= 0:
+            value["last_known_leader"] = state.last_known_leader
+        if state.lost_replicas:
+            value["lost_replicas"] = list(state.lost_replicas)
+        return write_json(value)
 
     @staticmethod
     def decode(topic: str, partition: int, data: bytes) -> PartitionState:
-        """The state."""
+        """The state. Apache Kafka drops the fields that it does not know when it writes the node."""
         path = PartitionStateNode.path(topic, partition)
         value = read_json(path, data)
         try:
@@ -336,6 +401,9 @@ class PartitionStateNode:
                 number(value["leader_epoch"]),
                 numbers(value["isr"]),
                 number(value["controller_epoch"]),
+                tuple(numbers(value.get("elr", []))),
+                number(value.get("last_known_leader", -1), -1),
+                tuple(numbers(value.get("lost_replicas", []))),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise NodeFormatError(path, data, repr(error)) from None

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class TopicIndex:
-    """Topics by name and by id, and the names of those that move. Never changed, as images are not."""
+    """Topics by name and by id, and the names of some that need care. Never changed, as images are not."""
 
-    __slots__ = ("_before", "_edition", "_touched", "by_id", "by_name", "moving")
+    __slots__ = ("_before", "_edition", "_touched", "by_id", "by_name", "leaderless", "moving")
 
     def __init__(self, by_name: Mapping[str, TopicImage]) -> None:
         self.by_name = by_name
@@ -29,6 +29,10 @@ class TopicIndex:
             name for name, topic in by_name.items() if _is_moving(topic)
         )
         """Topics with partitions on their way to other brokers."""
+        self.leaderless: Mapping[str, None] = dict.fromkeys(
+            name for name, topic in by_name.items() if _is_leaderless(topic)
+        )
+        """Topics with partitions that have no leader."""
         self._edition = object()
         # Not the edition itself: it would keep all those before it in memory.
         self._before: object = None
@@ -37,6 +41,7 @@ class TopicIndex:
     def with_changes(self, changed: Iterable[TopicImage], removed: Iterable[str] = ()) -> TopicIndex:
         """The next edition: with topics added or replaced, and others gone."""
         by_name, by_id, moving = dict(self.by_name), dict(self.by_id), dict(self.moving)
+        leaderless = dict(self.leaderless)
         touched: dict[str, None] = {}
         for topic in changed:
             name = topic.name
@@ -49,10 +54,15 @@ class TopicIndex:
                 moving[name] = None
             else:
                 moving.pop(name, None)
+            if _is_leaderless(topic):
+                leaderless[name] = None
+            else:
+                leaderless.pop(name, None)
         for name in removed:
             touched[name] = None
             _forget(by_id, by_name.pop(name, None))
             moving.pop(name, None)
+            leaderless.pop(name, None)
         if not touched:
             return self
         # As many ids as topics: each has one of its own. Otherwise a look at all tells whose they are.
@@ -61,6 +71,7 @@ class TopicIndex:
         made.by_name = by_name
         made.by_id = by_id if is_plain else _by_id(by_name)
         made.moving = moving
+        made.leaderless = leaderless
         made._edition = object()
         made._before = self._edition
         made._touched = tuple(touched)
@@ -86,3 +97,7 @@ def _forget(by_id: dict[bytes, TopicImage], topic: TopicImage | None) -> None:
 
 def _is_moving(topic: TopicImage) -> bool:
     return any(one.adding or one.removing for one in topic.partitions)
+
+
+def _is_leaderless(topic: TopicImage) -> bool:
+    return any(one.leader < 0 for one in topic.partitions)

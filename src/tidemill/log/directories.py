@@ -78,6 +78,8 @@ class DataDirectories:
         self.warnings: list[str] = []
         self.undecided: dict[TopicPartition, str] = {}
         """Partitions of which nobody can tell where they are, by the reason."""
+        self.reported_missing: frozenset[TopicPartition] = frozenset()
+        """Partitions that were in no data directory at the start, as this broker has reported."""
 
     @property
     def working(self) -> list[DataDirectory]:
@@ -215,6 +217,14 @@ class DataDirectories:
         except BaseException:
             self.unlock()
             raise
+
+    def may_rebuild(self, topic_partition: TopicPartition) -> bool:
+        """Whether the controller knows that the log of this replica is gone.
+
+        An empty log can be made then, also in a directory whose disk was replaced: it is filled from the
+        leader, and not elected before.
+        """
+        return topic_partition in self.reported_missing
 
     @property
     def may_have_lost(self) -> bool:

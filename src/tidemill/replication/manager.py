@@ -154,10 +154,13 @@ class ReplicaManager(PartitionEvents):
                     failures[state.partition] = problem
                     partition = self._offline(entry, state.partition, config, problem)
                 entry.partitions[state.partition] = partition
+            # Before it may lead: by a lower value it could commit what no other replica has.
+            partition.set_min_insync(config.min_insync_replicas, self.clock.wall_ms())
             self._become(partition, state)
         self.topics.put(entry)
         # Not the others: a topic of many partitions comes in pieces.
-        _configure([entry.partitions[state.partition] for state in states], config)
+        configured = [entry.partitions[state.partition] for state in states]
+        _configure(configured, config, self.clock.wall_ms())
         if failures:
             raise failure_of(name, failures)
 
@@ -299,7 +302,7 @@ class ReplicaManager(PartitionEvents):
         entry = self.topics.by_name.get(name.encode())
         if entry is None:
             return
-        _configure(entry.partitions, config)
+        _configure(entry.partitions, config, self.clock.wall_ms())
 
     def remove_topic(self, name: str, topic_id: bytes, partition_count: int = 0) -> None:
         """Forgets a topic; its files are removed later. Raises StorageError for those that cannot be.
@@ -482,12 +485,12 @@ class ReplicaManager(PartitionEvents):
         await asyncio.gather(*self.flushing.under_way, *self.checkpoints.under_way, return_exceptions=True)
 
 
-def _configure(partitions: Iterable[Partition | None], config: LogConfig) -> None:
+def _configure(partitions: Iterable[Partition | None], config: LogConfig, now_ms: int) -> None:
     limits = limits_of(config)
     storage = storage_of(config)
     for partition in partitions:
         if partition is not None:
             partition.limits = limits
             partition.storage = storage
-            partition.min_insync_replicas = config.min_insync_replicas
+            partition.set_min_insync(config.min_insync_replicas, now_ms)
             partition.log.set_config(config)

@@ -152,7 +152,7 @@ class Partition(Readable):
         self.partition_epoch = partition_epoch
         self.replicas = replicas
         self.isr = isr
-        self._alone = leader == self.node_id and len(isr) == 1
+        self._alone = self._is_alone()
         if self.is_leader:
             self._lead(is_new, partition_epoch, now_ms)
         elif not is_new:
@@ -165,6 +165,40 @@ class Partition(Readable):
                     ErrorCode.NOT_LEADER_OR_FOLLOWER,
                 )
             )
+
+    def set_min_insync(self, min_insync_replicas: i32, now_ms: i64) -> None:
+        """Takes ``min.insync.replicas`` over; what waited for more replicas may be committed by that."""
+        if min_insync_replicas == self.min_insync_replicas:
+            return
+        self.min_insync_replicas = min_insync_replicas
+        if self.is_leader and not self.failed:
+            self._settle_alone(now_ms)
+
+    @property
+    def min_insync(self) -> i32:
+        """How many replicas in sync a commit takes: ``min.insync.replicas``, or all if there are fewer.
+
+        The controller counts in the same way (``PartitionImage.min_insync``).
+        """
+        count: i32 = len(self.replicas) - len(self.adding)
+        return count if 0 < count < self.min_insync_replicas else self.min_insync_replicas
+
+    @property
+    def is_under_min_isr(self) -> bool:
+        """Whether fewer replicas are in sync than a commit takes: then the high watermark stands still."""
+        return len(self.isr) < self.min_insync
+
+    def _is_alone(self) -> bool:
+        """Whether this broker leads, and commits what it has without any other."""
+        return self.is_leader and len(self.isr) == 1 and not self.is_under_min_isr
+
+    def _settle_alone(self, now_ms: i64) -> None:
+        """Commits what may be committed now that other rules hold."""
+        self._alone = self._is_alone() and (self.replication is None or not self.replication.pending)
+        if not self._alone:
+            self._commit(now_ms)
+        elif not self._flushing:
+            self._advance(self.log.end_offset, 0)
 
     def _ends_known_of(self, replicas: tuple[int, ...]) -> dict[int, int]:
         """How far each of ``replicas`` has the log at least, where that is known."""
@@ -239,20 +273,20 @@ class Partition(Readable):
 
     def _check_appendable(self, acks: i32) -> None:
         self.check_leader(-1)
-        if acks == -1 and len(self.isr) < self.min_insync_replicas:
+        if acks == -1 and self.is_under_min_isr:
             raise KafkaError(
                 f"{self.topic}-{self.index} has {len(self.isr)} in-sync replicas,"
-                f" min.insync.replicas is {self.min_insync_replicas}",
+                f" min.insync.replicas is {self.min_insync}",
                 ErrorCode.NOT_ENOUGH_REPLICAS,
             )
 
     def commit_error(self) -> KafkaError | None:
         """NOT_ENOUGH_REPLICAS_AFTER_APPEND when the in-sync set has shrunk too far since the append."""
-        if len(self.isr) >= self.min_insync_replicas:
+        if not self.is_under_min_isr:
             return None
         return KafkaError(
             f"{self.topic}-{self.index} has it, but only {len(self.isr)} in-sync replicas are left,"
-            f" min.insync.replicas is {self.min_insync_replicas}",
+            f" min.insync.replicas is {self.min_insync}",
             ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
         )
 
@@ -367,10 +401,12 @@ class Partition(Readable):
     def is_deserted(self, since_ms: i64) -> bool:
         """Whether records wait for followers of which none has fetched since then.
 
-        Fetches are noted one by one as long as something is not committed.
+        Fetches are noted one by one as long as something is not committed. A leader that commits alone is
+        never deserted: no other replica can be elected. One with too few in sync is, as the controller may
+        elect an eligible leader replica.
         """
         replication = self.replication
-        if replication is None or len(self.isr) < 2 or self.high_watermark >= self.log.end_offset:
+        if replication is None or self._alone or self.high_watermark >= self.log.end_offset:
             return False
         return not replication.heard_since(since_ms)
 
@@ -393,18 +429,18 @@ class Partition(Readable):
         """The controller did not write the set that was asked for: the one before holds."""
         if self.replication is not None:
             self.replication.pending = ()
-            self._alone = self.is_leader and len(self.isr) == 1
-            if self._alone and not self._flushing:
-                self._advance(self.log.end_offset, 0)
-            else:
-                self._commit(now_ms)
+            self._settle_alone(now_ms)
             # Who asked for its place in the set asks again with its next fetch.
             self.tell_news()
 
     def _commit(self, now_ms: i64) -> None:
-        """Moves the high watermark to where all replicas in sync have the log."""
+        """Moves the high watermark to where all replicas in sync have the log.
+
+        Below ``min.insync.replicas`` it stands still, for every ``acks``: an eligible leader replica would
+        lack records that consumers have read. Source: KIP-966.
+        """
         replication = self.replication
-        if replication is None:
+        if replication is None or self.is_under_min_isr:
             return
         end: i64 = self.log.end_offset
         own: i64 = self._flushed_end if self._flushing or self.log.needs_flush else end

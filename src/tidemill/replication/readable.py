@@ -62,6 +62,13 @@ class Readable(Awaited):
             raise KafkaError(f"{self.topic}-{self.index} has no leader", ErrorCode.NOT_LEADER_OR_FOLLOWER)
         self._check_epoch(current_epoch)
 
+    def check_here(self) -> None:
+        """Raises unless this broker has the log, whoever leads."""
+        if self.failed:
+            raise KafkaError(self.failed, ErrorCode.KAFKA_STORAGE_ERROR)
+        if self.deleted:
+            raise KafkaError(f"{self.topic}-{self.index} was deleted", ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
     def check_leader(self, current_epoch: i64) -> None:
         """Raises unless this broker leads, in the epoch that the client knows (-1: it knows none)."""
         if self.failed:

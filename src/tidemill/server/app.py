@@ -27,7 +27,7 @@ from tidemill.broker.down_conversion import DownConversion
 from tidemill.broker.fetch import FetchPath
 from tidemill.broker.fetch_sessions import FetchSessions
 from tidemill.broker.log_configs import log_config
-from tidemill.broker.metadata import Delta, MetadataCache, effective_config
+from tidemill.broker.metadata import Delta, MetadataCache, effective_config, tell_overridden
 from tidemill.broker.offsets_topic import ClusterOffsetsTopic, PartitionOffsetsLog
 from tidemill.broker.produce import ProducePath
 from tidemill.broker.requests import Requests
@@ -51,6 +51,7 @@ from tidemill.net.memory import Memory
 from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
 from tidemill.server.listeners import Acceptor, Limits, addresses_of, bind
+from tidemill.server.lost_replicas import report_lost_replicas
 from tidemill.server.policies import policies_of, selection_of
 from tidemill.server.seat import Seat, take_seat
 from tidemill.server.store import open_store
@@ -133,6 +134,7 @@ class BrokerServer:
         version = VERSION_ON_ZOOKEEPER if is_shared else VERSION
         broker.logs.claim(image.cluster_id, broker.node_id, version)
         broker.config = effective_config(config, image, broker.node_id)
+        tell_overridden(config, image, broker.node_id)
         self._load_logs(image.topics)
         self._build_request_path()
         broker.metadata.on_change(self._apply)
@@ -185,8 +187,9 @@ class BrokerServer:
         broker.partitions = ReplicaManager(
             broker.node_id, broker.logs, broker.clock, self.loop, self._syncers, self._writers
         )
-        if broker.logs.may_have_lost:
-            broker.partitions.doubtful = set(broker.logs.logs)
+        broker.partitions.doubtful = {
+            key for one in broker.logs.working if one.may_have_lost for key in one.logs
+        }
         moves_at_once = broker.config.get("num.replica.alter.log.dirs.threads")
         broker.partitions.mover.set_limits(
             moves_at_once if isinstance(moves_at_once, int) else None,
@@ -253,12 +256,13 @@ class BrokerServer:
             told = advertised.get(listener.name, listener)
             endpoints.append(Endpoint(listener.name, listener.protocol, told.host, told.port or port))
         self._endpoints = tuple(endpoints)
+        lost = report_lost_replicas(broker.metadata.image, broker.node_id, broker.logs)
         return BrokerRegistration(
             broker.node_id,
             self._endpoints,
             rack=broker.config.str("broker.rack") or None,
             timestamp_ms=broker.clock.wall_ms(),
-            lost_unsynced=broker.logs.may_have_lost or broker.logs.is_blank,
+            lost=lost,
         )
 
     def _listen(self) -> None:
@@ -281,6 +285,8 @@ class BrokerServer:
         broker = self.broker
         if delta.broker_configs_changed:
             broker.config = effective_config(self.static_config, delta.image, broker.node_id)
+            if delta.before.broker_configs != delta.image.broker_configs:
+                tell_overridden(self.static_config, delta.image, broker.node_id)
             self.fetches.bytes_max = broker.config.int("fetch.max.bytes")
             self.acceptor.limits = await self.loop.run_in_executor(None, limits_of, broker.config)
             broker.logs.producer_expiration_ms = broker.config.int("producer.id.expiration.ms")

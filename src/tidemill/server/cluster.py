@@ -15,6 +15,7 @@ from tidemill.broker.following import Following
 from tidemill.broker.handing_over import hand_over
 from tidemill.broker.isr_changes import IsrChanges
 from tidemill.broker.links import Links
+from tidemill.broker.log_ends import LogEndRequests
 from tidemill.broker.settings_watch import SettingsWatch
 from tidemill.broker.throttling import Throttling
 from tidemill.controller.administering import Administering
@@ -88,6 +89,8 @@ class Cluster(Seat, Hears):
             broker, self._link, broker.failover, lambda: self.commands.broker_epoch
         )
         self._settings = SettingsWatch(broker)
+        self._log_ends = LogEndRequests(broker, self._links)
+        broker.controller.recovery.ask = self._log_ends.ask
         commands.late_failed = lambda failed: self.replicas_failed(broker.node_id, failed)
         commands.settings_unreadable = self._settings.unreadable
         self._following: Following | None = None

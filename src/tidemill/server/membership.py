@@ -12,7 +12,13 @@ from typing import Any
 
 from tidemill.controller.shell import Controller
 from tidemill.coordination.image import NO_BROKER
-from tidemill.coordination.nodes import CONTROLLER, BrokerNode, BrokerRegistration, ControllerNode
+from tidemill.coordination.nodes import (
+    CONTROLLER,
+    NOTHING_LOST,
+    BrokerNode,
+    BrokerRegistration,
+    ControllerNode,
+)
 from tidemill.coordination.port import Event, SessionState, SetData, Store, StoreError
 from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
 
@@ -158,14 +164,14 @@ class Membership:
     # The registration
 
     async def clear_loss(self) -> None:
-        """Takes out of the registration that this broker may have lost something: it was heeded.
+        """Removes the reported losses from the registration: the controller has heeded them.
 
-        Until then it does not get in sync. Raises StoreError.
+        Until then these replicas do not get in sync. Raises StoreError.
         """
         registration = self._registration
-        if registration is None or not registration.lost_unsynced:
+        if registration is None or registration.lost.is_none:
             return
-        cleared = registration._replace(lost_unsynced=False)
+        cleared = registration._replace(lost=NOTHING_LOST)
         await self._store.transact([SetData(BrokerNode.path(cleared.broker_id), BrokerNode.encode(cleared))])
         self._registration = cleared
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.log.time_lookup import TimeLookup, is_warm
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.replication.waiting import CONSUMER
 from tidemill.wire.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsPartitionResponse,
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
     from tidemill.broker.context import RequestContext
     from tidemill.replication.partition import Partition
+
+DEBUGGING_REPLICA = -2
+"""As a replica id: any replica answers, of all that it has. Controllers ask so before they elect."""
 
 LATEST = -1
 EARLIEST = -2
@@ -67,7 +71,8 @@ def cold_lookups(broker: Broker, context: RequestContext, request: ListOffsetsRe
                 continue
             try:
                 partition = broker.partition(*key)
-                partition.check_leader(wanted.current_leader_epoch)
+                if request.replica_id != DEBUGGING_REPLICA:
+                    partition.check_leader(wanted.current_leader_epoch)
                 if not is_warm(partition.log, wanted.timestamp):
                     cold[key] = TimeLookup(partition.log, wanted.timestamp)
             except KafkaError:
@@ -139,7 +144,10 @@ def look_up(
     done: TimeLookup | None,
 ) -> ListOffsetsPartitionResponse:
     """One partition's answer."""
-    partition.check_leader(wanted.current_leader_epoch)
+    if request.replica_id == DEBUGGING_REPLICA:
+        partition.check_here()
+    else:
+        partition.check_leader(wanted.current_leader_epoch)
     if version < FIRST_VERSION_OF.get(wanted.timestamp, 0):
         raise KafkaError(
             f"timestamp {wanted.timestamp} needs ListOffsets {FIRST_VERSION_OF[wanted.timestamp]}",
@@ -152,12 +160,14 @@ def look_up(
         )
     limit = partition.limit_offset(request.replica_id, request.isolation_level)
     found = find(partition, wanted.timestamp, limit, done)
-    if request.replica_id < 0 and (found is None or wanted.timestamp == LATEST):
+    if request.replica_id == CONSUMER and (found is None or wanted.timestamp == LATEST):
         check_settled(partition, version)
     if found is None:
         return ListOffsetsPartitionResponse(timestamp=-1, offset=-1, leader_epoch=-1)
     timestamp, offset = found
     epoch = partition.log.leader_epochs.epoch_of(offset) if timestamp >= 0 else partition.leader_epoch
+    if wanted.timestamp == LATEST and request.replica_id == DEBUGGING_REPLICA:
+        epoch = partition.log.leader_epochs.latest
     if wanted.timestamp in (EARLIEST, EARLIEST_LOCAL):
         epoch = partition.log.leader_epochs.epoch_of(offset)
     return ListOffsetsPartitionResponse(timestamp=timestamp, offset=offset, leader_epoch=epoch)

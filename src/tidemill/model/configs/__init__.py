@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidemill.model.configs.broker import BrokerConfig
-from tidemill.model.configs.keys import Key, Value
+from tidemill.model.configs.keys import MIN_INSYNC, Key, Value
 from tidemill.model.configs.listeners import Listener
 from tidemill.model.configs.tables import BROKER_KEYS, GROUP_KEYS, TOPIC_KEYS
 from tidemill.model.configs.topic import (
@@ -22,6 +22,7 @@ from tidemill.model.configs.values import Config, Synonym
 __all__ = [
     "BROKER_KEYS",
     "GROUP_KEYS",
+    "MIN_INSYNC",
     "TOPIC_KEYS",
     "BrokerConfig",
     "Config",

@@ -26,6 +26,9 @@ _BITS = {INT: 31, SHORT: 15, LONG: 63}
 READ_ONLY, PER_BROKER, CLUSTER_WIDE = "read-only", "per-broker", "cluster-wide"
 """When a broker's key may change: at a restart, on one broker while it runs, or on all at once."""
 
+MIN_INSYNC = "min.insync.replicas"
+"""The key on whose value the brokers of a cluster have to agree (KIP-966)."""
+
 YES = ""
 """The key takes effect. Everything else is a reason why it does not."""
 

@@ -1,0 +1,113 @@
+"""Asks replicas how far their logs reach, for elections among replicas of which none is in sync or eligible.
+
+Other brokers are asked by ListOffsets with the replica id of a debugger, which any replica answers. Apache
+Kafka's brokers answer it in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+
+from tidemill.broker.broker import Broker
+from tidemill.broker.handlers.list_offsets import DEBUGGING_REPLICA, LATEST
+from tidemill.broker.links import Links
+from tidemill.controller.elections import LogEnd
+from tidemill.model.types import TopicPartition
+from tidemill.net.link import Link, LinkError
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+
+log = logging.getLogger("tidemill.controller")
+
+VERSIONS = (4, 9)
+"""From version 4 on the answer holds the leader epoch."""
+PARTITIONS_MAX = 1000
+"""In one request."""
+RETRY_S = 0.1
+"""A broker that has just registered has yet to open its replicas, or to hear of them."""
+
+Ends = dict[TopicPartition, dict[int, LogEnd]]
+
+
+class LogEndRequests:
+    """Asks the brokers that hold replicas, this one included."""
+
+    def __init__(self, broker: Broker, links: Links) -> None:
+        self._broker = broker
+        self._links = links
+
+    async def ask(self, wanted: Mapping[int, Sequence[TopicPartition]], patience_s: float) -> Ends:
+        """The log ends of these replicas, by broker, of those that tell within ``patience_s`` seconds."""
+        ends: Ends = {key: {} for partitions in wanted.values() for key in partitions}
+        asking = [
+            asyncio.ensure_future(self._ask_until_known(broker, partitions, ends))
+            for broker, partitions in wanted.items()
+        ]
+        try:
+            _, late = await asyncio.wait(asking, timeout=patience_s)
+        finally:
+            for one in asking:
+                one.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        if late:
+            silent = sorted(
+                broker
+                for broker, partitions in wanted.items()
+                if any(broker not in ends[key] for key in partitions)
+            )
+            log.warning("brokers %s have not told within %g s how far logs reach", silent, patience_s)
+        return ends
+
+    async def _ask_until_known(self, broker: int, partitions: Sequence[TopicPartition], ends: Ends) -> None:
+        while left := [key for key in partitions if broker not in ends[key]]:
+            try:
+                if broker == self._broker.node_id:
+                    self._look(left, ends)
+                else:
+                    await self._request(broker, left, ends)
+            except LinkError as problem:
+                log.info("how far logs reach is asked again: %s", problem)
+            await asyncio.sleep(RETRY_S if any(broker not in ends[key] for key in left) else 0)
+
+    def _look(self, partitions: Sequence[TopicPartition], ends: Ends) -> None:
+        for key in partitions:
+            partition = self._broker.partitions.find(key.topic, key.partition)
+            if partition is not None and not partition.failed:
+                epoch = int(partition.log.leader_epochs.latest)
+                ends[key][self._broker.node_id] = LogEnd(epoch, int(partition.log.end_offset))
+
+    async def _request(self, broker: int, partitions: Sequence[TopicPartition], ends: Ends) -> None:
+        link = await self._links.open(broker)
+        try:
+            for first in range(0, len(partitions), PARTITIONS_MAX):
+                await self._request_some(link, broker, partitions[first : first + PARTITIONS_MAX], ends)
+        finally:
+            link.close("how far logs reach is known")
+
+    async def _request_some(
+        self, link: Link, broker: int, partitions: Sequence[TopicPartition], ends: Ends
+    ) -> None:
+        by_topic: dict[str, list[ListOffsetsPartition]] = {}
+        for name, number in partitions:
+            wanted = ListOffsetsPartition(partition_index=number, current_leader_epoch=-1, timestamp=LATEST)
+            by_topic.setdefault(name, []).append(wanted)
+        request = ListOffsetsRequest(
+            replica_id=DEBUGGING_REPLICA,
+            isolation_level=0,
+            topics=[ListOffsetsTopic(name=name, partitions=listed) for name, listed in by_topic.items()],
+        )
+        version = link.version_of(ApiKey.LIST_OFFSETS, *VERSIONS)
+        patience_s = self._broker.config.int("request.timeout.ms") / 1000
+        answer: ListOffsetsResponse = await link.ask(ApiKey.LIST_OFFSETS, version, request, patience_s)
+        for topic in answer.topics:
+            for one in topic.partitions:
+                key = TopicPartition(topic.name, one.partition_index)
+                if one.error_code == 0 and key in ends:
+                    ends[key][broker] = LogEnd(one.leader_epoch, one.offset)

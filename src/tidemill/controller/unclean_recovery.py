@@ -1,0 +1,137 @@
+"""Recovers partitions of which no replica is known to have every committed record.
+
+:func:`~tidemill.controller.elections.recovery_candidates` decides which partitions these are. Of several
+candidates the one with the best log leads, so the controller asks each how far its log reaches. Replicas that
+do not answer in time are not elected. Source: KIP-966, "Unclean recovery".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+from tidemill.controller.elections import (
+    LogEnd,
+    LogEnds,
+    able_replicas,
+    plan_takeover,
+    recovery_candidates,
+)
+from tidemill.controller.office import Office
+from tidemill.coordination.image import NO_BROKER
+from tidemill.coordination.port import StoreError
+from tidemill.model.errors import KafkaError
+from tidemill.model.types import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+ANSWERS_S = 5.0
+"""How long replicas are given to say how far their logs reach."""
+RETRY_S = 1.0
+
+AskLogEnds = Callable[
+    [Mapping[int, Sequence[TopicPartition]], float], Awaitable[dict[TopicPartition, dict[int, LogEnd]]]
+]
+"""Asks brokers for the log ends of some of their replicas, for so many seconds at most."""
+
+
+async def ask_nobody(
+    wanted: Mapping[int, Sequence[TopicPartition]], patience_s: float
+) -> dict[TopicPartition, dict[int, LogEnd]]:
+    """For a broker without others: it is the only candidate of each of its partitions."""
+    return {}
+
+
+class UncleanRecovery:
+    """Elects leaders by their logs where no replica is in sync or eligible."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+        self.ask: AskLogEnds = ask_nobody
+        self._task: asyncio.Task[None] | None = None
+        office.leaderless = self._begin
+        office.office_listeners.append(self._office_changed)
+
+    def _office_changed(self, is_ours: bool) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if is_ours:
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._task is None and self._office.is_active:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def _wanted(self) -> dict[TopicPartition, list[int]]:
+        """The partitions that wait for an answer, and the replicas to ask."""
+        office = self._office
+        image, stopping = office.image, office.stopping()
+        found = {}
+        for name in image.topic_index.leaderless:
+            topic = image.topics[name]
+            policy = office.election_policy(topic)
+            for partition in topic.partitions:
+                candidates = recovery_candidates(image, partition, policy, stopping)
+                if candidates:
+                    found[TopicPartition(name, partition.partition)] = candidates
+        return found
+
+    async def _run(self) -> None:
+        """Recovers until nothing is left to recover."""
+        try:
+            while wanted := self._wanted():
+                try:
+                    if not await self._recover(wanted):
+                        await asyncio.sleep(RETRY_S)
+                except (KafkaError, StoreError) as problem:
+                    logger.warning("partitions could not be recovered, it is tried again: %s", problem)
+                    await asyncio.sleep(RETRY_S)
+                except Exception:
+                    # A fault of this program; these partitions would have no leader for good.
+                    logger.exception("partitions could not be recovered, it is tried again")
+                    await asyncio.sleep(RETRY_S)
+        finally:
+            if self._task is asyncio.current_task():
+                self._task = None
+
+    async def _recover(self, wanted: Mapping[TopicPartition, Sequence[int]]) -> bool:
+        """One attempt; whether a partition has a leader by it. Raises StoreError, NOT_CONTROLLER."""
+        office = self._office
+        ends = await self._ask(wanted)
+        async with office.changing():
+            # Who lives, and what was lost, may be otherwise by now: it is decided by what holds now.
+            names = dict.fromkeys(key.topic for key in wanted)
+            topics = [office.image.topics[name] for name in names if name in office.image.topics]
+            plans = plan_takeover(
+                office.image,
+                policy_of=office.election_policy,
+                stopping=office.stopping(),
+                topics=topics,
+                ends=ends,
+            )
+            return await office.change(plans, ends=ends) is not None
+
+    async def _ask(
+        self, wanted: Mapping[TopicPartition, Sequence[int]]
+    ) -> dict[TopicPartition, dict[int, LogEnd]]:
+        by_broker: dict[int, list[TopicPartition]] = {}
+        for key, brokers in wanted.items():
+            if len(brokers) > 1:
+                for broker in brokers:
+                    by_broker.setdefault(broker, []).append(key)
+        return await self.ask(by_broker, ANSWERS_S) if by_broker else {}
+
+    async def ends_of(self, partitions: Iterable[TopicPartition] | None) -> LogEnds:
+        """The log ends of the live replicas of leaderless ``partitions``, or of all that have no leader."""
+        office = self._office
+        image, stopping = office.image, office.stopping()
+        asked = None if partitions is None else set(partitions)
+        wanted = {}
+        for name in image.topic_index.leaderless:
+            for partition in image.topics[name].partitions:
+                key = TopicPartition(name, partition.partition)
+                if partition.leader == NO_BROKER and (asked is None or key in asked):
+                    wanted[key] = able_replicas(image, partition, stopping)
+        return await self._ask(wanted)

@@ -1,0 +1,63 @@
+"""Which replicas of this broker may hold less than they acknowledged, as far as its start can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tidemill.coordination.image import ClusterImage
+from tidemill.coordination.nodes import LostReplicas
+from tidemill.log.manager import LogManager
+from tidemill.model.types import ZERO_ID, TopicPartition
+
+
+def report_lost_replicas(image: ClusterImage, node_id: int, logs: LogManager) -> LostReplicas:
+    """The losses of broker ``node_id``; ``logs`` are loaded, ``image`` is the cluster before it registers.
+
+    A log in a directory whose last stop may have cost unsynced records counts as ``unsynced``. A replica
+    whose log is in no directory counts as ``missing``, unless it may be in a directory that failed. A replica
+    without others stays offline where a directory is new, for its disk may only not be mounted.
+    """
+    if logs.is_blank:
+        logs.reported_missing = frozenset(_assigned(image, node_id))
+        return LostReplicas(missing=True)
+    missing: list[TopicPartition] = []
+    if len(logs.working) == len(logs.directories):
+        has_new_directory = any(directory.is_strange for directory in logs.directories)
+        missing = [
+            key
+            for key in _assigned(image, node_id)
+            if _is_missing(image, key, logs)
+            and not (
+                has_new_directory and len(image.topics[key.topic].partitions[key.partition].replicas) == 1
+            )
+        ]
+    logs.reported_missing = frozenset(missing)
+    if all(directory.may_have_lost or directory.is_blank for directory in logs.working):
+        return LostReplicas(True, _by_topic(missing))
+    unsynced = [key for one in logs.working if one.may_have_lost for key in one.logs]
+    return LostReplicas(_by_topic(unsynced), _by_topic(missing))
+
+
+def _assigned(image: ClusterImage, node_id: int) -> Iterable[TopicPartition]:
+    """The partitions that have a state, and a replica here."""
+    for topic in image.topics.values():
+        for partition in topic.partitions:
+            if node_id in partition.replicas and partition.partition_epoch >= 0:
+                yield TopicPartition(topic.name, partition.partition)
+
+
+def _is_missing(image: ClusterImage, key: TopicPartition, logs: LogManager) -> bool:
+    if key in logs.undecided:
+        return False
+    found = logs.get(key)
+    if found is None:
+        return True
+    wanted = image.topics[key.topic].topic_id
+    return ZERO_ID not in (found.topic_id, wanted) and found.topic_id != wanted
+
+
+def _by_topic(keys: Iterable[TopicPartition]) -> dict[str, frozenset[int]]:
+    found: dict[str, set[int]] = {}
+    for key in keys:
+        found.setdefault(key.topic, set()).add(key.partition)
+    return {topic: frozenset(partitions) for topic, partitions in found.items()}

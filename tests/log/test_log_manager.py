@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tidemill.log.checkpoints import read_offsets
 from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
 from tidemill.log.flush import FlushJob
@@ -400,6 +401,37 @@ def test_a_kill_loses_nothing_and_a_power_cut_may_have(batch: Callable[..., Batc
     files.kill()
     files.boot_id = lambda: ""  # type: ignore[method-assign]
     assert start().may_have_lost
+
+
+def test_what_a_start_cuts_off_is_not_taken_for_synced_by_the_next(batch: Callable[..., Batch]) -> None:
+    files = FaultyFiles()
+    key = TopicPartition("t", 0)
+
+    def start() -> LogManager:
+        manager = LogManager(files, ["/data"])
+        manager.lock()
+        manager.load(NOW, lambda topic: LogConfig())
+        return manager
+
+    manager = start()
+    log = manager.create(key, TOPIC_ID, LogConfig(), NOW)
+    for _ in range(5):
+        log.append([batch()], 0, NOW)
+    log.flush(NOW)
+    manager.checkpoint_recovery_points()
+    files.open(log.active.path).truncate(log.active.size - 10)
+    files.kill()
+    manager = start()
+    assert manager.logs[key].end_offset == 4
+    checkpoint = "/data/recovery-point-offset-checkpoint"
+    assert read_offsets(files, checkpoint) == {key: 4}
+    files.kill()
+    for name in files.list("/data/t-0"):
+        files.remove(f"/data/t-0/{name}")
+    files.remove("/data/t-0")
+    manager = start()
+    manager.create(key, TOPIC_ID, LogConfig(), NOW)
+    assert read_offsets(files, checkpoint).get(key, 0) == 0
 
 
 def test_a_copy_that_cannot_be_cut_at_the_start_costs_its_directory_only(batch: Callable[..., Batch]) -> None:

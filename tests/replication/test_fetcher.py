@@ -405,6 +405,27 @@ def test_what_a_follower_counts_as_its_own_is_on_its_disk() -> None:
     assert pair.leader.asked[-1] == {0: 1}
 
 
+@pytest.mark.parametrize("how", ["begins anew", "is cut before it follows"])
+def test_nothing_is_fetched_in_the_place_of_what_was_cut_before_that_is_on_the_disk(how: str) -> None:
+    pair = Pair(config=LogConfig(flush_messages=1))
+    pair.one.become(LEADER, 0, (LEADER,))
+    pair.one.write(0, *(b"%d" % number for number in range(10)))
+    (partition,) = pair.two.partitions
+    if how == "begins anew":
+        pair.start()
+        partition.begin_at(6, 0)
+        pair.fetcher.found(partition, TOPIC, 6, 10, 0)
+    else:
+        partition.append_from_leader(content(pair.one.partitions[0].log), 0, 0, 0)
+        partition.log.leader_epochs.clear()
+        pair.start()
+    assert partition.flush_under_way
+    assert pair.fetcher.request(0) is None
+    partition.log.flush(0)
+    partition.flushed(int(partition.log.end_offset), 0)
+    assert pair.fetcher.request(0) is not None
+
+
 def test_others_are_asked_for_shortly_while_one_waits_for_its_flush() -> None:
     pair = Pair(count=2, config=LogConfig(flush_messages=1))
     pair.start()

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tidemill.log.checkpoints import read_offsets
 from tidemill.log.config import LogConfig
 from tidemill.log.errors import DiskFull, storage_error
 from tidemill.log.manager import LogManager
@@ -174,6 +175,71 @@ def test_a_flush_of_what_is_cut_meanwhile_commits_nothing_of_it() -> None:
         while flushes := list(stage.replicas.flushing.under_way):
             await asyncio.wait(flushes)
         assert first.high_watermark == first.log.recovery_point == first.log.end_offset == 1
+
+    staged(test)
+
+
+def test_what_is_cut_while_a_flush_is_under_way_is_on_the_disk_before_more_comes() -> None:
+    async def test(stage: Stage) -> None:
+        (first,) = stage.topic("first", config=LogConfig())
+        first.append([made(3)], 1, 0)
+        first.truncate_to(0, 0)
+        first.append([made(2)], 1, 0)
+        await asyncio.sleep(0)
+        first.truncate_to(0, 0)
+        assert first.flush_under_way
+        while flushes := list(stage.replicas.flushing.under_way):
+            await asyncio.wait(flushes)
+        stage.files.power_cut()
+        assert stage.files.size(first.log.active.path) == 0
+
+    staged(test)
+
+
+def recovery_point(stage: Stage, partition: Partition) -> int:
+    """What a start would find written down."""
+    path = f"{stage.logs.directory_of(partition.log).path}/recovery-point-offset-checkpoint"
+    return read_offsets(stage.files, path)[partition.log.topic_partition]
+
+
+def test_a_start_does_not_trust_what_comes_in_the_place_of_what_was_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tidemill.replication.flushing.FLUSH_AGAIN_S", 0.01)
+
+    async def test(stage: Stage) -> None:
+        parts = stage.topic("t", 6, LogConfig())
+        for one in parts:
+            one.append([made(5)], 1, 0)
+            one.log.flush(0)
+        await stage.replicas.checkpoints.recovery_points()
+        stage.files.fail("replace", "recovery-point-offset-checkpoint", errno.ENOSPC, times=3)
+        stage.files.operations.clear()
+        for one in parts:
+            if one.index < 4:
+                one.truncate_to(0, 0)
+        while flushes := list(stage.replicas.flushing.under_way):
+            for one in parts:
+                assert one.flush_under_way or recovery_point(stage, one) == one.log.end_offset
+            await asyncio.wait(flushes, timeout=0.001)
+        assert [recovery_point(stage, one) for one in parts] == [0, 0, 0, 0, 5, 5]
+        writes = [path for operation, path in stage.files.operations if operation == "replace"]
+        assert len(writes) < 3 + 4, "one writing speaks for all of a directory that wait for it"
+
+    staged(test)
+
+
+def test_a_cut_that_cannot_be_written_down_puts_the_directory_aside() -> None:
+    async def test(stage: Stage) -> None:
+        (first,) = stage.topic("t", config=LogConfig())
+        first.append([made(5)], 1, 0)
+        first.log.flush(0)
+        await stage.replicas.checkpoints.recovery_points()
+        stage.files.fail("replace", "recovery-point-offset-checkpoint")
+        first.truncate_to(0, 0)
+        while flushes := list(stage.replicas.flushing.under_way):
+            await asyncio.wait(flushes)
+        assert first.failed
 
     staged(test)
 

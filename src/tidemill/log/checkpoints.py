@@ -30,7 +30,7 @@ import base64
 import binascii
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from tidemill.log.errors import storage_error
@@ -102,15 +102,30 @@ def write_offsets(files: Files, path: str, offsets: dict[TopicPartition, int]) -
 class CheckpointJob:
     """A checkpoint file as it is to be: taken from the logs at once, written in any thread."""
 
-    __slots__ = ("_files", "_offsets", "_path")
+    __slots__ = ("_files", "_offsets", "_path", "_stored")
 
-    def __init__(self, files: Files, path: str, offsets: dict[TopicPartition, int]) -> None:
+    def __init__(
+        self,
+        files: Files,
+        path: str,
+        offsets: dict[TopicPartition, int],
+        stored: Callable[[dict[TopicPartition, int], bool], None] | None = None,
+    ) -> None:
+        """``stored`` is called with the offsets before they are written (False), and once they are (True)."""
         self._files = files
         self._path = path
         self._offsets = offsets
+        self._stored = stored
 
     def run(self) -> None:
         """Writes the file, and waits for the disk. Raises StorageError."""
+        if self._stored is not None:
+            self._stored(self._offsets, False)
+        self._write()
+        if self._stored is not None:
+            self._stored(self._offsets, True)
+
+    def _write(self) -> None:
         try:
             write_offsets(self._files, self._path, self._offsets)
         except OSError as problem:

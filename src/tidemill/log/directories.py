@@ -57,11 +57,24 @@ class DataDirectory:
         self.arriving: dict[TopicPartition, Log] = {}
         """Logs that are being moved here from another directory (``-future``)."""
         self.recovery_points: dict[TopicPartition, int] = {}
+        """What the checkpoint file says, or may say: up to there a start takes a log for synced."""
         self.start_offsets: dict[TopicPartition, int] = {}
 
     def file(self, name: str) -> str:
         """The path of a file in this directory."""
         return f"{self.path}/{name}"
+
+    def overstates(self, log: Log) -> bool:
+        """Whether a start would take more of ``log``, which is here, for synced than is: it was cut."""
+        return self.recovery_points.get(log.topic_partition, 0) > log.recovery_point
+
+    def stored_recovery_points(self, offsets: dict[TopicPartition, int], is_done: bool) -> None:
+        """The checkpoint file is about to say this, or says it; called in the thread that writes it."""
+        if not is_done:
+            # Where the writing fails either file may be there.
+            known = self.recovery_points
+            offsets = known | {key: max(offset, known.get(key, 0)) for key, offset in offsets.items()}
+        self.recovery_points = offsets
 
 
 class DataDirectories:

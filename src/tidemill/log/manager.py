@@ -94,11 +94,22 @@ class LogManager(DataDirectories):
         loading = Loading(self, self.removals, config_of, now_ms, self.recovery_threads)
         loading.run()
         loading.settle_arriving()
+        self._lower_recovery_points()
         if not self.working:
             raise StorageError("no data directory can be used: " + self.directories[0].failure)
         self.high_watermarks |= loading.high_watermarks
         self.promised |= loading.promised
         self.recovered_bytes = loading.recovered_bytes
+
+    def _lower_recovery_points(self) -> None:
+        """Where a log was cut as it was opened, says so before anything is appended to it."""
+        for directory in self.working:
+            logs = [*directory.logs.values(), *directory.arriving.values()]
+            if any(directory.overstates(log) for log in logs):
+                try:
+                    self.recovery_points_of(directory).run()
+                except StorageError as problem:
+                    self.fail_directory(directory.path, str(problem))
 
     # -- partitions come and go
 
@@ -150,6 +161,9 @@ class LogManager(DataDirectories):
             one for one in working if one.path not in self.cordoned and (is_rebuilt or not one.is_strange)
         ]
         directory = self._choose(topic_partition, places)
+        if topic_partition in directory.recovery_points:
+            # Its files are gone, and the checkpoint would count for those that are made now.
+            self.recovery_points_of(directory).run()
         path = directory.file(partition_directory(topic_partition))
         log = self.make_log(path, topic_partition, topic_id, config, now_ms)
         directory.logs[topic_partition] = log
@@ -370,7 +384,8 @@ class LogManager(DataDirectories):
         """Of one directory, as they are now; with those of logs that are on their way into it."""
         logs = directory.arriving | directory.logs
         offsets = {key: int(log.recovery_point) for key, log in logs.items()}
-        return CheckpointJob(self.files, directory.file(RECOVERY_POINTS), offsets)
+        path = directory.file(RECOVERY_POINTS)
+        return CheckpointJob(self.files, path, offsets, directory.stored_recovery_points)
 
     def start_offsets_of(self, directory: DataDirectory) -> CheckpointJob:
         """Of one directory, as they are now; with those of logs that are on their way into it."""

@@ -49,8 +49,6 @@ class Move:
         self.target = target
         self._truncations = int(source.truncations)
         self._is_distrusted = False
-        self.began_anew = False
-        """Whether the copy was emptied, so that its recovery point must be written down before more comes."""
 
     def is_off(self) -> bool:
         """Whether there is nothing to move: the topic is gone, a directory failed, it was called off."""
@@ -71,6 +69,11 @@ class Move:
             or source.start_offset > future.end_offset
             or future.end_offset > source.end_offset
         )
+
+    @property
+    def is_overstated(self) -> bool:
+        """Whether the copy was cut, so that its recovery point must be written down before more comes."""
+        return self.target.overstates(self.future)
 
     @property
     def lag(self) -> int:
@@ -103,7 +106,6 @@ class Move:
         self.future.truncate_fully(base if 0 <= base < start else start, now_ms)
         self._truncations = int(self.source.truncations)
         self._is_distrusted = False
-        self.began_anew = True
 
     def distrust(self) -> None:
         """A sync of the copy failed: the system may have dropped what was to be written."""

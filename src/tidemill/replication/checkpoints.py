@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from tidemill.log.checkpoints import CheckpointJob, write_checkpoints
+from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
 from tidemill.model.errors import StorageError
 from tidemill.model.types import TopicPartition
@@ -40,6 +41,20 @@ class Checkpoints:
         """Writes down from where recovery would begin."""
         await self._write(self._logs.recovery_point_checkpoints)
 
+    async def lowered(self, one: Log) -> None:
+        """Writes down from where the recovery of a log begins that was cut, unless that is done already.
+
+        Before that a start would take for synced what is appended in the place of what was cut. Raises
+        StorageError.
+        """
+        async with self._writing:
+            # Whoever was first wrote it down for all that waited.
+            if one.closed or not (directory := self._logs.directory_of(one)).overstates(one):
+                return
+            problems = await self._run([self._logs.recovery_points_of(directory)])
+        if problems:
+            raise problems[0]
+
     async def log_starts(self) -> None:
         """Writes down where logs start."""
         await self._write(self._logs.start_offset_checkpoints)
@@ -63,11 +78,14 @@ class Checkpoints:
     async def _write(self, take: Callable[[], list[CheckpointJob]]) -> list[StorageError]:
         """Takes the offsets here, and writes them in a thread; what is wrong where that could not be done."""
         async with self._writing:
-            writing = self._loop.run_in_executor(self._threads, write_checkpoints, take())
-            self.under_way.add(writing)
-            writing.add_done_callback(self.under_way.discard)
-            # Whoever waits may be cancelled; the thread goes on, and the stop waits for it.
-            problems = await asyncio.shield(writing)
-            for problem in problems:
-                log.error("%s", problem)
-            return problems
+            return await self._run(take())
+
+    async def _run(self, jobs: list[CheckpointJob]) -> list[StorageError]:
+        writing = self._loop.run_in_executor(self._threads, write_checkpoints, jobs)
+        self.under_way.add(writing)
+        writing.add_done_callback(self.under_way.discard)
+        # Whoever waits may be cancelled; the thread goes on, and the stop waits for it.
+        problems = await asyncio.shield(writing)
+        for problem in problems:
+            log.error("%s", problem)
+        return problems

@@ -152,9 +152,9 @@ class LeaderFetcher:
         followed = Followed(topic_id, partition)
         key = followed.key
         self._followed[key] = followed
-        self._changed[key] = followed
         self._forgotten.pop(key, None)
         self._resting.pop(key, None)
+        self._ask(followed, now_ms)
 
     def leave(self, topic_id: bytes, index: i32) -> None:
         """Follows a partition no longer, if it did."""
@@ -327,7 +327,7 @@ class LeaderFetcher:
             partition.truncate_to(end, now_ms)
         elif partition.log.end_offset < first:
             partition.begin_at(first, now_ms)
-        self._changed[followed.key] = followed
+        self._ask(followed, now_ms)
 
     def _refused(self, followed: Followed, found: Found, now_ms: i64, result: Answered) -> None:
         """The leader does not answer for this partition."""
@@ -367,12 +367,19 @@ class LeaderFetcher:
         except (CorruptMessage, KafkaError) as problem:
             self._rest(followed, now_ms, self._backoff_ms)
             return Trouble(partition, str(problem))
-        if partition.flush_under_way:
-            # What it fetches next tells what it has, and that is what it has on the disk.
+        self._ask(followed, now_ms)
+        return None
+
+    def _ask(self, followed: Followed, now_ms: i64) -> None:
+        """Asks for what comes next, once a sync that is under way has ended.
+
+        What it fetches next tells what it has, and that is what it has on the disk. And nothing comes in the
+        place of what was cut before the cut is there.
+        """
+        if followed.partition.flush_under_way:
             self._rest(followed, now_ms, 0)
         else:
             self._changed[followed.key] = followed
-        return None
 
 
 _CODES: Final = frozenset(int(code) for code in ErrorCode)

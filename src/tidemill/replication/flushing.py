@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from tidemill.log.errors import may_pass
+from tidemill.log.errors import DiskFull, may_pass
 from tidemill.log.flush import FlushJob
 from tidemill.log.log import Log
 from tidemill.model.counters import TimeHistogram
@@ -41,27 +41,31 @@ class Flushing:
     async def _flush(self, partition: Partition) -> None:
         # A log that was moved to another directory meanwhile is closed, and the partition has the copy.
         while not (one := partition.log).closed and not partition.failed and not self.stopping:
+            job: FlushJob | None = None
             try:
-                end_offset = await self._sync(one)
+                job = await self._sync(one)
+                await self._replicas.checkpoints.lowered(one)
             except StorageError as problem:
                 if partition.log is not one:
                     continue
-                if not may_pass(problem):
+                # A checkpoint that finds no room is written once there is some. No sync is tried again.
+                if not may_pass(problem) and (job is None or not isinstance(problem, DiskFull)):
                     self._replicas.sync_failed(one, problem)
                     return
                 log.error("%s could not be flushed; it is tried again: %s", one.topic_partition, problem)
                 await asyncio.sleep(FLUSH_AGAIN_S)
             else:
-                partition.flushed(end_offset, self._replicas.clock.wall_ms())
-                return
+                if job.truncations == one.truncations:
+                    partition.flushed(job.offset, self._replicas.clock.wall_ms())
+                    return
+                # It was cut meanwhile: that has to be on the disk, too.
 
-    async def _sync(self, one: Log) -> int:
-        """The offset up to which the log is on the disk then."""
+    async def _sync(self, one: Log) -> FlushJob:
+        """Brings the log to the disk, as it is when this is called."""
         job = one.begin_flush()
         await self._run(job)
         one.finish_flush(job, self._replicas.clock.wall_ms())
-        # Of a log that was cut meanwhile only what was synced before counts.
-        return min(job.offset, int(one.recovery_point))
+        return job
 
     async def _run(self, job: FlushJob) -> None:
         replicas = self._replicas

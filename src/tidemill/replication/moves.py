@@ -140,8 +140,7 @@ class Mover:
             piece = move.next_piece(PIECE_BYTES, clock.wall_ms())
             if piece is None:
                 return
-            if move.began_anew:
-                move.began_anew = False
+            if move.is_overstated:
                 await self.replicas.checkpoints.write(move.checkpoints)
             await self._pace(move, piece.size)
             if move.is_off():

@@ -8,7 +8,7 @@ STAMP := $(VENV)/.ready
 SOURCES := $(shell grep -v '^\#' compiled_modules.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test check format clients spark bench run simulate faults wheel clean
+.PHONY: help setup build test check format clients spark bench run simulate faults mutants wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -46,6 +46,9 @@ ifdef SEED
 else
 	$(BIN)/python -m pytest -q -n 2 -m every tests
 endif
+
+mutants: setup ## plants faults in the source and counts the seeds until simulated clusters find each: SEEDS=300, FAULTS=names
+	$(BIN)/python tests/mutants/mutant_run.py --seeds $(or $(SEEDS),300) --faults '$(FAULTS)'
 
 faults: setup ## kills, pauses, cuts off and fills up a cluster under load and checks what clients saw: FAULTS=200, SEED=, KINDS=, PARTITIONS=
 	$(BIN)/python tests/faults/fault_run.py --faults $(or $(FAULTS),200) $(if $(SEED),--seed $(SEED)) --kinds '$(KINDS)' $(if $(PARTITIONS),--partitions $(PARTITIONS))

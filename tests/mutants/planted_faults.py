@@ -1,0 +1,963 @@
+"""The faults that ``make mutants`` plants, one at a time, and the rules that they break.
+
+Each is one edit: ``old`` stands exactly once in ``file`` (below ``src/tidemill``) and is replaced by ``new``.
+A fault that the simulator cannot find has a ``reason``. Who changes a line that is named here changes this
+table: ``test_planted_faults.py`` fails otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from planting import Fault
+
+LEADER: Final = (
+    Fault(
+        "min-insync-unchecked",
+        "replication/partition.py",
+        "        if acks == -1 and len(self.isr) < self.min_insync_replicas:\n",
+        "        if False:\n",
+        "A produce with acks=all is refused below min.insync.replicas.",
+    ),
+    Fault(
+        "min-insync-unchecked-after-append",
+        "replication/partition.py",
+        "        if len(self.isr) >= self.min_insync_replicas:\n            return None\n",
+        "        return None\n",
+        "A produce with acks=all is not acknowledged when the in-sync set has shrunk below"
+        " min.insync.replicas since its append.",
+    ),
+    Fault(
+        "acks-all-not-awaited",
+        "replication/partition.py",
+        "        return acks == -1 or (acks == 1 and self._alone)\n",
+        "        return False\n",
+        "A produce with acks=all is acknowledged once all replicas in sync have it.",
+    ),
+    Fault(
+        "commit-without-followers",
+        "replication/replicas.py",
+        "            if comes_back or broker in self.isr or broker in self.pending:\n",
+        "            if False:\n",
+        "The high watermark waits for all replicas in sync.",
+    ),
+    Fault(
+        "commit-without-pending-members",
+        "replication/replicas.py",
+        "            if comes_back or broker in self.isr or broker in self.pending:\n",
+        "            if broker in self.isr:\n",
+        "The high watermark waits for the members of the in-sync set that the controller was asked to write.",
+    ),
+    Fault(
+        "isr-shrink-before-store",
+        "replication/partition.py",
+        "        replication.pending = isr\n        # The controller",
+        "        replication.pending = isr\n"
+        "        replication.isr = tuple(one for one in replication.isr if one in isr)\n"
+        "        # The controller",
+        "A replica leaves the in-sync set once the store has the smaller set, and not before.",
+    ),
+    Fault(
+        "commit-alone-while-expanding",
+        "replication/partition.py",
+        "        self._alone = False\n        self.events.isr_wanted(",
+        "        self.events.isr_wanted(",
+        "A leader that asks for a larger in-sync set does not commit alone any more.",
+    ),
+    Fault(
+        "join-one-behind-high-watermark",
+        "replication/replicas.py",
+        "        return follower.end_offset >= high_watermark and follower.end_offset >= epoch_start\n",
+        "        return follower.end_offset + 1 >= high_watermark\n",
+        "A follower joins the in-sync set once it has everything that is committed.",
+    ),
+    Fault(
+        "join-before-epoch-start",
+        "replication/replicas.py",
+        "        return follower.end_offset >= high_watermark and follower.end_offset >= epoch_start\n",
+        "        return follower.end_offset >= high_watermark\n",
+        "A follower joins once it has what the leader held when its epoch began: that may be committed.",
+    ),
+    Fault(
+        "fetch-of-former-life-counts",
+        "replication/replicas.py",
+        "        if follower is None or 0 <= epoch < follower.epoch:\n",
+        "        if follower is None:\n",
+        "A fetch that a former life of a follower sent says nothing of what it has now.",
+    ),
+    Fault(
+        "left-follower-still-caught-up",
+        "replication/replicas.py",
+        "                follower.forget()\n        self.isr = isr\n",
+        "                pass\n        self.isr = isr\n",
+        "A follower that the controller has taken out of the set joins again only with a fetch after that.",
+    ),
+    Fault(
+        "demotion-leaves-produces-waiting",
+        "replication/partition.py",
+        "            self.replication = None\n            self._fail_waiters(\n                KafkaError(\n",
+        "            self.replication = None\n            str(\n                KafkaError(\n",
+        "Produces that wait fail when their leader is demoted: they may be truncated.",
+    ),
+    Fault(
+        "commit-before-sync",
+        "replication/partition.py",
+        "        own: i64 = self._flushed_end if self._flushing or self.log.needs_flush else end\n",
+        "        own: i64 = end\n",
+        "With flush.messages the leader itself counts as far as it has synced.",
+    ),
+    Fault(
+        "unsynced-append-commits-alone",
+        "replication/partition.py",
+        "        if self.log.needs_flush:\n            self._unflushed_bytes += size\n",
+        "        if self.log.needs_flush and not self._alone:\n            self._unflushed_bytes += size\n",
+        "With flush.messages a leader alone in sync commits what it has synced.",
+    ),
+    Fault(
+        "end-told-before-settled",
+        "replication/partition.py",
+        "        return self.replication is not None and self.high_watermark < self.epoch_start\n",
+        "        return False\n",
+        "A new leader tells no end before it knows what the leader before had committed (KIP-207).",
+    ),
+    Fault(
+        "new-leader-commits-its-log",
+        "replication/partition.py",
+        "            self.epoch_start = self.log.end_offset\n",
+        "            self.epoch_start = self.high_watermark = self.log.end_offset\n",
+        "What a new leader holds is committed once the in-sync set has it.",
+    ),
+    Fault(
+        "high-watermark-is-log-end-at-start",
+        "replication/manager.py",
+        "        known = max(self.logs.high_watermarks.get(key, 0), int(found.start_offset))\n",
+        "        known = int(found.end_offset)\n",
+        "What lies above the high watermark at a start may be on no other replica.",
+    ),
+    Fault(
+        "older-state-taken",
+        "replication/manager.py",
+        "        if (state.leader_epoch, state.partition_epoch) < known:\n",
+        "        if False:\n",
+        "A state of the controller that is older than what is known is not taken.",
+    ),
+    Fault(
+        "leads-without-session",
+        "replication/manager.py",
+        "            if len(partition.replicas) > 1 and partition.leader >= 0:\n"
+        "                self._change(partition, PartitionState.of(partition)._replace(leader=-1))\n",
+        "            continue\n",
+        "A broker whose session has ended leads nothing: another may.",
+    ),
+    Fault(
+        "follower-acts-as-leader",
+        "replication/readable.py",
+        "        if self.leader != self.node_id or self.deleted:\n",
+        "        if self.deleted:\n",
+        "Only the leader takes records, and is read from by followers.",
+    ),
+    Fault(
+        "leader-epoch-unchecked",
+        "replication/readable.py",
+        "        if current_epoch >= 0 and current_epoch != self.leader_epoch:\n",
+        "        if False:\n",
+        "A fetch in another leader epoch than the present one is refused.",
+    ),
+    Fault(
+        "uncommitted-records-readable",
+        "replication/readable.py",
+        "        return self.high_watermark\n",
+        "        return self.log.end_offset\n",
+        "Consumers read up to the high watermark.",
+    ),
+    Fault(
+        "deserted-leader-leads-on",
+        "replication/partition.py",
+        "        return not replication.heard_since(since_ms)\n",
+        "        return False\n",
+        "A leader that neither the store nor a follower in sync is heard by stops leading.",
+    ),
+)
+
+FOLLOWER: Final = (
+    Fault(
+        "never-truncates",
+        "replication/fetcher.py",
+        "                partition.truncate_to(end, now_ms)\n            else:\n",
+        "                str(end)\n            else:\n",
+        "A follower cuts what its leader does not have.",
+    ),
+    Fault(
+        "truncates-to-high-watermark",
+        "replication/fetcher.py",
+        "        if partition.log.leader_epochs.latest == NO_EPOCH:\n            partition.truncate_to(",
+        "        if True:\n            partition.truncate_to(",
+        "A follower keeps what lies above its high watermark: that may be committed (KIP-101).",
+    ),
+    Fault(
+        "diverges-within-unknown-epoch",
+        "replication/fetcher.py",
+        "    if epoch == leader_epoch and leader_end < own_end:\n"
+        "        return leader_end\n"
+        "    # Where the leader",
+        "    return leader_end\n    # Where the leader",
+        "Where the leader's answer names an epoch that the follower lacks, it cuts at the end of its own"
+        " epoch before that (KIP-279).",
+    ),
+    Fault(
+        "answer-to-older-fetch-taken",
+        "replication/fetcher.py",
+        "        and followed.leader_epoch == partition.leader_epoch\n",
+        "",
+        "The answer to a fetch of a former leader epoch is not taken.",
+    ),
+    Fault(
+        "answer-for-other-offset-taken",
+        "replication/fetcher.py",
+        "        and followed.fetch_offset == partition.log.end_offset\n        and followed.leader_epoch",
+        "        and followed.leader_epoch",
+        "The answer to a fetch counts only if the log still ends where the fetch began.",
+    ),
+    Fault(
+        "begins-behind-leaders-start",
+        "replication/fetcher.py",
+        "            partition.begin_at(first, now_ms)\n",
+        "            partition.begin_at(end, now_ms)\n",
+        "A follower behind the leader's log begins anew at the leader's start.",
+    ),
+    Fault(
+        "fetches-before-sync",
+        "replication/fetcher.py",
+        "        if partition.flush_under_way:\n            # What it fetches next",
+        "        if False:\n            # What it fetches next",
+        "With flush.messages a follower fetches on once it has synced: its fetch tells what it has.",
+    ),
+    Fault(
+        "high-watermark-above-log-end",
+        "replication/partition.py",
+        "        self._advance(high_watermark if high_watermark < end else end, size)\n",
+        "        self._advance(high_watermark, size)\n",
+        "A follower's high watermark does not pass its log's end.",
+    ),
+    Fault(
+        "high-watermark-survives-truncation",
+        "replication/partition.py",
+        "        self.high_watermark = min(self.high_watermark, self.log.end_offset)\n",
+        "",
+        "A truncation takes the high watermark back to the log's end.",
+    ),
+    Fault(
+        "leaders-start-not-taken",
+        "replication/partition.py",
+        "        if start_offset > self.log.start_offset:\n            self.advance_start(",
+        "        if False:\n            self.advance_start(",
+        "A follower moves its log's start to the leader's: deleted records do not return with a failover.",
+    ),
+    Fault(
+        "truncation-not-synced",
+        "replication/partition.py",
+        "        if was_cut:\n",
+        "        if False:\n",
+        "A truncation is synced: a power cut could leave what was cut among what came after.",
+    ),
+    Fault(
+        "doubtful-log-not-cut",
+        "replication/manager.py",
+        "        if key in self.doubtful:\n            self.doubtful.discard(key)\n",
+        "        if False:\n            self.doubtful.discard(key)\n",
+        "Of a log with which the machine went down only what was synced counts.",
+    ),
+    Fault(
+        "divergence-not-told",
+        "broker/fetch.py",
+        "            if part.last_fetched_epoch >= 0 and diverges(part, partition):\n"
+        "                return\n",
+        "",
+        "A leader tells a follower where its log diverges.",
+    ),
+    Fault(
+        "diverging-fetch-counts",
+        "broker/fetch.py",
+        "        if partition is None or part.diverging_end >= 0:\n            return\n        now_ms",
+        "        if partition is None:\n            return\n        now_ms",
+        "The fetch of a follower whose log diverges does not tell what it has.",
+    ),
+    Fault(
+        "fetch-session-epoch-unchecked",
+        "broker/fetch_sessions.py",
+        "        if session.epoch != epoch:\n",
+        "        if False:\n",
+        "A fetch that is not the next of its session is refused.",
+    ),
+)
+
+LOG: Final = (
+    Fault(
+        "sequence-gap-accepted",
+        "log/producer_state.py",
+        "        if first != expected and entry.epoch != NO_EPOCH:\n",
+        "        if False:\n",
+        "A batch of an idempotent producer follows the one before it without a gap.",
+    ),
+    Fault(
+        "duplicate-stored",
+        "log/producer_state.py",
+        "            if kept.last_sequence == last and kept.offset_delta == delta:\n",
+        "            if False:\n",
+        "A batch that is sent again is answered with the offset that it got.",
+    ),
+    Fault(
+        "refused-batch-overtaken",
+        "broker/produce.py",
+        "                if self.refusals.noted:\n",
+        "                if False:\n",
+        "A batch behind one that was refused is refused, too.",
+    ),
+    Fault(
+        "producers-survive-truncation",
+        "log/cutting.py",
+        "        load_producers(\n"
+        "            self.files,\n"
+        "            self.directory,\n"
+        "            self.segments,\n"
+        "            self.producer_state,\n"
+        "            self.start_offset,\n"
+        "            self.end_offset,\n"
+        "            now_ms,\n"
+        "        )\n",
+        "        self.producer_state.end_offset = self.end_offset\n",
+        "What is known of producers is read again after a truncation.",
+    ),
+    Fault(
+        "followers-note-no-producers",
+        "log/log.py",
+        "            if batch.producer_id >= 0:\n"
+        "                self._note_producer(batch, marker, last_offset, batch.max_timestamp, now_ms)\n",
+        "",
+        "Followers note producers, so that they know a batch that is sent again when they lead.",
+    ),
+    Fault(
+        "epochs-survive-truncation",
+        "log/cutting.py",
+        "        self.leader_epochs.truncate_end(int(self.end_offset))\n"
+        "        self._leader_epoch = self.leader_epochs.latest\n        self._remove_snapshots_after",
+        "        self._remove_snapshots_after",
+        "Leader epochs are cut with the log.",
+    ),
+    Fault(
+        "empty-epoch-kept",
+        "log/cutting.py",
+        "            self._forget_empty_epochs()\n            return False\n",
+        "            return False\n",
+        "An epoch without records, which a follower led, is forgotten when it follows.",
+    ),
+    Fault(
+        "epoch-begins-unnoted",
+        "log/log.py",
+        "        if leader_epoch != self._leader_epoch:\n"
+        "            self.leader_epochs.assign(int(leader_epoch), int(self.end_offset), save=False)\n",
+        "        str(leader_epoch)\n",
+        "An epoch begins where the log ends when its leader begins to lead.",
+    ),
+    Fault(
+        "epochs-below-start-kept",
+        "log/leader_epochs.py",
+        "        del self.epochs[:gone], self.starts[:gone]\n        self.starts[0] = offset\n",
+        "        del self.epochs[: gone + 1], self.starts[: gone + 1]\n",
+        "The epoch in which the log's start lies is kept, and begins there.",
+    ),
+    Fault(
+        "epoch-end-off-by-one-epoch",
+        "log/leader_epochs.py",
+        "        return self.epochs[above - 1], self.starts[above]\n",
+        "        return epoch, log_end\n",
+        "An epoch ends where the next one begins.",
+    ),
+    Fault(
+        "straddling-batch-end",
+        "log/cutting.py",
+        "        self.end_offset = offset if cut_offset < 0 or cut_offset > offset else cut_offset\n",
+        "        self.end_offset = offset\n",
+        "A batch that straddles the offset of a truncation goes as a whole.",
+    ),
+    Fault(
+        "recovery-point-survives-truncation",
+        "log/cutting.py",
+        "        self.recovery_point = min(self.recovery_point, self.end_offset)\n"
+        "        self.clean_end = min(self.clean_end, self.end_offset)\n",
+        "        self.clean_end = min(self.clean_end, self.end_offset)\n",
+        "What takes the place of records that were cut is not taken for synced.",
+    ),
+    Fault(
+        "sync-during-truncation-counts",
+        "log/store.py",
+        "        if job.truncations != self.truncations:\n"
+        "            return  # what was synced may be gone, and other records in its place\n",
+        "",
+        "A sync that began before a truncation says nothing of the log after it.",
+    ),
+    Fault(
+        "recovery-point-before-sync",
+        "log/store.py",
+        "        job.base_offset = int(self.active.base_offset)\n",
+        "        self.recovery_point = max(self.recovery_point, end)\n"
+        "        job.base_offset = int(self.active.base_offset)\n",
+        "The recovery point moves once the sync is done.",
+    ),
+    Fault(
+        "active-segment-not-synced",
+        "log/store.py",
+        "            elif whole and (segment.size > 0 or self.truncations > 0):\n"
+        "                job.add(segment.file())\n",
+        "            elif whole and (segment.size > 0 or self.truncations > 0):\n                pass\n",
+        "A flush syncs the active segment.",
+    ),
+    Fault(
+        "closed-segment-not-synced",
+        "log/store.py",
+        "            if segment is not self.active:\n                job.add(segment.file())\n",
+        "            if segment is not self.active:\n",
+        "A flush syncs the segments that were rolled since the last one.",
+    ),
+    Fault(
+        "directory-not-synced",
+        "log/store.py",
+        "        job.sync_directory = (\n"
+        "            self.names_changed != self.names_synced or"
+        " self.leader_epochs.changes != self.leader_epochs.synced\n"
+        "        )\n",
+        "        job.sync_directory = False\n",
+        "A flush syncs the names of new segments.",
+    ),
+    Fault(
+        "failed-sync-ignored",
+        "log/flush.py",
+        "            for file in self._open:\n                file.sync()\n",
+        "            for file in self._open:\n"
+        "                try:\n"
+        "                    file.sync()\n"
+        "                except OSError:\n"
+        "                    pass\n",
+        "A sync that fails is no sync.",
+    ),
+    Fault(
+        "failed-sync-tried-again",
+        "replication/flushing.py",
+        "                if not may_pass(problem):\n",
+        "                if False:\n",
+        "After a failed sync the directory is put aside: the next sync would succeed without the data.",
+    ),
+    Fault(
+        "crash-taken-for-clean-stop",
+        "log/loading.py",
+        "        remove_clean_shutdown(self.files, directory.file(CLEAN_SHUTDOWN), directory.path)\n",
+        "",
+        "The mark of a clean stop goes at the start, so that a crash after it is an unclean stop.",
+    ),
+    Fault(
+        "damaged-tail-kept",
+        "log/recovery.py",
+        "            if walk.fault:\n                self._cut(",
+        "            if False:\n                self._cut(",
+        "A recovery cuts the log at the first byte that is no good batch.",
+    ),
+    Fault(
+        "offsets-below-start-given-again",
+        "log/recovery.py",
+        "        if end < self.start_offset:\n",
+        "        if False:\n",
+        "Offsets before the log's start are not given out again after a loss.",
+    ),
+    Fault(
+        "log-starts-not-written",
+        "log/manager.py",
+        "            if log.start_offset > log.segments[0].base_offset\n",
+        "            if False\n",
+        "Where a log starts is written down when no file name tells it.",
+    ),
+    Fault(
+        "retention-beyond-high-watermark",
+        "log/retention.py",
+        "        if not gone or segment.end_offset > high_watermark:\n",
+        "        if not gone:\n",
+        "Retention removes nothing that is not committed.",
+    ),
+    Fault(
+        "retention-by-size-takes-one-more",
+        "log/retention.py",
+        "        answers.append(excess >= 0)\n",
+        "        answers.append(excess + segment.size_bytes > 0)\n",
+        "What retention leaves has at least retention.bytes.",
+    ),
+    Fault(
+        "retention-by-time-too-early",
+        "log/retention.py",
+        "    return [now_ms - segment.last_ms > config.retention_ms for segment in segments]\n",
+        "    return [now_ms - segment.last_ms > config.retention_ms // 4 for segment in segments]\n",
+        "A segment goes once its newest record is older than retention.ms.",
+    ),
+    Fault(
+        "segment-boundary-missed",
+        "log/store.py",
+        "            if self.segments[middle].base_offset <= offset:\n",
+        "            if self.segments[middle].base_offset < offset:\n",
+        "The segment that begins at an offset holds it.",
+    ),
+    Fault(
+        "power-cut-not-reported",
+        "log/loading.py",
+        "        directory.may_have_lost = not directory.is_blank and not directory.clean and not is_same\n",
+        "        directory.may_have_lost = False\n",
+        "A broker whose machine went down says that it may have lost records.",
+    ),
+    Fault(
+        "empty-disk-not-reported",
+        "log/loading.py",
+        "        directory.is_blank = not was_used and not has_logs\n",
+        "        directory.is_blank = False\n",
+        "A broker with an empty disk says that it has lost what it had.",
+    ),
+    Fault(
+        "deletes-beyond-high-watermark",
+        "broker/handlers/delete_records.py",
+        "    if target < 0 or target > partition.high_watermark:\n",
+        "    if target < 0 or target > partition.log.end_offset:\n",
+        "DeleteRecords deletes up to the high watermark.",
+    ),
+)
+
+CONTROLLER: Final = (
+    Fault(
+        "unfenced-controller-write",
+        "controller/office.py",
+        "            await self.store.transact([fence(self._epoch_version), *operations])\n",
+        "            await self.store.transact(list(operations))\n",
+        "A controller that was replaced writes nothing.",
+    ),
+    Fault(
+        "controller-epoch-not-raised",
+        "controller/office.py",
+        "        epoch = ControllerEpochNode.decode(node.data) + 1 if node is not None else 1\n",
+        "        epoch = ControllerEpochNode.decode(node.data) if node is not None else 1\n",
+        "Each controller has an epoch of its own.",
+    ),
+    Fault(
+        "failed-write-not-read-again",
+        "controller/office.py",
+        "            # Also of who is broken off it is not known whether it was done.\n"
+        "            self._is_stale = True\n",
+        "            # Also of who is broken off it is not known whether it was done.\n",
+        "After a write whose answer was lost the store is read again.",
+    ),
+    Fault(
+        "unclean-election-always",
+        "controller/elections.py",
+        "        if leader == NO_BROKER and unclean and able:\n",
+        "        if leader == NO_BROKER and able:\n",
+        "A replica that is not in sync leads only where unclean.leader.election.enable says so.",
+    ),
+    Fault(
+        "loser-stays-in-sync",
+        "controller/elections.py",
+        "    members = [broker for broker in partition.isr if broker not in lost] or partition.isr\n",
+        "    members = partition.isr\n",
+        "A replica that reports a loss leaves the in-sync set.",
+    ),
+    Fault(
+        "losing-leader-keeps-epoch",
+        "controller/elections.py",
+        "    is_new_epoch = leader != partition.leader or leader in lost\n",
+        "    is_new_epoch = leader != partition.leader\n",
+        "The epoch grows when the leader may have lost something.",
+    ),
+    Fault(
+        "new-leader-in-old-epoch",
+        "controller/elections.py",
+        "    is_new_epoch = leader != partition.leader or leader in lost\n",
+        "    is_new_epoch = leader in lost\n",
+        "Each leader has an epoch of its own.",
+    ),
+    Fault(
+        "offline-replica-elected",
+        "controller/elections.py",
+        "if broker in image.brokers and broker not in partition.offline\n",
+        "if broker in image.brokers\n",
+        "A replica whose disk failed does not lead.",
+    ),
+    Fault(
+        "offline-for-good",
+        "controller/elections.py",
+        "            p if returned.isdisjoint(p.offline) else p.with_offline(p.offline - returned)\n",
+        "            p\n",
+        "A replica is offline until its broker registers again.",
+    ),
+    Fault(
+        "preferred-leader-outside-isr",
+        "controller/preferred.py",
+        "    return preferred in partition.isr and is_able(image, partition, preferred, stopping)\n",
+        "    return is_able(image, partition, preferred, stopping)\n",
+        "The preferred replica leads when it is in sync.",
+    ),
+    Fault(
+        "successor-outside-isr",
+        "controller/shutdown.py",
+        "    leader = next((member for member in partition.replicas if member in isr), None)\n",
+        "    leader = next(\n"
+        "        (one for one in partition.replicas if one in image.brokers and one not in stopping), None\n"
+        "    )\n",
+        "Who leads in the place of a broker that stops is in sync.",
+    ),
+    Fault(
+        "isr-of-former-epoch-written",
+        "controller/isr.py",
+        'leader epoch", change.leader_epoch, partition.leader_epoch, _FENCED)\n',
+        'leader epoch", partition.leader_epoch, partition.leader_epoch, _FENCED)\n',
+        "A leader of a former epoch changes no in-sync set.",
+    ),
+    Fault(
+        "isr-over-unknown-state",
+        "controller/isr.py",
+        '    _check_epoch(\n        f"partition {number}: partition epoch", change.partition_epoch,'
+        " partition.partition_epoch, _OUTDATED\n"
+        "    )\n",
+        "",
+        "An in-sync set is written over the state that its leader knows.",
+    ),
+    Fault(
+        "member-epoch-unchecked",
+        "controller/isr.py",
+        "    if epoch not in (ANY_EPOCH, registered.epoch):\n",
+        "    if False:\n",
+        "A member of the in-sync set that was started again since has to fetch first (KIP-903).",
+    ),
+    Fault(
+        "member-epochs-not-told",
+        "broker/isr_changes.py",
+        "            else int(replication.epoch_of(broker)),\n",
+        "            else -1,\n",
+        "A leader names the members of the set with the epochs in which they fetched.",
+    ),
+    Fault(
+        "dead-member-accepted",
+        "controller/isr.py",
+        '        return "is not there, and cannot be in sync"\n',
+        '        return ""\n',
+        "A broker that does not live is in no in-sync set.",
+    ),
+    Fault(
+        "losing-member-accepted",
+        "controller/isr.py",
+        "    if registered.lost_unsynced:\n",
+        "    if False:\n",
+        "A broker that has yet to hear of its loss does not get in sync.",
+    ),
+    Fault(
+        "lost-answer-taken-for-refusal",
+        "broker/isr_changes.py",
+        "            if result.code not in REFUSALS:\n",
+        "            if False:\n",
+        "An in-sync set whose answer was lost may have been written: until that is known its members are"
+        " waited for.",
+    ),
+    Fault(
+        "dead-for-good",
+        "controller/failover.py",
+        "                if broker in registered and registered[broker].epoch == epoch\n",
+        "                if broker in registered\n",
+        "A broker that was found dead and has registered again lives.",
+    ),
+    Fault(
+        "move-ends-early",
+        "controller/reassignment.py",
+        "    if not set(target) <= set(partition.isr):\n",
+        "    if not set(target) & set(partition.isr):\n",
+        "A move ends, and the old replicas go, once all the new ones are in sync.",
+    ),
+    Fault(
+        "moved-away-leader-stays",
+        "controller/reassignment.py",
+        "    leader = _leader(image, partition, partition.leader, target, isr, stopping)\n"
+        "    if leader == NO_BROKER:\n",
+        "    leader = partition.leader\n    if leader == NO_BROKER:\n",
+        "A leader that is moved away gives its leadership up.",
+    ),
+    Fault(
+        "move-ends-in-old-epoch",
+        "controller/reassignment.py",
+        "partition.leader_epoch + 1, partition.partition_epoch + 1\n",
+        "partition.leader_epoch, partition.partition_epoch + 1\n",
+        "The leader epoch grows with the end of a move, so that every replica takes notice.",
+    ),
+    Fault(
+        "producer-ids-given-twice",
+        "controller/producer_ids.py",
+        "            await store.transact([SetData(PRODUCER_ID_BLOCK, data, node.version)])\n",
+        "            await store.transact([SetData(PRODUCER_ID_BLOCK, data)])\n",
+        "A block of producer ids is given to one broker.",
+    ),
+    Fault(
+        "deletion-ends-with-first-broker",
+        "controller/shell.py",
+        "                if not left:\n                    done.append(topic)\n",
+        "                done.append(topic)\n",
+        "The nodes of a deleted topic go once every broker has removed its replicas.",
+    ),
+)
+
+BROKER: Final = (
+    Fault(
+        "old-controller-obeyed",
+        "broker/commands.py",
+        "        if request.controller_epoch < self.controller_epoch:\n"
+        "            log.warning(\n"
+        '                "a command of broker',
+        '        if False:\n            log.warning(\n                "a command of broker',
+        "Commands of a controller that was replaced are refused.",
+    ),
+    Fault(
+        "command-for-former-process-obeyed",
+        "broker/commands.py",
+        "        if -1 < request.broker_epoch < self.broker_epoch:\n",
+        "        if False:\n",
+        "A command for the process that ran before is not for this one.",
+    ),
+    Fault(
+        "command-over-old-connection-obeyed",
+        "broker/commands.py",
+        "        if UNNUMBERED < connection < self._newest:\n",
+        "        if False:\n",
+        "What comes over a connection that the controller has replaced is refused.",
+    ),
+    Fault(
+        "late-stop-obeyed",
+        "broker/commands.py",
+        "        if known is not None and -1 < state.leader_epoch < known.leader_epoch:\n",
+        "        if False:\n",
+        "A replica that was moved away and back is not removed by the late command of the first move.",
+    ),
+    Fault(
+        "lost-command-not-repeated",
+        "broker/channels.py",
+        "            newer, self._pending = self._pending, command\n            self._pending.add(newer)\n",
+        "",
+        "A command that was not answered is sent again.",
+    ),
+    Fault(
+        "stop-sent-twice",
+        "broker/channels.py",
+        "            command.stops.clear()\n",
+        "",
+        "What StopReplica was answered for is not sent again: another replica may be there by now.",
+    ),
+    Fault(
+        "timeout-answered-as-success",
+        "broker/produce.py",
+        "        for part in self.waiting_for:\n"
+        "            part.fail(error)\n"
+        "        self.waiting_for = []\n",
+        "        self.waiting_for = []\n",
+        "A produce that is not committed in time is answered as timed out.",
+    ),
+    Fault(
+        "failed-append-answered-as-success",
+        "broker/produce.py",
+        "            elif error is not None:\n                part.fail(error)\n",
+        "            elif error is not None:\n                pass\n",
+        "A produce whose partition is not led here any more fails.",
+    ),
+    Fault(
+        "remade-topic-keeps-log",
+        "replication/manager.py",
+        "            self.remove_topic(name, entry.topic_id)\n            entry = None\n",
+        "            entry = TopicEntry(name, topic_id, internal)\n"
+        "            entry.partitions.extend(self.topics.by_name[name.encode()].partitions)\n",
+        "A topic that is made anew begins with empty logs.",
+    ),
+    Fault(
+        "leaders-end-of-any-epoch",
+        "broker/following.py",
+        "                    current_leader_epoch=int(partition.leader_epoch),\n",
+        "                    current_leader_epoch=-1,\n",
+        "A follower asks for the leader's offsets in the epoch that it knows.",
+    ),
+    Fault(
+        "end-offset-is-log-end",
+        "broker/handlers/list_offsets.py",
+        "    limit = partition.limit_offset(request.replica_id, request.isolation_level)\n",
+        "    limit = partition.log.end_offset\n",
+        "ListOffsets tells consumers the high watermark.",
+    ),
+)
+
+COORDINATION: Final = (
+    Fault(
+        "deletion-forgotten",
+        "coordination/loading.py",
+        "    for name in await _children(store, DELETE_TOPICS):\n",
+        "    for name in []:\n",
+        "A new controller goes on with the deletions that were begun.",
+    ),
+    Fault(
+        "move-forgotten",
+        "coordination/loading.py",
+        "    adding, removing = assignment.adding.get(number), assignment.removing.get(number)\n",
+        "    adding, removing = None, None\n",
+        "A new controller goes on with the moves that were begun.",
+    ),
+    Fault(
+        "remade-topic-taken-for-old",
+        "coordination/image.py",
+        "            if old is None or old.topic_id != topic.topic_id:\n",
+        "            if old is None:\n",
+        "A topic of the same name with another id is another topic.",
+    ),
+    Fault(
+        "registration-without-epoch",
+        "coordination/loading.py",
+        "BrokerImage(BrokerNode.decode(broker_id, node.data), node.creation_id)\n",
+        "(known or {}).get(\n"
+        "                broker_id, BrokerImage(BrokerNode.decode(broker_id, node.data), node.creation_id)\n"
+        "            )\n",
+        "A broker that has registered anew is known by its new epoch.",
+    ),
+    Fault(
+        "cancelled-move-keeps-members",
+        "controller/reassignment.py",
+        "    isr = [broker for broker in partition.isr if broker in replicas]\n",
+        "    isr = list(partition.isr)\n",
+        "Replicas that a move does not keep leave the in-sync set.",
+    ),
+)
+
+GROUPS: Final = (
+    Fault(
+        "uncommitted-position-shown",
+        "groups/commits.py",
+        "    group.in_flight.update(partitions)\n",
+        "    group.in_flight.update(partitions)\n"
+        "    for record in records:\n"
+        "        group.offsets.setdefault(record.topic, {})[record.partition] = record.value\n",
+        "A group's position is shown once it is committed.",
+    ),
+    Fault(
+        "failed-commit-answered-as-success",
+        "groups/shard.py",
+        "        error = self._outcome(write)\n",
+        "        self._outcome(write)\n        error = ErrorCode.NONE\n",
+        "A commit that was not written is answered with an error.",
+    ),
+    Fault(
+        "overdue-commit-answered-as-success",
+        "groups/shard.py",
+        "                    self._end(effect, ErrorCode.REQUEST_TIMED_OUT)\n",
+        "                    self._end(effect, ErrorCode.NONE)\n",
+        "A commit that is not written in time is answered with an error.",
+    ),
+    Fault(
+        "commit-of-old-generation",
+        "groups/commits.py",
+        "        if request.generation != group.generation:\n",
+        "        if False:\n",
+        "A member of a former generation commits nothing.",
+    ),
+    Fault(
+        "commit-of-stranger",
+        "groups/membership.py",
+        "    return ErrorCode.NONE if member_id in group.members else ErrorCode.UNKNOWN_MEMBER_ID\n",
+        "    return ErrorCode.NONE\n",
+        "Who is no member of a group is refused.",
+    ),
+    Fault(
+        "sync-of-old-generation",
+        "groups/membership.py",
+        "    if request.generation != group.generation:\n"
+        "        return ErrorCode.ILLEGAL_GENERATION\n"
+        "    if _differs(",
+        "    if _differs(",
+        "A member of a former generation gets no assignment.",
+    ),
+    Fault(
+        "heartbeat-of-old-generation",
+        "groups/membership.py",
+        "    if generation != group.generation:\n",
+        "    if False:\n",
+        "A member of a former generation is told so with its next heartbeat.",
+    ),
+    Fault(
+        "generation-not-raised",
+        "groups/rebalance.py",
+        "    group.generation += 1\n",
+        "    group.generation = max(group.generation, 1)\n",
+        "Each rebalance has a generation of its own.",
+    ),
+    Fault(
+        "generation-not-loaded",
+        "groups/state.py",
+        "        self.generation = value.generation\n",
+        "        self.generation = 0\n",
+        "Generations go on where the last coordinator left them.",
+    ),
+    Fault(
+        "silent-member-stays",
+        "groups/rebalance.py",
+        "    elif not member.excused:\n",
+        "    elif False:\n",
+        "A member that is not heard of leaves the group.",
+    ),
+    Fault(
+        "absent-member-stays",
+        "groups/rebalance.py",
+        "    for member in [one for one in group.members.values()"
+        " if one.joining is None and one.instance_id is None]:\n",
+        "    for member in list[Member]():\n",
+        "A member that does not join a rebalance in time is out.",
+    ),
+    Fault(
+        "stale-group-cache",
+        "groups/service.py",
+        "        del self._shards[partition]\n"
+        "        del self._by_number[shard.number]\n"
+        "        shard.close()\n",
+        "        pass\n",
+        "A broker that leads the groups' partition again reads it again.",
+    ),
+    Fault(
+        "late-resignation-obeyed",
+        "groups/service.py",
+        "        if shard is None or (epoch is not None and epoch < shard.epoch):\n",
+        "        if shard is None:\n",
+        "A resignation of a former epoch does not end the present coordinator.",
+        reason="The broker tells leaderships in the order of their epochs, so that none comes late.",
+    ),
+    Fault(
+        "groups-read-to-high-watermark",
+        "broker/offsets_topic.py",
+        "        end = int(found.log.end_offset)\n",
+        "        end = int(found.high_watermark)\n",
+        "A new coordinator reads the log to its end: what is acknowledged may lie above its high watermark.",
+    ),
+    Fault(
+        "positions-outlive-topic",
+        "groups/coordinator.py",
+        "        records = [record for group in self.groups.values()"
+        " for record in commits.tombstones(group, topics)]\n",
+        "        records: list[OffsetsRecord] = []\n",
+        "What was committed for a topic goes with the topic.",
+    ),
+    Fault(
+        "stable-positions-not-awaited",
+        "groups/service.py",
+        "            await shard.settled()\n",
+        "            pass\n",
+        "With require_stable a group's position is told after the commits under way.",
+    ),
+    Fault(
+        "assignment-of-old-generation",
+        "groups/membership.py",
+        "    if group.state is not GroupState.COMPLETING_REBALANCE or group.generation != done.generation:\n",
+        "    if group.state is not GroupState.COMPLETING_REBALANCE:\n",
+        "An assignment counts in the generation for which it was made.",
+    ),
+)
+
+FAULTS: Final[tuple[Fault, ...]] = (*LEADER, *FOLLOWER, *LOG, *CONTROLLER, *BROKER, *COORDINATION, *GROUPS)

@@ -20,6 +20,7 @@ from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, StorageError
 from tidemill.net.connection import Connection
 from tidemill.net.link import Link, LinkRefused, Poster
+from tidemill.records.batch import parse_batch
 from tidemill.replication.fetcher import FetchLimits
 from tidemill.replication.partition import Partition
 from tidemill.wire.apis import ApiKey
@@ -157,6 +158,23 @@ def test_partitions_that_come_while_a_fetch_waits_are_followed_at_once(stage: St
         client.append(b"c")
         stage.bench.until(stage.same)
     assert len(stage.links) == 1
+
+
+def test_files_that_a_follower_cuts_stay_for_file_delete_delay_ms(stage: Stage) -> None:
+    """Readers of the range are served until then; the log goes by the wall clock, rests by the other one."""
+    clock = SystemClock()
+    mine = stage.partitions[0]
+    a, b, c = (parse_batch(one, 0, len(one)) for one in (batch(b"a"), batch(b"b"), batch(b"c")))
+    stage.bench.partition("t", 0).append([a], 1, clock.wall_ms())
+    for one in (a, b, c):
+        mine.log.append([one], 0, clock.wall_ms())
+        mine.log.roll(clock.wall_ms())
+    stage.bench.partition("t", 0).become(NODE, 1, REPLICAS, REPLICAS, 1, 0)
+    mine.become(NODE, 1, REPLICAS, REPLICAS)
+    stage.run(lambda: stage.following.follow(mine))
+    stage.bench.until(lambda: mine.log.end_offset == 1)
+    assert stage.logs.logs.due_removals(clock.wall_ms()) == []
+    assert stage.logs.logs.due_removals(clock.wall_ms() + stage.logs.config.file_delete_delay_ms)
 
 
 def test_a_connection_that_breaks_is_opened_again(stage: Stage) -> None:

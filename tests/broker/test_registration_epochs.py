@@ -156,7 +156,7 @@ def test_what_a_follower_writes_another_codec_reads(version: int) -> None:
     fetcher = LeaderFetcher(FOLLOWER, NOW, FetchLimits())
     broker = Broker(FOLLOWER)
     broker.become(NODE, 3)
-    fetcher.follow(IDS["t"], broker.partitions[0], 0)
+    fetcher.follow(IDS["t"], broker.partitions[0], 0, 0)
     body = fetcher.request(0, version)
     assert body is not None
     theirs, size = entity_reader(load_request_schema(FETCH, version))(body, 0)

@@ -50,7 +50,7 @@ def fetch(version: int) -> bytes:
     """What a follower sends."""
     fetcher = LeaderFetcher(FOLLOWER, EPOCH, FetchLimits())
     partition = followed()
-    fetcher.follow(TOPIC_ID, partition, 0)
+    fetcher.follow(TOPIC_ID, partition, 0, 0)
     body = fetcher.request(0, version)
     assert body is not None
     return body

@@ -21,7 +21,7 @@ class MessageFetcher:
 
     def follow(self, topic_id: bytes, partition: Partition, now_ms: int) -> None:
         """Begins to follow."""
-        self.fetcher.follow(topic_id, partition, now_ms)
+        self.fetcher.follow(topic_id, partition, now_ms, now_ms)
 
     def leave(self, topic_id: bytes, index: int) -> None:
         """Follows no longer."""
@@ -40,7 +40,7 @@ class MessageFetcher:
     def answer(self, response: FetchResponse, now_ms: int) -> Answered:
         """Takes an answer."""
         data = BEFORE + encode(response, self.version) + BEHIND
-        result = self.fetcher.answer(data, len(BEFORE), len(data) - len(BEHIND), now_ms)
+        result = self.fetcher.answer(data, len(BEFORE), len(data) - len(BEHIND), now_ms, now_ms)
         return Answered([], []) if result is None else result
 
     def rest_ms(self, now_ms: int) -> int:
@@ -53,4 +53,4 @@ class MessageFetcher:
 
     def found(self, partition: Partition, topic_id: bytes, first: int, end: int, now_ms: int) -> None:
         """The leader told where its log is."""
-        self.fetcher.found(partition, topic_id, first, end, now_ms)
+        self.fetcher.found(partition, topic_id, first, end, now_ms, now_ms)

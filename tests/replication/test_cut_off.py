@@ -50,7 +50,7 @@ class Stage:
 
     def leave(self, silent_ms: int) -> bool:
         """Whether the partition is led no more, after so long without a word."""
-        self.cut_off.leave(self.clock.wall_ms() + 60_000 - silent_ms)
+        self.cut_off.leave(int(self.clock.monotonic_ms()) + 60_000 - silent_ms)
         return not self.partition.is_leader
 
 

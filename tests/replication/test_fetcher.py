@@ -510,5 +510,5 @@ def test_an_answer_that_is_cut_short_is_refused(cut: int) -> None:
     assert request is not None
     data = encode(pair.leader.answer(request), 18)
     with pytest.raises(ProtocolError):
-        pair.fetcher.fetcher.answer(data, 0, len(data) - cut, 0)
+        pair.fetcher.fetcher.answer(data, 0, len(data) - cut, 0, 0)
     assert pair.two.partitions[0].log.end_offset == 0

@@ -210,11 +210,11 @@ class Compaction:
         if not isinstance(result, CleanCounts):
             await self._discard(one)
         if one.closed or one.truncations != truncations or result is None:
-            if not self._is_put_off(one.topic_partition, now_ms):
+            if not self._is_put_off(one.topic_partition):
                 log.info("%s changed while it was compacted; that was ended", one.topic_partition)
             return False
         if isinstance(result, Failure):
-            self._failed(one, result, now_ms)
+            self._failed(one, result)
             return False
         one.clean_end = result.end_offset
         self._deaths.pop(one.topic_partition, None)
@@ -240,7 +240,7 @@ class Compaction:
     def _candidate(self, key: TopicPartition, now_ms: int) -> Candidate | None:
         """The facts of a log that may be cleaned now."""
         one = self.logs.logs.get(key)
-        if one is None or not one.config.compact or self._is_put_off(key, now_ms):
+        if one is None or not one.config.compact or self._is_put_off(key):
             return None
         high_watermark = self.replicas.high_watermark_of(key)
         if high_watermark is None:
@@ -249,12 +249,12 @@ class Compaction:
             return candidate(one, high_watermark, now_ms)
         except OSError as problem:
             text = str(storage_error("plan the compaction of", one.directory, problem))
-            self._failed(one, Failure(STORAGE, text), now_ms)
+            self._failed(one, Failure(STORAGE, text))
             return None
 
-    def _is_put_off(self, key: TopicPartition, now_ms: int) -> bool:
+    def _is_put_off(self, key: TopicPartition) -> bool:
         """Whether a log was set aside, for a while or for longer."""
-        return key in self.set_aside or self._again_ms.get(key, 0) > now_ms
+        return key in self.set_aside or self._again_ms.get(key, 0) > self.clock.monotonic_ms()
 
     async def _place(self, one: Log, truncations: int, group: CleanedGroup) -> bool:
         """Puts a cleaned segment in its place; False when the log is not what it was."""
@@ -264,7 +264,7 @@ class Compaction:
             swap = one.begin_swap(list(group.old), group.size)
         except StorageError as problem:
             # Else the whole log would be cleaned again at once, to come as far as this.
-            self._failed(one, Failure(STORAGE, str(problem)), self.clock.wall_ms())
+            self._failed(one, Failure(STORAGE, str(problem)))
             return False
         if swap is None:
             return False
@@ -277,7 +277,7 @@ class Compaction:
             self.replicas.storage_failed(one, failure)
             return False
         except CorruptMessage as problem:
-            self._failed(one, Failure(STORAGE, str(problem)), self.clock.wall_ms())
+            self._failed(one, Failure(STORAGE, str(problem)))
         return one.finish_swap(swap, self.clock.wall_ms())
 
     async def _discard(self, one: Log) -> None:
@@ -288,13 +288,13 @@ class Compaction:
                 loop.run_in_executor(self.executor, remove_cleaned, self.logs.files, one.directory)
             )
 
-    def _failed(self, one: Log, failure: Failure, now_ms: int) -> None:
+    def _failed(self, one: Log, failure: Failure) -> None:
         """Sets a log aside, for a while or for longer."""
         key = one.topic_partition
         self._failed_logs[key] = one
         if failure.kind == STORAGE:
             log.error("%s; it is tried again in %d s", failure.text, AGAIN_MS // 1000)
-            self._again_ms[key] = now_ms + AGAIN_MS
+            self._again_ms[key] = int(self.clock.monotonic_ms()) + AGAIN_MS
             return
         if failure.kind == DIED:
             self._deaths[key] = self._deaths.get(key, 0) + 1

@@ -313,7 +313,7 @@ class FetchPath:
         """
         if self.throttle is None or not isinstance(partition, Partition) or not self.throttle.is_set:
             return False
-        awaited = partition.awaits(request.replica_id, self.sessions.clock.wall_ms())
+        awaited = partition.awaits(request.replica_id, self.sessions.clock.monotonic_ms())
         topic, index = partition.topic, int(partition.index)
         if not self.throttle.holds_back(topic, index, self.loop.time(), in_sync=awaited):
             return False
@@ -325,7 +325,7 @@ class FetchPath:
         partition = part.partition
         if partition is None or part.diverging_end >= 0:
             return
-        now_ms = self.sessions.clock.wall_ms()
+        now_ms = self.sessions.clock.monotonic_ms()
         broker, epoch = request.replica_id, request.replica_epoch
         if not partition.fetched_by(broker, part.offset, part.log_start_there, now_ms, epoch):
             part.fail(ErrorCode.NOT_LEADER_OR_FOLLOWER)

@@ -374,7 +374,7 @@ class FetchSessions:
         session.read_as(replica_id, replica_epoch, isolation, version)
         before: i64 = len(session.parts)
         session.update(wanted, forgotten)
-        session.used_ms = self.clock.wall_ms()
+        session.used_ms = self.clock.monotonic_ms()
         self.parts += len(session.parts) - before
         if self.parts > PARTS_MAX:
             self.remove(session_id)
@@ -390,7 +390,7 @@ class FetchSessions:
 
     def make(self, wanted: list[FetchPart], by_id: bool) -> FetchSession | None:
         """A new session; None when all places are taken by sessions in use."""
-        now_ms = self.clock.wall_ms()
+        now_ms = self.clock.monotonic_ms()
         if not wanted or self.sessions_max <= 0 or self.parts + len(wanted) > PARTS_MAX:
             return None
         if len(self.sessions) >= self.sessions_max:

@@ -44,10 +44,10 @@ Connect = Callable[[int], Awaitable[Link]]
 class Fetching:
     """Fetches over one link, until something else has to be done."""
 
-    def __init__(self, link: Link, fetcher: LeaderFetcher, now_ms: Callable[[], int]) -> None:
+    def __init__(self, link: Link, fetcher: LeaderFetcher, clock: Clock) -> None:
         self._link = link
         self._fetcher = fetcher
-        self._now_ms = now_ms
+        self._clock = clock
         self._version = link.version_of(ApiKey.FETCH, *FETCH_VERSIONS)
         self._patience_s = (fetcher.limits.patience_ms + fetcher.limits.wait_ms) / 1000
         self._results: list[Answered] = []
@@ -56,7 +56,7 @@ class Fetching:
 
     def ask(self) -> bool:
         """Sends the next request; False when there is nothing to fetch at present."""
-        body = self._fetcher.request(self._now_ms(), self._version)
+        body = self._fetcher.request(self._clock.monotonic_ms(), self._version)
         if body is None:
             return False
         self._link.post(ApiKey.FETCH, self._version, body, self, self._patience_s)
@@ -70,7 +70,8 @@ class Fetching:
     def on_answer(self, data: bytes, start: int, end: int) -> None:
         """Stores what came, and asks for more unless something was wrong."""
         try:
-            result = self._fetcher.answer(data, start, end, self._now_ms())
+            clock = self._clock
+            result = self._fetcher.answer(data, start, end, clock.monotonic_ms(), clock.wall_ms())
             if result is None:
                 if self._fetcher.under_way or self.ask():
                     return
@@ -120,14 +121,11 @@ class LeaderLoop:
         self._hurries = False
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def now_ms(self) -> int:
-        """Steady milliseconds: who rests until when."""
-        return int(self._clock.monotonic() * 1000)
-
     def follow(self, partition: Partition) -> None:
         """Follows one more partition, in the epoch that it is in. Raises StorageError."""
         partition.on_flushed = self._changed.set
-        self.fetcher.follow(partition.log.topic_id, partition, self.now_ms())
+        clock = self._clock
+        self.fetcher.follow(partition.log.topic_id, partition, clock.monotonic_ms(), clock.wall_ms())
         self._changed.set()
         if not self._hurries:
             # Many come together.
@@ -168,7 +166,7 @@ class LeaderLoop:
             await asyncio.sleep(self.fetcher.limits.backoff_ms / 1000)
 
     async def _follow_over(self, link: Link) -> None:
-        fetching = self._fetching = Fetching(link, self.fetcher, self.now_ms)
+        fetching = self._fetching = Fetching(link, self.fetcher, self._clock)
         while True:
             if not self.fetcher.under_way and not fetching.ask():
                 await self._rest()
@@ -185,7 +183,7 @@ class LeaderLoop:
         """Until there is something to follow, or a partition has rested."""
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.fetcher.rest_ms(self.now_ms()) / 1000):
+            async with asyncio.timeout(self.fetcher.rest_ms(self._clock.monotonic_ms()) / 1000):
                 await self._changed.wait()
 
     def _meet(self, trouble: Trouble) -> None:
@@ -195,7 +193,7 @@ class LeaderLoop:
             self._storage_failed(partition, trouble.storage)
 
     def _tell(self, what: str, text: str) -> None:
-        now = self.now_ms()
+        now = int(self._clock.monotonic_ms())
         if now - self._told.get(what, -TOLD_AGAIN_MS) >= TOLD_AGAIN_MS:
             if len(self._told) > 10_000:
                 self._told.clear()
@@ -212,7 +210,9 @@ class LeaderLoop:
                 continue
             before = int(partition.log.end_offset)
             try:
-                self.fetcher.found(partition, partition.log.topic_id, firsts[key], ends[key], self.now_ms())
+                topic_id, first, end = partition.log.topic_id, firsts[key], ends[key]
+                now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
+                self.fetcher.found(partition, topic_id, first, end, now_ms, wall_ms)
             except StorageError as problem:
                 self._meet(Trouble(partition, str(problem), problem))
             if partition.log.end_offset != before:

@@ -107,7 +107,7 @@ class ReplicaSelection:
         replication = partition.replication
         if replication is None or not partition.is_leader:
             return views
-        now_ms = self._clock.wall_ms()
+        now_ms = self._clock.monotonic_ms()
         for broker, follower in replication.followers.items():
             image = brokers.get(broker)
             if image is None or listener not in image.endpoints or broker not in partition.isr:

@@ -301,7 +301,9 @@ class LogStore:
         return self.end_offset - self.recovery_point >= self._flush_messages
 
     def needs_flush_by(self, now_ms: i64) -> bool:
-        """Whether ``flush.ms`` asks that the log be synced now."""
+        """Whether ``flush.ms`` asks that the log be synced now. A clock that was set back begins it anew."""
+        if now_ms < self.last_flush_ms:
+            self.last_flush_ms = now_ms
         return self.end_offset > self.recovery_point and now_ms - self.last_flush_ms >= self.config.flush_ms
 
     def begin_flush(self, whole: bool = True) -> FlushJob:

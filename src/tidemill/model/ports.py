@@ -23,6 +23,10 @@ class Clock:
         """Seconds that never go back, from an arbitrary start."""
         raise NotImplementedError
 
+    def monotonic_ms(self) -> i64:
+        """:meth:`monotonic` in whole milliseconds, for durations: the wall clock may be set."""
+        return i64(self.monotonic() * 1000.0)
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class File:

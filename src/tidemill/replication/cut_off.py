@@ -26,7 +26,10 @@ class CutOff:
         self._left: dict[Partition, PartitionState] = {}
 
     def leave(self, since_ms: int) -> None:
-        """Stops leading what no member of the in-sync set has fetched since then, though there is more."""
+        """Stops leading what no member of the in-sync set has fetched since then, though there is more.
+
+        ``since_ms`` is of the monotonic clock.
+        """
         for partition in list(self._partitions.all()):
             if partition.is_leader and not partition.failed and partition.is_deserted(since_ms):
                 log.warning(

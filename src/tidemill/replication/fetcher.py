@@ -5,6 +5,9 @@ each request names only what changed since the one before. A partition that went
 outside of the session. No sockets and no clock here: whoever carries the requests calls
 :meth:`LeaderFetcher.request`, then :meth:`LeaderFetcher.answer` or :meth:`LeaderFetcher.lost`. Compiled.
 
+``now_ms`` is of the monotonic clock (how long partitions rest), ``wall_ms`` of the wall clock, which the log
+works with.
+
 Several requests may be under way in a session. The next one is usually made of the answer to the one before;
 one that is made earlier tells of partitions that came meanwhile. What an answer says of a partition counts
 only if its request told of that last, or an earlier one did, and nothing has happened to it since.
@@ -145,10 +148,10 @@ class LeaderFetcher:
 
     # -- what is followed
 
-    def follow(self, topic_id: bytes, partition: Partition, now_ms: i64) -> None:
+    def follow(self, topic_id: bytes, partition: Partition, now_ms: i64, wall_ms: i64) -> None:
         """Begins to follow, in the epoch that ``partition`` is in. Raises StorageError."""
         if partition.log.leader_epochs.latest == NO_EPOCH:
-            partition.truncate_to(partition.high_watermark, now_ms)
+            partition.truncate_to(partition.high_watermark, wall_ms)
         followed = Followed(topic_id, partition)
         key = followed.key
         self._followed[key] = followed
@@ -267,7 +270,7 @@ class LeaderFetcher:
 
     # -- answers
 
-    def answer(self, data: bytes, start: i64, end: i64, now_ms: i64) -> Answered | None:
+    def answer(self, data: bytes, start: i64, end: i64, now_ms: i64, wall_ms: i64) -> Answered | None:
         """Takes the answer, whose body is ``data[start:end]``, to the oldest request that is under way.
 
         None when nothing else is to be done. Raises ProtocolError when it is none.
@@ -290,7 +293,7 @@ class LeaderFetcher:
             if followed is None or not is_answer_to(followed, asked.number):
                 continue
             if found.error == 0:
-                trouble = self._take(followed, found, data, now_ms)
+                trouble = self._take(followed, found, data, now_ms, wall_ms)
                 if trouble is not None:
                     if result is None:
                         result = Answered([], [])
@@ -315,7 +318,9 @@ class LeaderFetcher:
         for followed in self._followed.values():
             followed.told_in = 0
 
-    def found(self, partition: Partition, topic_id: bytes, first: i64, end: i64, now_ms: i64) -> None:
+    def found(
+        self, partition: Partition, topic_id: bytes, first: i64, end: i64, now_ms: i64, wall_ms: i64
+    ) -> None:
         """The leader's log reaches from ``first`` to ``end``: puts ours, which lay outside, where it belongs.
 
         Raises StorageError.
@@ -324,9 +329,9 @@ class LeaderFetcher:
         if followed is None or followed.partition is not partition:
             return
         if partition.log.end_offset > end:
-            partition.truncate_to(end, now_ms)
+            partition.truncate_to(end, wall_ms)
         elif partition.log.end_offset < first:
-            partition.begin_at(first, now_ms)
+            partition.begin_at(first, wall_ms)
         self._ask(followed, now_ms)
 
     def _refused(self, followed: Followed, found: Found, now_ms: i64, result: Answered) -> None:
@@ -341,7 +346,9 @@ class LeaderFetcher:
         result.troubles.append(Trouble(partition, f"the leader answers {name}"))
         self._rest(followed, now_ms, SOON_MS if code in UNSETTLED else self._backoff_ms)
 
-    def _take(self, followed: Followed, found: Found, data: bytes, now_ms: i64) -> Trouble | None:
+    def _take(
+        self, followed: Followed, found: Found, data: bytes, now_ms: i64, wall_ms: i64
+    ) -> Trouble | None:
         """Appends what came, or cuts what the leader does not have; what went wrong with it."""
         partition = followed.partition
         if self._throttle is not None and found.records_end > found.records:
@@ -350,13 +357,13 @@ class LeaderFetcher:
         try:
             if found.diverging_end >= 0:
                 end = divergence(partition, found.diverging_epoch, found.diverging_end)
-                partition.truncate_to(end, now_ms)
+                partition.truncate_to(end, wall_ms)
             else:
                 partition.append_from_leader(
                     data,
                     found.high_watermark,
                     found.log_start_offset,
-                    now_ms,
+                    wall_ms,
                     found.records,
                     found.records_end,
                 )

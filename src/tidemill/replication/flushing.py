@@ -56,7 +56,7 @@ class Flushing:
                 await asyncio.sleep(FLUSH_AGAIN_S)
             else:
                 if job.truncations == one.truncations:
-                    partition.flushed(job.offset, self._replicas.clock.wall_ms())
+                    partition.flushed(job.offset, self._replicas.clock.monotonic_ms())
                     return
                 # It was cut meanwhile: that has to be on the disk, too.
 

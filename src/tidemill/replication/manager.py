@@ -155,12 +155,12 @@ class ReplicaManager(PartitionEvents):
                     partition = self._offline(entry, state.partition, config, problem)
                 entry.partitions[state.partition] = partition
             # Before it may lead: by a lower value it could commit what no other replica has.
-            partition.set_min_insync(config.min_insync_replicas, self.clock.wall_ms())
+            partition.set_min_insync(config.min_insync_replicas, self.clock.monotonic_ms())
             self._become(partition, state)
         self.topics.put(entry)
         # Not the others: a topic of many partitions comes in pieces.
         configured = [entry.partitions[state.partition] for state in states]
-        _configure(configured, config, self.clock.wall_ms())
+        _configure(configured, config, self.clock.monotonic_ms())
         if failures:
             raise failure_of(name, failures)
 
@@ -251,7 +251,7 @@ class ReplicaManager(PartitionEvents):
             state.replicas,
             state.isr,
             state.partition_epoch,
-            self.clock.wall_ms(),
+            self.clock.monotonic_ms(),
         )
         if partition.failed:
             return
@@ -302,7 +302,7 @@ class ReplicaManager(PartitionEvents):
         entry = self.topics.by_name.get(name.encode())
         if entry is None:
             return
-        _configure(entry.partitions, config, self.clock.wall_ms())
+        _configure(entry.partitions, config, self.clock.monotonic_ms())
 
     def remove_topic(self, name: str, topic_id: bytes, partition_count: int = 0) -> None:
         """Forgets a topic; its files are removed later. Raises StorageError for those that cannot be.
@@ -419,7 +419,7 @@ class ReplicaManager(PartitionEvents):
     def isr_wanted(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
         """Hands a change of the in-sync set on."""
         if self.change_isr is None:
-            partition.isr_refused(self.clock.wall_ms())
+            partition.isr_refused(self.clock.monotonic_ms())
         else:
             self.change_isr(partition, isr, int(partition_epoch))
 
@@ -430,11 +430,11 @@ class ReplicaManager(PartitionEvents):
 
     def isr_refused(self, partition: Partition) -> None:
         """The controller has not written the set that was asked for."""
-        partition.isr_refused(self.clock.wall_ms())
+        partition.isr_refused(self.clock.monotonic_ms())
 
     async def drop_lagging(self) -> None:
         """Asks for those to be taken out of in-sync sets that have not caught up for too long."""
-        now_ms = self.clock.wall_ms()
+        now_ms = self.clock.monotonic_ms()
         for partition in self.all():
             if partition.is_leader and not partition.failed and len(partition.isr) > 1:
                 partition.drop_lagging(now_ms)

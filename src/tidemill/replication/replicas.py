@@ -5,6 +5,9 @@ A follower tells how far it has the log by the offset that it fetches from. From
 Nothing here reads a clock, sends or stores: a change of the in-sync set counts only once the controller has
 written it, and until then the high watermark waits for the members of both sets.
 
+All times are milliseconds of the monotonic clock: a wall clock that is set back would keep a silent follower
+in the in-sync set for as long.
+
 A broker that was started again may have less than it told before. So followers tell the epoch of their
 registration with each fetch, and who asks for a set names its members with them: what a former life of a
 broker had makes it no member.

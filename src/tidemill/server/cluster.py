@@ -121,7 +121,7 @@ class Cluster(Seat, Hears):
         """Nobody waits any more for a follower whose broker has ended."""
         gone = [one for one in delta.before.brokers if one not in delta.image.brokers]
         if gone:
-            now_ms = self._broker.clock.wall_ms()
+            now_ms = self._broker.clock.monotonic_ms()
             for partition in self._broker.partitions.all():
                 if partition.is_leader:
                     for one in gone:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from tidemill import __version__, _mode
 from tidemill.model.counters import TimeHistogram
@@ -52,9 +52,9 @@ def gauge(name: str, help: str, value: float | None = None, **labels: str) -> Fa
 class ProcessMetrics:
     """What the process knows of itself."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
-        self._started = clock()
+    def __init__(self) -> None:
+        self._started = time.time()
+        self._began = time.monotonic()
 
     def families(self) -> Iterable[Family]:
         """Version, mode, uptime, memory, processor time, open files."""
@@ -64,7 +64,7 @@ class ProcessMetrics:
         yield about.add(1, version=__version__, mode=mode, python=python)
         compiled = float(_mode.compiled)
         yield gauge("tidemill_compiled", "1 when the data path runs compiled, 0 as plain Python.", compiled)
-        uptime = self._clock() - self._started
+        uptime = time.monotonic() - self._began
         yield gauge("tidemill_uptime_seconds", "Seconds since the broker started.", uptime)
         yield gauge("process_start_time_seconds", "The start, in seconds since 1970.", self._started)
         yield gauge("process_resident_memory_bytes", "Memory of the process in RAM.", resident_bytes())

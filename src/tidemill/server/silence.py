@@ -41,5 +41,5 @@ class Silence:
         session_s = self._broker.store.session_timeout_s
         await asyncio.sleep(session_s)
         while True:
-            self._cut_off.leave(self._broker.clock.wall_ms() - int(session_s * 1000))
+            self._cut_off.leave(self._broker.clock.monotonic_ms() - int(session_s * 1000))
             await asyncio.sleep(LOOK_S)

@@ -48,7 +48,7 @@ else
 endif
 
 mutants: setup ## plants faults in the source and counts the seeds until simulated clusters find each: SEEDS=300, FAULTS=names
-	$(BIN)/python tests/mutants/mutant_run.py --seeds $(or $(SEEDS),300) --faults '$(FAULTS)'
+	$(BIN)/python tests/mutants/mutant_run.py --seeds $(or $(SEEDS),300) --faults '$(FAULTS)' --page docs/mutants.md
 
 faults: setup ## kills, pauses, cuts off and fills up a cluster under load and checks what clients saw: FAULTS=200, SEED=, KINDS=, PARTITIONS=
 	$(BIN)/python tests/faults/fault_run.py --faults $(or $(FAULTS),200) $(if $(SEED),--seed $(SEED)) --kinds '$(KINDS)' $(if $(PARTITIONS),--partitions $(PARTITIONS))

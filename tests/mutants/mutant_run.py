@@ -4,7 +4,7 @@
 
 A seed counts only if the unchanged source keeps its promises with it, and if the faulty line ran. What was
 run is kept below ``build/mutants`` by the digest of the source that it ran: an interrupted run goes on where
-it was stopped. The table goes into ``docs/mutants.md``. The exit code is 1 when less than 95% are found.
+it was stopped. The exit code is 1 when less than 95% are found.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mutant_table import Result, State, write_table
+from mutant_table import Result, State, summary_of, write_table
 from planted_faults import FAULTS
 from planting import MODULE, PLANTED_SOURCE, Fault, plant
 
@@ -31,7 +31,6 @@ ROOT = Path(__file__).parent.parent.parent
 PACKAGE = Path("src/tidemill")
 COPIED = (Path("src/tidemill"), Path("tests/simulation"), Path("tests/coordination"))
 SEED_RUNS = Path("tests/mutants/mutant_seeds.py")
-PAGE = ROOT / "docs" / "mutants.md"
 STATES = ROOT / "build" / "mutants"
 SEEDS = 300
 FOUND_SHARE_MIN = 0.95
@@ -234,7 +233,8 @@ def main() -> int:
     parser.add_argument("--faults", default="", help="names of those to plant; all without it")
     parser.add_argument("--kind", default="cluster", help="of simulation")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--table", action="store_true", help="run nothing: write the table of what was run")
+    parser.add_argument("--only-table", action="store_true", help="run nothing")
+    parser.add_argument("--page", type=Path, help="the page that the table is written to")
     options = parser.parse_args()
     names = options.faults.split()
     unknown = set(names) - {fault.name for fault in FAULTS}
@@ -243,11 +243,16 @@ def main() -> int:
     faults = [fault for fault in FAULTS if not names or fault.name in names]
     with tempfile.TemporaryDirectory(prefix="tidemill-mutants-") as directory:
         run = Run(options, faults, Path(directory))
-        if not options.table:
+        if not options.only_table:
             asyncio.run(run.run())
     results = run.results()
     unsound = sorted((int(seed), text) for seed, text in run.sound.items() if text)
-    print(write_table(PAGE, results, unsound, options.seeds))
+    if options.page is not None:
+        write_table(options.page, results, unsound, options.seeds)
+    print(summary_of(results, options.seeds))
+    for one in results:
+        if not one.is_found and one.outcome != "not run":
+            print(f"{one.fault.name}: {one.told}")
     found = sum(result.is_found for result in results)
     return 0 if found >= FOUND_SHARE_MIN * len(results) else 1
 

@@ -92,10 +92,8 @@ class State:
         return Result(fault, seeds, int(known["reached"]), outcome, str(known["text"]))
 
 
-def write_table(
-    page: Path, results: Sequence[Result], unsound: Sequence[tuple[int, str]], seeds_max: int
-) -> str:
-    """Puts the table into the page, between its marks; the summary, for who waits for it."""
+def summary_of(results: Sequence[Result], seeds_max: int) -> str:
+    """All results in a sentence."""
     found = [result.seeds for result in results if result.is_found]
     run = sum(result.outcome != "not run" for result in results)
     summary = (
@@ -104,21 +102,26 @@ def write_table(
     )
     if found:
         summary += f", half of them within {median(found):g} seeds, the last within {max(found)}"
+    return f"{summary}."
+
+
+def write_table(
+    page: Path, results: Sequence[Result], unsound: Sequence[tuple[int, str]], seeds_max: int
+) -> None:
+    """Puts the table into the page, between its marks."""
     lines = [
-        f"{summary}.",
+        summary_of(results, seeds_max),
         "",
         "| fault | rule that it breaks | seeds | how it is found, or why not |",
         "|---|---|---|---|",
+        *map(_row, results),
     ]
-    lines += [_row(result) for result in results]
     if unsound:
         lines += ["", "Seeds that fail without any fault, and count for none:", ""]
         lines += [f"- {seed}: {_cell(text)}" for seed, text in unsound]
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     page.write_text("\n".join([f"{before}{BEGIN}", "", *lines, "", f"{END}{after}"]))
-    missed = [one for one in results if not one.is_found and one.outcome != "not run"]
-    return "\n".join(["", summary, *(f"{one.fault.name}: {one.told}" for one in missed)])
 
 
 def _row(result: Result) -> str:

@@ -15,14 +15,14 @@ LEADER: Final = (
     Fault(
         "min-insync-unchecked",
         "replication/partition.py",
-        "        if acks == -1 and len(self.isr) < self.min_insync_replicas:\n",
+        "        if acks == -1 and self.is_under_min_isr:\n",
         "        if False:\n",
         "A produce with acks=all is refused below min.insync.replicas.",
     ),
     Fault(
         "min-insync-unchecked-after-append",
         "replication/partition.py",
-        "        if len(self.isr) >= self.min_insync_replicas:\n            return None\n",
+        "        if not self.is_under_min_isr:\n            return None\n",
         "        return None\n",
         "A produce with acks=all is not acknowledged when the in-sync set has shrunk below"
         " min.insync.replicas since its append.",
@@ -228,8 +228,8 @@ FOLLOWER: Final = (
     Fault(
         "fetches-before-sync",
         "replication/fetcher.py",
-        "        if partition.flush_under_way:\n            # What it fetches next",
-        "        if False:\n            # What it fetches next",
+        "        if followed.partition.flush_under_way:\n            self._rest(",
+        "        if False:\n            self._rest(",
         "With flush.messages a follower fetches on once it has synced: its fetch tells what it has.",
     ),
     Fault(
@@ -443,7 +443,7 @@ LOG: Final = (
     Fault(
         "failed-sync-tried-again",
         "replication/flushing.py",
-        "                if not may_pass(problem):\n",
+        "                if not may_pass(problem) and (job is None or not isinstance(problem, DiskFull)):\n",
         "                if False:\n",
         "After a failed sync the directory is put aside: the next sync would succeed without the data.",
     ),
@@ -552,15 +552,15 @@ CONTROLLER: Final = (
     Fault(
         "unclean-election-always",
         "controller/elections.py",
-        "        if leader == NO_BROKER and unclean and able:\n",
-        "        if leader == NO_BROKER and able:\n",
+        "    return able if policy.unclean or is_hopeless else []\n",
+        "    return able\n",
         "A replica that is not in sync leads only where unclean.leader.election.enable says so.",
     ),
     Fault(
         "loser-stays-in-sync",
         "controller/elections.py",
-        "    members = [broker for broker in partition.isr if broker not in lost] or partition.isr\n",
-        "    members = partition.isr\n",
+        "    isr = [broker for broker in partition.isr if broker in living and broker not in lost]\n",
+        "    isr = [broker for broker in partition.isr if broker in living]\n",
         "A replica that reports a loss leaves the in-sync set.",
     ),
     Fault(
@@ -647,7 +647,7 @@ CONTROLLER: Final = (
     Fault(
         "losing-member-accepted",
         "controller/isr.py",
-        "    if registered.lost_unsynced:\n",
+        "    if registered.lost.is_lost(topic, partition.partition):\n",
         "    if False:\n",
         "A broker that has yet to hear of its loss does not get in sync.",
     ),
@@ -684,8 +684,8 @@ CONTROLLER: Final = (
     Fault(
         "move-ends-in-old-epoch",
         "controller/reassignment.py",
-        "partition.leader_epoch + 1, partition.partition_epoch + 1\n",
-        "partition.leader_epoch, partition.partition_epoch + 1\n",
+        "    return next_state(arrived, leader, isr, policy, is_new_epoch=True)\n",
+        "    return next_state(arrived, leader, isr, policy, is_new_epoch=False)\n",
         "The leader epoch grows with the end of a move, so that every replica takes notice.",
     ),
     Fault(
@@ -701,6 +701,172 @@ CONTROLLER: Final = (
         "                if not left:\n                    done.append(topic)\n",
         "                done.append(topic)\n",
         "The nodes of a deleted topic go once every broker has removed its replicas.",
+    ),
+)
+
+ELECTIONS: Final = (
+    Fault(
+        "commit-below-min-insync",
+        "replication/partition.py",
+        "        if replication is None or self.is_under_min_isr:\n",
+        "        if replication is None:\n",
+        "Below min.insync.replicas the high watermark stands still: an eligible leader replica would lack"
+        " records that consumers have read.",
+    ),
+    Fault(
+        "commit-alone-below-min-insync",
+        "replication/partition.py",
+        "        return self.is_leader and len(self.isr) == 1 and not self.is_under_min_isr\n",
+        "        return self.is_leader and len(self.isr) == 1\n",
+        "A leader that is alone in sync commits nothing where min.insync.replicas is 2.",
+    ),
+    Fault(
+        "more-replicas-wanted-than-there-are",
+        "replication/partition.py",
+        "        return count if 0 < count < self.min_insync_replicas else self.min_insync_replicas\n",
+        "        return self.min_insync_replicas\n",
+        "A commit takes all replicas where there are fewer than min.insync.replicas.",
+    ),
+    Fault(
+        "arriving-replicas-count-for-min-insync",
+        "coordination/image.py",
+        "        return min(min_insync_replicas, len(self.replicas) - len(self.adding))\n",
+        "        return min(min_insync_replicas, len(self.replicas))\n",
+        "The controller counts for min.insync.replicas what leaders count: not the replicas that a move adds.",
+    ),
+    Fault(
+        "eligible-replicas-forgotten",
+        "controller/elections.py",
+        "        if (broker in partition.isr or broker in partition.elr) and broker not in isr and",
+        "        if broker in partition.isr and broker not in isr and",
+        "A replica stays eligible while others leave the in-sync set after it.",
+    ),
+    Fault(
+        "no-replica-eligible",
+        "controller/elections.py",
+        "    if len(isr) >= partition.min_insync(policy.min_insync_replicas):\n        return []\n",
+        "    return []\n",
+        "In-sync set and eligible leader replicas together do not fall below min.insync.replicas.",
+    ),
+    Fault(
+        "eligible-above-min-insync",
+        "controller/elections.py",
+        "    if len(isr) >= partition.min_insync(policy.min_insync_replicas):\n",
+        "    if False:\n",
+        "A replica that leaves the in-sync set while enough are left for commits is not eligible.",
+    ),
+    Fault(
+        "loser-stays-eligible",
+        "controller/elections.py",
+        "and broker not in isr and broker not in lost\n",
+        "and broker not in isr\n",
+        "A replica that reports a loss is not eligible any more.",
+    ),
+    Fault(
+        "loser-elected-from-the-eligible",
+        "controller/elections.py",
+        "        whole = {*partition.isr, *partition.elr}.difference(lost)\n",
+        "        whole = {*partition.isr, *partition.elr}\n",
+        "A loss is heeded before anybody is elected.",
+    ),
+    Fault(
+        "eligible-stay-after-recovery",
+        "controller/elections.py",
+        "partition_epoch=partition.partition_epoch + 1, elr=[]\n        )\n",
+        "partition_epoch=partition.partition_epoch + 1\n        )\n",
+        "What others hold beyond the log of a leader that was recovered counts no more.",
+    ),
+    Fault(
+        "shorter-log-recovered",
+        "controller/elections.py",
+        "    return max(known, key=lambda broker: ends[broker], default=NO_BROKER) if ends else NO_BROKER\n",
+        "    return min(known, key=lambda broker: ends[broker], default=NO_BROKER) if ends else NO_BROKER\n",
+        "Of the replicas that may lack records the one with the highest last epoch leads, among these the"
+        " longest log.",
+    ),
+    Fault(
+        "log-end-of-leader-epoch",
+        "broker/handlers/list_offsets.py",
+        "        epoch = partition.log.leader_epochs.latest\n",
+        "        epoch = partition.leader_epoch\n",
+        "A replica tells the epoch of its last record, and not the one that it heard of.",
+    ),
+    Fault(
+        "recovers-before-hopeless",
+        "controller/elections.py",
+        "partition.last_known_leader in able or set(partition.replicas) <= set(partition.lost_replicas)\n",
+        "True\n",
+        "A partition without eligible replicas waits for its last leader, or until all have reported a loss.",
+    ),
+    Fault(
+        "blank-last-leader-recovered",
+        "controller/elections.py",
+        "        last_known_leader=NO_BROKER if last_known in missing else last_known,\n",
+        "        last_known_leader=last_known,\n",
+        "The last leader is not waited for when its log is gone.",
+    ),
+    Fault(
+        "losses-not-remembered",
+        "controller/elections.py",
+        "if one in lost or one in partition.lost_replicas],\n",
+        "if one in lost],\n",
+        "Losses that replicas report one after the other add up, so that a partition comes back.",
+    ),
+    Fault(
+        "losses-not-stored",
+        "coordination/image.py",
+        "        tuple(partition.lost_replicas),\n",
+        "",
+        "The state in the store tells which replicas have reported a loss.",
+    ),
+    Fault(
+        "eligible-not-stored",
+        "coordination/loading.py",
+        "        elr=state.elr,\n",
+        "",
+        "A new controller knows the eligible leader replicas.",
+    ),
+    Fault(
+        "last-leader-not-stored",
+        "coordination/loading.py",
+        "        last_known_leader=state.last_known_leader,\n",
+        "",
+        "A new controller knows who led last.",
+    ),
+    Fault(
+        "losses-unheard-by-new-controller",
+        "controller/office.py",
+        "plan_takeover(before, losses, self.election_policy, known_ids=known_ids)",
+        "plan_takeover(before, {}, self.election_policy, known_ids=known_ids)",
+        "A new controller heeds the losses that are registered.",
+    ),
+    Fault(
+        "policy-change-keeps-eligible",
+        "controller/shell.py",
+        "        operations = [*(one for part in emptied for one in part.operations), *plan.operations]\n",
+        "        emptied = []\n        operations = list(plan.operations)\n",
+        "A change of min.insync.replicas empties the eligible leader replicas with the same write.",
+    ),
+    Fault(
+        "min-insync-set-after-leading",
+        "replication/manager.py",
+        "            partition.set_min_insync(config.min_insync_replicas, self.clock.wall_ms())\n",
+        "",
+        "A partition knows min.insync.replicas before it leads.",
+    ),
+    Fault(
+        "missing-log-not-reported",
+        "server/lost_replicas.py",
+        "    if found is None:\n        return True\n",
+        "    if found is None:\n        return False\n",
+        "A replica whose log is in no directory is reported as lost.",
+    ),
+    Fault(
+        "loss-cleared-before-heeded",
+        "server/seat.py",
+        "                await self.commands.heard.wait()\n        except TimeoutError:\n",
+        "                pass\n        except TimeoutError:\n",
+        "A loss stays in the registration until a controller has told this broker what it leads.",
     ),
 )
 
@@ -960,4 +1126,13 @@ GROUPS: Final = (
     ),
 )
 
-FAULTS: Final[tuple[Fault, ...]] = (*LEADER, *FOLLOWER, *LOG, *CONTROLLER, *BROKER, *COORDINATION, *GROUPS)
+FAULTS: Final[tuple[Fault, ...]] = (
+    *LEADER,
+    *FOLLOWER,
+    *LOG,
+    *CONTROLLER,
+    *ELECTIONS,
+    *BROKER,
+    *COORDINATION,
+    *GROUPS,
+)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_stage import Stage, cluster, until
+from cluster_stage import Stage, cluster, produce, until
 from confluent_kafka import Consumer, Producer
 from kazoo.client import KazooClient
 
@@ -20,21 +20,6 @@ def stage(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
     """Three brokers for the tests of this module; each leaves all of them running."""
     with cluster(f"{zookeeper_server.address}/test-cluster") as found:
         yield found
-
-
-def produce(stage: Stage, topic: str, values: range, partition: int = 0) -> list[int]:
-    """Writes the numbers with ``acks=all``; the offsets that were acknowledged, in order."""
-    offsets: list[int] = []
-
-    def told(error: object, message: object) -> None:
-        assert error is None, error
-        offsets.append(message.offset())  # type: ignore[attr-defined]
-
-    producer = Producer({"bootstrap.servers": stage.bootstrap, "acks": "all", "linger.ms": 0, "log_level": 0})
-    for value in values:
-        producer.produce(topic, str(value).encode(), partition=partition, on_delivery=told)
-    assert producer.flush(30) == 0
-    return offsets
 
 
 def consume(stage: Stage, topic: str, count: int, group: str) -> list[int]:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
-from cluster_stage import Stage, cluster, until
+from cluster_stage import Stage, cluster, nodes, until
 from kazoo.client import KazooClient
 from wire_values import message_of
 
 from tidemill.coordination.nodes import BrokerNode
 from tidemill.model.errors import ErrorCode
+from tidemill.testing import Broker
 from tidemill.testing.zookeeper import ZooKeeper
 from tidemill.wire.apis import ApiKey, request_class
 from tidemill.wire.header import decode_response, encode_request
 from tidemill.wire.messages.alter_partition import AlterPartitionRequest
+from tidemill.wire.messages.api_versions import ApiVersionsRequest
 from tidemill.wire.messages.controlled_shutdown import ControlledShutdownRequest
 from tidemill.wire.messages.envelope import EnvelopeRequest
 from tidemill.wire.messages.leader_and_isr import LeaderAndIsrRequest
@@ -65,16 +70,18 @@ COMMANDS: dict[ApiKey, tuple[int, Struct]] = {
 }
 
 
+SETTINGS = {
+    "listeners": "CLIENTS://127.0.0.1:0,BROKERS://127.0.0.1:0",
+    "listener.security.protocol.map": "CLIENTS:PLAINTEXT,BROKERS:PLAINTEXT",
+    "inter.broker.listener.name": "BROKERS",
+    "min.insync.replicas": "1",
+}
+
+
 @pytest.fixture(scope="module")
 def stage(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
     """One broker with a listener for clients, the first, and one for brokers."""
-    settings = {
-        "listeners": "CLIENTS://127.0.0.1:0,BROKERS://127.0.0.1:0",
-        "listener.security.protocol.map": "CLIENTS:PLAINTEXT,BROKERS:PLAINTEXT",
-        "inter.broker.listener.name": "BROKERS",
-        "min.insync.replicas": "1",
-    }
-    with cluster(f"{zookeeper_server.address}/test-inter-broker", 1, **settings) as found:
+    with cluster(f"{zookeeper_server.address}/test-inter-broker", 1, **SETTINGS) as found:
         with found.admin() as admin:
             admin.create_topic("t", 1, 1)
         yield found
@@ -172,3 +179,43 @@ def test_commands_without_sense_cost_their_connection_at_most(stage: Stage) -> N
     until(lambda: resident_bytes(stage) - before < GROWTH_BYTES_MAX, "it holds no more than before")
     assert "Traceback" not in stage.brokers[1].log
     serves(stage, "after-nonsense")
+
+
+@contextlib.contextmanager
+def all_connections_taken(broker: Broker) -> Iterator[None]:
+    """A client that connects until it is refused."""
+    with contextlib.ExitStack() as stack:
+        while True:
+            one = stack.enter_context(socket.create_connection((broker.host, broker.port), TIMEOUT_S))
+            one.settimeout(TIMEOUT_S)
+            try:
+                one.sendall(encode_request(ApiKey.API_VERSIONS, 0, 1, None, ApiVersionsRequest()))
+                if not received(one, 4):
+                    break
+            except ConnectionError:
+                break
+        yield
+
+
+def test_a_broker_comes_back_in_sync_while_clients_hold_all_connections_of_its_leader(
+    zookeeper_server: ZooKeeper,
+) -> None:
+    address = f"{zookeeper_server.address}/test-connections-{time.monotonic_ns()}"
+    with cluster(address, 2, **SETTINGS, max__connections="30") as stage, nodes(address) as store:
+
+        def isr() -> list[int]:
+            data, _ = store.get("/brokers/topics/t/partitions/0/state")
+            found: list[int] = json.loads(data)["isr"]
+            return sorted(found)
+
+        with stage.admin() as admin:
+            admin.create_topic("t", 1, 2)
+        until(lambda: isr() == [1, 2], "both are in sync")
+        leader = stage.leaders("t")[0]
+        other = stage.brokers[3 - leader]
+        other.stop()
+        until(lambda: isr() == [leader], "one is left")
+        with all_connections_taken(stage.brokers[leader]):
+            other.start()
+            until(lambda: isr() == [1, 2], "the other is back in sync")
+        assert "max.connections=30 are open, and a broker came" in stage.brokers[leader].log

@@ -127,9 +127,8 @@ class Connection(Sender):
         context: Any,
         memory: Memory | None = None,
     ) -> None:
-        super().__init__(sock)
+        super().__init__(sock, Memory(loop, UNBOUNDED) if memory is None else memory)
         self.loop = loop
-        self.memory: Memory = Memory(loop, UNBOUNDED) if memory is None else memory
         self.handler = handler
         self.frame_bytes_max: i64 = frame_bytes_max
         self.context = context
@@ -193,7 +192,8 @@ class Connection(Sender):
             self._end("closed by the peer")
             return
         self._receive_bytes = RECEIVE_BYTES if count >= SMALL_RECEIVE_BYTES else SMALL_RECEIVE_BYTES
-        self.active = True
+        self.memory.uses += 1
+        self.last_use = self.memory.uses
         self.bytes_in += count
         held: i64 = len(self._data) - self._position
         if held > 0:

@@ -69,6 +69,8 @@ class Memory:
         self.runner: Holder | None = None
         self.pauses: i64 = 0
         """How often a connection was told to stop reading."""
+        self.uses: i64 = 0
+        """Counts up with every receive: a clock for what was used before what."""
         self._runner_bytes: i64 = 0
         self._timer: Any = None
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from mypy_extensions import i64, mypyc_attr
 
 from tidemill.model.ports import File
-from tidemill.net.memory import Holder
+from tidemill.net.memory import Holder, Memory
 
 SEND_BYTES: Final = 1024 * 1024
 """A range is probed and sent in pieces of this size, so that one reader cannot hold the loop."""
@@ -43,12 +43,13 @@ class FileRange:
 class Sender(Holder):
     """The output of one socket."""
 
-    def __init__(self, sock: Any) -> None:
+    def __init__(self, sock: Any, memory: Memory) -> None:
         super().__init__()
         self.sock = sock
         self.descriptor: int = sock.fileno()
-        self.active = True
-        """Set whenever bytes arrive or leave; the sweep for idle connections clears it."""
+        self.memory = memory
+        self.last_use: i64 = memory.uses
+        """When bytes arrived or left last, as ``memory.uses`` counts time."""
         self.bytes_out: i64 = 0
         self._reading_ahead = False
         self._out: list[Any] = []
@@ -114,7 +115,7 @@ class Sender(Holder):
         data: Any = out[head] if last - head == 1 else b"".join(out[head:last])
         sent: i64 = self.sock.send(data, flags)
         self.bytes_out += sent
-        self.active = True
+        self.last_use = self.memory.uses
         self._out_bytes -= sent
         index = head
         while index < last:
@@ -160,7 +161,7 @@ class Sender(Holder):
         part.position += sent
         part.count -= sent
         self.bytes_out += sent
-        self.active = True
+        self.last_use = self.memory.uses
         return sent
 
 

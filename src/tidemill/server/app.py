@@ -26,6 +26,7 @@ from tidemill.broker.dispatch import Dispatch
 from tidemill.broker.down_conversion import DownConversion
 from tidemill.broker.fetch import FetchPath
 from tidemill.broker.fetch_sessions import FetchSessions
+from tidemill.broker.links import inter_broker_listener
 from tidemill.broker.log_configs import log_config
 from tidemill.broker.metadata import Delta, MetadataCache, effective_config, tell_overridden
 from tidemill.broker.offsets_topic import ClusterOffsetsTopic, PartitionOffsetsLog
@@ -445,6 +446,8 @@ def limits_of(config: BrokerConfig) -> Limits:
         config.int("max.connections"),
         config.int("max.connections.per.ip"),
         addresses_of(config.connections_per_address()),
+        config.connections_per_listener(),
+        inter_broker_listener(config) if len(config.listeners()) > 1 else "",
     )
 
 

@@ -1,8 +1,11 @@
 """Connections in: listening sockets, and the limits on who may connect.
 
-Limits: connections in all (``max.connections``), from one address (``max.connections.per.ip`` and its
-overrides), and how long one may stay silent (``connections.max.idle.ms``). A connection over a limit is
-closed at once and counted; nobody else notices.
+Limits: connections in all (``max.connections``), of one listener (``listener.name.NAME.max.connections``),
+from one address (``max.connections.per.ip`` and its overrides), and how long one may stay silent
+(``connections.max.idle.ms``). A connection over a limit is closed at once and counted; nobody else notices.
+
+Clients that use up ``max.connections`` do not shut out the other brokers (KIP-402): the inter-broker listener
+accepts beyond it, and the connection of another listener that was used longest ago is closed instead.
 """
 
 from __future__ import annotations
@@ -36,10 +39,20 @@ class PortInUse(TidemillError):
 class Limits:
     """How many connections are let in."""
 
-    def __init__(self, connections_max: int, per_address_max: int, overrides: dict[str, int]) -> None:
+    def __init__(
+        self,
+        connections_max: int,
+        per_address_max: int,
+        overrides: Mapping[str, int],
+        by_listener: Mapping[str, int] | None = None,
+        protected: str = "",
+    ) -> None:
         self.connections_max = connections_max
         self.per_address_max = per_address_max
         self.overrides = overrides
+        self.by_listener = by_listener or {}
+        self.protected = protected
+        """The listener that ``connections_max`` does not shut; empty where brokers and clients share one."""
 
     def for_address(self, address: str) -> int:
         """How many connections one address may have."""
@@ -161,11 +174,14 @@ class Acceptor:
         self.addresses = Addresses.here()
         self.connections: set[Connection] = set()
         self.by_address: Counter[str] = Counter()
+        self.by_listener: Counter[str] = Counter()
         self.accepted = 0
         self.refused = 0
         self.bytes_in = 0
         self.bytes_out = 0
         self._listening: list[socket.socket] = []
+        self._swept = 0
+        """When idle connections were looked for last, as ``memory.uses`` counts time."""
         self._warned: set[str] = set()
 
     def listen(self, listener: Listener, sockets: list[socket.socket]) -> None:
@@ -209,13 +225,12 @@ class Acceptor:
 
     def _admit(self, listener: Listener, accepted: socket.socket, address: tuple[str, int]) -> None:
         host = address[0]
+        reason = self._over_limit(listener.name, host)
+        if reason:
+            self._refuse(accepted, reason, host)
+            return
         if len(self.connections) >= self.limits.connections_max:
-            self._refuse(accepted, f"max.connections={self.limits.connections_max} are open", host)
-            return
-        allowed = self.limits.for_address(host)
-        if self.by_address[host] >= allowed:
-            self._refuse(accepted, f"{allowed} connections of this address are open", host)
-            return
+            self._make_room(listener.name)
         accepted.setblocking(False)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -233,8 +248,30 @@ class Acceptor:
         connection = Connection(self.loop, accepted, self.handler, self.frame_bytes_max, peer, self.memory)
         self.connections.add(connection)
         self.by_address[host] += 1
+        self.by_listener[listener.name] += 1
         self.accepted += 1
         connection.start()
+
+    def _over_limit(self, listener: str, host: str) -> str:
+        """The limit that one more connection would exceed; empty when there is room."""
+        limits = self.limits
+        own = limits.by_listener.get(listener)
+        if own is not None and self.by_listener[listener] >= own:
+            return f"listener.name.{listener.lower()}.max.connections={own} are open"
+        if len(self.connections) >= limits.connections_max and listener != limits.protected:
+            return f"max.connections={limits.connections_max} are open"
+        allowed = limits.for_address(host)
+        if self.by_address[host] >= allowed:
+            return f"{allowed} connections of this address are open"
+        return ""
+
+    def _make_room(self, listener: str) -> None:
+        """Closes a connection of another listener: of those that wait for nothing, or else of all, the one
+        that was used longest ago. None is closed where all are of ``listener``."""
+        others = [one for one in self.connections if one.context.listener.name != listener]
+        if others:
+            oldest = min(others, key=lambda one: (one.waiting, one.last_use, one.context.number))
+            oldest.close(f"max.connections={self.limits.connections_max} are open, and a broker came")
 
     def _warn_of_loopback(self, listener: Listener, accepted: socket.socket, host: str) -> None:
         """Says once for each listener that clients from elsewhere are sent to themselves."""
@@ -260,17 +297,20 @@ class Acceptor:
         self.by_address[host] -= 1
         if self.by_address[host] <= 0:
             del self.by_address[host]
+        self.by_listener[connection.context.listener.name] -= 1
         level = logging.DEBUG if reason == "closed by the peer" else logging.INFO
         log.log(level, "the connection of %s ended: %s", connection.context, reason)
 
     def sweep(self) -> int:
         """Closes the connections that were silent since the last sweep and wait for nothing, and those of
         peers that said their last and do not take their answers."""
-        idle = [one for one in self.connections if not one.active and (one.ended or not one.waiting)]
+        idle = [
+            one for one in self.connections if one.last_use < self._swept and (one.ended or not one.waiting)
+        ]
         for one in idle:
             one.close("idle for connections.max.idle.ms")
-        for one in self.connections:
-            one.active = False
+        self.memory.uses += 1
+        self._swept = self.memory.uses
         return len(idle)
 
     def stop_listening(self) -> None:

@@ -238,6 +238,15 @@ class BrokerConfig(Config):
         setting = self._listener_values.get(f"listener.name.{listener.lower()}.{key}")
         return setting.value if setting is not None else self.get(key)
 
+    def connections_per_listener(self) -> dict[str, int]:
+        """``listener.name.LISTENER.max.connections`` of the listeners that have one of their own."""
+        found = {}
+        for one in self.listeners():
+            setting = self._listener_values.get(f"listener.name.{one.name.lower()}.max.connections")
+            if setting is not None and isinstance(setting.value, int):
+                found[one.name] = setting.value
+        return found
+
     # Topics
 
     def topic_defaults(self) -> dict[str, Value]:

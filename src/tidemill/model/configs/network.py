@@ -76,7 +76,7 @@ NETWORK: tuple[Row, ...] = (
     ("socket.connection.setup.timeout.max.ms", LONG, 30_000, "", READ_ONLY, ONE_SETUP,
      "Upper bound of that time as it grows with failed attempts."),
     ("max.connections", INT, INT_MAX, "0..", CLUSTER_WIDE, YES,
-     "Connections in all; new ones are closed above it."),
+     "Connections in all; above it new ones are closed, but for the inter-broker listener's."),
     ("max.connections.per.ip", INT, INT_MAX, "0..", CLUSTER_WIDE, YES,
      "Connections from one address; new ones are closed above it."),
     ("max.connections.per.ip.overrides", STRING, "", "", CLUSTER_WIDE, YES,

@@ -10,13 +10,13 @@ from random import Random
 from typing import Any, cast
 from unittest import mock
 
+from promises import Place
 from simulated_admins import Admin, Restless
 from simulated_clients import PORT, Client
 from simulated_groups import OFFSETS, Committer
 from simulated_loop import PROCESS, Process
 from simulated_network import WORLD, Listening
 from simulated_store import SimulatedStore, StoreServer
-from testimony import Place
 
 from simulation import TOPIC, Node, Simulation
 from tidemill.broker.handlers import common
@@ -95,11 +95,11 @@ class Whole:
 class FullCluster(Simulation):
     """Three whole brokers, a store, and a group that commits its positions."""
 
-    def __init__(self, seed: int, steps: int) -> None:
+    def __init__(self, seed: int, steps: int = 2000) -> None:
         super().__init__(seed, steps)
         self.session_s = self.random.choice((0.8, 2.0))
         self.store = StoreServer(self.network)
-        self.store.told = lambda text: self.story.add(text, "the store")
+        self.store.told = lambda text: self.events.add(text, "the store")
         self.store.written = self._written
         self._configs: dict[str, BrokerConfig] = {}
         self.committers = [
@@ -107,7 +107,7 @@ class FullCluster(Simulation):
                 f"group-{number}",
                 [node.name for node in self.nodes],
                 TOPIC,
-                self.testimony,
+                self.promises,
                 self.random,
                 partition=0,
             )
@@ -119,7 +119,7 @@ class FullCluster(Simulation):
                 "restless",
                 [node.name for node in self.nodes],
                 TOPIC,
-                self.testimony,
+                self.promises,
                 self.random,
                 partitions=self.partition_count,
                 brokers=[node.node_id for node in self.nodes],
@@ -167,15 +167,15 @@ class FullCluster(Simulation):
         """Somebody wrote to the store: states of partitions say which replicas are in sync."""
         parts = path.split("/")
         if path.startswith("/brokers/ids/"):
-            self.testimony.registered(int(parts[3]))
+            self.promises.registered(int(parts[3]))
         if path.startswith("/brokers/topics/") and parts[-1] == "state":
             state = PartitionStateNode.decode(parts[3], int(parts[5]), data)
-            self.story.add(f"{parts[3]}-{parts[5]} is {state}", "the store")
-            self.testimony.state_written((parts[3], int(parts[5])), state.leader, tuple(state.isr))
+            self.events.add(f"{parts[3]}-{parts[5]} is {state}", "the store")
+            self.promises.state_written((parts[3], int(parts[5])), state.leader, tuple(state.isr))
 
     async def prepare(self) -> None:
         addresses = [node.name for node in self.nodes]
-        admin = Admin("admin", addresses, TOPIC, self.testimony, self.random)
+        admin = Admin("admin", addresses, TOPIC, self.promises, self.random)
         await admin.make(self.partition_count, self.min_isr)
 
     def more_clients(self) -> list[Client]:
@@ -197,16 +197,16 @@ class FullCluster(Simulation):
         """The connection to the store breaks."""
         store = self._store_of(node)
         if store is not None:
-            self.story.count("lost connections to the store")
-            self.story.add(f"*** {node.name} loses its connection to the store", "the world")
+            self.events.count("lost connections to the store")
+            self.events.add(f"*** {node.name} loses its connection to the store", "the world")
             self.loop.call_soon(store.lose_connection, context=node.process.context)
 
     def end_session(self, node: Node) -> None:
         """The store ends a session, and its client learns of it."""
         store = self._store_of(node)
         if store is not None:
-            self.story.count("ended sessions")
-            self.story.add(f"*** the session of {node.name} is ended", "the world")
+            self.events.count("ended sessions")
+            self.events.add(f"*** the session of {node.name} is ended", "the world")
             self.store.end(store.session_id, "is ended")
 
     def shut_down(self, node: Node) -> None:
@@ -214,14 +214,14 @@ class FullCluster(Simulation):
         server, process = node.server, node.process
         if not node.is_running or not isinstance(server, Whole) or process.paused:
             return
-        self.story.count("faults")
-        self.story.count("stops in order")
-        self.story.add(f"*** {node.name} is told to stop", "the world")
+        self.events.count("faults")
+        self.events.count("stops in order")
+        self.events.add(f"*** {node.name} is told to stop", "the world")
         node.server = None
         self.loop.create_task(self._stop_in_order(node, server, process), context=process.context)
         self.network.world_timer(self.loop.time() + STOP_S_MAX, lambda: node.end(process))
 
     async def _stop_in_order(self, node: Node, server: Whole, process: Process) -> None:
         await server.server.stop()
-        self.story.add("has stopped")
+        self.events.add("has stopped")
         self.loop.call_soon(node.end, process, context=WORLD)

@@ -8,14 +8,14 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 
+from code_faults import CODE_FAULTS
+from event_log import Violation
 from full_cluster import FullCluster
-from plain_cluster import PlainCluster
-from planted import PLANTED
-from story import Violation
+from replication_cluster import ReplicationCluster
 
 from simulation import Report, Simulation
 
-KINDS: dict[str, type[Simulation]] = {"replication": PlainCluster, "cluster": FullCluster}
+KINDS: dict[str, type[Simulation]] = {"replication": ReplicationCluster, "cluster": FullCluster}
 
 
 def main() -> int:
@@ -26,10 +26,12 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1, help="how many, one after the other")
     parser.add_argument("--steps", type=int, default=2000, help="of each, until nothing breaks any more")
     parser.add_argument("--go-on", action="store_true", help="go on after a seed that fails")
-    parser.add_argument("--planted", choices=sorted(PLANTED), help="with a fault put in: it must be found")
+    parser.add_argument(
+        "--code-fault", choices=sorted(CODE_FAULTS), help="replaces product code by a faulty version"
+    )
     options = parser.parse_args()
     with ExitStack() as stack:
-        for patch in PLANTED[options.planted]() if options.planted else ():
+        for patch in CODE_FAULTS[options.code_fault]() if options.code_fault else ():
             stack.enter_context(patch)
         return simulate(options)
 
@@ -59,7 +61,7 @@ def simulate(options: argparse.Namespace) -> int:
     )
     print(", ".join(f"{what}: {count}" for what, count in sorted(counts.items())))
     if len(reports) == 1:
-        print(f"the story: {reports[0].story}")
+        print(f"fingerprint: {reports[0].fingerprint}")
     return 1 if failed else 0
 
 

@@ -38,7 +38,7 @@ class Admin(Client):
                 for partition in range(partitions):
                     await self.leader(partition)
             except (LinkError, Refused) as problem:
-                self.story.add(f"{type(problem).__name__}: {problem}")
+                self.events.add(f"{type(problem).__name__}: {problem}")
                 await asyncio.sleep(0.2)
             else:
                 return
@@ -90,13 +90,13 @@ class Restless(Admin):
         elif luck < 0.7:
             await self._elect()
         elif luck < 0.85:
-            self.story.add(f"makes {OTHER_TOPIC}")
+            self.events.add(f"makes {OTHER_TOPIC}")
             await self.create(OTHER_TOPIC, self.random.choice((1, 2)), 1)
         else:
             await self._delete()
 
     async def _move(self, partition: int, replicas: list[int]) -> None:
-        self.story.add(f"moves {self.topic}-{partition} to {replicas}")
+        self.events.add(f"moves {self.topic}-{partition} to {replicas}")
         topic = ReassignableTopic(
             name=self.topic,
             partitions=[ReassignablePartition(partition_index=partition, replicas=replicas)],
@@ -105,7 +105,7 @@ class Restless(Admin):
         answer = await self.ask_any(ApiKey.ALTER_PARTITION_REASSIGNMENTS, MOVE_VERSION, request)
         check(answer.error_code)
         check(answer.responses[0].partitions[0].error_code)
-        self.story.count("moves")
+        self.events.count("moves")
 
     async def _elect(self) -> None:
         partitions = list(range(self.partitions))
@@ -116,14 +116,14 @@ class Restless(Admin):
         )
         answer = await self.ask_any(ApiKey.ELECT_LEADERS, ELECT_VERSION, request)
         check(answer.error_code)
-        self.story.count("elections")
+        self.events.count("elections")
 
     async def _delete(self) -> None:
-        self.story.add(f"deletes {OTHER_TOPIC}")
+        self.events.add(f"deletes {OTHER_TOPIC}")
         request = DeleteTopicsRequest(topic_names=[OTHER_TOPIC], timeout_ms=TIMEOUT_MS)
         answer = await self.ask_any(ApiKey.DELETE_TOPICS, DELETE_VERSION, request)
         check(answer.responses[0].error_code, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        self.story.count("deletions")
+        self.events.count("deletions")
 
 
 def check(code: int, *accepted: int) -> None:

@@ -11,8 +11,8 @@ import traceback
 from random import Random
 from typing import Any
 
+from promises import Message, Place, Promises
 from simulated_loop import WALL_MS
-from testimony import Message, Place, Testimony
 
 from tidemill.model.errors import ErrorCode
 from tidemill.net.link import Link, LinkError
@@ -50,12 +50,12 @@ class Client:
     """What all clients have: links to brokers, and who leads what."""
 
     def __init__(
-        self, name: str, addresses: list[str], topic: str, testimony: Testimony, random: Random
+        self, name: str, addresses: list[str], topic: str, promises: Promises, random: Random
     ) -> None:
         self.name = name
         self.topic = topic
-        self.testimony = testimony
-        self.story = testimony.story
+        self.promises = promises
+        self.events = promises.events
         self.random = random
         self.ended = False
         self._bootstrap = addresses
@@ -70,13 +70,13 @@ class Client:
             try:
                 await self.work()
             except (LinkError, Refused, TimeoutError) as problem:
-                self.story.add(f"{type(problem).__name__}: {problem}")
+                self.events.add(f"{type(problem).__name__}: {problem}")
                 self._leaders.clear()
                 await asyncio.sleep(self.random.random() * 2 * REST_S)
             except Exception as problem:  # noqa: BLE001 - it is told
                 # The answer was none that a client can make sense of.
-                self.story.add(traceback.format_exc())
-                self.story.violate(f"{self.name} broke: {problem!r}")
+                self.events.add(traceback.format_exc())
+                self.events.violate(f"{self.name} broke: {problem!r}")
                 return
 
     @property
@@ -186,22 +186,22 @@ class Producer(Client):
             topic_data=[TopicProduceData(name=self.topic, partition_data=[data])],
         )
         address = await self.leader(partition)
-        self.story.add(lambda: f"sends {messages} to {self.topic}-{partition} at {address}")
+        self.events.add(lambda: f"sends {messages} to {self.topic}-{partition} at {address}")
         answer = await self.ask(address, ApiKey.PRODUCE, PRODUCE_VERSION, request)
         ((one,),) = [topic.partition_responses for topic in answer.responses]
         if one.error_code not in (0, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
             self._refused(one.error_code, partition)
-        self.story.add(lambda: f"{messages} are at {self.topic}-{partition} offset {one.base_offset}")
+        self.events.add(lambda: f"{messages} are at {self.topic}-{partition} offset {one.base_offset}")
         self._unsettled = None
         self._sequences[partition] = self._sequences.get(partition, 0) + len(messages)
         if self.acks == ALL and one.error_code == 0 and one.base_offset >= 0:
-            self.testimony.acknowledged((self.topic, partition), one.base_offset, messages)
+            self.promises.acknowledged((self.topic, partition), one.base_offset, messages)
 
     def _refused(self, code: int, partition: int) -> None:
         place: Place = (self.topic, partition)
         if code in (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID):
-            if place not in self.testimony.excused and self.acks == ALL:
-                self.story.violate(f"{self.name} is refused: {Refused(code)}, and all was acknowledged")
+            if place not in self.promises.excused and self.acks == ALL:
+                self.events.violate(f"{self.name} is refused: {Refused(code)}, and all was acknowledged")
             # It begins anew, as if it were another producer.
             self._id = (-1, -1)
             self._sequences.clear()
@@ -237,8 +237,8 @@ class Consumer(Client):
         ((one,),) = [topic.partitions for topic in answer.topics]
         if one.error_code:
             raise Refused(one.error_code)
-        self.story.add(f"is told that {self.place} ends at {one.offset}")
-        self.testimony.end_told(self.name, self.place, one.offset, "ListOffsets")
+        self.events.add(f"is told that {self.place} ends at {one.offset}")
+        self.promises.end_told(self.name, self.place, one.offset, "ListOffsets")
 
     async def _fetch(self) -> None:
         address = await self.leader(self.partition)
@@ -259,20 +259,20 @@ class Consumer(Client):
             raise Refused(answer.error_code)
         ((one,),) = [topic.partitions for topic in answer.responses]
         if one.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            self.testimony.out_of_range(self.name, self.place, self.position)
+            self.promises.out_of_range(self.name, self.place, self.position)
             self.position = 0
         if one.error_code:
             raise Refused(one.error_code)
         if one.high_watermark >= 0:
-            self.testimony.end_told(self.name, self.place, one.high_watermark, "Fetch")
+            self.promises.end_told(self.name, self.place, one.high_watermark, "Fetch")
         self._take(one.records or b"")
 
     def _take(self, records: bytes) -> None:
         for record in iter_records(records, self.position):
             if record.offset != self.position:
-                self.testimony.skipped(self.name, self.place, self.position, record.offset)
+                self.promises.skipped(self.name, self.place, self.position, record.offset)
             message = Message.decode(record.value or b"")
-            if record.offset not in self.testimony.visible.get(self.place, ()):
-                self.story.add(f"sees {message} at {record.offset}")
-            self.testimony.saw(self.place, record.offset, message)
+            if record.offset not in self.promises.visible.get(self.place, ()):
+                self.events.add(f"sees {message} at {record.offset}")
+            self.promises.saw(self.place, record.offset, message)
             self.position = record.offset + 1

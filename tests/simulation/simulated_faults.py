@@ -23,7 +23,7 @@ class Faults:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.random = simulation.random
-        self.story = simulation.story
+        self.events = simulation.events
         kinds: list[Callable[[Node], None]] = [
             self.kill,
             self.cut_power,
@@ -59,8 +59,8 @@ class Faults:
         self.simulation.network.world_timer(loop.time() + self.random.expovariate(1 / mean_s), undo)
 
     def _tell(self, text: str) -> None:
-        self.story.count("faults")
-        self.story.add(f"*** {text}", "the world")
+        self.events.count("faults")
+        self.events.add(f"*** {text}", "the world")
 
     # -- processes and machines
 
@@ -69,7 +69,7 @@ class Faults:
         if not node.is_running:
             return
         self._tell(f"{node.name} is killed")
-        self.story.count("kills")
+        self.events.count("kills")
         node.stop()
         node.files.kill()
         self.simulation.network.process_ended(node.machine)
@@ -77,14 +77,14 @@ class Faults:
 
     def cut_power(self, node: Node) -> None:
         """The machine stops: what was not synced may be gone. Only where others have it, too."""
-        if not node.is_running or not self.simulation.testimony.may_lose_power(node.node_id):
+        if not node.is_running or not self.simulation.promises.may_lose_power(node.node_id):
             return
         self._tell(f"{node.name} loses its power")
-        self.story.count("power cuts")
+        self.events.count("power cuts")
         node.stop()
         node.files.power_cut(self.random)
         self.simulation.network.power_lost(node.machine)
-        self.simulation.testimony.power_lost(node.node_id)
+        self.simulation.promises.power_lost(node.node_id)
 
         def back() -> None:
             self.simulation.network.power_back(node.machine)
@@ -94,15 +94,15 @@ class Faults:
 
     def lose_disk(self, node: Node) -> None:
         """The process is gone, and another disk is in the machine. Only where others have what it had."""
-        if not node.is_running or not self.simulation.testimony.may_lose_power(node.node_id):
+        if not node.is_running or not self.simulation.promises.may_lose_power(node.node_id):
             return
         self._tell(f"{node.name} loses its disk")
-        self.story.count("lost disks")
+        self.events.count("lost disks")
         node.stop()
         node.files.kill()
         node.files = SimulatedFiles(self.simulation.loop)
         self.simulation.network.process_ended(node.machine)
-        self.simulation.testimony.power_lost(node.node_id)
+        self.simulation.promises.power_lost(node.node_id)
         self.later(node.boot)
 
     def pause(self, node: Node) -> None:
@@ -111,12 +111,12 @@ class Faults:
         if not node.is_running or process.paused:
             return
         self._tell(f"{node.name} stands still")
-        self.story.count("pauses")
+        self.events.count("pauses")
         process.paused = True
 
         def go_on() -> None:
             if process.paused:
-                self.story.add(f"*** {node.name} goes on", "the world")
+                self.events.add(f"*** {node.name} goes on", "the world")
                 self.simulation.loop.resume(process)
 
         self.later(go_on)
@@ -132,7 +132,7 @@ class Faults:
             return
         operation = self.random.choice(("append", "sync", "sync", "open", "replace"))
         self._tell(f"the disk of {node.name} fails ({operation})")
-        self.story.count("disk faults")
+        self.events.count("disk faults")
         node.files.fail(operation, "/data/", errno.EIO, times=self.random.choice((1, 3)))
 
         def repair() -> None:
@@ -161,13 +161,13 @@ class Faults:
         if not pairs:
             return
         self._tell(f"nothing arrives between {pairs}")
-        self.story.count("cuts")
+        self.events.count("cuts")
         network = self.simulation.network
         for pair in pairs:
             network.cut_off(*pair)
 
         def mend() -> None:
-            self.story.add(f"*** mended: {pairs}", "the world")
+            self.events.add(f"*** mended: {pairs}", "the world")
             network.mend(pairs)
 
         self.later(mend)
@@ -177,6 +177,6 @@ class Faults:
         mine = [one for one in self.simulation.network.connections() if one.machine is node.machine]
         for one in mine:
             if self.random.random() < 0.5:
-                self.story.count("resets")
+                self.events.count("resets")
                 self.simulation.network.reset(one)
         self._tell(f"connections of {node.name} break")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from promises import Place
 from simulated_clients import Client, Refused
-from testimony import Place
 
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.find_coordinator import FindCoordinatorRequest
@@ -72,14 +72,14 @@ class Committer(Client):
         request = OffsetCommitRequest(
             group_id=self.name, topics=[OffsetCommitRequestTopic(name=topic, partitions=[one])]
         )
-        self.testimony.commit_tried(self.name, self.place, self._offset)
-        self.story.add(f"commits {self._offset} at {self._coordinator}")
+        self.promises.commit_tried(self.name, self.place, self._offset)
+        self.events.add(f"commits {self._offset} at {self._coordinator}")
         answer = await self.ask(self._coordinator, ApiKey.OFFSET_COMMIT, COMMIT_VERSION, request)
         code = answer.topics[0].partitions[0].error_code
         if code:
             raise Refused(code)
-        self.story.add(f"{self._offset} is committed")
-        self.testimony.commit_acknowledged(self.name, self.place, self._offset)
+        self.events.add(f"{self._offset} is committed")
+        self.promises.commit_acknowledged(self.name, self.place, self._offset)
         self._commits = False
 
     async def _ask(self) -> bool:
@@ -95,7 +95,7 @@ class Committer(Client):
         one = answer.topics[0].partitions[0]
         if one.error_code:
             raise Refused(one.error_code)
-        self.story.add(f"finds {one.committed_offset} at {self._coordinator}")
+        self.events.add(f"finds {one.committed_offset} at {self._coordinator}")
         broker = int(self._coordinator.rpartition("-")[2])
         offset = one.committed_offset
-        return self.testimony.committed_found(self.name, self.place, offset, (OFFSETS, 0), broker)
+        return self.promises.committed_found(self.name, self.place, offset, (OFFSETS, 0), broker)

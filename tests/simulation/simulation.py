@@ -22,13 +22,13 @@ from random import Random
 from typing import Any, NamedTuple, Protocol
 from unittest import mock
 
+from event_log import EventLog, Violation
+from promises import Message, Place, Promises
 from simulated_clients import ALL, LEADER, Client, Consumer, Producer
 from simulated_disk import SimulatedFiles
 from simulated_faults import Faults
 from simulated_loop import START_S, Process, SimulatedClock, SimulatedLoop
 from simulated_network import WORLD, Network, Weather
-from story import Story, Violation
-from testimony import Message, Place, Testimony
 
 from tidemill.log.open_files import OPEN_FILES
 from tidemill.model.errors import TidemillError
@@ -52,8 +52,8 @@ class Report(NamedTuple):
     simulated_s: float
     real_s: float
     counts: dict[str, int]
-    story: str
-    """What stands for all that happened: the same for runs that are the same."""
+    fingerprint: str
+    """Identifies the events: equal for equal runs."""
 
 
 class Server(Protocol):
@@ -93,20 +93,20 @@ class Node:
         self.simulation.loop.create_task(self._serve(self.process), context=self.process.context)
 
     async def _serve(self, process: Process) -> None:
-        story = self.simulation.story
-        story.add("starts")
+        events = self.simulation.events
+        events.add("starts")
         server = self.simulation.make_server(self)
         try:
             await server.start()
         except TidemillError as problem:
-            story.add(f"cannot start: {problem}")
+            events.add(f"cannot start: {problem}")
             self.end(process)
             return
         except Exception as problem:
             logging.getLogger("tidemill.simulated").exception("the start broke")
-            story.violate(f"{self.name} breaks at its start: {problem!r}")
+            events.violate(f"{self.name} breaks at its start: {problem!r}")
             return
-        story.add("serves")
+        events.add("serves")
         self.server = server
 
     def end(self, process: Process) -> None:
@@ -132,13 +132,13 @@ class Node:
 class Simulation:
     """A world with a cluster in it; subclasses say of which kind."""
 
-    def __init__(self, seed: int, steps: int) -> None:
+    def __init__(self, seed: int, steps: int = 2000) -> None:
         self.seed = seed
         self.steps = steps
         self.random = Random(seed)
         self.loop = SimulatedLoop(self.random)
-        self.story = Story(self.loop)
-        self.testimony = Testimony(self.story)
+        self.events = EventLog(self.loop)
+        self.promises = Promises(self.events)
         choice = self.random.choice
         weather = Weather(choice((0.0002, 0.001, 0.004)), choice((0.0, 0.02, 0.1)), choice((0.02, 0.2)))
         self.network = Network(self.loop, self.random, weather)
@@ -181,7 +181,7 @@ class Simulation:
     # -- the run
 
     def run(self) -> Report:
-        """Runs; raises Violation, whose text is the story, when a promise was broken."""
+        """Runs; raises Violation, whose text is the last events, when a promise was broken."""
         began = time.perf_counter()
         logger = logging.getLogger("tidemill")
         with ExitStack() as stack:
@@ -192,22 +192,22 @@ class Simulation:
                 *self.patches(),
             ):
                 stack.enter_context(patch)
-            stack.enter_context(_logging_to(self.story, logger))
+            stack.enter_context(_logging_to(self.events, logger))
             stack.enter_context(_own_randomness(self.seed))
             stack.callback(_let_files_go)
             stack.callback(self.loop.end, self.processes)
             self.loop.set_exception_handler(self._broken)
-            self.story.on_violation = self._stop
+            self.events.on_violation = self._stop
             self._run_to_the_end()
-            if self.story.violation:
+            if self.events.violation:
                 raise Violation(
                     f"{type(self).__name__}: seed {self.seed}, {self.loop.steps} steps: "
-                    f"{self.story.violation}\n{self.story.told()}"
+                    f"{self.events.violation}\n{self.events.last_lines()}"
                 )
         elapsed = time.perf_counter() - began
         simulated_s = self.loop.time() - START_S
-        story = self.story.fingerprint()
-        return Report(self.seed, self.loop.steps, simulated_s, elapsed, self.story.counts, story)
+        fingerprint = self.events.fingerprint()
+        return Report(self.seed, self.loop.steps, simulated_s, elapsed, self.events.counts, fingerprint)
 
     def _run_to_the_end(self) -> None:
         task = self.loop.create_task(self._run(), context=WORLD)
@@ -216,7 +216,7 @@ class Simulation:
         except _Stopped:
             pass
         except RuntimeError:
-            if not self.story.violation:
+            if not self.events.violation:
                 raise
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, _Stopped):
@@ -243,7 +243,7 @@ class Simulation:
         self._check_stopped()
         faults.ended = True
         breaking.cancel()
-        self.story.add("*** nothing breaks any more")
+        self.events.add("*** nothing breaks any more")
         self._mend()
         await self._come_to_rest()
         self._check_logs()
@@ -256,7 +256,7 @@ class Simulation:
                     if partition.is_leader and not partition.failed:
                         place = (partition.topic, int(partition.index))
                         epoch = int(partition.leader_epoch)
-                        self.testimony.leads(place, partition.log.topic_id, epoch, node.node_id)
+                        self.promises.leads(place, partition.log.topic_id, epoch, node.node_id)
         if steps >= self._end_step and not self._stopped.done():
             self._stopped.set_result(None)
 
@@ -267,7 +267,7 @@ class Simulation:
         self.loop.stop()
 
     def _check_stopped(self) -> None:
-        if self.story.violation:
+        if self.events.violation:
             raise _Stopped
 
     def _broken(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -292,7 +292,7 @@ class Simulation:
                 f"producer-{number}",
                 addresses,
                 TOPIC,
-                self.testimony,
+                self.promises,
                 random,
                 partitions=self.partition_count,
                 acks=ALL if is_idempotent or random.random() < 0.6 else LEADER,
@@ -305,7 +305,7 @@ class Simulation:
                 f"consumer-{partition}",
                 addresses,
                 TOPIC,
-                self.testimony,
+                self.promises,
                 random,
                 partition=partition,
                 again=random.choice((0.0, 0.02)),
@@ -340,7 +340,7 @@ class Simulation:
         while missing := self._unrest():
             self._check_stopped()
             if self.loop.time() > deadline:
-                self.story.violate(f"the cluster does not come to rest: {missing}")
+                self.events.violate(f"the cluster does not come to rest: {missing}")
                 raise _Stopped
             await asyncio.sleep(0.1)
         for consumer in self.consumers:
@@ -391,14 +391,14 @@ class Simulation:
         for place in self.places():
             contents = [records_of(partition) for _, partition in self._replicas(place)]
             if any(content != contents[0] for content in contents[1:]):
-                self.story.violate(f"the replicas of {place} differ in the end")
+                self.events.violate(f"the replicas of {place} differ in the end")
                 raise _Stopped
             if place[0] == TOPIC:
                 log = {
                     int(record.offset): Message.decode(record.value or b"")
                     for record in iter_records(contents[0])
                 }
-                self.testimony.check_log(place, log, ordered)
+                self.promises.check_log(place, log, ordered)
         self._check_stopped()
 
 
@@ -424,15 +424,15 @@ def records_of(partition: Partition) -> bytes:
 
 
 @contextmanager
-def _logging_to(story: Story, logger: logging.Logger) -> Iterator[None]:
+def _logging_to(events: EventLog, logger: logging.Logger) -> Iterator[None]:
     before = (logger.level, logger.propagate)
-    logger.addHandler(story)
+    logger.addHandler(events)
     logger.setLevel(logging.INFO)
     logger.propagate = False
     try:
         yield
     finally:
-        logger.removeHandler(story)
+        logger.removeHandler(events)
         logger.setLevel(before[0])
         logger.propagate = before[1]
 

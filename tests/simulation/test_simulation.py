@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from code_faults import CODE_FAULTS
 from full_cluster import FullCluster
-from plain_cluster import PlainCluster
-from planted import PLANTED
+from replication_cluster import ReplicationCluster
 
 from simulation import Simulation
 
@@ -18,7 +18,7 @@ STEPS = 2000
 SEEDS_A_TEST, MANY_SEEDS = 20, 100
 CLUSTER_SEEDS, EVERY_CLUSTER_SEED = 200, 10_000
 REPLICATION_SEEDS, EVERY_REPLICATION_SEED = 100, 10_000
-PLANTED_SEEDS = 300
+CODE_FAULT_SEEDS = 300
 """A fault that was put in is found within so many seeds."""
 RARELY_FOUND = {"let-in-too-early"}
 """It takes many seeds."""
@@ -44,7 +44,7 @@ def test_clusters_keep_their_promises(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", starts(REPLICATION_SEEDS, SEEDS_A_TEST))
 def test_replication_keeps_its_promises(seed: int) -> None:
-    run(PlainCluster, range(seed, seed + SEEDS_A_TEST))
+    run(ReplicationCluster, range(seed, seed + SEEDS_A_TEST))
 
 
 @pytest.mark.every
@@ -58,7 +58,7 @@ def test_clusters_keep_their_promises_for_many_seeds(seed: int) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", starts(EVERY_REPLICATION_SEED, MANY_SEEDS, 1 + REPLICATION_SEEDS))
 def test_replication_keeps_its_promises_for_many_seeds(seed: int) -> None:
-    run(PlainCluster, range(seed, seed + MANY_SEEDS))
+    run(ReplicationCluster, range(seed, seed + MANY_SEEDS))
 
 
 def simulate(*options: str, hash_seed: str = "random") -> subprocess.CompletedProcess[str]:
@@ -70,13 +70,16 @@ def simulate(*options: str, hash_seed: str = "random") -> subprocess.CompletedPr
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.every if name in RARELY_FOUND else ()) for name in sorted(PLANTED)],
+    [
+        pytest.param(name, marks=pytest.mark.every if name in RARELY_FOUND else ())
+        for name in sorted(CODE_FAULTS)
+    ],
 )
 def test_a_fault_that_was_put_in_is_found_and_its_story_told(name: str) -> None:
-    ended = simulate("--kind", "replication", "--seeds", str(PLANTED_SEEDS), "--planted", name)
+    ended = simulate("--kind", "replication", "--seeds", str(CODE_FAULT_SEEDS), "--code-fault", name)
     assert ended.returncode == 1, ended.stdout[-1000:]
     told = ended.stdout.splitlines()
-    assert told[0].startswith("PlainCluster: seed "), told[0]
+    assert told[0].startswith("ReplicationCluster: seed "), told[0]
     assert "VIOLATION" in ended.stdout
     assert "broker-1" in ended.stdout
 
@@ -85,5 +88,5 @@ def test_a_fault_that_was_put_in_is_found_and_its_story_told(name: str) -> None:
 def test_a_seed_tells_the_same_story_each_time(kind: str) -> None:
     one, other = (simulate("--kind", kind, "--seed", "7", hash_seed=seed) for seed in ("1", "2"))
     assert one.returncode == other.returncode == 0, one.stdout + one.stderr
-    (told,) = [line for line in one.stdout.splitlines() if line.startswith("the story: ")]
+    (told,) = [line for line in one.stdout.splitlines() if line.startswith("fingerprint: ")]
     assert told in other.stdout.splitlines()

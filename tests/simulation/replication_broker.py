@@ -1,7 +1,7 @@
-"""A broker without a controller, for simulations of replication alone.
+"""A broker that the simulated :class:`ReliableController` commands, for simulations of replication alone.
 
 It has the real logs, partitions, followers and request paths, put together as in
-:mod:`tidemill.server.app`; the overseer tells it what it leads and follows.
+:mod:`tidemill.server.app`; the controller tells it what it leads and follows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from overseer import CLUSTER_ID, Overseer
+from reliable_controller import CLUSTER_ID, ReliableController
 from simulated_clients import PORT
 from simulated_loop import SimulatedClock, SimulatedLoop
 from simulated_network import Listening, Machine, Network
@@ -50,7 +50,7 @@ log = logging.getLogger("tidemill.simulated")
 LINK_S = 1.0
 
 
-class PlainBroker:
+class ReplicationBroker:
     """One broker, for the time of one process."""
 
     def __init__(
@@ -61,13 +61,13 @@ class PlainBroker:
         files: Files,
         clock: SimulatedClock,
         config: BrokerConfig,
-        overseer: Overseer,
+        controller: ReliableController,
     ) -> None:
         self.node_id = node_id
         self.network = network
         self.machine = machine
         self.loop: SimulatedLoop = network.loop
-        self.overseer = overseer
+        self.controller = controller
         self.broker = Broker()
         self.broker.config = config
         self.broker.clock = clock
@@ -88,14 +88,14 @@ class PlainBroker:
         broker.logs = logs = LogManager(broker.files, ["/data"])
         logs.lock()
         logs.claim(CLUSTER_ID, self.node_id)
-        topics = self.overseer.image.topics
+        topics = self.controller.image.topics
         logs.load(broker.clock.wall_ms(), lambda name: log_config(config, name, topics[name].config))
         lost = LostReplicas(logs.may_have_lost, logs.is_blank)
         nobody: Any = None
         broker.partitions = ReplicaManager(self.node_id, logs, broker.clock, self.loop, nobody, nobody)
         broker.partitions.lag_ms_max = config.int("replica.lag.time.max.ms")
-        broker.metadata = MetadataCache(self.overseer.image.with_brokers({}))
-        broker.producer_ids = ProducerIds(self.overseer.next_producer_ids)
+        broker.metadata = MetadataCache(self.controller.image.with_brokers({}))
+        broker.producer_ids = ProducerIds(self.controller.next_producer_ids)
         acceptor = self._build_request_path()
         limits = FetchLimits(
             wait_ms=config.int("replica.fetch.wait.max.ms"), backoff_ms=config.int("replica.fetch.backoff.ms")
@@ -109,7 +109,7 @@ class PlainBroker:
         listener = Listener("PLAINTEXT", self.machine.name, PORT, node_id=self.node_id)
         acceptor.listen(listener, [listening])
         self._start_upkeep()
-        self.overseer.register(self, PORT, lost)
+        self.controller.register(self, PORT, lost)
         logs.accept()
 
     def _build_request_path(self) -> Acceptor:
@@ -143,9 +143,9 @@ class PlainBroker:
             self._tasks.append(self.loop.create_task(_repeat(period_s, do)))
 
     async def _register_again(self) -> None:
-        if not self.overseer.is_registered(self):
+        if not self.controller.is_registered(self):
             self.partitions.step_down()
-            self.overseer.register(self, PORT, False)
+            self.controller.register(self, PORT, False)
 
     async def _connect(self, leader: int) -> Link:
         known = self.broker.metadata.brokers.get(leader)
@@ -158,7 +158,7 @@ class PlainBroker:
         log.warning("%s-%d: %s", partition.topic, partition.index, problem)
         self.partitions.storage_trouble(partition, problem)
 
-    # -- what the overseer says
+    # -- what the controller says
 
     def take(self, image: ClusterImage) -> None:
         """The cluster has changed."""
@@ -185,7 +185,7 @@ class PlainBroker:
             else:
                 self.partitions.isr_changed(partition, state_of(state))
 
-        self.overseer.alter_isr(partition.topic, int(partition.index), change, answer)
+        self.controller.alter_isr(partition.topic, int(partition.index), change, answer)
 
 
 async def _repeat(period_s: float, do: Callable[[], Awaitable[Any]]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from story import Story
+from event_log import EventLog
 
 Place = tuple[str, int]
 """Topic and partition."""
@@ -61,12 +61,12 @@ class Replicated:
         self.whole.discard(broker)
 
 
-class Testimony:
+class Promises:
     """All that was told, by partition and offset."""
 
-    def __init__(self, story: Story) -> None:
-        self.story = story
-        self.promised: dict[Place, dict[int, Message]] = {}
+    def __init__(self, events: EventLog) -> None:
+        self.events = events
+        self.acknowledged_messages: dict[Place, dict[int, Message]] = {}
         """Acknowledged with acks=all."""
         self.visible: dict[Place, dict[int, Message]] = {}
         """Seen by a consumer."""
@@ -108,15 +108,15 @@ class Testimony:
     def _excuse_if_lost(self, place: Place) -> None:
         if not self.replicated[place].whole and place not in self.excused:
             self.excused.add(place)
-            self.story.count("partitions excused")
-            self.story.add(f"all in-sync replicas of {place} have lost their power: it may forget")
+            self.events.count("partitions excused")
+            self.events.add(f"all in-sync replicas of {place} have lost their power: it may forget")
 
     # -- what producers are told
 
     def acknowledged(self, place: Place, base_offset: int, messages: list[Message]) -> None:
         """A produce with acks=all was answered without an error."""
-        self.story.count("messages acknowledged")
-        promised = self.promised.setdefault(place, {})
+        self.events.count("messages acknowledged")
+        promised = self.acknowledged_messages.setdefault(place, {})
         for offset, message in enumerate(messages, base_offset):
             self._agree(place, offset, message, promised, "another producer's message was acknowledged for")
             self._agree(place, offset, message, self.visible.get(place, {}), "a consumer has seen there")
@@ -128,7 +128,7 @@ class Testimony:
         """A consumer was given a message."""
         visible = self.visible.setdefault(place, {})
         self._agree(place, offset, message, visible, "a consumer has seen there")
-        self._agree(place, offset, message, self.promised.get(place, {}), "was acknowledged for")
+        self._agree(place, offset, message, self.acknowledged_messages.get(place, {}), "was acknowledged for")
         visible[offset] = message
 
     def _agree(
@@ -136,25 +136,25 @@ class Testimony:
     ) -> None:
         other = known.get(offset)
         if other is not None and other != message and place not in self.excused:
-            self.story.violate(f"{place} offset {offset} holds {message}, and {other} {what} it before")
+            self.events.violate(f"{place} offset {offset} holds {message}, and {other} {what} it before")
 
     def skipped(self, consumer: str, place: Place, position: int, found: int) -> None:
         """A consumer asked for one offset, and was given a later one."""
         if place not in self.excused:
-            self.story.violate(f"{consumer} asked {place} for offset {position}, and was given {found}")
+            self.events.violate(f"{consumer} asked {place} for offset {position}, and was given {found}")
 
     def end_told(self, consumer: str, place: Place, end: int, how: str) -> None:
         """A consumer was told where the partition ends for readers."""
         key = (consumer, place)
         before = self._ends.get(key, -1)
         if end < before and place not in self.excused:
-            self.story.violate(f"{consumer} was told that {place} ends at {before}, and now {end} ({how})")
+            self.events.violate(f"{consumer} was told that {place} ends at {before}, and now {end} ({how})")
         self._ends[key] = max(before, end)
 
     def out_of_range(self, consumer: str, place: Place, position: int) -> None:
         """A position that a consumer had come to is refused."""
         if place not in self.excused:
-            self.story.violate(f"{consumer} has read {place} up to {position}: that is out of range now")
+            self.events.violate(f"{consumer} has read {place} up to {position}: that is out of range now")
 
     # -- what groups are told
 
@@ -166,7 +166,7 @@ class Testimony:
     def commit_acknowledged(self, group: str, place: Place, offset: int) -> None:
         """A commit was answered without an error."""
         self._commits[group, place] = (offset, set())
-        self.story.count("commits acknowledged")
+        self.events.count("commits acknowledged")
 
     def committed_found(self, group: str, place: Place, offset: int, log_place: Place, broker: int) -> bool:
         """A group asked ``broker`` for its position. ``log_place`` is the partition that keeps it.
@@ -175,11 +175,11 @@ class Testimony:
         nothing can be committed there. False: this was such a one.
         """
         if self._led_by.get(log_place) != broker:
-            self.story.count("positions told by former coordinators")
+            self.events.count("positions told by former coordinators")
             return False
         last, tried = self._commits.get((group, place), (-1, set()))
         if offset != last and offset not in tried and log_place not in self.excused:
-            self.story.violate(
+            self.events.violate(
                 f"group {group} committed {last} for {place} (tried: {sorted(tried)}), and finds {offset}"
             )
         return True
@@ -190,7 +190,7 @@ class Testimony:
         """A broker takes itself for the leader. Epochs begin anew where a topic is deleted and made again."""
         other = self._leaders.setdefault((place, topic_id, epoch), broker)
         if other != broker:
-            self.story.violate(f"{place} is led by {other} and by {broker} in epoch {epoch}")
+            self.events.violate(f"{place} is led by {other} and by {broker} in epoch {epoch}")
 
     # -- the end
 
@@ -198,10 +198,10 @@ class Testimony:
         """``log`` is all that a partition holds in the end; ``ordered`` are the idempotent producers."""
         if place in self.excused:
             return
-        for what, known in (("acknowledged", self.promised), ("seen", self.visible)):
+        for what, known in (("acknowledged", self.acknowledged_messages), ("seen", self.visible)):
             for offset, message in known.get(place, {}).items():
                 if log.get(offset) != message:
-                    self.story.violate(
+                    self.events.violate(
                         f"{message} was {what} at {place} offset {offset}, and in the end that holds"
                         f" {log.get(offset)} (the log has {len(log)} messages)"
                     )
@@ -211,6 +211,6 @@ class Testimony:
             message = log[offset]
             before = last.get(message.producer)
             if message.producer in ordered and before is not None and message.number <= before.number:
-                self.story.violate(f"{place} holds {message} at offset {offset}, after {before}")
+                self.events.violate(f"{place} holds {message} at offset {offset}, after {before}")
                 return
             last[message.producer] = message

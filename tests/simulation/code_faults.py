@@ -64,7 +64,7 @@ def let_in_too_early() -> list[Patch]:
     return [mock.patch.object(Replicas, "may_join", may_join)]
 
 
-PLANTED: dict[str, Callable[[], list[Patch]]] = {
+CODE_FAULTS: dict[str, Callable[[], list[Patch]]] = {
     one.__name__.replace("_", "-"): one
     for one in (
         truncate_by_high_watermark,

@@ -1,6 +1,6 @@
-"""A controller without a broker, for simulations of replication alone.
+"""A controller that never fails, for simulations of replication alone.
 
-It decides as the real one does, with the same pure functions, and never fails itself.
+It decides with the same pure functions as the real controller, outside of any broker.
 
 What it tells a broker arrives in order, or not at all when the network is cut; then it is told again. It
 learns late that a broker is gone, and may take one for dead that lives.
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from promises import Promises
 from simulated_loop import PROCESS, Process
 from simulated_network import Network
-from testimony import Testimony
 
 from tidemill.controller.elections import ElectionPolicy, LogEnd, plan_broker_change, plan_takeover
 from tidemill.controller.isr import IsrChange, plan_isr_change
@@ -23,27 +23,27 @@ from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 
 if TYPE_CHECKING:
-    from plain_broker import PlainBroker
+    from replication_broker import ReplicationBroker
 
-MACHINE = "overseer"
+MACHINE = "controller"
 AGAIN_S = 0.1
 CLUSTER_ID = "c" * 22
 
 
-class Overseer:
+class ReliableController:
     """Knows the cluster, and writes down its changes."""
 
     def __init__(
-        self, network: Network, testimony: Testimony, timeout_s: float, node_ids: list[int], topic: TopicImage
+        self, network: Network, promises: Promises, timeout_s: float, node_ids: list[int], topic: TopicImage
     ) -> None:
         self.network = network
         self.loop = network.loop
         self.machine = network.machine(MACHINE)
-        self.testimony = testimony
+        self.promises = promises
         self.timeout_s = timeout_s
         self.node_ids = node_ids
         self.image = ClusterImage(CLUSTER_ID, 0, 1, {}, {topic.name: topic})
-        self._brokers: dict[int, tuple[Process, PlainBroker, float]] = {}
+        self._brokers: dict[int, tuple[Process, ReplicationBroker, float]] = {}
         """Who has registered: its process, and when it was heard last."""
         self._told: dict[int, int] = {}
         """The number of the image that each broker has."""
@@ -66,7 +66,7 @@ class Overseer:
             elif now - heard_s > self.timeout_s:
                 gone.append(node_id)
         if gone:
-            self.testimony.story.add(f"the overseer takes {gone} for dead")
+            self.promises.events.add(f"the controller takes {gone} for dead")
             brokers = {node: one for node, one in self.image.brokers.items() if node not in gone}
             for node_id in gone:
                 del self._brokers[node_id]
@@ -74,7 +74,7 @@ class Overseer:
             self._change_brokers(brokers, gone=gone)
         self.network.world_timer(now + AGAIN_S, self._look)
 
-    def register(self, broker: PlainBroker, port: int, lost: LostReplicas) -> None:
+    def register(self, broker: ReplicationBroker, port: int, lost: LostReplicas) -> None:
         """A broker has started, or it is back after it was taken for dead."""
         process = PROCESS.get()
         if process is None:
@@ -84,7 +84,7 @@ class Overseer:
             if not process.alive:
                 return
             self._epoch += 1
-            self.testimony.registered(broker.node_id)
+            self.promises.registered(broker.node_id)
             registration = BrokerRegistration(
                 broker.node_id,
                 (Endpoint("PLAINTEXT", "PLAINTEXT", process.name, port),),
@@ -98,12 +98,12 @@ class Overseer:
 
         self._ask(process, arrive)
 
-    def is_registered(self, broker: PlainBroker) -> bool:
+    def is_registered(self, broker: ReplicationBroker) -> bool:
         """Whether it is not taken for dead."""
         known = self._brokers.get(broker.node_id)
         return known is not None and known[1] is broker
 
-    def _heeded(self, broker: PlainBroker) -> None:
+    def _heeded(self, broker: ReplicationBroker) -> None:
         """A broker has heard what it may have lost, and takes that out of its registration."""
         known = self.image.brokers.get(broker.node_id)
         if known is not None and not known.lost.is_none and self.is_registered(broker):
@@ -130,7 +130,7 @@ class Overseer:
         self._recover()
 
     def _recover(self) -> None:
-        """Elects by the logs where no replica is in sync or eligible; the overseer sees them at once."""
+        """Elects by the logs where no replica is in sync or eligible; the controller sees them at once."""
         ends: dict[TopicPartition, dict[int, LogEnd]] = {}
         for node_id, (process, broker, _) in self._brokers.items():
             if process.alive and not process.paused:
@@ -147,9 +147,9 @@ class Overseer:
             for partition in topic.partitions:
                 before = self.image.topics[topic.name].partitions[partition.partition]
                 if partition is not before:
-                    self.testimony.story.add(f"the overseer writes {topic.name}-{partition}", "the world")
+                    self.promises.events.add(f"the controller writes {topic.name}-{partition}", "the world")
                     place = (topic.name, partition.partition)
-                    self.testimony.state_written(place, partition.leader, tuple(partition.isr))
+                    self.promises.state_written(place, partition.leader, tuple(partition.isr))
         self.image = image
         self._number += 1
         for node_id in list(self._brokers):
@@ -211,9 +211,9 @@ class Overseer:
                 old = found.partitions[partition]
                 state = plan_isr_change(self.image, topic, old, change, policy_of(found))
             except KafkaError as problem:
-                self.testimony.story.add(f"the overseer refuses {change}: {problem}", "the world")
+                self.promises.events.add(f"the controller refuses {change}: {problem}", "the world")
                 if problem.code in (ErrorCode.INELIGIBLE_REPLICA, ErrorCode.INVALID_REQUEST):
-                    self.testimony.story.count("in-sync sets refused")
+                    self.promises.events.count("in-sync sets refused")
             if state is not None and state is not old:
                 partitions = list(found.partitions)
                 partitions[partition] = state

@@ -8,8 +8,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from former_lives import FETCH, NOTHING, WISH, FormerLife
-from story import Violation
+from empty_disk_scenario import FETCH, NOTHING, WISH, EmptyDiskScenario
+from event_log import Violation
 
 from tidemill.broker import isr_changes
 from tidemill.controller.isr import ANY_EPOCH
@@ -40,9 +40,9 @@ def told(on_its_way: str, seed: int, *faults: Callable[[], Any]) -> str:
     with ExitStack() as stack:
         for fault in faults:
             stack.enter_context(fault())
-        story = FormerLife(seed, on_its_way)
-        story.run()
-    return story.told
+        scenario = EmptyDiskScenario(seed, on_its_way)
+        scenario.run()
+    return scenario.events_until_answered
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -71,4 +71,4 @@ def test_without_them_what_was_acknowledged_is_lost(
 ) -> None:
     with pytest.raises(Violation) as lost:
         told(on_its_way, seed, *faults)
-    assert "the story does not go on" not in str(lost.value)
+    assert "the scenario does not proceed" not in str(lost.value)

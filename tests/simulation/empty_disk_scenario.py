@@ -32,7 +32,7 @@ FETCH, WISH, NOTHING = "fetch", "wish", "nothing"
 """What is on its way: what a follower fetched, or the in-sync set that its leader wants."""
 
 
-class FormerLife(FullCluster):
+class EmptyDiskScenario(FullCluster):
     """Three whole brokers, of which one returns with nothing."""
 
     def __init__(self, seed: int, on_its_way: str) -> None:
@@ -44,11 +44,11 @@ class FormerLife(FullCluster):
         self.committers, self.admins = [], []
         self.brokers: dict[str, Whole] = {}
         self.index = 0
-        """The partition that the story is about."""
+        """the partition under test."""
         self.leader = self.follower = self.controller = self.nodes[0]
         self.joined: asyncio.Future[None] | None = None
         """Done when the store has the follower in sync."""
-        self.told = ""
+        self.events_until_answered = ""
         """What had happened when all that was on its way had been answered."""
         self._moments: list[tuple[Callable[[], bool], Callable[[], None], asyncio.Future[None]]] = []
 
@@ -97,7 +97,7 @@ class FormerLife(FullCluster):
             async with asyncio.timeout(PATIENCE_S):
                 await future
         except TimeoutError:
-            self.story.violate("the story does not go on")
+            self.events.violate("the scenario does not proceed")
             self._check_stopped()
 
     def _look(self) -> None:
@@ -118,20 +118,20 @@ class FormerLife(FullCluster):
 
     def kill(self, node: Node) -> None:
         """The process is gone."""
-        self.story.add(f"*** {node.name} is killed", "the world")
+        self.events.add(f"*** {node.name} is killed", "the world")
         node.stop()
         node.files.kill()
         self.network.process_ended(node.machine)
 
     def wipe(self, node: Node) -> None:
         """Another disk is put in, on which nothing is."""
-        self.story.add(f"*** {node.name} gets another disk", "the world")
+        self.events.add(f"*** {node.name} gets another disk", "the world")
         node.files = SimulatedFiles(self.loop)
         # Both others have all that it had: nothing may be forgotten.
 
     def cut(self, one: Node, other: Node) -> None:
         """What ``one`` sends to ``other`` is on its way until it is mended."""
-        self.story.add(f"*** nothing arrives from {one.name} at {other.name}", "the world")
+        self.events.add(f"*** nothing arrives from {one.name} at {other.name}", "the world")
         self.network.cut_off(one.name, other.name)
 
     async def _run(self) -> None:
@@ -216,17 +216,17 @@ class FormerLife(FullCluster):
     async def _is_counted_on(self) -> None:
         """All arrives; once the follower is in sync it is all that there is."""
         self.joined = self.loop.create_future()
-        self.story.add("*** all arrives, before the follower does anything more", "the world")
+        self.events.add("*** all arrives, before the follower does anything more", "the world")
         self.follower.process.paused = True
         self.network.mend()
         await asyncio.wait([self.joined], timeout=ARRIVES_S)
-        self.told = self.story.told()
+        self.events_until_answered = self.events.last_lines()
         self.loop.resume(self.follower.process)
         async with asyncio.timeout(PATIENCE_S):
             await self.joined
         mine = self.replica(self.follower)
         there = 0 if mine is None else mine.log.end_offset
-        self.story.add(f"in sync with {there} of {self.led().log.end_offset} records", self.follower.name)
+        self.events.add(f"in sync with {there} of {self.led().log.end_offset} records", self.follower.name)
 
     async def _is_not_missed(self) -> None:
         """The controller hears that the follower was gone when it is back already."""

@@ -1,4 +1,4 @@
-"""What happens in a simulated run, to be told when the run goes wrong."""
+"""The event log of a simulated run: network, program log lines and answers to clients. Shown on failure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Callable
 from simulated_loop import PROCESS, START_S, SimulatedLoop
 
 LINES_KEPT = 50_000
-LINES_TOLD = 200
+LINES_SHOWN = 200
 
 
 class Violation(AssertionError):
     """A promise was broken."""
 
 
-class Story(logging.Handler):
+class EventLog(logging.Handler):
     """Collects what the world does, what the program logs, and what clients are told."""
 
     def __init__(self, loop: SimulatedLoop) -> None:
@@ -30,7 +30,7 @@ class Story(logging.Handler):
         self.counts: dict[str, int] = {}
 
     def add(self, text: str | Callable[[], str], who: str | None = None) -> None:
-        """One line; a function is called only if the story is told."""
+        """One line; a function is called only when the line is shown."""
         if who is None:
             process = PROCESS.get()
             who = process.name if process is not None else "the world"
@@ -61,10 +61,10 @@ class Story(logging.Handler):
             self.violate(f"the program reports a fault of its own: {record.getMessage()} ({problem!r})")
 
     def fingerprint(self) -> str:
-        """A short text that differs when anything of the story does."""
-        return hashlib.sha256(self.told(LINES_KEPT).encode()).hexdigest()[:16]
+        """A short text that differs when any line does."""
+        return hashlib.sha256(self.last_lines(LINES_KEPT).encode()).hexdigest()[:16]
 
-    def told(self, lines: int = LINES_TOLD) -> str:
+    def last_lines(self, lines: int = LINES_SHOWN) -> str:
         """The last lines, oldest first."""
         shown = list(self._lines)[-lines:]
         return "\n".join(

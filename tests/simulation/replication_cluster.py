@@ -1,9 +1,9 @@
-"""Simulations of replication alone: brokers without a controller, and an overseer that decides."""
+"""Simulations of replication alone: a reliable controller that decides for them."""
 
 from __future__ import annotations
 
-from overseer import Overseer, new_topic
-from plain_broker import PlainBroker
+from reliable_controller import ReliableController, new_topic
+from replication_broker import ReplicationBroker
 
 from simulation import TOPIC, Node, Simulation
 from tidemill.model.configs import BrokerConfig
@@ -16,20 +16,20 @@ SETTINGS = {
 }
 
 
-class PlainCluster(Simulation):
-    """Three brokers that an overseer commands."""
+class ReplicationCluster(Simulation):
+    """Three brokers that a reliable controller commands."""
 
-    def __init__(self, seed: int, steps: int) -> None:
+    def __init__(self, seed: int, steps: int = 2000) -> None:
         super().__init__(seed, steps)
         node_ids = [node.node_id for node in self.nodes]
         topic = new_topic(TOPIC, TOPIC_ID, self.partition_count, node_ids, self.min_isr)
         timeout_s = self.random.choice((0.4, 1.5))
-        self.overseer = Overseer(self.network, self.testimony, timeout_s, node_ids, topic)
+        self.controller = ReliableController(self.network, self.promises, timeout_s, node_ids, topic)
         self.config = BrokerConfig.from_sources(
             None, [f"{key}={value}" for key, value in SETTINGS.items()], {}
         )
 
-    def make_server(self, node: Node) -> PlainBroker:
-        return PlainBroker(
-            node.node_id, self.network, node.machine, node.files, node.clock, self.config, self.overseer
+    def make_server(self, node: Node) -> ReplicationBroker:
+        return ReplicationBroker(
+            node.node_id, self.network, node.machine, node.files, node.clock, self.config, self.controller
         )

@@ -289,6 +289,56 @@ FAR = 1 << 32
 """Farther from a segment's first offset than its indexes reach."""
 
 
+@pytest.mark.parametrize("start", [5, 7, 9])
+@pytest.mark.parametrize("stop", ["clean", "kill", "none"])
+def test_a_follower_takes_a_first_batch_that_begins_before_the_start_of_its_log(
+    log_of: MakeLog, batch: MakeBatch, start: int, stop: str
+) -> None:
+    log = log_of()
+    log.truncate_fully(start, NOW)
+    first = batch(5, base_offset=5, leader_epoch=3, producer_id=8, producer_epoch=0, base_sequence=0)
+    second = batch(2, base_offset=10, leader_epoch=4)
+    assert log.append_as_follower(first.to_bytes() + second.to_bytes(), NOW) == 12
+    if stop == "clean":
+        log.close(NOW)
+    if stop != "none":
+        log = log_of(clean=stop == "clean", start_offset=start)
+    assert (log.start_offset, log.end_offset, log.segments[0].base_offset) == (start, 12, 5)
+    assert [b.base_offset for b in stored(log, start)] == [5, 10]
+    assert (log.leader_epochs.epochs, log.leader_epochs.starts[1:]) == ([3, 4], [10])
+    assert log.producer_state.entries[8].last_sequence == 4
+    with pytest.raises(OffsetOutOfRange):
+        log.read(start - 1, 100, 12, True)
+    if start > 5:
+        assert log.offset_for_timestamp(0) == (NOW, start)
+
+
+def test_only_the_first_batch_of_a_log_may_begin_before_its_end(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of()
+    log.truncate_fully(7, NOW)
+    with pytest.raises(CorruptMessage, match="the leader sent offset 2, the log here ends at 7"):
+        log.append_as_follower(batch(5, base_offset=2).to_bytes(), NOW)
+    assert log.append_as_follower(batch(5, base_offset=5).to_bytes(), NOW) == 10
+    with pytest.raises(CorruptMessage, match="the leader sent offset 8, the log here ends at 10"):
+        log.append_as_follower(batch(5, base_offset=8).to_bytes(), NOW)
+    assert (log.start_offset, log.end_offset) == (7, 10)
+
+
+def test_a_first_batch_that_finds_no_room_is_taken_later(batch: MakeBatch) -> None:
+    files = FaultyFiles()
+    files.make_directory("/t-0")
+    log = open_log(files, "/t-0", TopicPartition("t", 0), LogConfig())
+    log.truncate_fully(7, NOW)
+    data = batch(5, base_offset=5).to_bytes()
+    for operation, path in (("append", "00005.log"), ("open", "00005.index")):
+        files.fail(operation, path, errno.ENOSPC)
+        with pytest.raises(StorageError):
+            log.append_as_follower(data, NOW)
+        assert (log.start_offset, log.end_offset) == (7, 7)
+    assert log.append_as_follower(data, NOW) == 10
+    assert (log.start_offset, [b.base_offset for b in stored(log, 7)]) == (7, [5])
+
+
 @pytest.mark.parametrize("before", [0, 3])
 def test_a_follower_begins_a_segment_behind_what_compaction_left_nothing_of(
     log_of: MakeLog, batch: MakeBatch, directory: str, before: int

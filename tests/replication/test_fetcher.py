@@ -11,6 +11,8 @@ from replica_stage import FOLLOWER, LEADER, TOPIC, Broker
 from tidemill.log.config import LogConfig
 from tidemill.log.log import Log
 from tidemill.model.errors import ErrorCode, ProtocolError, StorageError
+from tidemill.records.batch import parse_batch
+from tidemill.records.builder import build_batch
 from tidemill.replication.fetcher import FLUSH_LOOK_MS, FetchLimits, LeaderFetcher
 from tidemill.replication.throttle import RateLimit, Throttle
 from tidemill.wire.messages.fetch import (
@@ -346,6 +348,35 @@ def test_a_follower_behind_the_start_of_its_leader_begins_anew() -> None:
     pair.round()
     assert (partition.log.start_offset, partition.log.end_offset) == (6, 10)
     assert partition.high_watermark == 10
+
+
+@pytest.mark.parametrize("was_behind", [False, True])
+def test_a_follower_of_a_log_that_starts_within_a_batch_gets_in_sync(was_behind: bool) -> None:
+    pair = Pair()
+    pair.one.become(LEADER, 0, (LEADER,))
+    if was_behind:
+        pair.one.write(0, b"a", b"b")
+        pair.start()
+        pair.round()
+        pair.one.become(LEADER, 1, (LEADER,))
+    for values in (5, 5, 5):
+        data = build_batch([(1_700_000_000_000, b"k", b"v", None)] * values)
+        pair.one.partitions[0].append([parse_batch(data, 0, len(data))], 1, 0)
+    leader = pair.one.partitions[0]
+    start = int(leader.log.end_offset) - 8
+    leader.advance_start(start)
+    pair.start(2)
+    request = pair.fetcher.request(0)
+    assert request is not None
+    _, (partition,), _ = pair.fetcher.answer(pair.leader.answer(request), 0)
+    pair.fetcher.found(partition, TOPIC, start, int(leader.log.end_offset), 0)
+    pair.now_ms = BACKOFF_MS
+    pair.round()
+    assert (partition.log.start_offset, partition.log.end_offset) == (start, leader.log.end_offset)
+    pair.same()
+    pair.one.write(0, b"z")
+    pair.round()
+    pair.same()
 
 
 def test_a_follower_moves_its_start_with_its_leaders() -> None:

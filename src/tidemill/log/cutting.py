@@ -108,6 +108,18 @@ class CutStore(LogStore):
         self.producer_state.end_offset = offset
         self.producer_state.snapshot_offset = -1
 
+    def begin_within(self, base_offset: i64, now_ms: i64) -> None:
+        """Makes an empty log ready for a batch that begins at ``base_offset``, before the log's start.
+
+        A segment is named by the first offset in it. The log starts and ends where it did: what the batch
+        holds before that was deleted. Raises StorageError.
+        """
+        start: i64 = self.start_offset
+        self.truncate_fully(base_offset, now_ms)
+        self.start_offset = start
+        self.end_offset = start
+        self.producer_state.end_offset = start
+
     def skip_to(self, offset: i64, now_ms: i64) -> None:
         """Goes on at ``offset``, so that none below it is given out again. Raises StorageError.
 

@@ -166,8 +166,9 @@ class Log(CutStore):
         """Appends batches as a leader sent them, offsets and epochs included; the new end offset.
 
         They are ``data[position:end]``; -1 is the end of the data. An incomplete batch at the end is left
-        out. Raises CorruptMessage when a batch is damaged or does not come after the log's end; what came
-        before it is stored.
+        out. The first batch of an empty log may begin before the log's start: the leader's log starts within
+        that batch. Raises CorruptMessage when a batch is damaged or does not come after the log's end; what
+        came before it is stored.
         """
         if end < 0:
             end = len(data)
@@ -178,7 +179,9 @@ class Log(CutStore):
             batch = parse_batch(data, position, end)
             check_crc(batch)
             if batch.base_offset < self.end_offset:
-                raise self._behind_end(batch.base_offset)
+                if self.start_offset < self.end_offset or batch.last_offset < self.end_offset:
+                    raise self._behind_end(batch.base_offset)
+                self.begin_within(batch.base_offset, now_ms)
             position += self._append_run_as_follower(batch, end, now_ms)
         return self.end_offset
 

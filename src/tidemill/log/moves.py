@@ -99,11 +99,7 @@ class Move:
 
     def _begin_anew(self, now_ms: int) -> None:
         """Empties the copy, and puts its start to the partition's."""
-        start = int(self.source.start_offset)
-        segment = self.source.segments[int(self.source.segment_at(start))]
-        # The batch that holds the start offset may begin before it.
-        base = int(segment.base_offset_at(segment.position_of(start)))
-        self.future.truncate_fully(base if 0 <= base < start else start, now_ms)
+        self.future.truncate_fully(self.source.start_offset, now_ms)
         self._truncations = int(self.source.truncations)
         self._is_distrusted = False
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from paths_bench import NODE, NOW, Bench, Client, bench_in, parts_of
 
-from tidemill.broker.handlers.list_offsets import LATEST, look_up
+from tidemill.broker.handlers.list_offsets import LATEST, MAX_TIMESTAMP, look_up
 from tidemill.log.aborted import AbortedTransactions
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_batch, build_end_marker
@@ -107,3 +107,42 @@ def test_the_latest_offset_is_the_one_up_to_which_one_may_read(
     wanted = ListOffsetsPartition(timestamp=LATEST)
     request = ListOffsetsRequest(replica_id=-1, isolation_level=isolation)
     assert look_up(bench.partition(), wanted, request, 7, None).offset == latest
+
+
+def test_a_record_at_the_end_of_what_one_may_read_is_not_found_by_its_time(bench: Bench) -> None:
+    def look(timestamp: int, isolation: int) -> int:
+        request = ListOffsetsRequest(replica_id=-1, isolation_level=isolation)
+        return look_up(bench.partition(), ListOffsetsPartition(timestamp=timestamp), request, 7, None).offset
+
+    partition = bench.partition()
+    for at in range(3):
+        data = build_batch([(NOW + at, None, b"v", None)])
+        if at == 1:
+            partition.become(NODE, 0, (NODE, 2), (NODE, 2))
+            partition.fetched_by(2, 1, 0, NOW)
+        partition.append([parse_batch(data, 0, len(data))], 1, NOW)
+    assert partition.high_watermark == 1
+    assert [look(NOW + at, 0) for at in range(3)] == [0, -1, -1]
+    assert look(MAX_TIMESTAMP, 0) == -1
+    partition.fetched_by(2, 2, 0, NOW)
+    assert [look(NOW + at, 0) for at in range(3)] == [0, 1, -1]
+    partition.fetched_by(2, 3, 0, NOW)
+    assert [look(NOW + at, 0) for at in range(3)] == [0, 1, 2]
+    assert look(MAX_TIMESTAMP, 0) == 2
+
+
+def test_a_record_of_an_open_transaction_is_not_found_by_its_time(bench: Bench) -> None:
+    bench.client().append(b"plain")
+    write(bench, 7)
+    wanted = ListOffsetsPartition(timestamp=NOW)
+    found = [
+        look_up(bench.partition(), wanted, ListOffsetsRequest(replica_id=-1, isolation_level=level), 7, None)
+        for level in (0, 1)
+    ]
+    first = [one.offset for one in found]
+    bench.partition().log.advance_start(1)
+    found = [
+        look_up(bench.partition(), wanted, ListOffsetsRequest(replica_id=-1, isolation_level=level), 7, None)
+        for level in (0, 1)
+    ]
+    assert (first, [one.offset for one in found]) == ([0, 0], [1, -1])

@@ -25,6 +25,7 @@ from tidemill.controller.shell import Controller
 from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.nodes import BrokerRegistration, Endpoint
 from tidemill.model.configs import BROKER_KEYS, TOPIC_KEYS, BrokerConfig
+from tidemill.model.configs.keys import PASSWORD
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.ports import Clock
 from tidemill.replication.topics import TopicEntry, TopicTable
@@ -43,6 +44,12 @@ from tidemill.wire.schema import decode, encode
 INSIDE = Endpoint("INSIDE", "PLAINTEXT", "10.0.0.1", 19092)
 OUTSIDE = Endpoint("OUTSIDE", "PLAINTEXT", "broker.example", 9092)
 TOPIC, BROKER, LOGGER, GROUP = 2, 4, 8, 32
+SECRETS = {
+    "ssl_key_password": "hunter2",
+    "tidemill_zookeeper_digest": "admin:hunter2",
+    "tidemill_zookeeper_sasl_password": "hunter2",
+    "zookeeper_ssl_keystore_password": "hunter2",
+}
 SET, DELETE, APPEND = 0, 1, 2
 
 
@@ -635,11 +642,27 @@ def test_a_brokers_settings_are_described(tmp_path: Path) -> None:
             assert (partitions.value, partitions.config_source) == ("3", 4)
             assert configs["broker.rack"].read_only
             assert not configs["log.retention.ms"].read_only
-            secrets = [config for config in result.configs if config.is_sensitive]
-            assert secrets
-            assert all(config.value is None for config in secrets)
             (empty,) = (await broker.ask(describe(BROKER, ""), 4)).results
             assert (empty.error_code, empty.configs) == (0, [])
+
+    run(story())
+
+
+@pytest.mark.parametrize("include_synonyms", [False, True])
+def test_a_secret_that_is_set_is_told_to_nobody(tmp_path: Path, include_synonyms: bool) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path, **SECRETS) as broker:
+            request = describe(BROKER, "7", synonyms=include_synonyms)
+            (result,) = (await broker.ask(request, 4)).results
+            configs = {config.name: config for config in result.configs}
+            for name in SECRETS:
+                secret = configs[name.replace("_", ".")]
+                assert (secret.is_sensitive, secret.value, secret.config_source) == (True, None, 4)
+                assert bool(secret.synonyms) == include_synonyms
+                assert all(one.value is None for one in secret.synonyms)
+            sensitive = {name for name, config in configs.items() if config.is_sensitive}
+            assert sensitive == {name for name, key in BROKER_KEYS.items() if key.type == PASSWORD}
+            assert "hunter2" not in repr(result)
 
     run(story())
 

@@ -104,6 +104,23 @@ def test_sticky_believes_the_later_generation() -> None:
     assert StickyAssignor().assign({"t": 1}, people)["right"] == [item]
 
 
+@pytest.mark.parametrize("later", [(), (4,)])
+def test_sticky_believes_neither_of_two_members_that_claim_a_partition_in_one_generation(
+    later: tuple[int, ...],
+) -> None:
+    item = TopicPartition("t", 2)
+    people = [Member(f"m{at}", ("t",), (item,), generation) for at, generation in enumerate([3, 3, *later])]
+    result = StickyAssignor().assign({"t": 3}, people)
+    if later:
+        assert {member: numbers(items) for member, items in result.items()} == {
+            "m0": [0],
+            "m1": [1],
+            "m2": [2],
+        }
+    else:
+        assert {member: numbers(items) for member, items in result.items()} == {"m0": [0, 2], "m1": [1]}
+
+
 def test_cooperative_hands_a_partition_on_in_the_second_round() -> None:
     every = tuple(TopicPartition("t", p) for p in range(4))
     people = [Member("old", ("t",), every, 1), Member("new", ("t",))]

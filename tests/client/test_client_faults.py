@@ -405,6 +405,25 @@ def test_messages_that_expire_name_what_the_broker_answered_last() -> None:
     )
 
 
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_a_batch_is_sent_again_exactly_as_often_as_retries_says(retries: int) -> None:
+    found, topic = accumulator(), TopicQueues("t", 1)
+    found.topics["t"] = topic
+    settings = {"bootstrap.servers": "unused:1", "retries": retries, "enable.idempotence": False}
+    outcomes = Outcomes(Cluster(ClientConfig(PRODUCER, settings)), found)
+    delivery = found.append(topic, 0, 1, None, b"x", None, None, time.monotonic())
+    queue = topic.queues[0]
+    refused = error_for(ErrorCode.KAFKA_STORAGE_ERROR, "produce to t-0")
+    sent = 0
+    while queue.waiting:
+        batch = queue.waiting.popleft()
+        batch.attempts += 1
+        sent += 1
+        queue.in_flight.append(batch)
+        outcomes.failed(batch, ErrorCode.KAFKA_STORAGE_ERROR, refused)
+    assert (sent, delivery.exception(0)) == (retries + 1, refused)
+
+
 class Broker:
     """What the sender sees of a broker: it notes the sequences of the batches that it is sent."""
 
@@ -453,5 +472,31 @@ def test_a_new_leader_is_sent_nothing_before_the_former_one_has_answered(
     sender.outcomes.succeeded(queue.in_flight[0], 0, -1)
     sender._send_ready(time.monotonic() + 60)
     assert brokers[2].sequences == [0, 1]
+    for descriptor in (sender._wake_read, sender._wake_write):
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("first", "sequences"),
+    [(2**31 - 4, [2**31 - 4, 2**31 - 1]), (2**31 - 3, [2**31 - 3, 0]), (2**31 - 2, [2**31 - 2, 1])],
+)
+def test_sequences_go_on_with_0_after_the_largest(
+    monkeypatch: pytest.MonkeyPatch, first: int, sequences: list[int]
+) -> None:
+    found, topic = accumulator(), TopicQueues("t", 1)
+    found.topics["t"] = topic
+    cluster = Cluster(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"}))
+    broker = Broker(1)
+    monkeypatch.setattr(cluster, "leader", lambda name, partition: 1)
+    monkeypatch.setattr(cluster, "opened", lambda node_id, purpose: broker)
+    sender = Sender(cluster, found)
+    sender._producer_id, sender._producer_epoch = 7, 0
+    queue = topic.queues[0]
+    queue.producer_id, queue.producer_epoch, queue.next_sequence = 7, 0, first
+    for _ in range(2):
+        for _ in range(3):
+            found.append(topic, 0, 1, None, b"v", None, None, 0.0)
+        sender._send_ready(time.monotonic() + 1)
+    assert broker.sequences == sequences
     for descriptor in (sender._wake_read, sender._wake_write):
         os.close(descriptor)

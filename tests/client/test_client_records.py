@@ -5,13 +5,16 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable
+from typing import Any
 
 import confluent_kafka
 import pytest
 
 from tidemill.client import Admin, Consumer, Producer, RangeReader, TopicPartition
+from tidemill.client import connection as connections
 from tidemill.client.errors import ClientError, DataLoss, NoOffset, TopicRecreated
 from tidemill.model.errors import ErrorCode
+from tidemill.wire.apis import ApiKey
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 
@@ -317,6 +320,56 @@ def test_aborted_transactions_are_left_out_for_committed_readers(
     assert rows == expected
     with RangeReader(broker_address) as reader:
         assert sum(b.num_rows for b in reader.read(topic, 0, 0, end)) == 18
+
+
+@pytest.mark.parametrize(("level", "end"), [("read_committed", 5), ("read_uncommitted", 6)])
+def test_the_lag_of_a_committed_reader_counts_up_to_the_first_open_transaction(
+    broker_address: str, new_topic: Callable[..., str], level: str, end: int
+) -> None:
+    topic = new_topic(1)
+    place = TopicPartition(topic, 0)
+    with Producer(broker_address) as producer:
+        for at in range(6):
+            producer.send(topic, b"%d" % at).result(10)
+    settings = {"auto.offset.reset": "earliest", "isolation.level": level, "max.poll.records": 2}
+    with Consumer(broker_address, settings) as consumer:
+        consumer.assign([place])
+        assert consumer.lag(place) is None
+        assert [record.offset for record in consumer.poll(20)] == [0, 1]
+        assert consumer.lag(place) == 4
+        # As a fetch tells it where a transaction is open at offset 5.
+        consumer._places[place].last_stable_offset = 5
+        assert consumer.lag(place) == end - 2
+        consumer.seek(place, 6)
+        assert consumer.lag(place) == 0
+
+
+def test_a_partition_without_a_leader_keeps_the_one_beside_it_not_waiting(
+    broker_address: str, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(2)
+    with Producer(broker_address) as producer:
+        for partition in range(2):
+            producer.send(topic, b"v", partition=partition).result(10)
+    plain = connections.decode_response
+    lost = [1]
+
+    def without_leader(key: ApiKey, version: int, frame: bytes) -> Any:
+        answer = plain(key, version, frame)
+        if key == ApiKey.METADATA:
+            for entry in answer[1].topics:
+                for partition in entry.partitions:
+                    if partition.partition_index in lost:
+                        partition.leader_id, partition.error_code = -1, ErrorCode.LEADER_NOT_AVAILABLE
+        return answer
+
+    monkeypatch.setattr(connections, "decode_response", without_leader)
+    with Consumer(broker_address, {"auto.offset.reset": "earliest", "metadata.max.age.ms": 200}) as consumer:
+        consumer.assign([(topic, 0), (topic, 1)])
+        assert [record.partition for record in consumer.poll(20)] == [0]
+        assert consumer.troubles()[TopicPartition(topic, 1)][0] == "LEADER_NOT_AVAILABLE"
+        lost.clear()
+        assert [record.partition for record in consumer.poll(20)] == [1]
 
 
 def test_an_admin_does_not_ask_for_ever_for_the_topics_that_it_made(

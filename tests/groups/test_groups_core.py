@@ -300,6 +300,37 @@ def test_a_join_while_the_assignment_is_written_makes_it_worthless() -> None:
     )
 
 
+def test_an_assignment_that_is_written_after_all_rejoined_is_not_handed_out() -> None:
+    run(
+        """
+        manual
+        join A
+            Empty -> PreparingRebalance
+        wait 3000
+          at 3000
+            PreparingRebalance -> CompletingRebalance
+            A joined m1 gen=1 range leader=m1 [m1]
+        sync A id=m1 gen=1 assign=m1:x
+            log group gen=1 leader=m1 [m1:x]
+        join B
+            A sync REBALANCE_IN_PROGRESS
+            CompletingRebalance -> PreparingRebalance
+        join A id=m1
+            PreparingRebalance -> CompletingRebalance
+            A joined m1 gen=2 range leader=m1 [m1,m2]
+            B joined m2 gen=2 range leader=m1 []
+        sync B id=m2 gen=2
+        store
+        sync A id=m1 gen=2 assign=m1:y,m2:z
+            log group gen=2 leader=m1 [m1:y,m2:z]
+        store
+            CompletingRebalance -> Stable
+            A assigned range y
+            B assigned range z
+        """
+    )
+
+
 def test_an_assignment_that_cannot_be_written_is_not_handed_out() -> None:
     run(
         """
@@ -654,6 +685,61 @@ def test_a_replacement_that_cannot_be_written_is_undone() -> None:
     sync B id=m2 gen=1 static=ib
         B assigned range y
     """
+    )
+
+
+def test_a_replacement_that_cannot_be_written_leaves_the_member_its_session_timeout() -> None:
+    run(
+        STATIC_OF_TWO
+        + """
+    manual
+    join B2 static=ib protocols=range:new session=60000
+        log group gen=1 leader=m1 [m1:x,m3:y]
+    fail NOT_COORDINATOR
+        B2 join NOT_COORDINATOR
+    beat id=m2 gen=1 static=ib
+        NONE
+    beat id=m1 gen=1 static=ia
+        NONE
+    wait 9000
+    beat id=m1 gen=1 static=ia
+        NONE
+    wait 2000
+      at 16000
+        Stable -> PreparingRebalance
+    """
+    )
+
+
+def test_a_replacement_that_cannot_be_written_leaves_the_member_its_rebalance_timeout() -> None:
+    run(
+        """
+        join A static=ia protocols=range:a session=60000 rebalance=5000
+            Empty -> PreparingRebalance
+        join B static=ib protocols=range:b session=60000 rebalance=5000
+        wait 5000
+          at 5000
+            PreparingRebalance -> CompletingRebalance
+            A joined m1 gen=1 range leader=m1 [m1:a,m2:b]
+            B joined m2 gen=1 range leader=m1 []
+        sync B id=m2 gen=1 static=ib
+        sync A id=m1 gen=1 static=ia assign=m1:x,m2:y
+            log group gen=1 leader=m1 [m1:x,m2:y]
+            CompletingRebalance -> Stable
+            A assigned range x
+            B assigned range y
+        manual
+        join B2 static=ib protocols=range:b session=60000 rebalance=30000
+            log group gen=1 leader=m1 [m1:x,m3:y]
+        fail NOT_COORDINATOR
+            B2 join NOT_COORDINATOR
+        join A id=m1 static=ia protocols=range:changed session=60000 rebalance=5000
+            Stable -> PreparingRebalance
+        wait 6000
+          at 10000
+            PreparingRebalance -> CompletingRebalance
+            A joined m1 gen=2 range leader=m1 [m1:changed,m2:b]
+        """
     )
 
 

@@ -276,7 +276,12 @@ def test_offset_commit(version: int) -> None:
     async def story() -> None:
         async with Play() as play:
             unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            assert await play.commit(version, {0: 5, 7: 9, 2: 6}) == [(0, 0), (7, unknown), (2, 0)]
+            assert await play.commit(version, {0: 5, 3: 9, 2: 6, -1: 1}) == [
+                (0, 0),
+                (3, unknown),  # the first that the topic does not have
+                (2, 0),
+                (-1, unknown),
+            ]
             held = (await play.service.fetch("g"))[1]["t"]
             assert {index: (one.offset, one.metadata) for index, one in held.items()} == {
                 0: (5, "md"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pyspark
@@ -10,6 +12,7 @@ import pytest
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from tidemill.client.errors import DataLoss
+from tidemill.pipeline import stream
 from tidemill.pipeline.options import parse_source_options
 from tidemill.pipeline.stream import TidemillStreamReader
 
@@ -84,8 +87,6 @@ def test_latest_is_resolved_once(cluster: Any, readers: Any) -> None:
 
 
 def test_no_progress_is_the_same_text(cluster: Any, readers: Any) -> None:
-    import json
-
     topic = cluster.topic(3)
     reader = readers(topic)
     start = reader.initialOffset()
@@ -131,6 +132,109 @@ def test_a_batch_waits_for_enough_or_long_enough(cluster: Any, readers: Any) -> 
     assert next_of(reader.latestOffset(start, limit)) == {"0": 5}
     impatient = readers(topic, minOffsetsPerTrigger=50, maxTriggerDelay="0s")
     assert next_of(impatient.latestOffset(start, impatient.getDefaultReadLimit())) == {"0": 5}
+
+
+@needs_limits
+def test_available_now_takes_also_fewer_records_than_a_batch_should_have(cluster: Any, readers: Any) -> None:
+    topic = cluster.topic()
+    cluster.produce(topic, 4)
+    reader = readers(topic, minOffsetsPerTrigger=5, maxTriggerDelay="1h")
+    start, limit = reader.initialOffset(), reader.getDefaultReadLimit()
+    assert reader.latestOffset(start, limit) == start
+    reader.prepareForTriggerAvailableNow()
+    assert next_of(reader.latestOffset(start, limit)) == {"0": 4}
+
+
+@needs_limits
+def test_every_batch_waits_anew_for_enough_or_long_enough(
+    cluster: Any, readers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = cluster.topic()
+    cluster.produce(topic, 4)
+    now = [1000.0]
+    monkeypatch.setattr(stream, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    reader = readers(topic, minOffsetsPerTrigger=5, maxTriggerDelay="60s")
+    start, limit = reader.initialOffset(), reader.getDefaultReadLimit()
+    now[0] += 59.5
+    assert reader.latestOffset(start, limit) == start
+    now[0] += 0.5
+    first = reader.latestOffset(start, limit)
+    assert next_of(first) == {"0": 4}
+    cluster.produce(topic, 1)
+    now[0] += 59.5
+    assert reader.latestOffset(first, limit) == first
+    now[0] += 0.5
+    second = reader.latestOffset(first, limit)
+    assert next_of(second) == {"0": 5}
+    # Enough ends the wait early, and the next one begins then.
+    cluster.produce(topic, 5)
+    now[0] += 30
+    third = reader.latestOffset(second, limit)
+    assert next_of(third) == {"0": 10}
+    cluster.produce(topic, 1)
+    now[0] += 59.5
+    assert reader.latestOffset(third, limit) == third
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_task_asks_again_exactly_as_often_as_told_before_it_believes_a_loss(
+    cluster: Any, readers: Any, monkeypatch: pytest.MonkeyPatch, retries: int
+) -> None:
+    from tidemill.client.ranges import RangeReader
+
+    topic = cluster.topic()
+    cluster.produce(topic, 3)
+    reader = readers(topic, fetchOffset__numRetries=retries, fetchOffset__retryIntervalMs=1)
+    (task,) = reader.partitions(reader.initialOffset(), reader.latestOffset())
+    asked: list[int] = []
+
+    def lost(self: RangeReader, topic: str, partition: int, start: int, *_: Any, **__: Any) -> Any:
+        asked.append(start)
+        raise DataLoss("nothing is there")
+
+    plain = RangeReader.read
+    monkeypatch.setattr(RangeReader, "read", lost)
+    with pytest.raises(DataLoss, match="nothing is there"):
+        list(reader.read(task))
+    assert asked == [0] * (retries + 1)
+
+    def late(self: RangeReader, *arguments: Any, **keywords: Any) -> Any:
+        asked.append(0)
+        if len(asked) <= retries:
+            raise DataLoss("nothing is there")
+        return plain(self, *arguments, **keywords)
+
+    asked.clear()
+    monkeypatch.setattr(RangeReader, "read", late)
+    assert [batch.num_rows for batch in reader.read(task)] == [3]
+
+
+@pytest.mark.parametrize(("offset", "first"), [(2, 2), (3, 3), (4, None), (-1, 3), (-2, 0)])
+def test_a_start_behind_the_end_of_the_log_is_a_loss_and_one_at_its_end_is_not(
+    cluster: Any, readers: Any, offset: int, first: int | None
+) -> None:
+    topic = cluster.topic()
+    cluster.produce(topic, 3)
+    starting = json.dumps({topic: {"0": offset}})
+    if first is not None:
+        assert next_of(readers(topic, startingOffsets=starting).initialOffset()) == {"0": first}
+        return
+    with pytest.raises(DataLoss, match=f"asks for offset 4 of {topic}-0, which has 0 to 3"):
+        readers(topic, startingOffsets=starting).initialOffset()
+    lenient = readers(topic, startingOffsets=starting, failOnDataLoss="false")
+    assert next_of(lenient.initialOffset()) == {"0": 3}
+
+
+def test_a_start_before_the_first_record_is_a_loss_and_one_at_it_is_not(cluster: Any, readers: Any) -> None:
+    topic = cluster.topic()
+    cluster.produce(topic, 3)
+    cluster.delete_before(topic, 2)
+    assert next_of(readers(topic, startingOffsets=json.dumps({topic: {"0": 2}})).initialOffset()) == {"0": 2}
+    early = json.dumps({topic: {"0": 1}})
+    with pytest.raises(DataLoss, match=f"asks for offset 1 of {topic}-0, which has 2 to 3"):
+        readers(topic, startingOffsets=early).initialOffset()
+    lenient = readers(topic, startingOffsets=early, failOnDataLoss="false")
+    assert next_of(lenient.initialOffset()) == {"0": 2}
 
 
 def test_a_group_commit_that_fails_is_logged_and_nothing_else(

@@ -13,7 +13,7 @@ import pytest
 from wire_values import message_of
 
 from tidemill.broker.broker import Broker
-from tidemill.broker.commands import DURING_DELETION, Commands
+from tidemill.broker.commands import DURING_DELETION, WHOLE_IMAGE, Commands
 from tidemill.broker.metadata import MetadataCache
 from tidemill.coordination.nodes import CONTROLLER_EPOCH, BrokerNode, ConfigNode
 from tidemill.coordination.port import Node, StoreUnavailable
@@ -126,7 +126,7 @@ class Commanded:
             controller_id=CONTROLLER,
             controller_epoch=1,
             broker_epoch=10,
-            type=int(whole),
+            type=WHOLE_IMAGE if whole else 0,
             topic_states=[topic],
             live_leaders=[],
         )
@@ -168,7 +168,7 @@ class Commanded:
             controller_id=CONTROLLER,
             controller_epoch=epoch,
             broker_epoch=broker_epoch,
-            type=int(whole),
+            type=WHOLE_IMAGE if whole else 0,
             topic_states=states,
             live_brokers=[],
         )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tidemill.broker.broker import Broker
 from tidemill.broker.context import RequestContext
 from tidemill.broker.log_configs import log_config
-from tidemill.broker.metadata import Delta, PartitionImage, TopicImage
+from tidemill.broker.metadata import ClusterImage, Delta, PartitionImage, TopicImage
 from tidemill.coordination.image import TOPIC
 from tidemill.log.errors import failure_of
 from tidemill.model.errors import KafkaError
@@ -80,6 +80,8 @@ class CarryingOut:
                 log.warning("a later controller has sent commands: this one's are not carried out")
                 return
             self.controller_epoch = delta.image.controller_epoch
+            if not delta.before.brokers:
+                self._keep_assigned(_assigned_by(delta.image, self._broker.node_id))
             await self._remove(delta)
             turn = Turn(self._broker.clock)
             late = [await self._put(delta, topic, topic.partitions, turn) for topic in delta.created]
@@ -116,6 +118,23 @@ class CarryingOut:
     def _serves(self, topic: str, index: int) -> bool:
         partition = self._broker.partitions.find(topic, index)
         return partition is not None and not partition.failed
+
+    def _keep_assigned(self, assigned: Container[TopicPartition]) -> None:
+        """Stops leading and following what a full state does not assign to this broker. The logs stay.
+
+        The controller before may have moved it to others without reaching this broker.
+        """
+        led = self._broker.partitions.keep_replicas(
+            lambda one: TopicPartition(one.topic, int(one.index)) in assigned
+        )
+        for partition in led:
+            log.warning(
+                "%s-%d is led here no longer: the controller's state has no replica of it on this broker. "
+                "What was acknowledged here since it was moved away is in %s only",
+                partition.topic,
+                partition.index,
+                partition.log.directory,
+            )
 
     def _tell_strays(self, others: Container[str] = ()) -> None:
         """Tells of logs of partitions that this broker has no replica of, now that it knows of all.
@@ -249,6 +268,16 @@ class Turn:
             await asyncio.sleep(0)
             self._steps = 0
             self._began = self._clock.monotonic()
+
+
+def _assigned_by(image: ClusterImage, broker_id: int) -> set[TopicPartition]:
+    """The partitions of which a broker has a replica."""
+    return {
+        TopicPartition(topic.name, one.partition)
+        for topic in image.topics.values()
+        for one in topic.partitions
+        if broker_id in one.replicas
+    }
 
 
 def state_of(image: PartitionImage) -> PartitionState:

@@ -32,6 +32,7 @@ from tidemill.coordination.nodes import (
 from tidemill.coordination.port import StoreError
 from tidemill.model.configs import all_unreadable
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
+from tidemill.model.types import TopicPartition
 from tidemill.replication.manager import PartitionState
 from tidemill.wire.messages.leader_and_isr import (
     LeaderAndIsrPartitionError,
@@ -58,7 +59,8 @@ log = logging.getLogger("tidemill.broker")
 
 DURING_DELETION = -2
 """As a leader, and as a leader epoch: the topic is being deleted."""
-WHOLE_IMAGE = 1
+WHOLE_IMAGE = 2
+"""The type of requests with the full state. Source: Apache Kafka, ``AbstractControlRequest.Type``."""
 UNNUMBERED = 0
 """Of a connection whose place in the order of all is not known."""
 Key = tuple[str, bytes]
@@ -149,6 +151,8 @@ class Commands(CarryingOut):
             refusal = await self._refusal(request, connection)
             if refusal is not None:
                 return LeaderAndIsrResponse(error_code=refusal, partition_errors=[], topics=[])
+            if request.type == WHOLE_IMAGE:
+                self._keep_assigned(_assigned_by_request(request, self._broker.node_id))
             await self._learn_settings([(one.topic_name, one.topic_id) for one in request.topic_states])
             turn = Turn(self._broker.clock)
             wanted = [self._taking(topic) for topic in request.topic_states]
@@ -234,6 +238,9 @@ class Commands(CarryingOut):
                 return UpdateMetadataResponse(error_code=refusal)
             metadata = self._broker.metadata
             check_metadata(request, metadata.image)
+            if request.type == WHOLE_IMAGE:
+                self._keep_assigned(_assigned_by_request(request, self._broker.node_id))
+                self._stop_leading_for(request)
             await self._learn_settings([(one.topic_name, one.topic_id) for one in request.topic_states])
             delta = Delta.between(metadata.image, self._image_after(metadata.image, request))
             delta.deleted = tuple(_told_deleted(delta, request))
@@ -241,6 +248,25 @@ class Commands(CarryingOut):
             await metadata.publish(delta)
             self.heard.set()
             return UpdateMetadataResponse(error_code=0)
+
+    def _stop_leading_for(self, request: UpdateMetadataRequest) -> None:
+        """Stops leading what others lead in later epochs; LeaderAndIsr says whom to follow."""
+        partitions = self._broker.partitions
+        for topic in request.topic_states:
+            for one in topic.partition_states:
+                known = partitions.find(topic.topic_name, one.partition_index)
+                if known is None or not known.is_leader or one.leader == self._broker.node_id:
+                    continue
+                if one.leader_epoch > known.leader_epoch:
+                    log.warning(
+                        "%s-%d is led by broker %d in epoch %d: this broker, which led it in epoch %d, stops",
+                        topic.topic_name,
+                        one.partition_index,
+                        one.leader,
+                        one.leader_epoch,
+                        known.leader_epoch,
+                    )
+                    partitions.stop_leading(known)
 
     def _image_after(self, before: ClusterImage, request: UpdateMetadataRequest) -> ClusterImage:
         brokers = {one.id: _broker_image(one) for one in request.live_brokers}
@@ -293,6 +319,18 @@ class Commands(CarryingOut):
     def _known(self, key: Key) -> TopicImage | None:
         known = self._broker.metadata.image.topics.get(key[0])
         return known if known is not None and known.topic_id == key[1] else None
+
+
+def _assigned_by_request(
+    request: LeaderAndIsrRequest | UpdateMetadataRequest, broker_id: int
+) -> set[TopicPartition]:
+    """The partitions of which a full state has a replica on a broker."""
+    return {
+        TopicPartition(topic.topic_name, one.partition_index)
+        for topic in request.topic_states
+        for one in topic.partition_states
+        if broker_id in one.replicas
+    }
 
 
 def _told_deleted(delta: Delta, request: UpdateMetadataRequest) -> Iterator[TopicImage]:

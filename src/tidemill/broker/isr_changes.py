@@ -39,6 +39,13 @@ REFUSALS = frozenset(
     }
 )
 """With these answers the set that was asked for was not written, and will not be."""
+FENCED = frozenset({ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.NEW_LEADER_ELECTED})
+"""With these answers the controller says that this broker leads the partition no longer.
+
+Apache Kafka's leader waits for the controller's command then (``Partition.handleAlterPartitionError``). That
+may have been in the queue of a controller that is gone. Other errors may be those of a controller that was
+deposed and does not know it: UNKNOWN_TOPIC_ID for a topic that its successor made.
+"""
 PARTITIONS_MAX = 1000
 """In one request."""
 
@@ -152,6 +159,16 @@ class IsrChanges:
             return
         if isinstance(result, PartitionState):
             partitions.isr_changed(one.partition, result)
+        elif result.code in FENCED:
+            log.warning(
+                "%s-%d is led here no longer, which was in epoch %d: %s",
+                one.partition.topic,
+                one.partition.index,
+                one.leader_epoch,
+                result,
+            )
+            partitions.stop_leading(one.partition)
+            return
         else:
             log.info("%s-%d: %s", one.partition.topic, one.partition.index, result)
             if result.code not in REFUSALS:

@@ -39,7 +39,7 @@ class CutOff:
                 )
                 state = PartitionState.of(partition)
                 self._left[partition] = state
-                self._partitions.isr_changed(partition, state._replace(leader=NOBODY))
+                self._partitions.stop_leading(partition)
 
     def resume(self) -> None:
         """The session lives: leads again what the controller has not given to others meanwhile."""

@@ -281,8 +281,33 @@ class ReplicaManager(PartitionEvents):
         For a broker whose session has ended: another may lead what it led.
         """
         for partition in self.all():
-            if len(partition.replicas) > 1 and partition.leader >= 0:
-                self._change(partition, PartitionState.of(partition)._replace(leader=-1))
+            if len(partition.replicas) > 1:
+                self.stop_leading(partition)
+
+    def stop_leading(self, partition: Partition) -> None:
+        """Leads or follows a partition no longer until the controller says who does.
+
+        Produces that wait are answered with NOT_LEADER_OR_FOLLOWER. Nothing is deleted.
+        """
+        if partition.leader >= 0:
+            self._change(partition, PartitionState.of(partition)._replace(leader=-1))
+
+    def keep_replicas(self, is_assigned: Callable[[Partition], bool]) -> list[Partition]:
+        """Lets go of every partition that is not assigned to this broker. The logs stay.
+
+        Returns the partitions that it led.
+        """
+        led = []
+        for partition in list(self.all()):
+            if is_assigned(partition):
+                continue
+            if partition.is_leader and not partition.failed:
+                led.append(partition)
+            key = TopicPartition(partition.topic, int(partition.index))
+            self.logs.high_watermarks[key] = int(partition.high_watermark)
+            self.stop_leading(partition)
+            self.stop_replica(partition.topic, int(partition.index), delete=False)
+        return led
 
     def stop_replica(self, topic: str, index: int, *, delete: bool) -> None:
         """Lets go of one partition, ``delete``: with its files. Raises StorageError."""

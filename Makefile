@@ -23,7 +23,6 @@ $(STAMP): pyproject.toml
 
 src/tidemill/_built.json: $(STAMP) $(SOURCES) compiled_modules.txt setup.py
 	$(BIN)/python setup.py --quiet build_ext --inplace --parallel 2
-	touch $@
 
 setup: $(STAMP) src/tidemill/_built.json ## makes .venv with tidemill and all that its work needs, and builds the compiled modules
 

@@ -1,7 +1,7 @@
 """Chooses between the compiled data path and the same source as plain Python.
 
 The hot modules are compiled by mypyc at install and lie beside their source. They are used when they
-load; where they do not (no compiler, another ABI of librt), or where ``TIDEMILL_PLAIN=1`` asks for it,
+load; where they do not (built without, another ABI of librt), or where ``TIDEMILL_PLAIN=1`` asks for it,
 an import hook loads the source instead. ``tidemill --version`` and the metric
 ``tidemill_compiled`` say which it is.
 """
@@ -39,7 +39,7 @@ def _plain_reason() -> str:
     if os.environ.get("TIDEMILL_PLAIN", "") not in ("", "0"):
         return "TIDEMILL_PLAIN is set"
     if not os.path.exists(os.path.join(ROOT, "_built.json")):
-        return "not built with a compiler"
+        return "built without compiled modules"
     try:
         importlib.import_module(GROUP_LIBRARY)
         probe = importlib.import_module(PROBE)

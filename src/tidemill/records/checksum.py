@@ -54,8 +54,9 @@ crc32c = _load()
 
 def _load_crc32() -> Callable[..., int]:
     try:
-        from isal.isal_zlib import crc32 as fast
+        from isal import isal_zlib
 
+        fast: Callable[..., int] = isal_zlib.crc32
         if fast(b"123456789") == 0xCBF43926:
             return fast
     except Exception:  # noqa: BLE001 - not for this machine: zlib's gives the same

@@ -33,6 +33,8 @@ COPIED = (Path("src/tidemill"), Path("tests/simulation"), Path("tests/coordinati
 SEED_RUNS = Path("tests/mutants/mutant_seeds.py")
 STATES = ROOT / "build" / "mutants"
 SEEDS = 300
+ROUNDS = (5, 20, 60)
+"""All faults get so many seeds before one of them gets more: most are found by then."""
 FOUND_SHARE_MIN = 0.95
 SEED_S_MAX = 120.0
 """A seed that takes longer does not end: the fault has the simulated cluster go round in circles."""
@@ -144,7 +146,7 @@ class Run:
         self.states.mkdir(parents=True, exist_ok=True)
         self.sound = self._read(self.states / "unchanged.json")
         """Of seeds: what is wrong with the unchanged source; empty text for nothing."""
-        self._waiting = list(faults)
+        self._waiting: list[Fault] = []
         self._sound_lock = asyncio.Lock()
 
     @staticmethod
@@ -160,28 +162,27 @@ class Run:
     async def run(self) -> None:
         """Runs what is left to run."""
         unchanged = Tree(self.directory / "unchanged")
-        workers = [
-            self._work(Tree(self.directory / f"worker-{number}"), unchanged)
-            for number in range(self.options.workers)
-        ]
-        await asyncio.gather(*workers)
+        trees = [Tree(self.directory / f"worker-{number}") for number in range(self.options.workers)]
+        for end in (*(limit for limit in ROUNDS if limit < self.options.seeds), self.options.seeds):
+            self._waiting = list(self.faults)
+            await asyncio.gather(*(self._work(tree, unchanged, end) for tree in trees))
 
-    async def _work(self, tree: Tree, unchanged: Tree) -> None:
+    async def _work(self, tree: Tree, unchanged: Tree, end: int) -> None:
         while self._waiting:
             fault = self._waiting.pop(0)
             state = self.state_of(fault)
-            if state.is_found or state.is_broken or state.next_seed > self.options.seeds:
+            if state.is_found or state.is_broken or state.next_seed > end:
                 continue
             tree.plant(fault)
             began = time.perf_counter()
-            await self._look_for(fault, state, tree, unchanged)
+            await self._look_for(fault, state, tree, unchanged, end)
             elapsed = time.perf_counter() - began
             print(f"{fault.name}: {state.result(fault).told} ({elapsed:.0f} s)", flush=True)
 
-    async def _look_for(self, fault: Fault, state: State, tree: Tree, unchanged: Tree) -> None:
-        seeds = Seeds(tree, self.options.kind, self.options.seeds + 1)
+    async def _look_for(self, fault: Fault, state: State, tree: Tree, unchanged: Tree, end: int) -> None:
+        seeds = Seeds(tree, self.options.kind, end + 1)
         try:
-            while not state.is_found and not state.is_broken and state.next_seed <= self.options.seeds:
+            while not state.is_found and not state.is_broken and state.next_seed <= end:
                 found = await seeds.run(state.next_seed)
                 outcome, text = found["outcome"], found["text"]
                 if outcome == "dead" or NO_FAULTS_OF_THE_PROGRAM.search(text):

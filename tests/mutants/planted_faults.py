@@ -732,7 +732,7 @@ ELECTIONS: Final = (
         "coordination/image.py",
         "        return min(min_insync_replicas, len(self.replicas) - len(self.adding))\n",
         "        return min(min_insync_replicas, len(self.replicas))\n",
-        "The controller counts for min.insync.replicas what leaders count: not the replicas that a move adds.",
+        "The controller counts what leaders count for min.insync.replicas: not the replicas that a move adds.",
     ),
     Fault(
         "eligible-replicas-forgotten",

@@ -183,7 +183,7 @@ FOLLOWER: Final = (
     Fault(
         "never-truncates",
         "replication/fetcher.py",
-        "                partition.truncate_to(end, now_ms)\n            else:\n",
+        "                partition.truncate_to(end, wall_ms)\n            else:\n",
         "                str(end)\n            else:\n",
         "A follower cuts what its leader does not have.",
     ),
@@ -221,9 +221,16 @@ FOLLOWER: Final = (
     Fault(
         "begins-behind-leaders-start",
         "replication/fetcher.py",
-        "            partition.begin_at(first, now_ms)\n",
-        "            partition.begin_at(end, now_ms)\n",
+        "partition.begin_at(first, ",
+        "partition.begin_at(end, ",
         "A follower behind the leader's log begins anew at the leader's start.",
+    ),
+    Fault(
+        "first-batch-before-start-refused",
+        "log/log.py",
+        "                if self.start_offset < self.end_offset or batch.last_offset < self.end_offset:\n",
+        "                if True:\n",
+        "An empty follower takes the batch within which the leader's log starts.",
     ),
     Fault(
         "fetches-before-sync",
@@ -387,6 +394,20 @@ LOG: Final = (
         "        self.clean_end = min(self.clean_end, self.end_offset)\n",
         "        self.clean_end = min(self.clean_end, self.end_offset)\n",
         "What takes the place of records that were cut is not taken for synced.",
+    ),
+    Fault(
+        "recovery-point-on-disk-survives-truncation",
+        "replication/flushing.py",
+        "                await self._replicas.checkpoints.lowered(one)\n",
+        "",
+        "A truncation is written to the checkpoint of recovery points before anything is appended.",
+    ),
+    Fault(
+        "recovery-point-on-disk-survives-recovery",
+        "log/manager.py",
+        "        self._lower_recovery_points()\n",
+        "",
+        "A cut at the start is written to the checkpoint of recovery points before anything is appended.",
     ),
     Fault(
         "sync-during-truncation-counts",
@@ -850,7 +871,7 @@ ELECTIONS: Final = (
     Fault(
         "min-insync-set-after-leading",
         "replication/manager.py",
-        "            partition.set_min_insync(config.min_insync_replicas, self.clock.wall_ms())\n",
+        "            partition.set_min_insync(config.min_insync_replicas, self.clock.monotonic_ms())\n",
         "",
         "A partition knows min.insync.replicas before it leads.",
     ),

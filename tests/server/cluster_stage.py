@@ -98,6 +98,7 @@ def stored(stage: Stage, topic: str, partition: int = 0) -> list[int]:
             "group.id": "none",
             "auto.offset.reset": "earliest",
             "enable.partition.eof": True,
+            "enable.auto.commit": False,
             "log_level": 0,
         }
     )

@@ -60,14 +60,29 @@ def test_who_loses_the_office_takes_settings_as_the_others_do(tmp_path: Path) ->
         b'{"version":2}',
         b'{"version":2,"entity_path":"topics/"}',
         b'{"entity_path":"topics/a/b"}',
+        b"7",
     ],
 )
-def test_a_note_that_makes_no_sense_keeps_no_other_from_being_read(tmp_path: Path, note: bytes) -> None:
+def test_a_note_that_makes_no_sense_has_everything_read_again(tmp_path: Path, note: bytes) -> None:
+    """The settings of t changed: whatever the note of it says, this broker must not keep the old ones."""
     told = follow(
         tmp_path,
-        Create(ConfigChangeNode.prefix, note, sequential=True),
         Create(ConfigNode.path("topics", "t"), ConfigNode.encode({"retention.ms": "9"})),
-        Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", "t"), sequential=True),
+        Create(ConfigNode.path("topics", "new"), ConfigNode.encode({"retention.ms": "8"})),
+        Create(ConfigChangeNode.prefix, note, sequential=True),
+        Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", "new"), sequential=True),
+    )
+    assert told["topics", "t"] == {"retention.ms": "9"}
+    assert told["topics", "new"] == {"retention.ms": "8"}
+
+
+@pytest.mark.parametrize("note", [b'"t"', b'{"version":1,"entity_type":"topics","entity_name":"t"}'])
+def test_notes_of_older_tools_of_kafka_are_heeded(tmp_path: Path, note: bytes) -> None:
+    """Kafka 0.8 writes the name of a topic as a JSON string, Kafka 0.9 an object of version 1."""
+    told = follow(
+        tmp_path,
+        Create(ConfigNode.path("topics", "t"), ConfigNode.encode({"retention.ms": "9"})),
+        Create(ConfigChangeNode.prefix, note, sequential=True),
     )
     assert told == {("topics", "t"): {"retention.ms": "9"}}
 

@@ -1,7 +1,8 @@
 """Settings that others wrote to the store: every broker reads them again when it is told that they changed.
 
 Whoever changes settings of a topic or broker writes a numbered note of it. A broker that sees a gap in the
-numbers, or was without a session for a while, reads everything again.
+numbers or a note that it cannot read, or was without a session for a while, reads everything again: brokers
+must not disagree about the settings of a topic.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ class SettingsWatch:
             entities = self._all_entities()
         else:
             paths = [f"{CONFIG_CHANGES}/{notes[number]}" for number in sorted(notes) if number > self._seen]
-            nodes = await store.get_many(paths)
-            entities = dict.fromkeys(_told_of(node) for node in nodes if node is not None)
+            told = [_told_of(node) for node in await store.get_many(paths)]
+            entities = self._all_entities() if None in told else {}
+            entities |= dict.fromkeys(entity for entity in told if entity is not None)
         await self._watch_unreadable()
         entities |= dict.fromkeys(self._unreadable)
         await self._take(await self._load([entity for entity in entities if entity[0] in KINDS]))
@@ -129,12 +131,16 @@ def _number(name: str) -> int:
     return int(digits) if digits.isdigit() else -1
 
 
-def _told_of(note: Node) -> Entity:
-    """What a note says has changed; nothing of any kind where it makes no sense."""
+def _told_of(note: Node | None) -> Entity | None:
+    """What a note says has changed; None where it makes no sense, or was removed before it was read."""
+    if note is None:
+        return None
     try:
         kind, _, name = ConfigChangeNode.decode(note.data).partition("/")
     except NodeFormatError as problem:
-        log.error("%s", problem)
-        return "", ""
-    # Of users and clients names have more parts; no topic's or broker's has.
-    return (kind, name) if name and "/" not in name else ("", "")
+        log.error("all settings are read again: %s", problem)
+        return None
+    if kind in KINDS and (not name or "/" in name):  # Names of users and clients have more parts.
+        log.error("all settings are read again: a note of changed settings names %s/%s", kind, name)
+        return None
+    return kind, name

@@ -41,13 +41,18 @@ def write_json(value: Mapping[str, Any]) -> bytes:
 
 def read_json(path: str, data: bytes) -> dict[str, Any]:
     """The JSON object in ``data``; NodeFormatError when it is none."""
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise NodeFormatError(path, data, error) from None
+    value = read_any_json(path, data)
     if not isinstance(value, dict):
         raise NodeFormatError(path, data, "it is no JSON object")
     return value
+
+
+def read_any_json(path: str, data: bytes) -> Any:
+    """The JSON value in ``data``; NodeFormatError when it is none."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise NodeFormatError(path, data, error) from None
 
 
 def number(value: object, least: int = 0, most: int = INT32_MAX) -> int:

@@ -38,6 +38,7 @@ from tidemill.coordination.encoding import (
     encode_id,
     number,
     numbers,
+    read_any_json,
     read_json,
     write_json,
 )
@@ -467,7 +468,11 @@ class ConfigChangeNode:
     @staticmethod
     def decode(data: bytes) -> str:
         """The path below /config that changed."""
-        value = read_json(CONFIG_CHANGES, data)
+        value = read_any_json(CONFIG_CHANGES, data)
+        if isinstance(value, str):
+            return f"topics/{value}"  # Kafka 0.8.
+        if not isinstance(value, dict):
+            raise NodeFormatError(CONFIG_CHANGES, data, "it is no JSON object and no topic's name")
         if "entity_path" in value:
             return str(value["entity_path"])
         try:

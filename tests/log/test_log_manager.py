@@ -403,6 +403,90 @@ def test_a_kill_loses_nothing_and_a_power_cut_may_have(batch: Callable[..., Batc
     assert start().may_have_lost
 
 
+def failing_broker(files: FaultyFiles, *paths: str) -> Callable[[], LogManager]:
+    """Starts a broker over the data directories at ``paths``."""
+
+    def start() -> LogManager:
+        manager = LogManager(files, paths)
+        manager.lock()
+        manager.claim("c" * 22, 1)
+        manager.load(NOW, lambda topic: LogConfig())
+        return manager
+
+    return start
+
+
+@pytest.mark.parametrize(
+    "refused", [[], [("replace", "/a/.tidemill")], [("replace", "/a/"), ("remove", "/a/")]], ids=str
+)
+@pytest.mark.parametrize("when", ["while it runs", "at the stop"])
+def test_what_a_failed_sync_left_in_the_cache_is_not_trusted_by_the_next_start(
+    batch: Callable[..., Batch], refused: list[tuple[str, str]], when: str
+) -> None:
+    files = FaultyFiles()
+    start = failing_broker(files, "/a", "/b")
+    manager = start()
+    manager.loss_heeded()
+    for partition in range(2):
+        log = manager.create(TopicPartition("t", partition), TOPIC_ID, LogConfig(), NOW)
+        log.append([batch()], 0, NOW)
+        log.flush(NOW)
+        log.append([batch(2)], 0, NOW)
+    manager.checkpoint_recovery_points()
+    files.fail("sync", "/a/t-0", errno.EIO)
+    for operation, path in refused:
+        files.fail(operation, path, errno.EROFS, times=100)
+    if when == "while it runs":
+        with pytest.raises(StorageError):
+            manager.logs[TopicPartition("t", 0)].flush(NOW)
+        manager.fail_directory("/a", "a sync failed")
+        assert len(manager.distrust(manager.directories[0])) == (len(refused) == 2)
+    assert bool(manager.close(NOW, {})) == (when == "at the stop")
+    files.heal()
+    files.kill()
+    again = start()
+    assert [one.may_have_lost for one in again.directories] == [True, False]
+    assert any("a sync had failed there" in warning for warning in again.warnings)
+    assert again.logs[TopicPartition("t", 0)].end_offset == 1, "the disk has no more"
+    assert again.logs[TopicPartition("t", 1)].end_offset == 3
+    again.logs[TopicPartition("t", 0)].append([batch(4)], 0, NOW)
+    files.kill()
+    again = start()
+    assert again.directories[0].may_have_lost, "nobody has heeded it yet"
+    again.loss_heeded()
+    assert not again.distrusted
+    files.kill()
+    again = start()
+    assert not again.may_have_lost
+    assert again.logs[TopicPartition("t", 0)].end_offset == 5
+
+
+def test_a_broker_without_any_place_for_the_mark_is_told_by_the_store(batch: Callable[..., Batch]) -> None:
+    files = FaultyFiles()
+    start = failing_broker(files, "/a")
+    manager = start()
+    manager.loss_heeded()
+    log = manager.create(TopicPartition("t", 0), TOPIC_ID, LogConfig(), NOW)
+    log.append([batch()], 0, NOW)
+    manager.checkpoint_recovery_points()
+    for operation in ("sync", "replace", "remove"):
+        files.fail(operation, "/a/", errno.EIO, times=100)
+    with pytest.raises(StorageError):
+        log.flush(NOW)
+    manager.fail_directory("/a", "a sync failed")
+    (problem,) = manager.distrust(manager.directories[0])
+    assert "/a/.tidemill-boot" in str(problem)
+    files.heal()
+    files.kill()
+    again = LogManager(files, ["/a"])
+    again.lock()
+    again.claim("c" * 22, 1)
+    again.distrusted |= manager.distrusted
+    again.load(NOW, lambda topic: LogConfig())
+    assert again.may_have_lost
+    assert again.logs[TopicPartition("t", 0)].end_offset == 0
+
+
 def test_what_a_start_cuts_off_is_not_taken_for_synced_by_the_next(batch: Callable[..., Batch]) -> None:
     files = FaultyFiles()
     key = TopicPartition("t", 0)

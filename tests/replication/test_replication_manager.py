@@ -116,6 +116,33 @@ def test_a_sync_that_fails_puts_the_directory_aside_and_no_other() -> None:
     staged(test)
 
 
+def test_the_next_start_is_told_of_a_sync_that_failed(caplog: pytest.LogCaptureFixture) -> None:
+    files = FaultyFiles()
+    told: list[set[str]] = []
+
+    async def before(stage: Stage) -> None:
+        stage.logs.loss_heeded()
+        stage.replicas.directory_distrusted = lambda: told.append(set(stage.logs.distrusted))
+        (first,) = stage.topic("first")
+        first.append([made()], 1, 0)
+        files.fail("sync", "/disk/a/first-0", errno.EIO)
+        files.fail("replace", "/disk/a/.tidemill-boot", errno.EROFS)
+        files.fail("remove", "/disk/a/.tidemill-boot", errno.EROFS)
+        while flushes := list(stage.replicas.flushing.under_way):
+            await asyncio.wait(flushes)
+        await stage.replicas.stop()
+        assert "told in another place not to trust the disk" in caplog.text
+
+    async def after(stage: Stage) -> None:
+        assert [one.may_have_lost for one in stage.logs.directories] == [True, False]
+        assert told == [stage.logs.distrusted]
+
+    staged(before, files)
+    files.heal()
+    files.kill()
+    staged(after, files)
+
+
 def test_an_upkeep_sync_that_fails_puts_the_directory_aside_too() -> None:
     async def test(stage: Stage) -> None:
         (first,) = stage.topic("first", config=LogConfig(flush_ms=0))

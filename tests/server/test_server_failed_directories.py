@@ -12,9 +12,12 @@ import pytest
 
 from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.nodes import LOG_DIR_EVENTS, LogDirEventNode
-from tidemill.coordination.port import Create, StoreUnavailable, ensure_paths
+from tidemill.coordination.port import Create, SetData, StoreUnavailable, ensure_paths
+from tidemill.log.directories import DataDirectories
+from tidemill.log.files import SystemFiles
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.server.cluster import Cluster
+from tidemill.server.distrusted import DistrustedDirectories
 
 
 class Failover:
@@ -47,6 +50,38 @@ def test_a_store_that_is_away_is_asked_until_others_lead(monkeypatch: pytest.Mon
 def test_who_is_not_the_controller_any_more_leaves_it_to_the_next() -> None:
     failover = relieve(KafkaError("another is", ErrorCode.NOT_CONTROLLER))
     assert (failover.asked, failover.relieved) == (1, [])
+
+
+def test_the_store_knows_of_directories_where_syncs_failed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
+
+        async def started() -> tuple[DataDirectories, DistrustedDirectories]:
+            logs = DataDirectories(SystemFiles(), [str(tmp_path)])
+            known = DistrustedDirectories(store, 1, logs)
+            await known.load()
+            return logs, known
+
+        logs, known = await started()
+        await known.save()
+        assert not await store.exists("/tidemill")
+        logs.distrusted |= {"one", "two"}
+        await known.save_for_sure()
+        logs, known = await started()
+        assert logs.distrusted == {"one", "two"}
+        logs.distrusted -= {"one", "two"}
+        await known.save_last()
+        logs, _ = await started()
+        assert logs.distrusted == set()
+        await store.transact([SetData("/tidemill/distrusted_directories/1", b"{")])
+        logs, _ = await started()
+        assert logs.distrusted == set()
+        assert "/tidemill/distrusted_directories/1" in caplog.text
+        await store.close()
+
+    asyncio.run(story())
 
 
 def test_a_note_that_makes_no_sense_goes_with_the_others(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
-from tidemill.log.errors import storage_error
+from tidemill.log.errors import may_pass, storage_error
 from tidemill.log.flush import FlushJob
 from tidemill.log.log import Log
 from tidemill.log.open_files import OPEN_FILES, share_of_limit
@@ -27,12 +27,20 @@ DESCRIPTORS_A_THREAD: Final = 4
 much is left over."""
 
 
-def close_logs(logs: Iterable[Log], now_ms: int, callers: int = 1) -> list[str]:
-    """Closes all that can be closed; texts about the others, which a start has to recover.
+class Closed(NamedTuple):
+    """What did not work, in texts; ``sync_failed``: the system may have dropped what was to be written."""
+
+    problems: list[str]
+    sync_failed: bool
+
+
+def close_logs(logs: Iterable[Log], now_ms: int, callers: int = 1) -> Closed:
+    """Closes all that can be closed; a start has to recover the others.
 
     ``callers``: so many threads of the process close logs at once, and share its descriptors.
     """
     problems: list[str] = []
+    sync_failed = False
     left = iter(logs)
     spare = share_of_limit() // max(1, callers)
     at_once = max(1, min(LOGS_AT_ONCE, spare // DESCRIPTORS_A_LOG))
@@ -42,11 +50,12 @@ def close_logs(logs: Iterable[Log], now_ms: int, callers: int = 1) -> list[str]:
             jobs = [(log, _begin(log, problems)) for log in some]
             ended = pool.map(_run, [job for _, job in jobs])
             for (log, job), problem in zip(jobs, ended, strict=True):
-                if problem:
-                    problems.append(problem)
+                if problem is not None:
+                    problems.append(str(problem))
+                    sync_failed = sync_failed or not may_pass(problem)
                 elif not isinstance(job, Failed):
                     log.finish_close(job, now_ms)
-    return problems
+    return Closed(problems, sync_failed)
 
 
 class Failed:
@@ -76,11 +85,11 @@ def _make_job(log: Log) -> FlushJob | None:
     return log.begin_close()
 
 
-def _run(job: FlushJob | Failed | None) -> str:
+def _run(job: FlushJob | Failed | None) -> StorageError | None:
     """Syncs; what went wrong, or nothing."""
     if isinstance(job, FlushJob):
         try:
             job.run()
         except StorageError as problem:
-            return str(problem)
-    return ""
+            return problem
+    return None

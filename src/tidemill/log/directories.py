@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from tidemill.log.distrust import mark_itself, write_ids
 from tidemill.log.errors import storage_error
 from tidemill.log.log import Log
 from tidemill.log.meta import VERSION, DirectoryMeta, new_id, read_meta, write_meta
@@ -44,8 +46,8 @@ class DataDirectory:
         self.failure = ""
         self.clean = False
         self.may_have_lost = False
-        """It held logs, the stop was not clean, and the system was started since: what was not synced may be
-        gone. A killed process alone loses nothing, as the system writes what it holds."""
+        """It held logs, the stop was not clean, and the system was started since, or a sync had failed: what
+        was not synced may be gone. A killed process alone loses nothing, as the system writes what it holds."""
         self.is_blank = False
         """It holds no logs, and nobody has heeded yet what it may have held: it is new, or an empty disk is
         in the place of another."""
@@ -91,6 +93,10 @@ class DataDirectories:
         self.warnings: list[str] = []
         self.undecided: dict[TopicPartition, str] = {}
         """Partitions of which nobody can tell where they are, by the reason."""
+        self.distrusted: set[str] = set()
+        """The ids of directories in which a sync failed, until the loss was heeded: those that the coordination
+        store knows, too."""
+        self._marking = threading.Lock()
         self.reported_missing: frozenset[TopicPartition] = frozenset()
         """Partitions that were in no data directory at the start, as this broker has reported."""
 
@@ -118,6 +124,24 @@ class DataDirectories:
             directory.arriving.clear()
             return gone
         return []
+
+    def distrust(self, directory: DataDirectory) -> list[StorageError]:
+        """Marks a directory in which a sync failed: the next start does not trust what the system holds of it.
+
+        What is wrong where the mark could not be left. May run in a thread.
+        """
+        with self._marking:
+            if directory.meta is not None:
+                self.distrusted.add(directory.meta.directory_id)
+            problems = [mark_itself(self.files, directory.path), *self._write_distrusted(directory)]
+        return [problem for problem in problems if problem is not None]
+
+    def _write_distrusted(self, failed: DataDirectory | None = None) -> list[StorageError | None]:
+        return [
+            write_ids(self.files, other.path, self.distrusted)
+            for other in self.working
+            if other is not failed
+        ]
 
     def directory_of(self, log: Log) -> DataDirectory:
         """The data directory in which a log lies."""
@@ -251,6 +275,7 @@ class DataDirectories:
 
     def loss_heeded(self) -> None:
         """Nobody counts any more on what the last stop may have cost. Raises StorageError."""
+        heeded: set[str] = set()
         for directory in self.working:
             if directory.may_have_lost or directory.is_blank:
                 path = directory.file(BOOT)
@@ -259,6 +284,15 @@ class DataDirectories:
                 except OSError as problem:
                     raise storage_error("write", path, problem) from problem
                 directory.may_have_lost = directory.is_blank = False
+                if directory.meta is not None:
+                    heeded.add(directory.meta.directory_id)
+        with self._marking:
+            if not heeded & self.distrusted:
+                return
+            self.distrusted -= heeded
+            for refused in self._write_distrusted():
+                if refused is not None:
+                    raise refused
 
     def vanished(self) -> list[str]:
         """Working directories that are there no longer; may run in a thread."""

@@ -269,6 +269,16 @@ class SystemFiles(Files):
     def size(self, path: str) -> i64:
         return os.stat(path).st_size
 
+    def forget_cached(self, path: str) -> None:
+        if sys.platform != "linux":
+            return
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _sync_descriptor(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
     def modified_ms(self, path: str) -> i64:
         return os.stat(path).st_mtime_ns // 1_000_000
 

@@ -30,7 +30,8 @@ from tidemill.log.checkpoints import (
 )
 from tidemill.log.config import LogConfig
 from tidemill.log.directories import DataDirectories, DataDirectory
-from tidemill.log.errors import storage_error
+from tidemill.log.distrust import NO_BOOT, read_ids
+from tidemill.log.errors import is_disk_broken, storage_error
 from tidemill.log.log import Log
 from tidemill.log.losses import loss_of
 from tidemill.log.names import (
@@ -134,6 +135,9 @@ class Loading:
         shelves: list[Shelf] = []
         for directory in self.all.working:
             with self._putting_aside(directory):
+                self.all.distrusted |= read_ids(self.files, directory.path)
+        for directory in self.all.working:
+            with self._putting_aside(directory):
                 shelves.append(self._take_stock(directory))
         unclean = [shelf for shelf in shelves if not shelf.directory.clean and shelf.places]
         with ExitStack() as stack:
@@ -157,14 +161,20 @@ class Loading:
         try:
             yield
         except OSError as problem:
-            self.all.fail_directory(directory.path, str(storage_error("load", directory.path, problem)))
+            self._put_aside(directory, storage_error("load", directory.path, problem))
         except StorageError as problem:
-            self.all.fail_directory(directory.path, str(problem))
+            self._put_aside(directory, problem)
+
+    def _put_aside(self, directory: DataDirectory, problem: StorageError) -> None:
+        self.all.fail_directory(directory.path, str(problem))
+        if is_disk_broken(problem):
+            self.all.warnings += map(str, self.all.distrust(directory))
 
     def _take_stock(self, directory: DataDirectory) -> Shelf:
         """Finds out what lies in a directory. Raises OSError and StorageError when it cannot be used."""
         names = self.files.list(directory.path)
-        directory.clean = CLEAN_SHUTDOWN in names
+        is_distrusted = directory.meta is not None and directory.meta.directory_id in self.all.distrusted
+        directory.clean = CLEAN_SHUTDOWN in names and not is_distrusted
         directory.recovery_points = self._read_offsets(directory.file(RECOVERY_POINTS))
         directory.start_offsets = self._read_offsets(directory.file(LOG_STARTS))
         high_watermarks = self._read_offsets(directory.file(HIGH_WATERMARKS))
@@ -172,13 +182,15 @@ class Loading:
         if directory.clean:
             self.promised |= high_watermarks
         places = [place for name in names if (place := self._place(directory, name)) is not None]
-        self._note_boot(directory, bool(places))
+        self._note_boot(directory, bool(places), is_distrusted)
         # From here on a crash is an unclean stop, also one of this start.
         remove_clean_shutdown(self.files, directory.file(CLEAN_SHUTDOWN), directory.path)
         return Shelf(directory, places)
 
-    def _note_boot(self, directory: DataDirectory, has_logs: bool) -> None:
+    def _note_boot(self, directory: DataDirectory, has_logs: bool, is_distrusted: bool) -> None:
         """Finds out whether the system was started anew since the last stop, and notes this boot.
+
+        A directory in which a sync failed counts as one that the system was started anew with.
 
         Where something may have been lost, or nothing is there at all, the boot is noted once that was
         heeded: a start that ends before that leaves it to the next one.
@@ -187,7 +199,13 @@ class Loading:
         current = self.files.boot_id()
         was_used = self.files.exists(path)
         known = self.files.read(path).decode(errors="replace") if was_used else ""
-        is_same = bool(current) and known == current
+        is_distrusted = is_distrusted or known == NO_BOOT.decode()
+        if is_distrusted:
+            self.all.warnings.append(
+                f"{directory.path}: a sync had failed there: its logs are read from the disk, and what was "
+                "acknowledged without being on it may be lost"
+            )
+        is_same = bool(current) and known == current and not is_distrusted
         directory.is_blank = not was_used and not has_logs
         directory.may_have_lost = not directory.is_blank and not directory.clean and not is_same
         if not directory.is_blank and not directory.may_have_lost and (not was_used or known != current):
@@ -302,12 +320,22 @@ class Loading:
         shelf.openings.append(opening)
         opening.progress.stop = shelf.stopping
         try:
+            if directory.may_have_lost:
+                self._forget_cached(place)
             opened = opening.open()
         except BaseException:
             shelf.stop()  # the others cannot be used either
             raise
         opening.warnings[:0] = warnings
         return opening, opened
+
+    def _forget_cached(self, place: Place) -> None:
+        """Has everything of a log be read from the disk: the system may hold what the disk refused."""
+        try:
+            for name in self.files.list(place.path):
+                self.files.forget_cached(f"{place.path}/{name}")
+        except OSError as problem:
+            raise storage_error("sync", problem.filename or place.path, problem) from problem
 
     def _take(self, directory: DataDirectory, place: Place, opening: Opening, one: Log) -> None:
         """Takes over a log that is open."""

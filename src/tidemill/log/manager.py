@@ -419,7 +419,9 @@ class LogManager(DataDirectories):
     def _close_directory(self, directory: DataDirectory, now_ms: int) -> list[str]:
         """What goes wrong with one log does not keep the others from the disk."""
         logs = [*directory.logs.values(), *directory.arriving.values()]
-        problems = close_logs(logs, now_ms, len(self.working))
+        problems, sync_failed = close_logs(logs, now_ms, len(self.working))
+        if sync_failed:
+            problems += map(str, self.distrust(directory))
         try:
             # Once for all the directories of partitions that were made in it.
             self.files.sync_directory(directory.path)

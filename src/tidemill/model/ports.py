@@ -120,6 +120,12 @@ class Files:
         """Bytes in the file at ``path``."""
         raise NotImplementedError
 
+    def forget_cached(self, path: str) -> None:
+        """Writes what the system holds of a file to the disk, and forgets it: reads come from the disk then.
+
+        Does nothing where the system cannot be asked. Raises OSError when the disk does not take it.
+        """
+
     def modified_ms(self, path: str) -> i64:
         """When the file was last written, in milliseconds since 1970."""
         raise NotImplementedError

@@ -94,6 +94,9 @@ class ReplicaManager(PartitionEvents):
         """``replica.lag.time.max.ms``: who has not caught up for so long is not in sync."""
         self.directory_failed: Callable[[], None] | None = None
         """Called when a data directory was put aside."""
+        self.directory_distrusted: Callable[[], None] | None = None
+        """Called when a data directory was marked in which a sync failed."""
+        self._marking: set[asyncio.Future[list[StorageError]]] = set()
         self.doubtful: set[TopicPartition] = set()
         """Logs that were open when the machine went down: behind their recovery point there may be holes."""
         self.isr_shrinks = 0
@@ -386,7 +389,19 @@ class ReplicaManager(PartitionEvents):
         if may_pass(problem):
             log.error("%s could not be flushed; it is tried again: %s", one.topic_partition, problem)
             return
-        self._put_aside(self.logs.directory_of(one).path, str(problem))
+        directory = self.logs.directory_of(one)
+        self._put_aside(directory.path, str(problem))
+        marking = self.loop.run_in_executor(None, self.logs.distrust, directory)
+        self._marking.add(marking)
+        marking.add_done_callback(self._marked)
+
+    def _marked(self, marking: asyncio.Future[list[StorageError]]) -> None:
+        self._marking.discard(marking)
+        if not marking.cancelled():
+            for problem in marking.result():
+                log.warning("the next start is told in another place not to trust the disk: %s", problem)
+        if self.directory_distrusted is not None:
+            self.directory_distrusted()
 
     def _put_aside(self, path: str, reason: str) -> None:
         for key in self.logs.fail_directory(path, reason):
@@ -507,7 +522,9 @@ class ReplicaManager(PartitionEvents):
         """Waits for the flushes and checkpoints that are under way, and interrupts moves."""
         self.flushing.stopping = True
         await self.mover.stop()
-        await asyncio.gather(*self.flushing.under_way, *self.checkpoints.under_way, return_exceptions=True)
+        await asyncio.gather(
+            *self.flushing.under_way, *self.checkpoints.under_way, *self._marking, return_exceptions=True
+        )
 
 
 def _configure(partitions: Iterable[Partition | None], config: LogConfig, now_ms: int) -> None:

@@ -136,6 +136,7 @@ class BrokerServer:
         broker.logs.claim(image.cluster_id, broker.node_id, version)
         broker.config = effective_config(config, image, broker.node_id)
         tell_overridden(config, image, broker.node_id)
+        await self.seat.distrusted.load()
         self._load_logs(image.topics)
         self._build_request_path()
         broker.metadata.on_change(self._apply)
@@ -410,6 +411,8 @@ class BrokerServer:
                 await self.compaction.checkpoint()
                 for problem in broker.logs.close(broker.clock.wall_ms(), broker.partitions.high_watermarks()):
                     log.error("%s", problem)
+                if self.seat is not None:
+                    await self.seat.distrusted.save_last()
             elif hasattr(broker, "logs"):
                 broker.logs.unlock()
         finally:

@@ -98,6 +98,7 @@ class Cluster(Seat, Hears):
 
     def join_partitions(self) -> None:
         """Has the partitions follow leaders, and ask for in-sync sets; to be called once they are loaded."""
+        super().join_partitions()
         broker = self._broker
         config = broker.config
         broker.throttling = Throttling(broker)

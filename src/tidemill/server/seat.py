@@ -19,6 +19,7 @@ from tidemill.coordination.image import Delta
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.coordination.port import StoreError
 from tidemill.model.errors import StorageError
+from tidemill.server.distrusted import DistrustedDirectories
 from tidemill.server.membership import Events, Membership
 
 log = logging.getLogger("tidemill.server")
@@ -36,6 +37,7 @@ class Seat(Events):
         self._changes: set[asyncio.Task[None]] = set()
         """Those that are being carried out."""
         self.commands = broker.commands = commands
+        self.distrusted = DistrustedDirectories(broker.store, broker.node_id, broker.logs)
         broker.controller = Controller(
             broker.store, broker.node_id, lambda: broker.config, self.announce, broker.clock
         )
@@ -45,6 +47,7 @@ class Seat(Events):
 
     def join_partitions(self) -> None:
         """Has the partitions follow leaders, and ask for in-sync sets; to be called once they are loaded."""
+        self._broker.partitions.directory_distrusted = lambda: self.begin(self.distrusted.save_for_sure())
 
     async def register(self, registration: BrokerRegistration) -> None:
         """Takes this broker's place. Raises KafkaError when its id is taken, StoreError."""
@@ -73,6 +76,7 @@ class Seat(Events):
             broker.logs.loss_heeded()
         except StorageError as problem:
             log.warning("the next start tells once more what may have been lost: %s", problem)
+        self.begin(self.distrusted.save_for_sure())
         try:
             await self.membership.clear_loss()
         except StoreError as problem:

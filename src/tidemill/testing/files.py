@@ -3,6 +3,8 @@
 What POSIX promises is kept, and nothing more:
 
 - bytes that were not synced are lost, kept in part, or torn by :meth:`FaultyFiles.power_cut`;
+- a sync that fails drops what it should have written: it can be read until the cache forgets it, a later sync
+  succeeds, and the disk never gets it;
 - a file that was made, renamed or removed is that only once its directory was synced;
 - space is counted in pages, and a full disk refuses appends and writes, while a store into the map of a page
   that has no space yet ends the process, as SIGBUS does (:class:`Killed`);
@@ -65,20 +67,40 @@ class _Node:
         self.current = _Content()
         self.durable = _Content()
         self.pending: list[tuple[int, bytes]] = []
+        self.dropped: list[tuple[int, int]] = []
+        """Ranges that a sync which failed left in the cache, and no sync will write."""
         self.pages: set[int] = set()
         self.modified_ms = 0
 
     def write(self, position: int, data: bytes) -> None:
         self.current.write(position, data)
         self.pending.append((position, data))
+        self.dropped = [
+            part for one in self.dropped for part in _outside(one, position, position + len(data))
+        ]
 
     def resize(self, size: int) -> None:
         self.current.resize(size)
+        self.dropped = [(begin, min(end, size)) for begin, end in self.dropped if begin < size]
         self.pages = {page for page in self.pages if page * PAGE_BYTES < size}
 
     def sync(self) -> None:
-        self.durable = self.current.copy()
+        written = self.current.copy()
+        for begin, end in self.dropped:
+            written.write(begin, self.durable.read(begin, end).ljust(end - begin, b"\0"))
+        self.durable = written
         self.pending.clear()
+
+    def drop(self) -> None:
+        """A sync failed: what it had to write counts as written."""
+        self.dropped += [(position, position + len(data)) for position, data in self.pending]
+        self.pending.clear()
+
+    def forget_cached(self) -> None:
+        """Reads come from the disk, which gets before that what can still be written."""
+        self.sync()
+        self.current = self.durable.copy()
+        self.dropped.clear()
 
     def after_power_cut(self, random: Random | None) -> _Content:
         """What the disk has: what was synced, and of the rest what luck had written."""
@@ -95,6 +117,12 @@ class _Node:
             content.size = max(content.size, position + len(data))
             content.write(position, kept)
         return content
+
+
+def _outside(span: tuple[int, int], begin: int, end: int) -> list[tuple[int, int]]:
+    """The parts of ``span`` that do not lie between ``begin`` and ``end``."""
+    parts = [(span[0], min(span[1], begin)), (max(span[0], end), span[1])]
+    return [part for part in parts if part[0] < part[1]]
 
 
 class _Map:
@@ -171,7 +199,12 @@ class FaultyFile(File):
         self._node.resize(size)
 
     def sync(self) -> None:
-        self._check("sync")
+        try:
+            self._check("sync")
+        except OSError:
+            if self._life == self._files.life and not self._closed:
+                self._node.drop()
+            raise
         self._node.sync()
 
     def map(self, writable: bool) -> _Map:
@@ -317,6 +350,10 @@ class FaultyFiles(Files):
 
     def size(self, path: str) -> int:
         return len(self._file_node(path).current)
+
+    def forget_cached(self, path: str) -> None:
+        self.check("sync", path)
+        self._file_node(path).forget_cached()
 
     def modified_ms(self, path: str) -> int:
         return self._file_node(path).modified_ms

@@ -49,7 +49,7 @@ def run(kind: str, seed: int) -> dict[str, Any]:
     began = time.perf_counter()
     outcome, text = "kept", ""
     try:
-        KINDS[kind](seed, 2000).run()
+        KINDS[kind](seed).run()
     except Violation as problem:
         outcome, text = "violated", str(problem).splitlines()[0]
     except Exception as problem:  # noqa: BLE001 - told, and not taken for a promise that was broken

@@ -753,7 +753,7 @@ ELECTIONS: Final = (
         "coordination/image.py",
         "        return min(min_insync_replicas, len(self.replicas) - len(self.adding))\n",
         "        return min(min_insync_replicas, len(self.replicas))\n",
-        "The controller counts what leaders count for min.insync.replicas: not the replicas that a move adds.",
+        "Controller and leaders count the same for min.insync.replicas: no replicas that a move adds.",
     ),
     Fault(
         "eligible-replicas-forgotten",

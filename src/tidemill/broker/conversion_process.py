@@ -98,9 +98,11 @@ class Channel:
         self.window.close()
 
 
-def down_job(data: bytes, magic: int, first_offset: int, bytes_max: int) -> tuple[bytes, int, int, int]:
+def down_job(
+    data: bytes, magic: int, first_offset: int, bytes_max: int, unpacked_bytes_max: int
+) -> tuple[bytes, int, int, int]:
     """:func:`tidemill.records.convert.down` over ``data``: the result's fields."""
-    made = down(data, 0, len(data), magic, first_offset, bytes_max)
+    made = down(data, 0, len(data), magic, first_offset, bytes_max, unpacked_bytes_max)
     return made.data, int(made.next_offset), int(made.next_position), int(made.record_count)
 
 

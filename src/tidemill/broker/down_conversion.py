@@ -34,6 +34,7 @@ from tidemill.log.scan import BatchScan
 from tidemill.log.segment import Slice
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.ports import File
+from tidemill.model.unpacked import UNPACKED_BYTES_MAX
 from tidemill.net.sending import FileRange
 from tidemill.records.batch import GZIP, LENGTH, LOG_OVERHEAD, MAGIC, NONE, RECORDS
 from tidemill.records.compression import unpacked_bytes_bound
@@ -91,6 +92,9 @@ class DownRange(File):
         self.magic = magic
         self.first_offset = first_offset
         self.partition = part.partition
+        self.unpacked_bytes_max = UNPACKED_BYTES_MAX
+        if part.partition is not None:
+            self.unpacked_bytes_max = int(part.partition.limits.max_unpacked_bytes)
         self.leader_epoch = -1 if part.partition is None else int(part.partition.leader_epoch)
         self.count = 0
         """Bytes of the whole, once :meth:`begin` was called."""
@@ -301,10 +305,10 @@ class DownRange(File):
 
     def _down(self, data: bytes, bytes_max: int) -> tuple[bytes, int, int, int]:
         if unpacked_bound(data) <= INLINE_BYTES:
-            made = down(data, 0, len(data), self.magic, self.first_offset, bytes_max)
+            made = down(data, 0, len(data), self.magic, self.first_offset, bytes_max, self.unpacked_bytes_max)
             return made.data, int(made.next_offset), int(made.next_position), int(made.record_count)
         result: tuple[bytes, int, int, int] = self.conversions.call(
-            "down", len(data), data, self.magic, self.first_offset, bytes_max
+            "down", len(data), data, self.magic, self.first_offset, bytes_max, self.unpacked_bytes_max
         )
         return result
 

@@ -9,6 +9,7 @@ from typing import Final
 from tidemill.log.config import LogConfig
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.configs.formats import magic_of
+from tidemill.model.unpacked import UNPACKED_KEY
 
 log = logging.getLogger("tidemill.broker")
 
@@ -72,4 +73,5 @@ def _read(config: BrokerConfig, name: str, overrides: Mapping[str, str]) -> LogC
         segment_jitter_ms=topic.int("segment.jitter.ms"),
         segment_ms=topic.int("segment.ms"),
         unclean_leader_election_enable=topic.bool("unclean.leader.election.enable"),
+        unpacked_bytes_max=config.int(UNPACKED_KEY),
     )

@@ -19,7 +19,7 @@ from tidemill.records.batch import Batch
 from tidemill.records.validate import begin_validation, finish_validation
 
 UNPACKED_MAX = 4
-"""Batches that are held unpacked at a time: each may be 32 times the largest message of its topic."""
+"""Batches that are held unpacked at a time: each may have ``tidemill.unpacked.batch.bytes.max``."""
 SLICE_RECORDS = 20_000
 """Walked at 12 ns each: a quarter of a millisecond."""
 

@@ -12,11 +12,11 @@ import click
 
 from tidemill.cli.log_export import export
 from tidemill.cli.log_import import import_
-from tidemill.cli.log_verify import recover, verify
-from tidemill.cli.options import Existing
+from tidemill.cli.log_verify import recover, unpacked_bytes_max, verify
+from tidemill.cli.options import Existing, broker_settings_option, config_file_option
 from tidemill.cli.output import on_terminal
 from tidemill.cli.records import as_text, for_terminal
-from tidemill.model.errors import ConfigError, KafkaError
+from tidemill.model.errors import ConfigError, KafkaError, UnpackedTooLarge
 
 if TYPE_CHECKING:
     from tidemill.log.dump import DumpOptions
@@ -80,6 +80,8 @@ fit its log. The broker may be running: nothing is written.""",
 @click.option("--verify-index-only", is_flag=True, help="Compare indexes with their logs, show no entries.")
 @click.option("--max-bytes", type=click.IntRange(0), help="Stop after so many bytes of each log.")
 @click.option("--max-message-size", type=int, hidden=True, help="Accepted; a batch may have any size here.")
+@config_file_option
+@broker_settings_option
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON for each entry.")
 def dump(paths: tuple[str, ...], named: str | None, as_json: bool, **flags: Any) -> int:
     """Show batches, records and index entries of segment files.
@@ -104,6 +106,8 @@ def dump(paths: tuple[str, ...], named: str | None, as_json: bool, **flags: Any)
                 _print_json(files, path, options, damage)
             else:
                 _print_lines(files, path, options, damage, problems)
+        except UnpackedTooLarge as problem:
+            problems.append(f"{path} is not shown to its end: {problem}")
         except KafkaError as problem:
             # The other files may be sound.
             damage.append(str(problem) if path in str(problem) else f"{path}: {problem}")
@@ -139,6 +143,7 @@ def _options(flags: dict[str, Any]) -> DumpOptions:
         contents=contents,
         skip_metadata=flags["skip_record_metadata"],
         bytes_max=-1 if flags["max_bytes"] is None else flags["max_bytes"],
+        unpacked_bytes_max=unpacked_bytes_max(flags["config_file"], flags["sets"]),
         verify_only=flags["verify_index_only"],
         sanity_only=flags["index_sanity_check"],
         decode=decode,
@@ -149,7 +154,13 @@ def _options(flags: dict[str, Any]) -> DumpOptions:
 def _print_json(files: Files, path: str, options: DumpOptions, damage: list[str]) -> None:
     from tidemill.log.dump import entries, utf8
 
-    for entry in entries(files, path, records=options.deep, bytes_max=options.bytes_max):
+    for entry in entries(
+        files,
+        path,
+        records=options.deep,
+        bytes_max=options.bytes_max,
+        unpacked_bytes_max=options.unpacked_bytes_max,
+    ):
         shown = _plain(entry)
         if entry["kind"] == "record" and options.decode is not utf8 and not entry["control"]:
             shown["decoded_key"], shown["decoded_value"] = options.decode(entry)

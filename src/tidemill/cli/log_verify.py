@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tidemill.cli.options import Existing
+from tidemill.cli.options import Existing, broker_settings_option, config_file_option, pairs
 from tidemill.cli.output import bytes_bar, bytes_text, count_text, json_option, on_terminal, print_json
 from tidemill.cli.records import for_terminal
 
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 FAILED = 1
 BAR_FROM_BYTES = 200_000_000
 """Less than this takes no longer than a bar needs to be read."""
+
+
+def unpacked_bytes_max(config_file: str | None, sets: tuple[str, ...]) -> int:
+    """What the records of a batch may unpack to, by the configuration of the broker whose files these are."""
+    from tidemill.model.configs import BrokerConfig
+    from tidemill.model.unpacked import UNPACKED_KEY
+
+    pairs("--set", sets)
+    return BrokerConfig.from_sources(config_file, list(sets), os.environ).int(UNPACKED_KEY)
+
 
 DIRECTORY = Existing("a data directory of a broker (its log.dirs), or one of its partitions", directory=True)
 
@@ -45,11 +55,14 @@ Examples:
   tidemill log verify tidemill-data --json | jq '.partitions[] | select(.damage > 0)'
 
 Nothing is written, and a broker may be running. Exit code 0 when all is sound, 1 when damage was found. What
-a start would do about it: tidemill log recover --dry-run.""",
+a start would do about it: tidemill log recover --dry-run. Of the broker's configuration one key counts:
+tidemill.unpacked.batch.bytes.max; batches that unpack to more are not looked into.""",
 )
 @click.argument("path", metavar="DIR", type=DIRECTORY)
+@config_file_option
+@broker_settings_option
 @json_option
-def verify(path: str, as_json: bool) -> int:
+def verify(path: str, config_file: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     """Check every byte of a data directory, or of one partition.
 
     Framing, checksums, the order of offsets, each record, indexes against the log, aborted transactions,
@@ -66,18 +79,19 @@ def verify(path: str, as_json: bool) -> int:
         log_bytes,
     )
 
+    bytes_max = unpacked_bytes_max(config_file, sets)
     files, path = SystemFiles(), os.path.abspath(path)
     if is_partition_directory(files, path):
         running = is_in_use(os.path.dirname(path))
         with progress(log_bytes(files, [path]), "checking") as advance:
-            check = Check(files, path, running=running, on_bytes=advance)
+            check = Check(files, path, running=running, on_bytes=advance, unpacked_bytes_max=bytes_max)
             check_partition(check)
         return _report([check], None, as_json)
     if not is_data_directory(files, path):
         raise click.UsageError(
             f"{path} is neither a data directory nor a partition's: name the log.dirs of a broker"
         )
-    directory = DirectoryCheck(files, path)
+    directory = DirectoryCheck(files, path, unpacked_bytes_max=bytes_max)
     with progress(log_bytes(files, directory.partitions.values()), "checking") as advance:
         directory.on_bytes = advance
         checks = list(directory.run())
@@ -171,8 +185,10 @@ without it the directory's lock is taken, so that no broker may be running.""",
 )
 @click.argument("path", metavar="DIR", type=DIRECTORY)
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@config_file_option
+@broker_settings_option
 @json_option
-def recover(path: str, dry_run: bool, as_json: bool) -> int:
+def recover(path: str, dry_run: bool, config_file: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     """Do what a start does with the logs of a data directory, or say what that would be.
 
     After an unclean stop each log is checked from its recovery point on and cut at the first byte that is
@@ -183,6 +199,7 @@ def recover(path: str, dry_run: bool, as_json: bool) -> int:
     from tidemill.log.files import SystemFiles
     from tidemill.log.verify import is_data_directory, is_in_use, is_partition_directory
 
+    bytes_max = unpacked_bytes_max(config_file, sets)
     path = os.path.abspath(path)
     if is_partition_directory(SystemFiles(), path):
         raise click.UsageError(
@@ -191,17 +208,17 @@ def recover(path: str, dry_run: bool, as_json: bool) -> int:
     if not is_data_directory(SystemFiles(), path):
         raise click.UsageError(f"{path} is no data directory of a broker: name one of its log.dirs")
     if not dry_run:
-        return _recover(SystemFiles(), path, as_json)
+        return _recover(SystemFiles(), path, as_json, bytes_max)
     if is_in_use(path):
         raise click.ClickException(f"a broker is running on {path}: stop it, then ask what a start would do")
     scratch = ScratchFiles()
     try:
-        return _recover(scratch, path, as_json, scratch)
+        return _recover(scratch, path, as_json, bytes_max, scratch)
     finally:
         scratch.close()
 
 
-def _recover(files: Any, path: str, as_json: bool, rehearsal: Any = None) -> int:
+def _recover(files: Any, path: str, as_json: bool, bytes_max: int, rehearsal: Any = None) -> int:
     from tidemill.log.config import LogConfig
     from tidemill.log.manager import LogManager
 
@@ -210,7 +227,7 @@ def _recover(files: Any, path: str, as_json: bool, rehearsal: Any = None) -> int
     manager.lock()
     try:
         manager.stored_cluster_id()
-        manager.load(now_ms, lambda topic: LogConfig())
+        manager.load(now_ms, lambda topic: LogConfig(unpacked_bytes_max=bytes_max))
     except BaseException:
         manager.unlock()
         raise

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill.client.fetching import Answer, next_offset
 from tidemill.model.errors import KafkaError
 from tidemill.model.types import TopicPartition
+from tidemill.model.unpacked import UNPACKED_BYTES_MAX
 from tidemill.records.batch import Batch
 from tidemill.records.builder import ABORT_MARKER
 from tidemill.records.columns import OFFSET_MAX, decode_columns, end_marker
@@ -80,7 +81,14 @@ class Chunk:
     """The records of one answer not given out yet; ``next_offset`` is the position after the last."""
 
     def __init__(
-        self, item: TopicPartition, answer: Answer, offset: int, *, committed_only: bool, check_crcs: bool
+        self,
+        item: TopicPartition,
+        answer: Answer,
+        offset: int,
+        *,
+        committed_only: bool,
+        check_crcs: bool,
+        unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
     ) -> None:
         self.item = item
         self.next_offset = offset
@@ -90,6 +98,7 @@ class Chunk:
         self._aborted = list(self._all_aborted)
         self._aborting: set[int] = set()
         self._check_crcs = check_crcs
+        self._unpacked_bytes_max = unpacked_bytes_max
         self._batches: Iterator[Batch | Entry] | None = None
         self._records: list[Record] = []
         self._taken = 0
@@ -124,7 +133,7 @@ class Chunk:
                 return False
             self._records, self._taken = [], 0
             if self._is_wanted(batch) and batch.last_offset >= self.next_offset:
-                records = read_stored(batch, self._check_crcs)
+                records = read_stored(batch, self._check_crcs, self._unpacked_bytes_max)
                 if records and records[0].offset < self.next_offset:
                     records = [record for record in records if record.offset >= self.next_offset]
                 self._records = records
@@ -188,6 +197,7 @@ class Chunk:
                     self._all_aborted or None,
                     answer.start,
                     answer.end,
+                    self._unpacked_bytes_max,
                 )
             except KafkaError as problem:
                 problem.args = (self._placed(str(problem), None),)

@@ -15,6 +15,7 @@ from typing import Any
 from tidemill.model.configs.clients import IDLE_CLIENT_KEYS
 from tidemill.model.configs.listeners import join_address
 from tidemill.model.errors import ConfigError
+from tidemill.model.unpacked import UNPACKED_BYTES_MAX, UNPACKED_KEY
 
 LOG = logging.getLogger(__name__)
 
@@ -208,6 +209,13 @@ _ROWS: tuple[tuple[str, str, Any, Callable[[str, Any], Any], str], ...] = (
     ("fetch.max.wait.ms", CONSUMER, 500, SIZE, "The broker waits at most this long"),
     ("fetch.max.bytes", CONSUMER, 52_428_800, SIZE, "Bytes of one answer"),
     ("max.partition.fetch.bytes", CONSUMER, 1_048_576, SIZE, "Bytes of one partition in an answer"),
+    (
+        UNPACKED_KEY,
+        CONSUMER,
+        UNPACKED_BYTES_MAX,
+        SIZE,
+        "What the records of a compressed batch may unpack to",
+    ),
     ("max.poll.records", CONSUMER, 500, _number(1, INT_MAX), "Records that one poll() gives out"),
     (
         "max.poll.interval.ms",

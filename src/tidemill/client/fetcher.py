@@ -20,6 +20,7 @@ from tidemill.client.errors import ClientError, code_of, error_for
 from tidemill.client.offsets import EARLIEST, LATEST
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.types import TopicPartition
+from tidemill.model.unpacked import UNPACKED_KEY
 from tidemill.wire.apis import ApiKey
 
 LEADER_MOVED = frozenset(
@@ -94,6 +95,7 @@ class Fetcher:
         self._max_age = config.seconds("metadata.max.age.ms")
         self.committed_only = config["isolation.level"] == "read_committed"
         self._check_crcs = config.bool("check.crcs")
+        self._unpacked_bytes_max = config.int(UNPACKED_KEY)
         self._policy = config.text("auto.offset.reset")
         self._requests: dict[int, Request] = {}
         self.chunks: deque[Chunk] = deque()
@@ -288,7 +290,12 @@ class Fetcher:
                     self._partition_bytes = min(2 * self._partition_bytes, 2**31 - 1)  # part of a large batch
                     return
                 chunk = Chunk(
-                    item, answer, offset, committed_only=self.committed_only, check_crcs=self._check_crcs
+                    item,
+                    answer,
+                    offset,
+                    committed_only=self.committed_only,
+                    check_crcs=self._check_crcs,
+                    unpacked_bytes_max=self._unpacked_bytes_max,
                 )
                 self.chunks.append(chunk)
             return

@@ -34,6 +34,7 @@ from tidemill.client.group_offsets import commit_offsets
 from tidemill.client.offsets import EARLIEST, LATEST, list_offsets
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.model.types import ZERO_ID, TopicPartition
+from tidemill.model.unpacked import UNPACKED_KEY
 from tidemill.wire.apis import ApiKey
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class RangeReader:
         self._timeout = self.config.seconds("default.api.timeout.ms")
         self._committed_only = self.config["isolation.level"] == "read_committed"
         self._check_crcs = self.config.bool("check.crcs")
+        self._unpacked_bytes_max = self.config.int(UNPACKED_KEY)
         self._opened: Cluster | None = None
 
     def __getstate__(self) -> ClientConfig:
@@ -191,6 +193,7 @@ class RangeReader:
                     aborted,
                     answer.start,
                     answer.end,
+                    self._unpacked_bytes_max,
                 )
                 if columns.count:
                     batch = record_batch(columns)

@@ -7,6 +7,7 @@ of the whole, which has room for that between its neighbours.
 from __future__ import annotations
 
 from tidemill.client.accumulator import SEQUENCE_MASK, PendingBatch
+from tidemill.client.config import INT_MAX
 from tidemill.records.builder import BatchBuilder
 from tidemill.records.reader import iter_records
 
@@ -25,7 +26,8 @@ def split(batch: PendingBatch) -> list[PendingBatch]:
         part.full = part.urgent = True
         part.attempts = batch.attempts
         parts.append(part)
-    for i, record in enumerate(iter_records(data)):
+    # Its own: however much it unpacks to, that was held before.
+    for i, record in enumerate(iter_records(data, unpacked_bytes_max=INT_MAX)):
         builder: BatchBuilder = parts[0 if i < half else 1].builder
         builder.append(record.timestamp, record.key, record.value, record.headers or None)
     for index, on_index, callback in batch.callbacks or ():

@@ -25,6 +25,7 @@ from tidemill.log.names import DANGLING, LOG, OFFSET_DIGITS, offset_of
 from tidemill.log.scan import BatchScan
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.ports import Files
+from tidemill.model.unpacked import UNPACKED_BYTES_MAX
 from tidemill.records.batch import check_crc, parse_batch
 from tidemill.records.reader import read_records
 from tidemill.wire.schema import Struct
@@ -33,7 +34,6 @@ CHECKPOINT: Final = ".checkpoint"
 EPOCH_DIGITS: Final = 10
 SNAPSHOT_FOOTER: Final = 4
 WINDOW_BYTES: Final = 1024 * 1024
-UNPACKED_BYTES_MAX: Final = 64 * 1024 * 1024
 TOPIC_RESOURCE: Final = 2
 BROKER_RESOURCE: Final = 4
 OTHER_SOURCES: Final = (

@@ -20,13 +20,12 @@ Source: Apache Kafka, ``MemoryRecords.java`` (``filterTo``), ``LogCleaner.scala`
 
 from __future__ import annotations
 
-from typing import Final
-
 from librt.strings import BytesWriter
 from librt.vecs import vec
 from mypy_extensions import i64
 
 from tidemill.log.offset_map import GROUP, OffsetMap
+from tidemill.model.unpacked import UNPACKED_BYTES_MAX
 from tidemill.records.batch import (
     APPEND_TIME_FLAG,
     CODEC_MASK,
@@ -43,9 +42,6 @@ from tidemill.records.compression import compress, decompress_range
 from tidemill.records.validate import RECORD_LENGTH_MIN, add_timestamp
 from tidemill.records.varint import read_varint, read_varlong, varint_size, write_varint
 
-UNPACKED_BYTES_MAX: Final = 1024 * 1024 * 1024
-"""Unpacked bytes of one batch: more is taken for a bomb."""
-
 
 class BatchCleaner:
     """Cleans the batches of one log against a map; ``now_ms`` and the retention decide on tombstones.
@@ -56,10 +52,17 @@ class BatchCleaner:
     :meth:`end_run`. After each cleaned batch :attr:`max_timestamp` is that of what stays.
     """
 
-    def __init__(self, offsets: OffsetMap, now_ms: i64, delete_retention_ms: i64) -> None:
+    def __init__(
+        self,
+        offsets: OffsetMap,
+        now_ms: i64,
+        delete_retention_ms: i64,
+        unpacked_bytes_max: i64 = UNPACKED_BYTES_MAX,
+    ) -> None:
         self.offsets = offsets
         self.now_ms: i64 = now_ms
         self.delete_retention_ms: i64 = delete_retention_ms
+        self.unpacked_bytes_max: i64 = unpacked_bytes_max
         self.records_read: i64 = 0
         self.records_kept: i64 = 0
         self.records_without_key: i64 = 0
@@ -340,7 +343,7 @@ class BatchCleaner:
         elif batch.record_count > 0:
             begin: i64 = batch.position + RECORDS
             end: i64 = batch.position + batch.size
-            self._data = decompress_range(batch.codec, batch.data, begin, end, UNPACKED_BYTES_MAX)
+            self._data = decompress_range(batch.codec, batch.data, begin, end, self.unpacked_bytes_max)
             self._position = 0
             self._end = len(self._data)
 

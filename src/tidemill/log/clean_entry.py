@@ -17,8 +17,8 @@ from __future__ import annotations
 from librt.strings import BytesWriter, write_i64_be
 from mypy_extensions import i64
 
-from tidemill.log.clean_batch import UNPACKED_BYTES_MAX
 from tidemill.log.offset_map import OffsetMap
+from tidemill.model.unpacked import UNPACKED_BYTES_MAX
 from tidemill.records.batch import LENGTH, NO_TIMESTAMP, NONE
 from tidemill.records.cursor import EntryCursor
 from tidemill.records.legacy import Entry, parse_entry
@@ -28,8 +28,9 @@ from tidemill.records.message_set import wrap
 class EntryCleaner:
     """Cleans the entries of one log against a map. After :meth:`clean` the attributes tell of the result."""
 
-    def __init__(self, offsets: OffsetMap) -> None:
+    def __init__(self, offsets: OffsetMap, unpacked_bytes_max: i64 = UNPACKED_BYTES_MAX) -> None:
         self.offsets = offsets
+        self.unpacked_bytes_max: i64 = unpacked_bytes_max
         self.records_read: i64 = 0
         self.records_kept: i64 = 0
         self.records_without_key: i64 = 0
@@ -44,7 +45,7 @@ class EntryCleaner:
 
         False when that is full. Raises as :meth:`tidemill.log.clean_batch.BatchCleaner.index`.
         """
-        cursor = EntryCursor(parse_entry(data, position, end), UNPACKED_BYTES_MAX)
+        cursor = EntryCursor(parse_entry(data, position, end), self.unpacked_bytes_max)
         while cursor.step():
             if (
                 cursor.key_length >= 0
@@ -60,7 +61,7 @@ class EntryCleaner:
         Raises CorruptMessage and InvalidRecord for one that makes no sense.
         """
         entry = parse_entry(data, position, end)
-        cursor = EntryCursor(entry, UNPACKED_BYTES_MAX)
+        cursor = EntryCursor(entry, self.unpacked_bytes_max)
         kept = BytesWriter()
         count: i64 = 0
         largest: i64 = NO_TIMESTAMP

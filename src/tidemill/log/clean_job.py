@@ -58,6 +58,7 @@ class CleanJob(NamedTuple):
     load_factor: float
     chunk_bytes: int
     bytes_per_second: float
+    unpacked_bytes_max: int
 
 
 class CleanedGroup(NamedTuple):

@@ -31,8 +31,8 @@ class Walk:
 
     def __init__(self, job: CleanJob, pace: Callable[[int], None]) -> None:
         self.map = OffsetMap(job.map_bytes, job.load_factor, job.first_dirty)
-        self.batches = BatchCleaner(self.map, job.now_ms, job.delete_retention_ms)
-        self.entries = EntryCleaner(self.map)
+        self.batches = BatchCleaner(self.map, job.now_ms, job.delete_retention_ms, job.unpacked_bytes_max)
+        self.entries = EntryCleaner(self.map, job.unpacked_bytes_max)
         self.mapped_bytes: i64 = 0
         self.read_bytes: i64 = 0
         self._pace = pace

@@ -125,4 +125,5 @@ def job_for(chosen: Candidate, settings: CleanerSettings, now_ms: int) -> CleanJ
         load_factor=settings.load_factor,
         chunk_bytes=settings.chunk_bytes,
         bytes_per_second=settings.bytes_per_second,
+        unpacked_bytes_max=config.unpacked_bytes_max,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from tidemill.model.unpacked import UNPACKED_BYTES_MAX
+
 INT64_MAX: Final = 0x7FFFFFFFFFFFFFFF
 INT32_MAX: Final = 0x7FFFFFFF
 DAY_MS: Final = 24 * 60 * 60 * 1000
@@ -15,6 +17,7 @@ class LogConfig:
     ``message_magic`` is what ``message.format.version`` stores: 0, 1 or 2.
     ``-1`` stands for no limit in ``retention_ms`` and ``retention_bytes``. ``preallocate`` is kept for
     DescribeConfigs and has no effect: appends are sequential, and file systems allocate for them late.
+    ``unpacked_bytes_max`` is the broker's, for all topics (:mod:`tidemill.model.unpacked`).
     """
 
     __slots__ = (
@@ -46,6 +49,7 @@ class LogConfig:
         "segment_jitter_ms",
         "segment_ms",
         "unclean_leader_election_enable",
+        "unpacked_bytes_max",
     )
 
     def __init__(
@@ -79,6 +83,7 @@ class LogConfig:
         segment_jitter_ms: int = 0,
         segment_ms: int = 7 * DAY_MS,
         unclean_leader_election_enable: bool = False,
+        unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
     ) -> None:
         self.cleanup_policy = cleanup_policy
         self.compression_gzip_level = compression_gzip_level
@@ -108,6 +113,7 @@ class LogConfig:
         self.segment_jitter_ms = segment_jitter_ms
         self.segment_ms = segment_ms
         self.unclean_leader_election_enable = unclean_leader_election_enable
+        self.unpacked_bytes_max = unpacked_bytes_max
 
     @property
     def compact(self) -> bool:

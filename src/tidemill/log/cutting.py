@@ -49,7 +49,7 @@ class CutStore(LogStore):
         self.truncations += 1
         position: i64 = segment.position_of(offset)
         # A batch that straddles the offset goes as a whole: the log ends where it began.
-        cut_offset: i64 = segment.base_offset_at(position)
+        cut_offset: i64 = segment.base_offset_at(position, self.config.unpacked_bytes_max)
         segment.truncate(position)
         cut_entries(self.files, self._transaction_index(segment), int(offset))
         self._limit_offset = -1

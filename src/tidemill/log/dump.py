@@ -34,6 +34,7 @@ from tidemill.log.time_index import TimeIndex
 from tidemill.log.transaction_index import Aborted
 from tidemill.model.errors import ConfigError, StorageError
 from tidemill.model.ports import File, Files
+from tidemill.model.unpacked import UNPACKED_BYTES_MAX
 from tidemill.records.batch import CURRENT_MAGIC, NO_PRODUCER_ID
 
 CONTROL_NAMES: Final = {
@@ -77,6 +78,8 @@ class DumpOptions(NamedTuple):
     """Batches beyond so many bytes of a log are left out; -1 for all."""
     verify_only: bool = False
     """Index entries are checked, and not shown."""
+    unpacked_bytes_max: int = UNPACKED_BYTES_MAX
+    """Of the records of one compressed batch."""
     sanity_only: bool = False
     """Of indexes only whether they make sense."""
     decode: Decoder = utf8
@@ -85,7 +88,12 @@ class DumpOptions(NamedTuple):
 
 
 def entries(
-    files: Files, path: str, *, records: bool = False, bytes_max: int = -1
+    files: Files,
+    path: str,
+    *,
+    records: bool = False,
+    bytes_max: int = -1,
+    unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
 ) -> Iterator[dict[str, Any]]:
     """What is in a file of a partition's directory, by the ending of its name.
 
@@ -96,7 +104,7 @@ def entries(
     """
     name = os.path.basename(path)
     if is_log(name):
-        return log_entries(files, path, records, bytes_max)
+        return log_entries(files, path, records, bytes_max, unpacked_bytes_max)
     if offset_of(name, INDEX) >= 0:
         return _index_entries(files, path)
     if offset_of(name, TIME_INDEX) >= 0:
@@ -145,7 +153,13 @@ def lines(
     found: dict[str, list[str]] = {}
     empty = offset_of(name, INDEX) >= 0
     last_offset = -1
-    for entry in entries(files, path, records=deep, bytes_max=options.bytes_max):
+    for entry in entries(
+        files,
+        path,
+        records=deep,
+        bytes_max=options.bytes_max,
+        unpacked_bytes_max=options.unpacked_bytes_max,
+    ):
         empty = False
         if on_entry is not None:
             on_entry(entry)

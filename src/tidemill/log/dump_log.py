@@ -8,9 +8,10 @@ from typing import Any, Final
 from tidemill.log.scan import BatchScan
 from tidemill.model.errors import KafkaError
 from tidemill.model.ports import Files
+from tidemill.model.unpacked import UNPACKED_BYTES_MAX
 from tidemill.records.batch import CURRENT_MAGIC, NONE, Batch, check_crc, parse_batch
 from tidemill.records.legacy import Entry, entry_crc, parse_entry, unpack_entry
-from tidemill.records.reader import UNPACKED_BYTES_MAX, Record, read_records, read_stored
+from tidemill.records.reader import Record, read_records, read_stored
 
 CODEC_NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 MARKER_NAMES: Final = {0: "ABORT", 1: "COMMIT"}
@@ -19,8 +20,17 @@ _TIMESTAMP_TYPES: Final = ("CreateTime", "LogAppendTime")
 _WINDOW_BYTES: Final = 1024 * 1024
 
 
-def log_entries(files: Files, path: str, records: bool, bytes_max: int) -> Iterator[dict[str, Any]]:
-    """The batches of a log, with ``records`` each followed by its records; at last what is no batch."""
+def log_entries(
+    files: Files,
+    path: str,
+    records: bool,
+    bytes_max: int,
+    unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
+) -> Iterator[dict[str, Any]]:
+    """The batches of a log, with ``records`` each followed by its records; at last what is no batch.
+
+    Raises UnpackedTooLarge before the records of a batch that unpack to more than ``unpacked_bytes_max``.
+    """
     file = files.open(path, read_only=True)
     whole = int(file.size())
     size = whole if bytes_max < 0 else min(bytes_max, whole)
@@ -28,13 +38,15 @@ def log_entries(files: Files, path: str, records: bool, bytes_max: int) -> Itera
     while scan.step():
         data, at = scan.whole()
         if scan.magic < CURRENT_MAGIC:
-            yield from _old_entries(Entry(data, at, scan.size), int(scan.position), records)
+            yield from _old_entries(
+                Entry(data, at, scan.size), int(scan.position), records, unpacked_bytes_max
+            )
             continue
         batch = parse_batch(data, at, at + scan.size)
         valid = _is_valid(batch)
         yield _batch_entry(batch, int(scan.position), valid)
         if records and valid:
-            for record in read_records(batch):
+            for record in read_records(batch, unpacked_bytes_max):
                 yield _record_entry(batch, record)
     left = size - int(scan.next_position)
     if left > 0 and size == whole:
@@ -83,7 +95,9 @@ def _codec_name(codec: int) -> str:
     return CODEC_NAMES[codec] if codec < len(CODEC_NAMES) else str(codec)
 
 
-def _old_entries(entry: Entry, position: int, records: bool) -> Iterator[dict[str, Any]]:
+def _old_entries(
+    entry: Entry, position: int, records: bool, unpacked_bytes_max: int
+) -> Iterator[dict[str, Any]]:
     """An entry of format v0 or v1, which may be a wrapper of several messages."""
     valid = entry.crc == entry_crc(entry.data, entry.position, entry.size)
     timestamp_type = _TIMESTAMP_TYPES[bool(entry.append_time)] if entry.magic > 0 else NO_TIMESTAMP_TYPE
@@ -101,7 +115,8 @@ def _old_entries(entry: Entry, position: int, records: bool) -> Iterator[dict[st
     }
     if not (records and valid):
         return
-    for record, message in zip(read_stored(entry), _messages(entry), strict=True):
+    stored = read_stored(entry, True, unpacked_bytes_max)
+    for record, message in zip(stored, _messages(entry, unpacked_bytes_max), strict=True):
         yield {
             "kind": "record",
             "magic": int(entry.magic),
@@ -119,12 +134,12 @@ def _old_entries(entry: Entry, position: int, records: bool) -> Iterator[dict[st
         }
 
 
-def _messages(entry: Entry) -> Iterator[Entry]:
+def _messages(entry: Entry, unpacked_bytes_max: int) -> Iterator[Entry]:
     """The entry itself, or what it wraps."""
     if entry.codec == NONE:
         yield entry
         return
-    data = unpack_entry(entry, UNPACKED_BYTES_MAX)
+    data = unpack_entry(entry, unpacked_bytes_max)
     at = 0
     while at < len(data):
         message = parse_entry(data, at, len(data), check_crcs=False)

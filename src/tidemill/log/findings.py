@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from tidemill.model.ports import Files
+from tidemill.model.unpacked import UNPACKED_BYTES_MAX
 
 FINDINGS_KEPT: Final = 50
 """Of one directory; the rest is counted only, however much is broken."""
@@ -34,12 +35,17 @@ class Check:
         *,
         running: bool = False,
         on_bytes: Callable[[int], None] | None = None,
+        unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
     ) -> None:
-        """``running``: a broker may be writing. ``on_bytes`` is told how many bytes were gone through."""
+        """``running``: a broker may be writing. ``on_bytes`` is told how many bytes were gone through.
+
+        Batches that unpack to more than ``unpacked_bytes_max`` are not looked into.
+        """
         self.files = files
         self.directory = directory
         self.running = running
         self.on_bytes = on_bytes or (lambda count: None)
+        self.unpacked_bytes_max = unpacked_bytes_max
         self.findings: list[Finding] = []
         self.damages = 0
         self.notes = 0

@@ -449,7 +449,7 @@ class Log(CutStore):
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
         """(timestamp in ms, offset) of the first record at or after ``timestamp``; None without one."""
         try:
-            return first_at(self.segments, timestamp, int(self.start_offset))
+            return first_at(self.segments, timestamp, int(self.start_offset), self.config.unpacked_bytes_max)
         except OSError as problem:
             raise storage_error("read", self.directory, problem) from problem
 
@@ -464,6 +464,6 @@ class Log(CutStore):
     def max_timestamp_offset(self) -> tuple[int, int] | None:
         """(timestamp in ms, offset) of the first record with the largest timestamp; None without records."""
         try:
-            return largest(self.segments, int(self.start_offset))
+            return largest(self.segments, int(self.start_offset), self.config.unpacked_bytes_max)
         except OSError as problem:
             raise storage_error("read", self.directory, problem) from problem

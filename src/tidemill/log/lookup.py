@@ -12,12 +12,17 @@ from collections.abc import Iterator
 
 from tidemill.log.scan import BatchScan
 from tidemill.log.segment import Segment, first_reaching
+from tidemill.model.unpacked import UNPACKED_BYTES_MAX
 from tidemill.records.batch import APPEND_TIME_FLAG, CODEC_MASK, CONTROL_FLAG, NONE, RECORD_COUNT
 from tidemill.records.cursor import open_cursor
-from tidemill.records.reader import UNPACKED_BYTES_MAX
 
 
-def first_at(segments: list[Segment], timestamp: int, start_offset: int) -> tuple[int, int] | None:
+def first_at(
+    segments: list[Segment],
+    timestamp: int,
+    start_offset: int,
+    unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
+) -> tuple[int, int] | None:
     """The first record, by offset, whose timestamp is at least ``timestamp``."""
     at = 0
     while at + 1 < len(segments) and segments[at + 1].base_offset <= start_offset:
@@ -26,13 +31,17 @@ def first_at(segments: list[Segment], timestamp: int, start_offset: int) -> tupl
         segment = segments[at]
         at += 1
         from_offset = max(int(segment.time_index.lookup(timestamp)), start_offset)
-        found = _first_in(segment, segment.index.lookup(from_offset), timestamp, start_offset)
+        found = _first_in(
+            segment, segment.index.lookup(from_offset), timestamp, start_offset, unpacked_bytes_max
+        )
         if found is not None:
             return found
     return None
 
 
-def largest(segments: list[Segment], start_offset: int) -> tuple[int, int] | None:
+def largest(
+    segments: list[Segment], start_offset: int, unpacked_bytes_max: int = UNPACKED_BYTES_MAX
+) -> tuple[int, int] | None:
     """The first record, by offset, that has the largest timestamp of all."""
     best: Segment | None = None
     found: tuple[int, int] | None = None
@@ -42,7 +51,7 @@ def largest(segments: list[Segment], start_offset: int) -> tuple[int, int] | Non
             continue
         if segment.base_offset < start_offset:
             # What the segment knows of its timestamps may be of records before the start offset.
-            found = _largest_in(segment, start_offset)
+            found = _largest_in(segment, start_offset, unpacked_bytes_max)
         elif best is None or segment.max_timestamp() > best.max_timestamp():
             best = segment
     if best is None or best.max_timestamp() < 0:
@@ -50,7 +59,8 @@ def largest(segments: list[Segment], start_offset: int) -> tuple[int, int] | Non
     timestamp = int(best.max_timestamp())
     if found is not None and found[0] >= timestamp:
         return found
-    return _first_in(best, best.index.lookup(best.max_timestamp_offset()), timestamp, start_offset)
+    position = best.index.lookup(best.max_timestamp_offset())
+    return _first_in(best, position, timestamp, start_offset, unpacked_bytes_max)
 
 
 def starts(segments: list[Segment], start_offset: int, end_offset: int, now_ms: int) -> list[tuple[int, int]]:
@@ -63,30 +73,32 @@ def starts(segments: list[Segment], start_offset: int, end_offset: int, now_ms: 
     return found
 
 
-def _first_in(segment: Segment, position: int, timestamp: int, start_offset: int) -> tuple[int, int] | None:
+def _first_in(
+    segment: Segment, position: int, timestamp: int, start_offset: int, unpacked_bytes_max: int
+) -> tuple[int, int] | None:
     scan = BatchScan(segment.file(), position, segment.size)
     while scan.step():
         if scan.max_timestamp < timestamp or scan.last_offset < start_offset:
             continue
-        for found_ms, offset in _records(scan):
+        for found_ms, offset in _records(scan, unpacked_bytes_max):
             if found_ms >= timestamp and offset >= start_offset:
                 return found_ms, offset
     return None
 
 
-def _largest_in(segment: Segment, start_offset: int) -> tuple[int, int] | None:
+def _largest_in(segment: Segment, start_offset: int, unpacked_bytes_max: int) -> tuple[int, int] | None:
     best: tuple[int, int] | None = None
     scan = BatchScan(segment.file(), segment.index.lookup(start_offset), segment.size)
     while scan.step():
         if scan.last_offset < start_offset or (best is not None and scan.max_timestamp <= best[0]):
             continue
-        for found_ms, offset in _records(scan):
+        for found_ms, offset in _records(scan, unpacked_bytes_max):
             if offset >= start_offset and (best is None or found_ms > best[0]):
                 best = (found_ms, offset)
     return best if best is not None and best[0] >= 0 else None
 
 
-def _records(scan: BatchScan) -> Iterator[tuple[int, int]]:
+def _records(scan: BatchScan, unpacked_bytes_max: int) -> Iterator[tuple[int, int]]:
     """(timestamp, offset) of the records of the batch at which the scan stands, as they are unpacked."""
     attributes = scan.attributes
     if scan.magic == 2:
@@ -103,6 +115,6 @@ def _records(scan: BatchScan) -> Iterator[tuple[int, int]]:
         if count == len(offsets):  # else compaction left only some of them, or none
             yield from ((scan.max_timestamp, offset) for offset in offsets)
             return
-    cursor = open_cursor(data, at, at + scan.size, False, UNPACKED_BYTES_MAX)
+    cursor = open_cursor(data, at, at + scan.size, False, unpacked_bytes_max)
     while cursor.step():
         yield int(cursor.timestamp), int(cursor.offset)

@@ -325,7 +325,15 @@ class Opening:
             last = at + 1 == len(segments)
             limit = INT64_MAX if last else int(segments[at + 1].base_offset)
             walked_from = int(segment.base_offset if resumed is None else resumed.offset)
-            walk = walk_segment(segment, self.producers, self.now_ms, self.progress, limit, resumed)
+            walk = walk_segment(
+                segment,
+                self.producers,
+                self.now_ms,
+                self.progress,
+                limit,
+                resumed,
+                self.config.unpacked_bytes_max,
+            )
             resumed = None
             if walk.fault:
                 self._cut(segments, at, walk)

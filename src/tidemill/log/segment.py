@@ -20,6 +20,7 @@ from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
 from tidemill.log.time_index import TimeIndex
 from tidemill.model.errors import KafkaError
 from tidemill.model.ports import File, Files
+from tidemill.model.unpacked import UNPACKED_BYTES_MAX
 from tidemill.records.batch import CODEC_MASK, LENGTH, LOG_OVERHEAD, MAGIC, Batch
 from tidemill.records.cursor import open_cursor
 from tidemill.records.legacy import TIMESTAMP
@@ -438,7 +439,7 @@ class Segment:
         self._max_timestamp = timestamp
         self._max_timestamp_offset = offset
 
-    def base_offset_at(self, position: i64) -> i64:
+    def base_offset_at(self, position: i64, unpacked_bytes_max: i64 = UNPACKED_BYTES_MAX) -> i64:
         """The base offset of the batch at ``position``; -1 when there is none, or none that can be read."""
         scan = BatchScan(self.file(), position, self.size)
         if not scan.step():
@@ -447,7 +448,7 @@ class Segment:
             return scan.base_offset
         data, at = scan.whole()
         try:
-            cursor = open_cursor(data, at, at + scan.size)
+            cursor = open_cursor(data, at, at + scan.size, True, unpacked_bytes_max)
             return cursor.offset if cursor.step() else -1
         except KafkaError:
             return -1

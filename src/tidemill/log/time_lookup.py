@@ -73,11 +73,12 @@ class TimeLookup:
 
     def run(self) -> None:
         """Looks, in any thread."""
+        unpacked_bytes_max = self.log.config.unpacked_bytes_max
         try:
             if self.timestamp == LARGEST:
-                self.found = largest(self._copies, self._start_offset)
+                self.found = largest(self._copies, self._start_offset, unpacked_bytes_max)
             else:
-                self.found = first_at(self._copies, self.timestamp, self._start_offset)
+                self.found = first_at(self._copies, self.timestamp, self._start_offset, unpacked_bytes_max)
         except (FileNotFoundError, IndexError):
             self._lost = True
         except OSError as problem:

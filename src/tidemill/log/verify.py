@@ -50,6 +50,7 @@ from tidemill.log.verify_segment import PartitionWalk, check_segment
 from tidemill.model.errors import TidemillError
 from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
+from tidemill.model.unpacked import UNPACKED_BYTES_MAX
 
 SMALL_FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 """Checkpoints and snapshots are read whole: a larger one is no such file."""
@@ -243,8 +244,15 @@ def _check_snapshot(check: Check, path: str, offset: int, end_offset: int) -> No
 class DirectoryCheck:
     """The check of a data directory: :attr:`top` for its own files, and one check for each partition."""
 
-    def __init__(self, files: Files, path: str, on_bytes: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        files: Files,
+        path: str,
+        on_bytes: Callable[[int], None] | None = None,
+        unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
+    ) -> None:
         self.files = files
+        self.unpacked_bytes_max = unpacked_bytes_max
         self.path = path
         self.on_bytes = on_bytes
         self.running = is_in_use(path)
@@ -303,7 +311,13 @@ class DirectoryCheck:
                 self.top.note(path, f"is {DANGLING}: it is left alone")
         ends: dict[TopicPartition, int] = {}
         for key, path in sorted(self.partitions.items()):
-            check = Check(self.files, path, running=self.running, on_bytes=self.on_bytes)
+            check = Check(
+                self.files,
+                path,
+                running=self.running,
+                on_bytes=self.on_bytes,
+                unpacked_bytes_max=self.unpacked_bytes_max,
+            )
             check_partition(check, log_start=offsets[LOG_STARTS].get(key, -1))
             ends[key] = check.end_offset
             yield check

@@ -1,7 +1,8 @@
 """Walks over one segment, every record of it, and compares its indexes with what is there.
 
 Memory stays bounded whatever the bytes claim: the checksum of a large batch is taken in pieces, and records
-are unpacked only once it is right, up to :data:`UNPACKED_BYTES_MAX`.
+are unpacked only once it is right, up to the limit that
+the check was given.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tidemill.log.names import INDEX, LOG, TIME_INDEX, offset_name
 from tidemill.log.scan import BatchScan
 from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
 from tidemill.log.verify_indexes import AbortedEntries, OffsetEntries, TimeEntries
-from tidemill.model.errors import KafkaError
+from tidemill.model.errors import KafkaError, UnpackedTooLarge
 from tidemill.records.batch import (
     ATTRIBUTES,
     CONTROL_FLAG,
@@ -33,8 +34,6 @@ from tidemill.records.reader import read_records
 from tidemill.records.validate import RecordWalk, unpack
 
 WINDOW_BYTES: Final = 1024 * 1024
-UNPACKED_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Records of one batch that are looked into: more than any topic takes by default, by far."""
 
 ZEROS: Final = "only zeros follow: room that was given to the file and never written, as a crash leaves it"
 
@@ -145,22 +144,25 @@ def _check_batch(walk: PartitionWalk, scan: BatchScan, path: str, aborted: Abort
         text = f"the batch with base offset {scan.base_offset} has checksum {found}, its header says {stored}"
         check.damage(path, text, position)
         return
-    if scan.size > UNPACKED_BYTES_MAX:
+    unpacked_bytes_max = check.unpacked_bytes_max
+    if scan.size > unpacked_bytes_max:
         check.note(path, f"a batch of {scan.size} bytes is not looked into", position)
         return
     data, at = scan.whole()
     try:
         if scan.magic < 2:
             _check_messages(
-                walk, open_cursor(data, at, at + scan.size, False, UNPACKED_BYTES_MAX), path, scan
+                walk, open_cursor(data, at, at + scan.size, False, unpacked_bytes_max), path, scan
             )
             return
         batch = parse_batch(data, at, at + scan.size)
         check.records += int(batch.record_count)
-        fault = _record_fault(batch)
+        _note_transaction(walk, batch, path, position, aborted)
+        fault = _record_fault(batch, unpacked_bytes_max)
         if fault:
             check.damage(path, fault, position)
-        _note_transaction(walk, batch, path, position, aborted)
+    except UnpackedTooLarge as problem:
+        check.note(path, f"the batch up to offset {scan.last_offset} is not looked into: {problem}", position)
     except KafkaError as problem:
         check.damage(path, f"the checksum is right, the records are not: {problem}", position)
 
@@ -196,15 +198,15 @@ def _checksums(scan: BatchScan) -> tuple[int, int]:
     return stored, value
 
 
-def _record_fault(batch: Batch) -> str:
+def _record_fault(batch: Batch, unpacked_bytes_max: int) -> str:
     """Walks over all records; what is wrong with the header beside them. Raises KafkaError."""
     if batch.record_count != batch.last_offset_delta + 1:
-        read_records(batch, UNPACKED_BYTES_MAX)  # compaction left holes
+        read_records(batch, unpacked_bytes_max)  # compaction left holes
         return ""
     if batch.codec == NONE:
         data, position, end = batch.data, batch.records_position, batch.end
     else:
-        data, position = unpack(batch, UNPACKED_BYTES_MAX), 0
+        data, position = unpack(batch, unpacked_bytes_max), 0
         end = len(data)
     walk = RecordWalk(data, position, end, batch.record_count, batch.base_timestamp)
     while not walk.step():
@@ -227,7 +229,7 @@ def _note_transaction(
         walk.open_transactions.setdefault(producer_id, int(batch.base_offset))
         return
     first_offset = walk.open_transactions.pop(producer_id, -1)
-    for record in read_records(batch, UNPACKED_BYTES_MAX):
+    for record in read_records(batch, walk.check.unpacked_bytes_max):
         key = record.key or b""
         if len(key) >= 4 and int.from_bytes(key[2:4], "big") == ABORT_MARKER:
             aborted.abort(path, position, producer_id, first_offset, record.offset)

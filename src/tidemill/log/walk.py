@@ -15,6 +15,7 @@ from tidemill.log.segment import Segment
 from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
 from tidemill.log.transaction_index import Aborted
 from tidemill.model.errors import KafkaError
+from tidemill.model.unpacked import UNPACKED_BYTES_MAX
 from tidemill.records.batch import ATTRIBUTES, CODEC_MASK, CRC, LOG_OVERHEAD, MAGIC
 from tidemill.records.checksum import crc32c
 from tidemill.records.cursor import open_cursor
@@ -98,6 +99,7 @@ def walk_segment(
     progress: Progress,
     limit_offset: i64,
     resumed: Resumption | None = None,
+    unpacked_bytes_max: i64 = UNPACKED_BYTES_MAX,
 ) -> Walk:
     """Checks the batches of ``segment``, and makes its indexes anew on the way; ``resumed``: from there on.
 
@@ -125,8 +127,9 @@ def walk_segment(
         if scan.last_offset < expected or (scan.magic == 2 and scan.base_offset < expected):
             fault = f"offset {scan.base_offset} comes where {expected} or later must be"
             if before_position >= 0 and not _checksum_fault(scan):
-                taken: i64 = _offsets_taken(segment, before_position)
-                if taken > 0 and segment.base_offset_at(scan.position) == before_expected + taken:
+                taken: i64 = _offsets_taken(segment, before_position, unpacked_bytes_max)
+                begins: i64 = segment.base_offset_at(scan.position, unpacked_bytes_max)
+                if taken > 0 and begins == before_expected + taken:
                     # It would follow if the batch before it had not jumped.
                     fault = f"offset {before_base} comes where {before_expected} must be"
                     return Walk(before_position, before_expected, fault, False, epochs.end(), aborted, True)
@@ -160,7 +163,7 @@ def walk_segment(
     return Walk(segment.size, expected, "", False, epochs.end(), aborted)
 
 
-def _offsets_taken(segment: Segment, position: i64) -> i64:
+def _offsets_taken(segment: Segment, position: i64, unpacked_bytes_max: i64) -> i64:
     """How many offsets the batch or entry at ``position`` takes; -1 when that cannot be told."""
     scan = BatchScan(segment.file(), position, segment.size)
     if not scan.step():
@@ -170,7 +173,7 @@ def _offsets_taken(segment: Segment, position: i64) -> i64:
     data, at = scan.whole()
     count: i64 = 0
     try:
-        cursor = open_cursor(data, at, at + scan.size)
+        cursor = open_cursor(data, at, at + scan.size, True, unpacked_bytes_max)
         while cursor.step():
             count += 1
     except KafkaError:

@@ -248,3 +248,7 @@ class InvalidRecord(KafkaError):
     ) -> None:
         super().__init__(message, code)
         self.record_errors = record_errors
+
+
+class UnpackedTooLarge(InvalidRecord):
+    """A compressed batch that unpacks to more than its reader takes; nothing else is known to be wrong."""

@@ -35,6 +35,7 @@ from librt.vecs import append
 from mypy_extensions import i32, i64
 
 from tidemill.model.errors import CorruptMessage
+from tidemill.model.unpacked import UNPACKED_BYTES_MAX
 from tidemill.records.batch import (
     CODEC_MASK,
     CURRENT_MAGIC,
@@ -58,9 +59,6 @@ from tidemill.records.vectors import Columns, HeaderFields, to_microseconds
 
 BYTES_MAX: Final = 64 * 1024 * 1024
 """Unpacked bytes of one decode, by default."""
-
-UNPACKED_BYTES_MAX: Final = 1024 * 1024 * 1024
-"""Unpacked bytes of one batch: more is taken for a bomb."""
 
 EDGE_MAX: Final = 0x7FFFFFFF
 
@@ -86,6 +84,7 @@ def decode_columns(
     aborted: list[tuple[int, int]] | None = None,
     begin: i64 = 0,
     end: i64 = -1,
+    unpacked_bytes_max: i64 = UNPACKED_BYTES_MAX,
 ) -> Columns:
     """The records with ``start_offset <= offset < end_offset`` in ``data``, from byte ``position`` on.
 
@@ -95,9 +94,11 @@ def decode_columns(
     read_committed lists them.
 
     Stops once the records have ``bytes_max`` bytes unpacked, but takes one batch at least. Raises
-    CorruptMessage and InvalidRecord for bytes that no broker may send.
+    CorruptMessage and InvalidRecord for bytes that no broker may send, UnpackedTooLarge for a batch of more
+    than ``unpacked_bytes_max``.
     """
     plan = _Plan(data, begin, len(data) if end < 0 else end, start_offset, end_offset, check_crcs, aborted)
+    plan.unpacked_bytes_max = unpacked_bytes_max
     plan.skip_to(position)
     plan.collect(bytes_max if bytes_max < EDGE_MAX else EDGE_MAX)
     columns = Columns(plan.buffer(), plan.records, want_headers)
@@ -154,6 +155,7 @@ class _Plan:
         self.start_offset: i64 = start_offset
         self.end_offset: i64 = end_offset
         self.check_crcs = check_crcs
+        self.unpacked_bytes_max: i64 = UNPACKED_BYTES_MAX
         self.aborted = sorted(aborted or [], key=_first_offset)
         self.aborted_index: i64 = 0
         self.aborting: set[int] = set()
@@ -223,7 +225,7 @@ class _Plan:
             if self.bytes >= bytes_max:
                 self.unfinished = True
                 return False
-            cursor = EntryCursor(entry, UNPACKED_BYTES_MAX)
+            cursor = EntryCursor(entry, self.unpacked_bytes_max)
             unpacked = cursor.data if entry.codec != NONE else None
             run = _Run(cursor.timestamp_type, cursor.position, cursor.end, unpacked)
             run.cursor = cursor
@@ -263,7 +265,7 @@ class _Plan:
         unpacked: bytes | None = None
         size: i64 = end - position
         if batch.attributes & CODEC_MASK != NONE:
-            unpacked = decompress_range(batch.codec, self.data, position, end, UNPACKED_BYTES_MAX)
+            unpacked = decompress_range(batch.codec, self.data, position, end, self.unpacked_bytes_max)
             size = len(unpacked)
         if batch.record_count > size // RECORD_BYTES_MIN:
             raise CorruptMessage(

@@ -25,7 +25,8 @@ from typing import Any, Final
 from librt.strings import BytesWriter, read_i32_be, write_i32_be
 from mypy_extensions import i32, i64
 
-from tidemill.model.errors import CorruptMessage, ErrorCode, InvalidRecord
+from tidemill.model.errors import CorruptMessage, ErrorCode, InvalidRecord, UnpackedTooLarge
+from tidemill.model.unpacked import UNPACKED_KEY
 from tidemill.records.batch import GZIP, LZ4, NONE, SNAPPY, ZSTD
 
 CODEC_NAMES: Final = ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -93,9 +94,9 @@ def decompress(codec: i64, data: bytes, bytes_max: i64) -> bytes:
 def decompress_range(codec: i64, data: bytes, position: i64, end: i64, bytes_max: i64) -> bytes:
     """What the bytes from ``position`` to ``end`` unpack to, if that is at most ``bytes_max``.
 
-    Raises CorruptMessage for bytes that are not of that codec, InvalidRecord (both sizes in its text) for
-    more than ``bytes_max``, and for a codec that does not exist. No more than ``bytes_max`` is ever written,
-    whatever sizes the bytes claim.
+    Raises CorruptMessage for bytes that are not of that codec, UnpackedTooLarge (both sizes in its text) for
+    more than ``bytes_max``, InvalidRecord for a codec that does not exist. No more than ``bytes_max`` is ever
+    written, whatever sizes the bytes claim.
     """
     if position < 0 or end > len(data) or position > end:
         raise ValueError(f"bytes {position} to {end} are not inside a buffer of {len(data)} bytes")
@@ -384,10 +385,10 @@ def _zstd_header_bytes(descriptor: i64) -> i64:
     return 1 + (0 if single_segment else 1) + dictionary_bytes + size_bytes
 
 
-def _too_large(codec: i64, packed: i64, bytes_max: i64) -> InvalidRecord:
-    return InvalidRecord(
-        f"{packed} bytes of {CODEC_NAMES[codec]} unpack to more than {bytes_max} bytes, which is the limit: "
-        "send smaller batches"
+def _too_large(codec: i64, packed: i64, bytes_max: i64) -> UnpackedTooLarge:
+    return UnpackedTooLarge(
+        f"{packed} bytes of {CODEC_NAMES[codec]} unpack to more than {bytes_max} bytes, which is the limit "
+        f"({UNPACKED_KEY}): send smaller batches, or raise it"
     )
 
 

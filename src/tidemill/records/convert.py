@@ -25,6 +25,7 @@ from librt.strings import read_i64_be
 from mypy_extensions import i64
 
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
+from tidemill.model.unpacked import UNPACKED_BYTES_MAX
 from tidemill.records.batch import (
     CODEC_MASK,
     CURRENT_MAGIC,
@@ -55,7 +56,6 @@ from tidemill.records.validate import (
     COSTLY_GZIP_BYTES,
     COSTLY_RECORDS,
     COSTLY_UNPACKED_BYTES,
-    UNPACKED_BYTES_MAX,
     Limits,
     begin_validation,
     finish_validation,

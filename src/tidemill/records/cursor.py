@@ -15,6 +15,7 @@ from librt.strings import read_i32_be, read_i64_be
 from mypy_extensions import i64
 
 from tidemill.model.errors import CorruptMessage, InvalidRecord
+from tidemill.model.unpacked import UNPACKED_BYTES_MAX
 from tidemill.records.batch import (
     CODEC_MASK,
     CURRENT_MAGIC,
@@ -32,7 +33,7 @@ from tidemill.records.batch import (
 )
 from tidemill.records.compression import decompress_range
 from tidemill.records.legacy import ENTRY_BYTES_MIN_V0, Entry, parse_entry, unpack_entry
-from tidemill.records.validate import RECORD_LENGTH_MIN, UNPACKED_BYTES_MAX, add_timestamp
+from tidemill.records.validate import RECORD_LENGTH_MIN, add_timestamp
 from tidemill.records.varint import read_varint, read_varlong
 
 NO_TIMESTAMP_TYPE: Final = -1

@@ -7,10 +7,10 @@ Whoever wants millions takes :mod:`tidemill.records.columns`. The layout of a re
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from mypy_extensions import i64
 
+from tidemill.model.unpacked import UNPACKED_BYTES_MAX
 from tidemill.records.batch import (
     CURRENT_MAGIC,
     MAGIC,
@@ -28,9 +28,6 @@ from tidemill.records.cursor import APPEND_TIME, CREATE_TIME, EntryCursor
 from tidemill.records.legacy import Entry, parse_entry
 from tidemill.records.validate import HEADER_BYTES_MIN, RECORD_LENGTH_MIN, add_timestamp
 from tidemill.records.varint import read_varint, read_varlong
-
-UNPACKED_BYTES_MAX: Final = 1024 * 1024 * 1024
-"""Unpacked bytes of one batch: more is taken for a bomb."""
 
 
 class Record:
@@ -88,14 +85,16 @@ def iter_stored(data: bytes, position: i64 = 0) -> Iterator[Batch | Entry]:
             position += batch.size
 
 
-def read_stored(stored: Batch | Entry, check_crcs: bool = True) -> list[Record]:
+def read_stored(
+    stored: Batch | Entry, check_crcs: bool = True, unpacked_bytes_max: i64 = UNPACKED_BYTES_MAX
+) -> list[Record]:
     """All records of a batch or an entry, unpacked. Raises CorruptMessage and InvalidRecord."""
     if isinstance(stored, Batch):
         if check_crcs:
             check_crc(stored)
-        return read_records(stored)
+        return read_records(stored, unpacked_bytes_max)
     entry = parse_entry(stored.data, stored.position, stored.position + stored.size, check_crcs)
-    cursor = EntryCursor(entry, UNPACKED_BYTES_MAX)
+    cursor = EntryCursor(entry, unpacked_bytes_max)
     records: list[Record] = []
     while cursor.step():
         records.append(
@@ -104,7 +103,12 @@ def read_stored(stored: Batch | Entry, check_crcs: bool = True) -> list[Record]:
     return records
 
 
-def iter_records(data: bytes, start_offset: i64 = 0, check_crcs: bool = True) -> Iterator[Record]:
+def iter_records(
+    data: bytes,
+    start_offset: i64 = 0,
+    check_crcs: bool = True,
+    unpacked_bytes_max: i64 = UNPACKED_BYTES_MAX,
+) -> Iterator[Record]:
     """The records in ``data`` from ``start_offset`` on, without those of control batches.
 
     Raises CorruptMessage for a wrong checksum, CorruptMessage or InvalidRecord for records out of shape.
@@ -116,7 +120,7 @@ def iter_records(data: bytes, start_offset: i64 = 0, check_crcs: bool = True) ->
             if check_crcs:
                 check_crc(stored)
             continue
-        for record in read_stored(stored, check_crcs):
+        for record in read_stored(stored, check_crcs, unpacked_bytes_max):
             if record.offset >= start_offset:
                 yield record
 

@@ -34,6 +34,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from tidemill import _mode
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
+from tidemill.model.unpacked import UNPACKED_BYTES_MAX
 from tidemill.records.batch import (
     GZIP,
     NO_TIMESTAMP,
@@ -72,8 +73,6 @@ COSTLY_GZIP_BYTES: Final = 8 * 1024
 
 COSTLY_BYTES: Final = 8 * 1024 * 1024
 """Uncompressed: only the checksum is computed in one go, at 10 GB/s and more."""
-
-UNPACKED_BYTES_MAX: Final = 100 * 1024 * 1024
 
 
 class Limits:

@@ -10,9 +10,6 @@ from tidemill.records.compression import codec_of
 from tidemill.records.convert import KEEP_CODEC
 from tidemill.records.validate import Limits
 
-UNPACKED_FACTOR = 32
-"""A compressed batch may unpack to so many times the largest batch that the topic takes."""
-
 
 class Storage:
     """How a topic stores records: ``message.format.version`` and ``compression.type``."""
@@ -48,7 +45,7 @@ def limits_of(config: LogConfig) -> Limits:
     """What a topic with ``config`` takes from producers."""
     return Limits(
         max_batch_bytes=config.max_message_bytes,
-        max_unpacked_bytes=config.max_message_bytes * UNPACKED_FACTOR,
+        max_unpacked_bytes=config.unpacked_bytes_max,
         key_required=config.compact,
         timestamp_before_ms=config.message_timestamp_before_max_ms,
         timestamp_after_ms=config.message_timestamp_after_max_ms,

@@ -31,6 +31,7 @@ from tidemill.model.configs.keys import (
     YES,
     Row,
 )
+from tidemill.model.unpacked import UNPACKED_BYTES_MAX, UNPACKED_KEY
 
 ONE_VIEW = "no effect: watches tell what changes, nobody waits for followers of ZooKeeper"
 PEM_ONLY = "no effect: files for TLS to ZooKeeper are in PEM format, certificates without a password"
@@ -267,6 +268,8 @@ CLUSTER: tuple[Row, ...] = (
     ("tidemill.conversion.processes", INT, 0, "0..64", READ_ONLY, YES,
      "Processes that convert records between message formats, started when the first is needed; 0 is one "
      "less than there are processors, 1 to 4."),
+    (UNPACKED_KEY, INT, UNPACKED_BYTES_MAX, "1048576..", READ_ONLY, YES,
+     "What the records of a compressed batch may unpack to; a larger batch is refused, and not read."),
     ("tidemill.store", STRING, None, "embedded|zookeeper", READ_ONLY, YES,
      "Where cluster metadata lives: embedded, or zookeeper; unset, by whether `zookeeper.connect` is set."),
     ("tidemill.log.level", LIST, ("info",), "", READ_ONLY, YES,

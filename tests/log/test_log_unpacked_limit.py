@@ -1,0 +1,180 @@
+"""One limit on what a batch may unpack to: what a broker stores, all its readers read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from compaction_stage import clean, opened, rows
+
+from tidemill.broker.conversion_process import perform, result_of
+from tidemill.broker.log_configs import log_config
+from tidemill.cli.main import command
+from tidemill.client.config import CONSUMER, config_of
+from tidemill.log.config import LogConfig
+from tidemill.log.files import SystemFiles
+from tidemill.log.findings import Check
+from tidemill.log.log import Log
+from tidemill.log.verify import check_partition
+from tidemill.model.configs import BrokerConfig
+from tidemill.model.errors import KafkaError, UnpackedTooLarge
+from tidemill.model.unpacked import UNPACKED_BYTES_MAX, UNPACKED_KEY
+from tidemill.records.batch import GZIP, LZ4, parse_batch
+from tidemill.records.builder import build_batch
+from tidemill.records.columns import OFFSET_MAX, decode_columns
+from tidemill.records.convert import KEEP_CODEC, for_storage
+from tidemill.records.message_set import build_message_set
+from tidemill.records.reader import iter_records
+from tidemill.records.validate import validate
+from tidemill.replication.storage import limits_of
+
+SOURCES = Path(__file__).parents[2] / "src/tidemill"
+NOW = 1_700_000_000_000
+LIMIT = 400_000
+EVERYTHING = 1 << 30
+
+
+def produced(magic: int, codec: int, unpacked_bytes: int) -> bytes:
+    """A batch or wrapper whose records unpack to so many bytes; the second record is the later one."""
+    if magic == 2:
+        overhead = len(build_batch([(NOW, b"a", bytes(300_000), None), (NOW + 5, b"b", b"", None)])) - 61
+        value = bytes(300_000 + unpacked_bytes - overhead)
+        return build_batch([(NOW, b"a", value, None), (NOW + 5, b"b", b"", None)], codec)
+    overhead = len(build_message_set(magic, [(NOW, b"a", b""), (NOW + 5, b"b", b"")]))
+    value = bytes(unpacked_bytes - overhead)
+    return build_message_set(magic, [(NOW, b"a", value), (NOW + 5, b"b", b"")], codec)
+
+
+def stored_in(directory: Path, data: bytes, limit: int) -> Log:
+    """A log with ``data``, and a batch behind it."""
+    settings = {"unpacked_bytes_max": limit, "max_message_bytes": EVERYTHING, "segment_bytes": 1 << 20}
+    log = opened(SystemFiles(), str(directory), settings=settings)
+    log.append_as_follower(data, NOW)
+    log.roll(NOW)
+    log.append_as_follower(build_batch([(NOW + 9, b"c", b"", None)], base_offset=log.end_offset), NOW)
+    return log
+
+
+def reads(directory: Path, data: bytes, magic: int, limit: int) -> dict[str, Callable[[], Any]]:
+    """By name: everything that unpacks a stored batch, with the limit ``limit``."""
+    config = LogConfig(unpacked_bytes_max=limit, max_message_bytes=EVERYTHING)
+    log = stored_in(directory, data, limit)
+    found: dict[str, Callable[[], Any]] = {
+        "lookup": lambda: log.offset_for_timestamp(NOW + 1) if magic else (NOW + 5, 1),
+        "old consumer": lambda: result_of(perform("down", (data, 0, 0, EVERYTHING, limit))),
+        "client's records": lambda: list(iter_records(data, unpacked_bytes_max=limit)),
+        "client's columns": lambda: decode_columns(data, 0, OFFSET_MAX, unpacked_bytes_max=limit).count,
+        "compaction": lambda: clean(log),
+        "another codec": lambda: for_storage(data, 0, len(data), 2, GZIP, limits_of(config), NOW, False),
+    }
+    if magic == 2:
+        found["produce"] = lambda: validate(parse_batch(data, 0, len(data)), limits_of(config), NOW)
+    else:
+        found["produce"] = lambda: for_storage(
+            data, 0, len(data), magic, KEEP_CODEC, limits_of(config), NOW, False
+        )
+        del found["old consumer"]  # Old formats are sent as they are stored.
+    return found
+
+
+@pytest.mark.parametrize("codec", [GZIP, LZ4])
+@pytest.mark.parametrize("magic", [1, 2])
+def test_what_a_broker_takes_is_read_by_everything_that_reads_it_later(
+    tmp_path: Path, magic: int, codec: int
+) -> None:
+    data = produced(magic, codec, LIMIT)
+    (tmp_path / "t-0").mkdir()
+    check = Check(SystemFiles(), str(tmp_path / "t-0"), unpacked_bytes_max=LIMIT)
+    work = reads(tmp_path / "t-0", data, magic, LIMIT)
+    check_partition(check)
+    assert (check.findings, check.damages, check.records) == ([], 0, 3)
+    for name, read in work.items():
+        assert read() is not None, name
+    if magic:
+        assert work["lookup"]() == (NOW + 5, 1)
+
+
+@pytest.mark.parametrize("codec", [GZIP, LZ4])
+@pytest.mark.parametrize("magic", [1, 2])
+def test_a_batch_one_byte_too_large_is_refused_and_is_not_called_damaged(
+    tmp_path: Path, magic: int, codec: int
+) -> None:
+    data = produced(magic, codec, LIMIT + 1)
+    (tmp_path / "t-0").mkdir()
+    for name, read in reads(tmp_path / "t-0", data, magic, LIMIT).items():
+        with pytest.raises(KafkaError, match=f"unpack to more than {LIMIT} bytes.*{UNPACKED_KEY}") as told:
+            read()
+        # Another process told the one, and of the other the cleaner tells where it is.
+        assert isinstance(told.value, UnpackedTooLarge) or name in ("old consumer", "compaction")
+    check = Check(SystemFiles(), str(tmp_path / "t-0"), unpacked_bytes_max=LIMIT)
+    check_partition(check)
+    assert (check.damages, check.notes) == (0, 1)
+    assert "is not looked into" in check.findings[0].text
+
+
+def test_recovery_takes_a_batch_that_is_too_large_to_look_into(tmp_path: Path) -> None:
+    (tmp_path / "t-0").mkdir()
+    log = stored_in(tmp_path / "t-0", produced(2, LZ4, LIMIT + 1), LIMIT)
+    end = int(log.end_offset)
+    settings = {"unpacked_bytes_max": LIMIT, "max_message_bytes": EVERYTHING}
+    again = opened(SystemFiles(), str(tmp_path / "t-0"), settings=settings, recovery_point=0)
+    assert int(again.end_offset) == end
+    again.config = LogConfig(unpacked_bytes_max=LIMIT + 1)
+    assert [offset for offset, *_ in rows(again)] == [0, 1, 2]
+
+
+def run(*arguments: object) -> dict[str, Any]:
+    outcome = CliRunner().invoke(command, ["log", *map(str, arguments), "--json"], standalone_mode=False)
+    assert outcome.exception is None, outcome.exception
+    document: dict[str, Any] = json.loads(outcome.output)
+    return document
+
+
+def test_log_verify_takes_the_limit_from_the_brokers_configuration(tmp_path: Path) -> None:
+    directory = tmp_path / "t-0"
+    directory.mkdir()
+    stored_in(directory, produced(2, LZ4, 3_000_000), 3_000_000)
+    notes = [one["text"] for part in run("verify", directory)["partitions"] for one in part["findings"]]
+    assert notes == []
+    properties = tmp_path / "server.properties"
+    properties.write_text(f"{UNPACKED_KEY}=2999999\n")
+    for source in (["--set", f"{UNPACKED_KEY}=2999999"], ["--config", properties]):
+        document = run("verify", directory, *source)
+        (note,) = [one["text"] for part in document["partitions"] for one in part["findings"]]
+        assert document["sound"]
+        assert re.search(f"unpack to more than 2999999 bytes.*{UNPACKED_KEY}", note)
+    dumped = CliRunner().invoke(
+        command,
+        [
+            "log",
+            "dump",
+            str(directory / "00000000000000000000.log"),
+            "-r",
+            "--set",
+            f"{UNPACKED_KEY}=2999999",
+        ],
+    )
+    assert (dumped.exit_code, UNPACKED_KEY in dumped.output) == (0, True)
+
+
+def test_brokers_and_clients_have_one_limit_under_one_key() -> None:
+    config = BrokerConfig.of({UNPACKED_KEY: "2097152"})
+    for overrides in ({}, {"max.message.bytes": "100000000"}):
+        assert limits_of(log_config(config, "t", overrides)).max_unpacked_bytes == 2_097_152
+    assert BrokerConfig.of({}).int(UNPACKED_KEY) == UNPACKED_BYTES_MAX == LogConfig().unpacked_bytes_max
+    assert config_of(CONSUMER, "h:1", {}, {}).int(UNPACKED_KEY) == UNPACKED_BYTES_MAX
+    assert config_of(CONSUMER, "h:1", {UNPACKED_KEY: 5}, {}).int(UNPACKED_KEY) == 5
+
+
+def test_no_other_module_has_a_limit_of_its_own() -> None:
+    found = [
+        str(path.relative_to(SOURCES))
+        for path in SOURCES.rglob("*.py")
+        if re.search(r"^\w*UNPACKED_BYTES_MAX\w*(: \w+)? =|UNPACKED_FACTOR", path.read_text(), re.MULTILINE)
+    ]
+    assert found == ["model/unpacked.py"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.cli import moving, throttles
+from tidemill.cli import moving, produce, throttles
 from tidemill.cli.local import LocalCluster
 from tidemill.cli.main import run
 from tidemill.cli.moves import document, read_partitions, read_placed, read_plan, read_topics, text
@@ -67,9 +67,13 @@ def leaders(local: LocalCluster, topic: str) -> list[int]:
         return [one.leader for one in admin.describe_topic(topic).partitions]
 
 
+def isr(local: LocalCluster, topic: str) -> list[list[int]]:
+    with Admin(local.bootstrap) as admin:
+        return [one.isr for one in admin.describe_topic(topic).partitions]
+
+
 def make(local: LocalCluster, topic: str, placed: dict[int, list[int]]) -> None:
     with Admin(local.bootstrap) as admin:
-        # Else nothing could be written where there is one replica.
         admin.create_topic(topic, assignments=placed, configs={"min.insync.replicas": "1"})
 
 
@@ -247,18 +251,37 @@ def test_a_topic_gets_more_replicas_and_fewer(
     assert "5 replica(s)" in call("topic", "alter", "grown", "-r", "5", code=1)
 
 
-def test_fewer_replicas_than_have_to_be_in_sync_are_warned_of(
+def test_a_topic_with_one_replica_takes_what_is_written_with_acks_all(
     local: LocalCluster, call: Call, capfdbinary: Any
 ) -> None:
-    call("topic", "create", "few", "-p", "1", "-r", "2")
-    warning = b"few has 1 replica, and its min.insync.replicas is 2"
-    assert run(["topic", "alter", "few", "-r", "1", "-b", local.bootstrap]) == 0
-    assert warning in capfdbinary.readouterr().err
-    assert run(["topic", "create", "few-at-once", "-r", "1", "-b", local.bootstrap]) == 0
-    assert b"'tidemill topic alter few-at-once --set min.insync.replicas=1'" in capfdbinary.readouterr().err
-    one = ("-r", "1", "--set", "min.insync.replicas=1")
-    assert run(["topic", "create", "enough", *one, "-b", local.bootstrap]) == 0
-    assert b"min.insync" not in capfdbinary.readouterr().err
+    Path("line").write_text("kept\n")
+    call("topic", "create", "single", "-p", "1", "-r", "1")
+    with Admin(local.bootstrap) as admin:
+        assert admin.topic_configs("single")["min.insync.replicas"].value == "2"
+    assert run(["produce", "single", "--file", "line", "-X", "acks=all", "-b", local.bootstrap]) == 0
+    assert run(["consume", "single", "--from-beginning", "-n", "1", "-b", local.bootstrap]) == 0
+    assert b"kept" in capfdbinary.readouterr().out
+
+
+def test_what_is_not_acknowledged_for_long_is_told_with_the_reason(
+    local: LocalCluster, call: Call, capfdbinary: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(produce, "SILENT_S", 0.5)
+    Path("line").write_text("held back\n")
+    with Admin(local.bootstrap) as admin:
+        admin.create_topic("refusing", assignments={0: [1, 3]}, configs={"min.insync.replicas": "2"})
+    call("cluster", "kill", "3")
+    try:
+        until(lambda: isr(local, "refusing") == [[1]], "the dead broker is out of the in-sync set")
+        brief = ("-X", "delivery.timeout.ms=2000", "-X", "request.timeout.ms=1000")
+        assert run(["produce", "refusing", "--file", "line", *brief, "-b", local.bootstrap]) == 1
+        err = capfdbinary.readouterr().err.decode()
+    finally:
+        call("cluster", "start", "3")
+    told = "warning: not acknowledged after 0.5 s, and tried for 2 s at most: cannot produce to refusing"
+    assert told in err
+    assert err.count("NOT_ENOUGH_REPLICAS") == 2
+    in_sync(call)
 
 
 def test_moves_that_wait_for_a_dead_broker_are_named(local: LocalCluster, call: Call) -> None:

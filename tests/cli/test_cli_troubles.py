@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +10,11 @@ import pytest
 
 from tidemill.broker.commanding import Command, _metadata
 from tidemill.broker.commands import _partitions_after
-from tidemill.cli import produce
 from tidemill.cli.consume import Troubles
-from tidemill.cli.main import run
 from tidemill.client import Consumer
 from tidemill.coordination.image import PartitionImage
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
-from tidemill.testing import Broker
 
 BAD = TopicPartition("t", 1)
 
@@ -104,19 +100,3 @@ def test_all_brokers_are_told_which_replicas_are_offline() -> None:
     (known,) = _partitions_after(None, topic, {1, 2})
     assert known.offline == {1}  # who does not live is told by the list of brokers
     assert (known.leader, known.replicas) == (-1, [1, 2, 3])
-
-
-def test_what_is_not_acknowledged_for_long_is_told_with_the_reason(
-    broker: Broker, capfdbinary: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(produce, "SILENT_S", 0.5)
-    (tmp_path / "line").write_text("held back\n")
-    to = ("-b", broker.bootstrap)
-    assert run(["topic", "create", "refusing", "--set", "min.insync.replicas=2", *to]) == 0
-    brief = ("-X", "delivery.timeout.ms=2000", "-X", "request.timeout.ms=1000")
-    assert run(["produce", "refusing", "--file", str(tmp_path / "line"), *brief, *to]) == 1
-    err = capfdbinary.readouterr().err.decode()
-    assert (
-        "warning: not acknowledged after 0.5 s, and tried for 2 s at most: cannot produce to refusing" in err
-    )
-    assert err.count("NOT_ENOUGH_REPLICAS") == 2

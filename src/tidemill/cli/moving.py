@@ -12,7 +12,7 @@ import click
 from tidemill.cli import throttles
 from tidemill.cli.manner import Manner
 from tidemill.cli.moves import Plan, Sizes, assignment, copied_bytes, print_plan, racks_of, replica_sizes
-from tidemill.cli.output import bytes_bar, counted, done, on_terminal, warn_of_few_replicas
+from tidemill.cli.output import bytes_bar, counted, done, on_terminal
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 
@@ -101,8 +101,6 @@ def change_factor(admin: Admin, topic: str, factor: int, manner: Manner, *, dry_
     code = carry_out(admin, plan, current, manner)
     if not code and manner.wait:
         done(f"{topic}: every partition has {copies}")
-    least = admin.topic_configs(topic).get("min.insync.replicas")
-    warn_of_few_replicas(topic, factor, least.value if least is not None else None)
     return code
 
 

@@ -134,14 +134,3 @@ def time_text(timestamp_ms: int) -> str:
     except (OverflowError, OSError, ValueError):
         return f"{timestamp_ms} ms"
     return moment.isoformat(sep=" ", timespec="milliseconds")
-
-
-def warn_of_few_replicas(topic: str, replicas: int, least: str | None) -> None:
-    """Says that a topic has fewer replicas than have to be in sync (``least``): it takes few writes then."""
-    if least is not None and 0 < replicas < int(least):
-        step = f"'tidemill topic alter {topic} --set min.insync.replicas={replicas}' lets writes through"
-        click.echo(
-            f"tidemill: {topic} has {counted(replicas, 'replica')}, and its min.insync.replicas is {least}: "
-            f"what is written with acks=all is refused; {step}",
-            err=True,
-        )

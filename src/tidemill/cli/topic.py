@@ -29,7 +29,6 @@ from tidemill.cli.output import (
     on_terminal,
     print_json,
     print_table,
-    warn_of_few_replicas,
 )
 from tidemill.cli.settings import changes_of, unset_option
 from tidemill.model.types import TopicPartition
@@ -101,7 +100,6 @@ def create(
             failures += 1
             click.echo(f"tidemill: {outcome}", err=True)
             continue
-        warn_of_few_replicas(name, outcome.replication_factor, outcome.configs.get("min.insync.replicas"))
         rows.append(
             {
                 "name": name,

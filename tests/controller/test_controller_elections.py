@@ -10,6 +10,7 @@ from controller_images import EPOCH, VERSION, cluster, clusters, living, partiti
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidemill.controller.election_report import unclean_elections
 from tidemill.controller.elections import (
     NOBODY,
     ElectionPolicy,
@@ -20,11 +21,10 @@ from tidemill.controller.elections import (
     plan_policy_change,
     plan_takeover,
     recovery_candidates,
-    unclean_elections,
 )
 from tidemill.controller.isr import ANY_EPOCH, IsrChange, plan_isr_change
 from tidemill.coordination.image import NO_BROKER, ClusterImage, PartitionImage
-from tidemill.coordination.nodes import LostReplicas
+from tidemill.coordination.losses import LostReplicas
 from tidemill.coordination.port import SetData
 from tidemill.model.errors import ErrorCode, KafkaError
 

@@ -6,13 +6,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tidemill.controller.election_report import unclean_elections
 from tidemill.controller.elections import (
     ElectionPolicy,
     LogEnd,
     plan_broker_change,
     plan_policy_change,
     plan_takeover,
-    unclean_elections,
 )
 from tidemill.controller.isr import IsrChange, plan_isr_change
 from tidemill.controller.preferred import ElectionType, plan_elections
@@ -20,7 +20,8 @@ from tidemill.controller.reassignment import plan_progress, plan_reassignment
 from tidemill.controller.shutdown import plan_shutdown
 from tidemill.controller.topics import Plan
 from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
-from tidemill.coordination.nodes import NOTHING_LOST, BrokerRegistration, LostReplicas, TopicNode
+from tidemill.coordination.losses import NOTHING_LOST, LostReplicas
+from tidemill.coordination.nodes import BrokerRegistration, TopicNode
 from tidemill.coordination.port import SetData
 from tidemill.model.types import TopicPartition
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from controller_office import REGISTRATION, Setting, in_office, started
@@ -17,14 +19,16 @@ from tidemill.controller.topics import Growth, NewTopic
 from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.image import ClusterImage
 from tidemill.coordination.loading import load_image
+from tidemill.coordination.losses import LostReplicas
 from tidemill.coordination.nodes import (
-    LostReplicas,
+    DEFAULT_ENTITY,
+    ConfigNode,
     PartitionState,
     PartitionStateNode,
     TopicAssignment,
     TopicNode,
 )
-from tidemill.coordination.port import Create, SetData, Store, subtree
+from tidemill.coordination.port import Create, Operation, SetData, Store, subtree
 from tidemill.model.errors import ErrorCode, KafkaError
 
 
@@ -460,5 +464,44 @@ def test_nobody_in_sync_is_waited_for_until_somebody_allows_to_lose_records(tmp_
         assert error is None
         partition = other.controller.image.topics["t"].partitions[0]
         assert (partition.leader, partition.isr, partition.leader_epoch) == (0, [0], 2)
+
+    in_office(tmp_path, story)
+
+
+@pytest.mark.parametrize(("resource", "name"), [(ResourceType.TOPIC, "t"), (ResourceType.BROKER, "")])
+def test_another_minimum_of_replicas_in_sync_empties_the_eligible_leaders_as_it_is_written(
+    tmp_path: Path, resource: ResourceType, name: str
+) -> None:
+    state_path = PartitionStateNode.path("t", 0)
+
+    def set_to(key: str, value: str) -> list[ConfigCommand]:
+        return [ConfigCommand(resource, name, [Alteration(key, AlterOperation.SET, value)])]
+
+    async def story(setting: Setting) -> None:
+        await setting.controller.create_topics([NewTopic("t")])
+        eligible = PartitionStateNode.encode(PartitionState(0, 1, [0], 1, elr=(8, 9)))
+        topic = TopicNode.encode(TopicAssignment(None, {0: [0, 8, 9]}))
+        await setting.store.transact([SetData(TopicNode.path("t"), topic), SetData(state_path, eligible)])
+        other = Setting(setting.store, min_insync_replicas=3)
+        await other.controller.load()
+        await other.controller.activate()
+        written: list[list[str]] = []
+        transact = setting.store.transact
+
+        async def note(operations: Sequence[Operation]) -> object:
+            written.append([one.path for one in operations])
+            return await transact(operations)
+
+        with mock.patch.object(setting.store, "transact", note):
+            key = "retention.ms" if name else "log.retention.ms"
+            assert await other.controller.alter_configs(set_to(key, "7")) == [None]
+            assert not any(state_path in paths for paths in written)
+            assert list(other.controller.image.topics["t"].partitions[0].elr) == [8, 9]
+            written.clear()
+            assert await other.controller.alter_configs(set_to("min.insync.replicas", "2")) == [None]
+        kind = ConfigNode.path("topics", "t") if name else ConfigNode.path("brokers", DEFAULT_ENTITY)
+        assert [kind in paths and state_path in paths for paths in written] == [True]
+        found = (await load_image(setting.store)).topics["t"].partitions[0]
+        assert (found.leader, found.isr, list(found.elr)) == (0, [0], [])
 
     in_office(tmp_path, story)

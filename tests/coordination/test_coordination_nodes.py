@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tidemill.coordination.encoding import NodeFormatError, decode_id, encode_id, new_id
+from tidemill.coordination.losses import LOST_BYTES_MAX, LostReplicas, encode_lost
 from tidemill.coordination.nodes import (
     DEFAULT_ENTITY,
     BrokerNode,
@@ -65,6 +66,52 @@ def test_a_partition_state_is_written_as_kafka_writes_it() -> None:
     assert same_json(data, '{"controller_epoch":3,"leader":1,"version":1,"leader_epoch":7,"isr":[1,2]}')
     assert PartitionStateNode.decode("t", 0, data) == state
     assert PartitionStateNode.path("t", 4) == "/brokers/topics/t/partitions/4/state"
+
+
+def test_a_partition_without_a_leader_names_who_may_lead() -> None:
+    state = PartitionState(-1, 8, [], 3, elr=(2, 1), last_known_leader=3, lost_replicas=(3,))
+    data = PartitionStateNode.encode(state)
+    assert same_json(
+        data,
+        '{"controller_epoch":3,"leader":-1,"version":1,"leader_epoch":8,"isr":[],'
+        '"elr":[2,1],"last_known_leader":3,"lost_replicas":[3]}',
+    )
+    assert PartitionStateNode.decode("t", 0, data) == state
+
+
+@pytest.mark.parametrize(
+    "field", ['"elr":[1,1]', '"elr":1', '"lost_replicas":["a"]', '"last_known_leader":[]']
+)
+def test_eligible_leaders_that_make_no_sense_are_refused(field: str) -> None:
+    known = '"controller_epoch":3,"leader":1,"version":1,"leader_epoch":7,"isr":[1,2]'
+    with pytest.raises(NodeFormatError):
+        PartitionStateNode.decode("t", 0, f"{{{known},{field}}}".encode())
+
+
+def test_a_broker_names_the_replicas_that_lost_records() -> None:
+    endpoints = (Endpoint("PLAINTEXT", "PLAINTEXT", "h", 9092),)
+    lost = LostReplicas(unsynced=True, missing={"t": frozenset({0, 3})})
+    data = BrokerNode.encode(BrokerRegistration(1, endpoints, lost=lost))
+    value = json.loads(data)
+    assert (value["lost_unsynced"], value["lost_logs"]) == (True, {"t": [0, 3]})
+    found = BrokerNode.decode(1, data).lost
+    assert found == lost
+    assert (found.is_missing("t", 3), found.is_missing("t", 1), found.is_missing("u", 0)) == (
+        True,
+        False,
+        False,
+    )
+    assert found.is_lost("u", 5)
+    # Apache Kafka, and a broker that has lost nothing, write neither field.
+    assert "lost_logs" not in json.loads(BrokerNode.encode(BrokerRegistration(1, endpoints)))
+
+
+def test_more_lost_replicas_than_a_node_holds_are_reported_as_all() -> None:
+    few = {"t" * 200: frozenset(range(1000))}
+    many = {f"{number:0200}": frozenset(range(10)) for number in range(1000)}
+    assert encode_lost(few) == {"t" * 200: list(range(1000))}
+    assert sum(map(len, many)) < LOST_BYTES_MAX < sum(len(topic) + 78 for topic in many)
+    assert encode_lost(many) is True
 
 
 def test_a_broker_is_written_as_kafka_writes_it() -> None:

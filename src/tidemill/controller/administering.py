@@ -115,7 +115,7 @@ class Administering:
         )
         known_ids = controller.known_ids([topic.name for topic in fresh])
         plans = plan_takeover(
-            only, policy_of=controller.election_policy, stopping=controller.stopping(), known_ids=known_ids
+            only, policy_of=controller.policies.of, stopping=controller.stopping(), known_ids=known_ids
         )
         await controller.change(plans, image.with_topics(fresh))
 

@@ -21,7 +21,8 @@ from typing import NamedTuple
 from tidemill.controller.topics import Plan
 from tidemill.coordination.encoding import new_id
 from tidemill.coordination.image import NO_BROKER, ClusterImage, PartitionImage, TopicImage, partition_state
-from tidemill.coordination.nodes import LostReplicas, PartitionStateNode, TopicNode
+from tidemill.coordination.losses import LostReplicas
+from tidemill.coordination.nodes import PartitionStateNode, TopicNode
 from tidemill.coordination.port import Create, Operation, SetData
 from tidemill.model.types import ZERO_ID, TopicPartition
 
@@ -340,46 +341,6 @@ def plan_policy_change(image: ClusterImage, topic: TopicImage) -> Plan:
         if one.elr and one.leader != NO_BROKER
     }
     return plan_states(topic, changed, image.controller_epoch)
-
-
-def unclean_elections(before: TopicImage, after: TopicImage, losses: Losses) -> list[int]:
-    """The partitions that got a leader which may lack committed records."""
-    found = []
-    for old, new in zip(before.partitions, after.partitions, strict=False):
-        if old is new or new.leader == NO_BROKER or new.leader_epoch == old.leader_epoch:
-            continue
-        lost = new.leader in losses and losses[new.leader].is_lost(after.name, new.partition)
-        if old.partition_epoch >= 0 and (lost or new.leader not in (*old.isr, *old.elr)):
-            found.append(new.partition)
-    return found
-
-
-def unclean_election_text(
-    key: TopicPartition, before: PartitionImage, after: PartitionImage, losses: Losses, ends: LogEnds
-) -> str:
-    """What an operator has to know of a leader that may lack committed records."""
-    known = ends.get(key, {})
-    own = known.get(after.leader)
-    reach = f" Its log ends at offset {own.offset}, in leader epoch {own.epoch}." if own is not None else ""
-    others = ", ".join(
-        f"broker {broker} ends at {end.offset} in epoch {end.epoch}"
-        for broker, end in sorted(known.items())
-        if broker != after.leader
-    )
-    whole = [
-        broker
-        for broker in after.replicas
-        if (broker in before.isr or broker in before.elr)
-        and not (broker in losses and losses[broker].is_lost(key.topic, key.partition))
-    ]
-    why = f"brokers {whole} have all of them, and cannot lead" if whole else "no replica has all of them"
-    last = before.leader if before.leader >= 0 else before.last_known_leader
-    return (
-        f"{key.topic}-{key.partition}: broker {after.leader} leads in epoch {after.leader_epoch}, and may "
-        f"lack committed records, which are lost then: {why} (last leader: "
-        f"{f'broker {last}' if last >= 0 else 'not known'}).{reach}"
-        f"{' Of the others, ' + others + '.' if others else ''}"
-    )
 
 
 def plan_states(topic: TopicImage, changed: Mapping[int, PartitionImage], controller_epoch: int) -> Plan:

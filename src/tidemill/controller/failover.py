@@ -22,7 +22,8 @@ from tidemill.controller.topics import Plan, unknown_topic
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.image import REGISTRATION, BrokerImage, ClusterImage, PartitionImage
 from tidemill.coordination.loading import load_brokers
-from tidemill.coordination.nodes import Endpoint, LostReplicas
+from tidemill.coordination.losses import LostReplicas
+from tidemill.coordination.nodes import Endpoint
 from tidemill.coordination.port import BadVersion, Operation
 from tidemill.model.errors import ErrorCode, KafkaError
 
@@ -88,9 +89,7 @@ class Failover:
             logger.info("brokers that came: %s, that went: %s; there are %s", came, gone, list(living))
             image = office.image.with_brokers(living)
             losses = {broker: living[broker].lost for broker in came if not living[broker].lost.is_none}
-            plans = plan_broker_change(
-                image, gone, came, losses, office.election_policy, office.stopping(image)
-            )
+            plans = plan_broker_change(image, gone, came, losses, office.policies.of, office.stopping(image))
             await office.change(plans, image, losses=losses)
             await office.finish_moves()
             if came:
@@ -107,7 +106,7 @@ class Failover:
             by_topic.setdefault(topic_id, []).append(number)
         async with office.changing():
             plans = plan_failed_replicas(
-                office.image, broker_id, by_topic, office.election_policy, office.stopping()
+                office.image, broker_id, by_topic, office.policies.of, office.stopping()
             )
             if plans:
                 logger.warning("broker %d has lost replicas of %d topics", broker_id, len(plans))
@@ -125,7 +124,7 @@ class Failover:
             # They say in their registrations when they have heard of that.
             await self.brokers_changed()
         async with office.changing():
-            changes = _Changes(office.image, office.stopping(), office.election_policy)
+            changes = _Changes(office.image, office.stopping(), office.policies.of)
             for one in wanted:
                 try:
                     results.append(changes.plan(one))

@@ -48,7 +48,7 @@ class Leading:
 
         async def once() -> tuple[dict[TopicPartition, KafkaError | None], Delta | None]:
             decisions = plan_elections(
-                office.image, wanted, election_type, office.stopping(), office.election_policy, ends
+                office.image, wanted, election_type, office.stopping(), office.policies.of, ends
             )
             elected = [
                 TopicPartition(plan.topic.name, after.partition)
@@ -98,7 +98,7 @@ class Leading:
         async def once() -> tuple[list[TopicPartition], Delta | None]:
             check_stopping(office.image, broker, epoch)
             office.note_stopping(broker)
-            plans, remaining = plan_shutdown(office.image, broker, office.stopping(), office.election_policy)
+            plans, remaining = plan_shutdown(office.image, broker, office.stopping(), office.policies.of)
             return remaining, await office.change(plans)
 
         remaining, delta = await office.decided(once)
@@ -117,7 +117,7 @@ class Leading:
             percentage = office.config().int("leader.imbalance.per.broker.percentage")
             wanted = imbalanced(office.image, percentage, office.stopping())
             decisions = plan_elections(
-                office.image, wanted, ElectionType.PREFERRED, office.stopping(), office.election_policy
+                office.image, wanted, ElectionType.PREFERRED, office.stopping(), office.policies.of
             )
             return len(wanted), await office.change(decisions.plans)
 

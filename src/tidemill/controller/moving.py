@@ -52,7 +52,7 @@ class Moves:
                 office.image,
                 wishes,
                 factor_may_change=factor_may_change,
-                policy_of=office.election_policy,
+                policy_of=office.policies.of,
                 stopping=office.stopping(),
             )
             delta = await office.change(decisions.plans)
@@ -75,7 +75,7 @@ class Moves:
     async def finish(self) -> Delta | None:
         """Ends the moves that can end. To be called within :meth:`Office.changing`, after other changes."""
         office = self._office
-        plans = plan_progress(office.image, stopping=office.stopping(), policy_of=office.election_policy)
+        plans = plan_progress(office.image, stopping=office.stopping(), policy_of=office.policies.of)
         if not plans:
             return None
         delta = await office.change(plans)

@@ -13,19 +13,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from random import Random
 from typing import TypeVar
 
+from tidemill.controller.election_report import ElectionReport
+from tidemill.controller.election_settings import (
+    UNCLEAN,
+    ElectionPolicies,
+    fix_min_insync,
+    plan_default_min_insync_change,
+    plan_min_insync_change,
+)
 from tidemill.controller.elections import (
     NO_LOG_ENDS,
     NO_LOSSES,
-    ElectionPolicy,
     LogEnds,
     Losses,
-    plan_policy_change,
     plan_takeover,
-    unclean_election_text,
-    unclean_elections,
 )
 from tidemill.controller.reassignment import plan_progress
-from tidemill.controller.topics import Plan, fence, write_config
+from tidemill.controller.topics import Plan, fence
 from tidemill.coordination.encoding import NodeFormatError, encode_id, new_id
 from tidemill.coordination.image import (
     REGISTRATION,
@@ -46,7 +50,6 @@ from tidemill.coordination.nodes import (
     BrokerNode,
     BrokerRegistration,
     ClusterIdNode,
-    ConfigChangeNode,
     ControllerEpochNode,
     ControllerNode,
 )
@@ -68,12 +71,11 @@ from tidemill.coordination.port import (
 from tidemill.model.configs import MIN_INSYNC, BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.ports import Clock
-from tidemill.model.types import ZERO_ID, TopicPartition
+from tidemill.model.types import ZERO_ID
 
 logger = logging.getLogger(__name__)
 
 NO_CONTROLLER_VERSION = -1
-UNCLEAN = "unclean.leader.election.enable"
 
 OTHERS_S = 2.0
 """How long a command waits for the other brokers to carry it out; they do so later all the same."""
@@ -104,6 +106,7 @@ class Office:
         self.store = store
         self.broker_id = broker_id
         self.config = config
+        self.policies = ElectionPolicies(lambda: self.config())
         self._announce = announce
         self._clock = clock
         self.random = random if random is not None else Random()
@@ -116,8 +119,7 @@ class Office:
         self._writing = asyncio.Lock()
         self._stopping: dict[int, int] = {}
         """Brokers that are about to stop, and the epochs of their registrations."""
-        self.elections = 0
-        self.unclean_elections = 0
+        self.report = ElectionReport()
         """Leaders that this controller chose since the start, and those of them that were not in sync."""
         self._told: dict[Entity, str] = {}
         """What cannot be read in the store, as it was logged."""
@@ -125,8 +127,6 @@ class Office:
         """The cluster as this broker knows it while another is the controller."""
         self._ids_aside: dict[str, bytes] = {}
         """Ids of topics that could be read before."""
-        self._policy: tuple[BrokerConfig, ElectionPolicy] | None = None
-        """Of topics without settings of their own, by the configuration that it comes from."""
         self.leaderless: Callable[[], None] = lambda: None
         """Called after a change where partitions have no leader, and one may have to be recovered."""
         self._is_stale = False
@@ -266,9 +266,9 @@ class Office:
         losses = {one.broker_id: one.lost for one in self._image.brokers.values() if not one.lost.is_none}
         known_ids = self.known_ids(known.topics, known)
         before = self._image
-        await self.write(plan_takeover(before, losses, self.election_policy, known_ids=known_ids))
-        await self.write(plan_progress(self._image, policy_of=self.election_policy))
-        self._report_elections(Delta.between(before, self._image), losses)
+        await self.write(plan_takeover(before, losses, self.policies.of, known_ids=known_ids))
+        await self.write(plan_progress(self._image, policy_of=self.policies.of))
+        self.report.note(Delta.between(before, self._image), losses)
         for listener in self.office_listeners:
             listener(True)
         delta = Delta.between(ClusterImage(), self._image)
@@ -303,22 +303,6 @@ class Office:
             if broker in brokers and brokers[broker].epoch == epoch
         )
 
-    def election_policy(self, topic: TopicImage) -> ElectionPolicy:
-        """What a topic's settings say of elections: its own, else those of the cluster.
-
-        Of a setting that cannot be read the default holds, as for the leader (:func:`log_config`).
-        """
-        if UNCLEAN not in topic.config and MIN_INSYNC not in topic.config:
-            return self._default_policy()
-        settings = self.config().topic_config(topic.config)
-        return ElectionPolicy(settings.bool(UNCLEAN), settings.int(MIN_INSYNC))
-
-    def _default_policy(self) -> ElectionPolicy:
-        config = self.config()
-        if self._policy is None or self._policy[0] is not config:
-            self._policy = config, ElectionPolicy(config.bool(UNCLEAN), config.int(MIN_INSYNC))
-        return self._policy[1]
-
     # Changes
 
     @contextlib.asynccontextmanager
@@ -345,7 +329,7 @@ class Office:
             }
             plans = plan_takeover(
                 self._image,
-                policy_of=self.election_policy,
+                policy_of=self.policies.of,
                 stopping=self.stopping(),
                 known_ids=known_ids,
             )
@@ -431,22 +415,11 @@ class Office:
         if self._image is before:
             return None
         delta = Delta.between(before, self._image)
-        self._report_elections(delta, losses, ends)
+        self.report.note(delta, losses, ends)
         await self._announce(delta)
         if self._image.topic_index.leaderless:
             self.leaderless()
         return delta
-
-    def _report_elections(self, delta: Delta, losses: Losses, ends: LogEnds = NO_LOG_ENDS) -> None:
-        """Counts the leaders that were elected, and names the partitions that may have lost records."""
-        for old, new in delta.changed:
-            for before, after in zip(old.partitions, new.partitions, strict=False):
-                self.elections += before is not after and before.leader != after.leader >= 0
-            for number in unclean_elections(old, new, losses):
-                self.unclean_elections += 1
-                key = TopicPartition(new.name, number)
-                before, after = old.partitions[number], new.partitions[number]
-                logger.warning("%s", unclean_election_text(key, before, after, losses, ends))
 
     async def take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
         """Takes settings (by kind and name) over that somebody wrote to the store. Raises NOT_CONTROLLER."""
@@ -458,16 +431,13 @@ class Office:
                 await self._announce(delta)
                 plans = []
                 for old, new in delta.reconfigured:
-                    plans += self.min_insync_changes([new], old.config, new.config)
+                    plans += plan_min_insync_change(self._image, [new], old.config, new.config)
                 if delta.broker_configs_changed:
-                    defaults = before.default_broker_config(), self._image.default_broker_config()
-                    plans += self.min_insync_changes(self.with_default_min_insync(), *defaults)
+                    plans += plan_default_min_insync_change(
+                        self._image, before.default_broker_config(), self._image.default_broker_config()
+                    )
                 await self.change(plans)
                 await self.elect_leaderless(delta)
-
-    def with_default_min_insync(self) -> list[TopicImage]:
-        """The topics that have no ``min.insync.replicas`` of their own."""
-        return [topic for topic in self._image.topics.values() if MIN_INSYNC not in topic.config]
 
     async def elect_leaderless(self, delta: Delta) -> None:
         """Elects where nobody could lead, if ``delta`` changed settings so that somebody may now.
@@ -480,41 +450,18 @@ class Office:
             leaderless = [self._image.topics[name] for name in self._image.topic_index.leaderless]
             topics = leaderless if delta.broker_configs_changed else touched
             plans = plan_takeover(
-                self._image, policy_of=self.election_policy, stopping=self.stopping(), topics=topics
+                self._image, policy_of=self.policies.of, stopping=self.stopping(), topics=topics
             )
             if await self.change(plans) is None and leaderless:
                 self.leaderless()
 
-    def min_insync_changes(
-        self, topics: Iterable[TopicImage], before: Mapping[str, str], after: Mapping[str, str]
-    ) -> list[Plan]:
-        """Empties the ELR of ``topics``, whose ``min.insync.replicas`` changes with these settings."""
-        if before.get(MIN_INSYNC) == after.get(MIN_INSYNC):
-            return []
-        plans = [plan_policy_change(self._image, topic) for topic in topics]
-        return [plan for plan in plans if plan.operations]
-
     async def _fix_min_insync(self) -> None:
-        """Has all brokers use one ``min.insync.replicas``: this broker's becomes the default in the store.
-
-        The controller keeps the ELR by it, and each leader its high watermark. In files of brokers it may
-        differ. Source: KIP-966, which gives the cluster such a setting as well.
-        """
-        defaults = self._image.default_broker_config()
-        if not self.store.session_timeout_s or MIN_INSYNC in defaults:
-            return
-        if (SETTINGS, DEFAULT_ENTITY) in self._image.unreadable:
-            return
-        settings = {**defaults, MIN_INSYNC: str(self.config().int(MIN_INSYNC))}
-        exists = DEFAULT_ENTITY in self._image.broker_configs
-        note = ConfigChangeNode.encode("brokers", DEFAULT_ENTITY)
-        await self.write_operations(
-            [
-                write_config("brokers", DEFAULT_ENTITY, settings, exists),
-                Create(ConfigChangeNode.prefix, note, sequential=True),
-            ]
-        )
-        self._image = self._image.with_broker_config(DEFAULT_ENTITY, settings)
+        """Gives the cluster one ``min.insync.replicas``, as long as it has none: that of this broker."""
+        if self.store.session_timeout_s:
+            change = fix_min_insync(self._image, self.config().int(MIN_INSYNC))
+            if change is not None:
+                await self.write_operations(change.operations)
+                self._image = self._image.with_broker_config(DEFAULT_ENTITY, change.settings)
 
     async def write(self, plans: Iterable[Plan]) -> None:
         """Writes ``plans``, in pieces, and makes them part of the image. Raises StoreError."""

@@ -18,6 +18,10 @@ from tidemill.controller.configs import (
     plan_broker_config,
     plan_topic_config,
 )
+from tidemill.controller.election_settings import (
+    plan_default_min_insync_change,
+    plan_min_insync_change,
+)
 from tidemill.controller.leading import Leading
 from tidemill.controller.moving import Moves
 from tidemill.controller.names import TakenNames
@@ -294,10 +298,9 @@ class Controller(Office):
         image = self._image
         if plan.topic is not None:
             topic = image.topics[plan.topic.name]
-            return self.min_insync_changes([topic], topic.config, plan.settings)
+            return plan_min_insync_change(image, [topic], topic.config, plan.settings)
         if plan.broker == DEFAULT_ENTITY:
-            topics = self.with_default_min_insync()
-            return self.min_insync_changes(topics, image.default_broker_config(), plan.settings)
+            return plan_default_min_insync_change(image, image.default_broker_config(), plan.settings)
         return []
 
     async def _carry_out(

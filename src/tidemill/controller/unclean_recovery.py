@@ -71,7 +71,7 @@ class UncleanRecovery:
         found = {}
         for name in image.topic_index.leaderless:
             topic = image.topics[name]
-            policy = office.election_policy(topic)
+            policy = office.policies.of(topic)
             for partition in topic.partitions:
                 candidates = recovery_candidates(image, partition, policy, stopping)
                 if candidates:
@@ -106,7 +106,7 @@ class UncleanRecovery:
             topics = [office.image.topics[name] for name in names if name in office.image.topics]
             plans = plan_takeover(
                 office.image,
-                policy_of=office.election_policy,
+                policy_of=office.policies.of,
                 stopping=office.stopping(),
                 topics=topics,
                 ends=ends,

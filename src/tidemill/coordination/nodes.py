@@ -42,6 +42,7 @@ from tidemill.coordination.encoding import (
     read_json,
     write_json,
 )
+from tidemill.coordination.losses import NOTHING_LOST, LostReplicas, decode_lost, encode_lost
 from tidemill.model.types import TopicPartition
 
 CONTROLLER = "/controller"
@@ -146,58 +147,6 @@ class Endpoint(NamedTuple):
     port: int
 
 
-LOST_BYTES_MAX = 256 * 1024
-"""Of the partitions that a registration names: ZooKeeper takes 1 MB a node. A longer report names all."""
-
-Partitions = Mapping[str, frozenset[int]]
-"""Partition numbers by topic name."""
-
-
-class LostReplicas(NamedTuple):
-    """The replicas of a broker that may hold less than they acknowledged, as it reports at its registration.
-
-    ``unsynced``: the machine went down, or a sync failed, so that records which were not synced may be gone.
-    ``missing``: the log is gone altogether; the disk was replaced, say. True stands for every replica.
-    """
-
-    unsynced: bool | Partitions = False
-    missing: bool | Partitions = False
-
-    @property
-    def is_none(self) -> bool:
-        """Whether nothing was lost."""
-        return not self.unsynced and not self.missing
-
-    def is_missing(self, topic: str, partition: int) -> bool:
-        """Whether the log of this replica is gone."""
-        return _names(self.missing, topic, partition)
-
-    def is_lost(self, topic: str, partition: int) -> bool:
-        """Whether this replica may hold less than it acknowledged."""
-        return _names(self.unsynced, topic, partition) or _names(self.missing, topic, partition)
-
-
-NOTHING_LOST = LostReplicas()
-
-
-def _names(lost: bool | Partitions, topic: str, partition: int) -> bool:
-    return lost if isinstance(lost, bool) else partition in lost.get(topic, ())
-
-
-def _encode_lost(lost: bool | Partitions) -> bool | dict[str, list[int]]:
-    if isinstance(lost, bool):
-        return lost
-    named = {topic: sorted(partitions) for topic, partitions in sorted(lost.items())}
-    size = sum(len(topic) + 8 + 7 * len(partitions) for topic, partitions in named.items())
-    return named if size <= LOST_BYTES_MAX else True
-
-
-def _decode_lost(value: object) -> bool | Partitions:
-    if isinstance(value, Mapping):
-        return {str(topic): frozenset(map(number, partitions)) for topic, partitions in value.items()}
-    return value is True
-
-
 class BrokerRegistration(NamedTuple):
     """What a broker says of itself."""
 
@@ -241,9 +190,9 @@ class BrokerNode:
         if registration.rack is not None:
             value["rack"] = registration.rack
         if registration.lost.unsynced:
-            value["lost_unsynced"] = _encode_lost(registration.lost.unsynced)
+            value["lost_unsynced"] = encode_lost(registration.lost.unsynced)
         if registration.lost.missing:
-            value["lost_logs"] = _encode_lost(registration.lost.missing)
+            value["lost_logs"] = encode_lost(registration.lost.missing)
         return write_json(value)
 
     @staticmethod
@@ -266,7 +215,7 @@ class BrokerNode:
                 rack,
                 int(value.get("timestamp", -1)),
                 features,
-                LostReplicas(_decode_lost(value.get("lost_unsynced")), _decode_lost(value.get("lost_logs"))),
+                LostReplicas(decode_lost(value.get("lost_unsynced")), decode_lost(value.get("lost_logs"))),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise NodeFormatError(path, data, repr(error)) from None

@@ -224,12 +224,12 @@ def _cluster(server: BrokerServer, held: Held) -> Iterator[Family]:
     yield counter(
         "tidemill_leader_elections",
         "Leaders that this broker chose as the controller.",
-        broker.controller.elections,
+        broker.controller.report.elections,
     )
     yield counter(
         "tidemill_unclean_leader_elections",
         "Those of them that were not in sync: records may have been lost.",
-        broker.controller.unclean_elections,
+        broker.controller.report.unclean_elections,
     )
     yield counter(
         "tidemill_isr_shrinks",

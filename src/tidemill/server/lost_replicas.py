@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from tidemill.coordination.image import ClusterImage
-from tidemill.coordination.nodes import LostReplicas
+from tidemill.coordination.losses import LostReplicas
 from tidemill.log.manager import LogManager
 from tidemill.model.types import ZERO_ID, TopicPartition
+
+logger = logging.getLogger("tidemill.log")
+
+NAMED_MAX = 5
+"""Partitions that the log line about missing logs names."""
 
 
 def report_lost_replicas(image: ClusterImage, node_id: int, logs: LogManager) -> LostReplicas:
@@ -19,6 +25,7 @@ def report_lost_replicas(image: ClusterImage, node_id: int, logs: LogManager) ->
     """
     if logs.is_blank:
         logs.reported_missing = frozenset(_assigned(image, node_id))
+        _warn(logs)
         return LostReplicas(missing=True)
     missing: list[TopicPartition] = []
     if len(logs.working) == len(logs.directories):
@@ -32,10 +39,24 @@ def report_lost_replicas(image: ClusterImage, node_id: int, logs: LogManager) ->
             )
         ]
     logs.reported_missing = frozenset(missing)
+    _warn(logs)
     if all(directory.may_have_lost or directory.is_blank for directory in logs.working):
         return LostReplicas(True, _by_topic(missing))
     unsynced = [key for one in logs.working if one.may_have_lost for key in one.logs]
     return LostReplicas(_by_topic(unsynced), _by_topic(missing))
+
+
+def _warn(logs: LogManager) -> None:
+    missing = sorted(logs.reported_missing)
+    if missing:
+        named = ", ".join(str(key) for key in missing[:NAMED_MAX])
+        logger.warning(
+            "%d replicas of this broker are in no data directory (%s%s): they are reported as lost, and "
+            "rebuilt from the leaders of their partitions",
+            len(missing),
+            named,
+            ", ..." if len(missing) > NAMED_MAX else "",
+        )
 
 
 def _assigned(image: ClusterImage, node_id: int) -> Iterable[TopicPartition]:

@@ -1,0 +1,80 @@
+"""The settings that elections depend on: ``unclean.leader.election.enable`` and ``min.insync.replicas``.
+
+Controller and leaders count with one ``min.insync.replicas``: the controller keeps the eligible leader
+replicas by it, each leader its high watermark. It is the topic's value, else the cluster's default in the
+store. Brokers' files may differ, so the first controller writes its own value there. A change of it empties
+the eligible leader replicas in the transaction that writes it. Source: KIP-966.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from tidemill.controller.configs import ConfigPlan
+from tidemill.controller.elections import ElectionPolicy, plan_policy_change
+from tidemill.controller.topics import Plan, write_config
+from tidemill.coordination.image import SETTINGS, ClusterImage, TopicImage
+from tidemill.coordination.nodes import DEFAULT_ENTITY, ConfigChangeNode
+from tidemill.coordination.port import Create
+from tidemill.model.configs import MIN_INSYNC, BrokerConfig
+
+UNCLEAN = "unclean.leader.election.enable"
+
+
+class ElectionPolicies:
+    """The election policy of each topic."""
+
+    def __init__(self, config: Callable[[], BrokerConfig]) -> None:
+        self._config = config
+        self._default: tuple[BrokerConfig, ElectionPolicy] | None = None
+        """Of topics without settings of their own, by the configuration that it comes from."""
+
+    def of(self, topic: TopicImage) -> ElectionPolicy:
+        """The topic's own settings, else those of the cluster.
+
+        Of a setting that cannot be read the default holds, as for the leader
+        (:func:`tidemill.broker.log_configs.log_config`).
+        """
+        config = self._config()
+        if UNCLEAN in topic.config or MIN_INSYNC in topic.config:
+            settings = config.topic_config(topic.config)
+            return ElectionPolicy(settings.bool(UNCLEAN), settings.int(MIN_INSYNC))
+        if self._default is None or self._default[0] is not config:
+            self._default = config, ElectionPolicy(config.bool(UNCLEAN), config.int(MIN_INSYNC))
+        return self._default[1]
+
+
+def plan_min_insync_change(
+    image: ClusterImage,
+    topics: Iterable[TopicImage],
+    before: Mapping[str, str],
+    after: Mapping[str, str],
+) -> list[Plan]:
+    """Empties the ELR of ``topics`` if ``min.insync.replicas`` differs between these settings."""
+    if before.get(MIN_INSYNC) == after.get(MIN_INSYNC):
+        return []
+    plans = [plan_policy_change(image, topic) for topic in topics]
+    return [plan for plan in plans if plan.operations]
+
+
+def plan_default_min_insync_change(
+    image: ClusterImage, before: Mapping[str, str], after: Mapping[str, str]
+) -> list[Plan]:
+    """The same for the cluster's settings: of topics without a value of their own."""
+    topics = [topic for topic in image.topics.values() if MIN_INSYNC not in topic.config]
+    return plan_min_insync_change(image, topics, before, after)
+
+
+def fix_min_insync(image: ClusterImage, value: int) -> ConfigPlan | None:
+    """Makes ``value`` the cluster's ``min.insync.replicas``; None where it has one, or it cannot be read."""
+    defaults = image.default_broker_config()
+    if MIN_INSYNC in defaults or (SETTINGS, DEFAULT_ENTITY) in image.unreadable:
+        return None
+    settings = {**defaults, MIN_INSYNC: str(value)}
+    exists = DEFAULT_ENTITY in image.broker_configs
+    note = ConfigChangeNode.encode("brokers", DEFAULT_ENTITY)
+    operations = [
+        write_config("brokers", DEFAULT_ENTITY, settings, exists),
+        Create(ConfigChangeNode.prefix, note, sequential=True),
+    ]
+    return ConfigPlan(operations, settings, broker=DEFAULT_ENTITY)

@@ -1,0 +1,117 @@
+"""Which replicas a broker reports as lost, by what its start finds in its data directories."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tidemill.coordination.image import ClusterImage, PartitionImage, TopicImage
+from tidemill.coordination.losses import NOTHING_LOST, LostReplicas
+from tidemill.log.config import LogConfig
+from tidemill.log.files import SystemFiles
+from tidemill.log.manager import LogManager
+from tidemill.model.types import TopicPartition
+from tidemill.server.lost_replicas import report_lost_replicas
+
+NODE = 1
+NOW = 1_700_000_000_000
+TOPIC_ID = bytes(range(16))
+
+
+def opened(*disks: Path) -> LogManager:
+    manager = LogManager(SystemFiles(), [str(path) for path in disks])
+    manager.lock()
+    manager.claim("c" * 22, NODE)
+    manager.load(NOW, lambda topic: LogConfig())
+    return manager
+
+
+def image_of(*replicas: list[int], topic_id: bytes = TOPIC_ID) -> ClusterImage:
+    """Topic ``t``, whose partitions have these replicas."""
+    partitions = [
+        PartitionImage(number, brokers[0], 0, brokers, brokers, 0) for number, brokers in enumerate(replicas)
+    ]
+    return ClusterImage(topics={"t": TopicImage("t", topic_id, partitions, {}, 0)})
+
+
+def fill(disks: tuple[Path, Path], partitions: int = 4) -> list[list[int]]:
+    """Creates logs on both disks and stops in order; the partitions on each disk."""
+    manager = opened(*disks)
+    for number in range(partitions):
+        manager.create(TopicPartition("t", number), TOPIC_ID, LogConfig(), NOW)
+    assert manager.close(NOW, {}) == []
+    return [sorted(int(one.name[2:]) for one in disk.glob("t-*")) for disk in disks]
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> tuple[Path, Path]:
+    """Two data directories."""
+    return tmp_path / "a", tmp_path / "b"
+
+
+def test_a_start_after_a_stop_in_order_has_lost_nothing(disks: tuple[Path, Path]) -> None:
+    fill(disks)
+    lost = report_lost_replicas(image_of([1, 2], [1, 2], [2, 1], [1]), NODE, opened(*disks))
+    assert lost.is_none
+
+
+def test_a_broker_without_any_log_has_lost_every_replica(disks: tuple[Path, Path]) -> None:
+    manager = opened(*disks)
+    assert report_lost_replicas(image_of([1, 2], [2, 3]), NODE, manager) == LostReplicas(missing=True)
+    assert manager.reported_missing == {TopicPartition("t", 0)}
+
+
+def test_a_replaced_disk_costs_its_own_replicas(
+    disks: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, gone = fill(disks)
+    shutil.rmtree(disks[1])
+    manager = opened(*disks)
+    lost = report_lost_replicas(image_of([1, 2], [1, 2], [2, 1], [2, 1]), NODE, manager)
+    assert lost == LostReplicas({}, {"t": frozenset(gone)})
+    assert f"2 replicas of this broker are in no data directory (t-{gone[0]}, t-{gone[1]})" in caplog.text
+    # Only what was reported is made anew: the controller does not count on it.
+    for number in gone:
+        log = manager.create(TopicPartition("t", number), TOPIC_ID, LogConfig(), NOW, is_new=False)
+        assert log.end_offset == 0
+
+
+def test_the_only_replica_on_a_disk_that_may_not_be_mounted_is_not_given_up(
+    disks: tuple[Path, Path],
+) -> None:
+    _, gone = fill(disks)
+    shutil.rmtree(disks[1])
+    replicas = [[1], [1], [1], [1]]
+    replicas[gone[0]] = [1, 2]
+    manager = opened(*disks)
+    lost = report_lost_replicas(image_of(*replicas), NODE, manager)
+    assert lost.missing == {"t": frozenset(gone[:1])}
+
+
+def test_nothing_is_missing_while_a_disk_has_failed(disks: tuple[Path, Path]) -> None:
+    fill(disks)
+    manager = opened(*disks)
+    manager.directories[1].failure = "an error of the disk"
+    manager.logs.clear()
+    assert report_lost_replicas(image_of([1, 2], [1, 2]), NODE, manager).missing == {}
+
+
+def test_the_log_of_a_deleted_topic_of_this_name_is_not_the_replica(disks: tuple[Path, Path]) -> None:
+    fill(disks)
+    anew = image_of([1, 2], [1, 2], [2, 3], [2, 3], topic_id=bytes(range(50, 66)))
+    lost = report_lost_replicas(anew, NODE, opened(*disks))
+    assert lost.missing == {"t": frozenset({0, 1})}
+
+
+def test_what_was_not_synced_is_lost_on_the_disk_that_was_not_closed(
+    disks: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, unsynced = fill(disks)
+    manager = opened(*disks)
+    manager.directories[1].may_have_lost = True
+    lost = report_lost_replicas(image_of([1, 2], [1, 2], [1, 2], [1, 2]), NODE, manager)
+    assert lost == LostReplicas({"t": frozenset(unsynced)}, {})
+    assert not any(lost.is_lost("t", number) for number in kept)
+    assert NOTHING_LOST.is_none

@@ -234,7 +234,7 @@ FOLLOWER: Final = (
     Fault(
         "fetches-before-sync",
         "replication/fetcher.py",
-        "        if followed.partition.flush_under_way:\n            self._rest(",
+        "        if followed.partition.is_settling:\n            self._rest(",
         "        if False:\n            self._rest(",
         "With flush.messages a follower fetches on once it has synced: its fetch tells what it has.",
     ),
@@ -255,7 +255,7 @@ FOLLOWER: Final = (
     Fault(
         "leaders-start-not-taken",
         "replication/partition.py",
-        "        if start_offset > self.log.start_offset:\n            self.advance_start(",
+        "        if offset > self.log.start_offset:\n            self.advance_start(",
         "        if False:\n            self.advance_start(",
         "A follower moves its log's start to the leader's: deleted records do not return with a failover.",
     ),

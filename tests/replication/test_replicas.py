@@ -77,13 +77,13 @@ def test_fetches_of_a_former_life_tell_nothing() -> None:
     replicas = led(isr=(1, 2))
     assert replicas.epoch_of(3) == UNKNOWN
     assert replicas.fetched(3, 10, 0, 10, 1, 5)
-    assert replicas.may_join(3, 10, 0)
+    assert replicas.may_join(3, 10, 0, 0)
     assert replicas.fetched(3, 4, 0, 10, 2, 9)
     assert not replicas.fetched(3, 10, 0, 10, 3, 5)
     replicas.asked_again(3, 3, 5)
     follower = replicas.followers[3]
     assert (follower.end_offset, follower.caught_up_ms, replicas.epoch_of(3)) == (4, UNKNOWN, 9)
-    assert not replicas.may_join(3, 10, 0)
+    assert not replicas.may_join(3, 10, 0, 0)
     # It may register anew while its process lives; and one without an epoch is taken at its word.
     assert replicas.fetched(3, 10, 0, 10, 4, 11)
     assert replicas.fetched(3, 9, 0, 10, 5)
@@ -129,19 +129,19 @@ def test_only_one_change_is_under_way() -> None:
     replicas = led()
     replicas.pending = (1, 2)
     assert replicas.without_lagging(10, 100 * LAG_MS) == (1, 2, 3)
-    assert not replicas.may_join(3, 0, 0)
+    assert not replicas.may_join(3, 0, 0, 0)
 
 
 def test_who_has_all_that_is_committed_in_this_epoch_may_join() -> None:
     replicas = led(isr=(1,))
-    assert not replicas.may_join(2, 0, 0)
+    assert not replicas.may_join(2, 0, 0, 0)
     replicas.fetched(2, 9, 0, 10, 0)
-    assert not replicas.may_join(2, 10, 0)
-    assert replicas.may_join(2, 9, 9)
+    assert not replicas.may_join(2, 10, 0, 0)
+    assert replicas.may_join(2, 9, 9, 0)
     # It may hold records of an older epoch that this leader does not have.
-    assert not replicas.may_join(2, 9, 10)
+    assert not replicas.may_join(2, 9, 10, 0)
     assert replicas.with_joined(2) == (1, 2)
-    assert not replicas.may_join(4, 0, 0)
+    assert not replicas.may_join(4, 0, 0, 0)
 
 
 def test_replicas_come_and_go() -> None:
@@ -152,9 +152,13 @@ def test_replicas_come_and_go() -> None:
     assert replicas.fetched(4, 10, 0, 10, 0)
 
 
-def test_the_start_is_the_least_of_all_replicas() -> None:
+def test_the_start_is_the_least_of_all_live_replicas() -> None:
     replicas = led(isr=(1, 2))
-    assert replicas.start_offset(5) == UNKNOWN
+    assert replicas.start_offset(5, {1, 2, 3}.__contains__) == UNKNOWN
     replicas.fetched(2, 10, 3, 10, 0)
+    assert replicas.start_offset(5, {1, 2, 3}.__contains__) == UNKNOWN
+    assert replicas.start_offset(5, {1, 2}.__contains__) == 3
     replicas.fetched(3, 10, 4, 10, 0)
-    assert replicas.start_offset(5) == 3
+    assert replicas.start_offset(5, {1, 2, 3}.__contains__) == 3
+    assert replicas.start_offset(5, {1, 3}.__contains__) == 4
+    assert replicas.start_offset(5, {1}.__contains__) == 5

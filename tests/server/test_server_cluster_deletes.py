@@ -69,3 +69,12 @@ def test_a_follower_that_comes_back_empty_gets_in_sync_with_a_log_that_begins_in
     stage.brokers[follower].start()
     stage.until_in_sync("emptied", [1, 2, 3])
     assert stored(stage, "emptied") == list(range(BEFORE, MESSAGES))
+
+
+def test_deleted_records_do_not_come_back_with_the_next_leader(stage: Stage) -> None:
+    delete_inside_a_batch(stage, "failed", [1, 2, 3])
+    for _ in range(2):
+        leader = stage.described("failed").leader
+        stage.brokers[leader].kill()
+        stage.until_in_sync("failed", [number for number, one in stage.brokers.items() if one.running])
+        assert stored(stage, "failed") == list(range(BEFORE, MESSAGES))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Executor
 
 from tidemill.log.checkpoints import CheckpointJob, write_checkpoints
+from tidemill.log.directories import DataDirectory
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
 from tidemill.model.errors import StorageError
@@ -58,6 +59,10 @@ class Checkpoints:
     async def log_starts(self) -> None:
         """Writes down where logs start."""
         await self._write(self._logs.start_offset_checkpoints)
+
+    async def log_starts_in(self, directories: Collection[DataDirectory]) -> list[StorageError]:
+        """Writes down where the logs in ``directories`` start; what is wrong where that could not be done."""
+        return await self._write(lambda: [self._logs.start_offsets_of(one) for one in directories])
 
     async def removals(self) -> None:
         """Takes deleted partitions out of the checkpoints.

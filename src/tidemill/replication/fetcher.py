@@ -183,7 +183,7 @@ class LeaderFetcher:
         """The body of the next request, of a version from 15 to 18; None when there is nothing to fetch."""
         if self._resting:
             for followed in list(self._resting.values()):
-                if followed.rests_until_ms <= now_ms and not followed.partition.flush_under_way:
+                if followed.rests_until_ms <= now_ms and not followed.partition.is_settling:
                     del self._resting[followed.key]
                     self._changed[followed.key] = followed
         if self._throttle is not None and self._throttle.is_set:
@@ -237,7 +237,7 @@ class LeaderFetcher:
         soonest: i64 = self._backoff_ms if self._backoff_ms > self._wait_ms else self._wait_ms
         for followed in self._resting.values():
             for_ms: i64 = followed.rests_until_ms - now_ms
-            if followed.partition.flush_under_way:
+            if followed.partition.is_settling:
                 for_ms = FLUSH_LOOK_MS
             elif for_ms < 1:
                 for_ms = 1
@@ -383,7 +383,7 @@ class LeaderFetcher:
         What it fetches next tells what it has, and that is what it has on the disk. And nothing comes in the
         place of what was cut before the cut is there.
         """
-        if followed.partition.flush_under_way:
+        if followed.partition.is_settling:
             self._rest(followed, now_ms, 0)
         else:
             self._changed[followed.key] = followed

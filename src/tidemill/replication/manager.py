@@ -28,6 +28,7 @@ from tidemill.replication.follows import Follows
 from tidemill.replication.full_disks import FullDisks
 from tidemill.replication.moves import Mover
 from tidemill.replication.partition import Partition, PartitionEvents
+from tidemill.replication.start_saving import StartSaving
 from tidemill.replication.storage import limits_of, storage_of
 from tidemill.replication.topics import TopicEntry, TopicTable
 from tidemill.replication.write_back import WriteBack
@@ -104,6 +105,9 @@ class ReplicaManager(PartitionEvents):
         """How often in-sync sets of partitions led here lost or got members."""
         self.full_disks = FullDisks(logs, clock)
         self.flushing = Flushing(self)
+        self.starts = StartSaving(self)
+        self.is_registered: Callable[[int], bool] = lambda broker: True
+        """Whether a broker lives, as far as this one knows."""
 
     @property
     def full(self) -> list[str]:
@@ -372,6 +376,16 @@ class ReplicaManager(PartitionEvents):
             for listener in self.leadership_listeners:
                 listener(partition, False)
 
+    # Starts of logs.
+
+    def start_moved(self, partition: Partition) -> None:
+        """Writes the start of the log of ``partition`` down in a thread, then tells it."""
+        self.starts.begin(partition)
+
+    def is_alive(self, broker: int) -> bool:
+        """Whether DeleteRecords waits for a broker."""
+        return self.is_registered(broker)
+
     # Flushing.
 
     def flush_wanted(self, partition: Partition) -> None:
@@ -521,6 +535,7 @@ class ReplicaManager(PartitionEvents):
     async def stop(self) -> None:
         """Waits for the flushes and checkpoints that are under way, and interrupts moves."""
         self.flushing.stopping = True
+        self.starts.stop()
         await self.mover.stop()
         await asyncio.gather(
             *self.flushing.under_way, *self.checkpoints.under_way, *self._marking, return_exceptions=True

@@ -36,6 +36,14 @@ class PartitionEvents:
     def storage_trouble(self, partition: Partition, error: KafkaError) -> None:
         """An append or a read was answered with KAFKA_STORAGE_ERROR."""
 
+    def start_moved(self, partition: Partition) -> None:
+        """The start of the log has followed the leader's: write it down, then call ``start_saved``."""
+        partition.start_saved(partition.log.start_offset)
+
+    def is_alive(self, broker: i32) -> bool:
+        """Whether a broker is registered: DeleteRecords waits for it."""
+        return True
+
     def flush_wanted(self, partition: Partition) -> None:
         """Appends wait for a flush (``flush.messages``): sync the log elsewhere, then call ``flushed``."""
         raise NotImplementedError
@@ -101,6 +109,7 @@ class Partition(Readable):
         """How far replicas had the log when they were last known to be in sync, or told."""
         self._alone = False
         self._flushing = False
+        self._start_unsaved = False
         self._flushed_end: i64 = log.end_offset
         self._unflushed_bytes: i64 = 0
         self._unwritten_bytes: i64 = 0
@@ -109,6 +118,15 @@ class Partition(Readable):
     def flush_under_way(self) -> bool:
         """Whether a sync that appends wait for was asked for, and has not ended."""
         return self._flushing
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether something has yet to reach the disk before a leader is told of it.
+
+        That is a sync that appends wait for, or the start of the log: a leader answers DeleteRecords when its
+        followers tell of the new one, and it must hold when one of them leads after a crash.
+        """
+        return self._flushing or self._start_unsaved
 
     @property
     def is_unsettled(self) -> bool:
@@ -155,6 +173,7 @@ class Partition(Readable):
         self._alone = self._is_alone()
         if self.is_leader:
             self._lead(is_new, partition_epoch, now_ms)
+            self._wake_deletions()
         elif not is_new:
             self.tell_news()
         else:
@@ -365,8 +384,9 @@ class Partition(Readable):
             return False
         if not self._alone:
             self._commit(now_ms)
+        self._wake_deletions()
         if int(broker) not in self.isr and replication.may_join(
-            broker, self.high_watermark, self.epoch_start
+            broker, self.high_watermark, self.epoch_start, self.log.start_offset
         ):
             self._want_isr(replication, replication.with_joined(broker))
         return True
@@ -382,6 +402,7 @@ class Partition(Readable):
         replication = self.replication
         if replication is not None and replication.gone(broker) and not self._alone:
             self._commit(now_ms)
+        self._wake_deletions()
 
     def is_in_sync(self, broker: i32, offset: i64) -> bool:
         """Whether a follower is in the in-sync set, and known to have the log up to ``offset``."""
@@ -480,8 +501,14 @@ class Partition(Readable):
         if self.log.needs_flush:
             self._want_flush()
         self._advance(high_watermark if high_watermark < end else end, size)
-        if start_offset > self.log.start_offset:
-            self.advance_start(start_offset if start_offset < end else end)
+        self._follow_start(start_offset if start_offset < end else end)
+
+    def _follow_start(self, offset: i64) -> None:
+        """Starts where the leader's log does, which is told of that once it is written down."""
+        if offset > self.log.start_offset:
+            self.advance_start(offset)
+            self._start_unsaved = True
+            self.events.start_moved(self)
 
     def truncate_to(self, offset: i64, now_ms: i64) -> None:
         """Cuts what the leader does not have. Raises StorageError."""
@@ -504,3 +531,18 @@ class Partition(Readable):
         """Moves the log's start up to ``offset``, unless it is there already."""
         if self.log.advance_start(offset):
             self.tell_news()
+            # Followers that wait for appends are told at once: DeleteRecords waits for them.
+            self._wake_followers(0)
+
+    def start_saved(self, offset: i64) -> None:
+        """A start of the log at ``offset`` holds after a crash."""
+        if self._start_unsaved and offset >= self.log.start_offset:
+            self._start_unsaved = False
+            if self.on_flushed is not None:
+                self.on_flushed()
+
+    def low_watermark(self) -> i64:
+        """The least start of the logs of all live replicas; -1 while a live one has not told."""
+        replication = self.replication
+        own: i64 = self.log.start_offset
+        return own if replication is None else replication.start_offset(own, self.events.is_alive)

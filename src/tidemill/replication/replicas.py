@@ -18,6 +18,7 @@ epochs of registrations.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from mypy_extensions import i32, i64
@@ -192,10 +193,15 @@ class Replicas:
                 least = follower.end_offset
         return least
 
-    def may_join(self, broker: i32, high_watermark: i64, epoch_start: i64) -> bool:
-        """Whether a follower outside of the set has all that is committed, in this epoch as well."""
+    def may_join(self, broker: i32, high_watermark: i64, epoch_start: i64, log_start: i64) -> bool:
+        """Whether a follower outside of the set has all that is committed, in this epoch as well.
+
+        It has to have deleted what this leader has: should it lead, the records would be there again.
+        """
         follower = self.followers.get(int(broker))
         if follower is None or int(broker) in self.isr or self.pending:
+            return False
+        if follower.start_offset < log_start:
             return False
         return follower.end_offset >= high_watermark and follower.end_offset >= epoch_start
 
@@ -245,10 +251,10 @@ class Replicas:
                 most = lag
         return most
 
-    def start_offset(self, own_start: i64) -> i64:
-        """The least start of all replicas' logs, below which records are gone; -1: one has not told."""
+    def start_offset(self, own_start: i64, is_alive: Callable[[int], bool]) -> i64:
+        """The least start of all live replicas' logs, below which records are gone; -1: one has not told."""
         least: i64 = own_start
-        for follower in self.followers.values():
-            if follower.start_offset < least:
+        for broker, follower in self.followers.items():
+            if follower.start_offset < least and is_alive(broker):
                 least = follower.start_offset
         return least

@@ -1,4 +1,6 @@
-"""Who waits for a partition: produces for its high watermark, fetches for more to read. Compiled.
+"""Who waits for a partition: produces for its high watermark, DeleteRecords for its low watermark, fetches.
+
+Fetches wait for more to read. Compiled.
 
 What waits hangs on the partition that it waits for, so that a partition where nothing happens costs
 nothing, and an append looks only at those who wait for it. Partitions of a fetch session hang there as long
@@ -21,10 +23,10 @@ CONSUMER: Final[i32] = -1
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class AppendWaiter(Waiting):
-    """Waits until what it appended is committed."""
+    """Waits until what it appended is committed, or what it deletes is deleted on all live replicas."""
 
     def on_committed(self, partition: Awaited) -> None:
-        """The high watermark has reached the offset that was waited for."""
+        """The high watermark, or the low one, has reached the offset that was waited for."""
         raise NotImplementedError
 
     def on_append_failed(self, partition: Awaited, error: KafkaError) -> None:
@@ -45,6 +47,14 @@ class CommitCallback(AppendWaiter):
     def on_append_failed(self, partition: Awaited, error: KafkaError) -> None:
         """It will not be."""
         self.call(error)
+
+
+class DeletionCallback(CommitCallback):
+    """Calls a function once the records are deleted (with None) or it has failed (with the error)."""
+
+    def on_committed(self, partition: Awaited) -> None:
+        """All live replicas have deleted them."""
+        self.call(None)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -70,6 +80,7 @@ class Awaited:
         self.high_watermark: i64 = high_watermark
         """Everything below is on all replicas in sync."""
         self._append_waiters: list[tuple[i64, AppendWaiter]] = []
+        self._deletion_waiters: list[tuple[i64, AppendWaiter]] = []
         self._fetch_waiters: dict[FetchWaiter, None] = {}
         self._follower_waiters: dict[FetchWaiter, None] = {}
 
@@ -99,6 +110,29 @@ class Awaited:
         while index > 0 and waiters[index - 1][0] > end_offset:
             index -= 1
         waiters.insert(index, (end_offset, waiter))
+
+    def low_watermark(self) -> i64:
+        """Below this no live replica has any record."""
+        raise NotImplementedError
+
+    def wait_deleted(self, start_offset: i64, waiter: AppendWaiter) -> None:
+        """Calls ``waiter`` once every live replica starts at ``start_offset`` or behind it."""
+        self._deletion_waiters.append((start_offset, waiter))
+        self._wake_deletions()
+
+    def stop_waiting_deleted(self, waiter: AppendWaiter) -> None:
+        """``waiter`` gave up."""
+        self._deletion_waiters = [entry for entry in self._deletion_waiters if entry[1] is not waiter]
+
+    def _wake_deletions(self) -> None:
+        waiters = self._deletion_waiters
+        if not waiters:
+            return
+        low: i64 = self.low_watermark()
+        self._deletion_waiters = [entry for entry in waiters if entry[0] > low]
+        for entry in waiters:
+            if entry[0] <= low:
+                entry[1].on_committed(self)
 
     def wait_readable(self, waiter: FetchWaiter, replica_id: i32 = CONSUMER) -> None:
         """Tells ``waiter`` of every advance, or a follower of every append, until :meth:`stop_waiting`."""
@@ -155,8 +189,9 @@ class Awaited:
             waiter.on_news(self, False)
 
     def _fail_waiters(self, error: KafkaError) -> None:
-        waiters = self._append_waiters
+        waiters = [*self._append_waiters, *self._deletion_waiters]
         self._append_waiters = []
+        self._deletion_waiters = []
         for entry in waiters:
             entry[1].on_append_failed(self, error)
         self._wake_readers()

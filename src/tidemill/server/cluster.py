@@ -115,6 +115,7 @@ class Cluster(Seat, Hears):
         broker.partitions.following = self._following
         broker.partitions.lag_ms_max = config.int("replica.lag.time.max.ms")
         broker.partitions.change_isr = self._isr_changes.want
+        broker.partitions.is_registered = lambda one: one in broker.metadata.brokers
         broker.partitions.directory_failed = lambda: self.begin(self._tell_failed())
         broker.metadata.on_change(self._brokers_gone)
 

@@ -1,10 +1,17 @@
-"""DeleteRecords: moves the start of a log forward."""
+"""DeleteRecords: moves the start of a log forward.
+
+The answer waits until every live replica has deleted the records, as in Apache Kafka
+(``DelayedDeleteRecords``): no failover to one of them brings the records back. It holds the least start of
+the live replicas.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.replication.waiting import DeletionCallback
 from tidemill.wire.messages.delete_records import (
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
@@ -15,9 +22,20 @@ from tidemill.wire.messages.delete_records import (
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
     from tidemill.broker.context import RequestContext
+    from tidemill.log.directories import DataDirectory
     from tidemill.replication.partition import Partition
 
 HIGH_WATERMARK = -1
+NO_WATERMARK = -1
+
+
+class Deletion(NamedTuple):
+    """One partition's: ``done`` has its error, or None, once all live replicas have deleted the records."""
+
+    partition: Partition
+    result: DeleteRecordsPartitionResult
+    waiter: DeletionCallback
+    done: asyncio.Future[KafkaError | None]
 
 
 async def handle(
@@ -25,24 +43,41 @@ async def handle(
 ) -> DeleteRecordsResponse:
     """Deletes up to the offset that each partition names; -1 stands for its high watermark."""
     topics = []
+    deletions = []
     for topic in request.topics:
         name = context.internal_name(topic.name)
         results = []
         for wanted in topic.partitions:
-            result = DeleteRecordsPartitionResult(partition_index=wanted.partition_index, low_watermark=-1)
+            result = DeleteRecordsPartitionResult(
+                partition_index=wanted.partition_index, low_watermark=NO_WATERMARK
+            )
             try:
                 partition = broker.partition(name, wanted.partition_index)
-                result.low_watermark = delete(partition, wanted.offset)
+                deletions.append(begin(partition, wanted.offset, result))
             except KafkaError as error:
                 result.error_code = error.code
             results.append(result)
         topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=results))
-    await broker.partitions.checkpoints.log_starts()
+    try:
+        if deletions:
+            await _wait(broker, deletions, request.timeout_ms)
+    finally:
+        for one in deletions:
+            one.partition.stop_waiting_deleted(one.waiter)
     return DeleteRecordsResponse(topics=topics)
 
 
+def begin(partition: Partition, offset: int, result: DeleteRecordsPartitionResult) -> Deletion:
+    """Moves the log's start to ``offset`` here, and waits for the followers."""
+    target = delete(partition, offset)
+    done: asyncio.Future[KafkaError | None] = asyncio.get_running_loop().create_future()
+    waiter = DeletionCallback(lambda error: None if done.done() else done.set_result(error))
+    partition.wait_deleted(target, waiter)
+    return Deletion(partition, result, waiter, done)
+
+
 def delete(partition: Partition, offset: int) -> int:
-    """Moves the log's start to ``offset``; the start after that."""
+    """Moves the log's start to ``offset``; the offset that is meant."""
     partition.check_leader(-1)
     if not partition.log.config.delete:
         raise KafkaError(
@@ -56,4 +91,23 @@ def delete(partition: Partition, offset: int) -> int:
             ErrorCode.OFFSET_OUT_OF_RANGE,
         )
     partition.advance_start(target)
-    return partition.log.start_offset
+    return int(target)
+
+
+async def _wait(broker: Broker, deletions: list[Deletion], timeout_ms: int) -> None:
+    """Waits until all are done, or ``timeout_ms`` is over, and fills in the results."""
+    directories: dict[DataDirectory, None] = {}
+    for one in deletions:
+        directories[broker.logs.directory_of(one.partition.log)] = None
+    clock = broker.clock
+    until = clock.monotonic() + timeout_ms / 1000
+    await broker.partitions.checkpoints.log_starts_in(list(directories))
+    await asyncio.wait([one.done for one in deletions], timeout=max(until - clock.monotonic(), 0.0))
+    for one in deletions:
+        error = one.done.result() if one.done.done() else None
+        if error is not None:
+            one.result.error_code = error.code
+            continue
+        if not one.done.done():
+            one.result.error_code = ErrorCode.REQUEST_TIMED_OUT
+        one.result.low_watermark = int(one.partition.low_watermark())

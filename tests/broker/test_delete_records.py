@@ -1,0 +1,182 @@
+"""DeleteRecords where followers are: what it waits for, what it answers, and what holds after a failover."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from paths_bench import IDS, NODE, Bench, HeldExecutor, batch, bench_in
+from test_following import FOLLOWER, REPLICAS, Stage, follow_all
+
+from tidemill.broker.following import Following
+from tidemill.broker.handlers.delete_records import handle
+from tidemill.log.config import LogConfig
+from tidemill.log.manager import LogManager
+from tidemill.model.clock import SystemClock
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import TopicPartition
+from tidemill.records.batch import parse_batch
+from tidemill.replication.fetcher import FetchLimits
+from tidemill.replication.manager import PartitionState, ReplicaManager
+from tidemill.testing.files import FaultyFiles
+from tidemill.wire.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
+
+FETCH_WAIT_MS = 60_000
+"""So long a fetch of a follower may wait for more."""
+THIRD = 3
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    """A leader with six records in each partition, and a follower that has them."""
+    with bench_in(tmp_path) as bench:
+        one = Stage(bench)
+        limits = FetchLimits(wait_ms=FETCH_WAIT_MS, backoff_ms=20)
+        one.following = Following(FOLLOWER, 1, limits, one.connect, SystemClock(), one.storage_failed)
+        fill(bench)
+        yield one
+        one.run(one.following.stop)
+
+
+def fill(bench: Bench) -> None:
+    data = batch(*[b"%d" % number for number in range(6)])
+    for index in range(3):
+        bench.partition("t", index).append([parse_batch(data, 0, len(data))], 1, 0)
+
+
+def follow(stage: Stage) -> None:
+    stage.run(lambda: follow_all(stage))
+    stage.bench.until(lambda: all(one.high_watermark == 6 for one in stage.partitions))
+
+
+def delete(bench: Bench, offset: int, index: int = 0, timeout_ms: int = 10_000) -> asyncio.Task[Any]:
+    """Sends the request; its answer is to come."""
+    broker: Any = SimpleNamespace(
+        partition=bench.partition, partitions=bench.manager, logs=bench.logs, clock=SystemClock()
+    )
+    context: Any = SimpleNamespace(internal_name=lambda name: name)
+    wanted = DeleteRecordsPartition(partition_index=index, offset=offset)
+    topic = DeleteRecordsTopic(name="t", partitions=[wanted])
+    request = DeleteRecordsRequest(topics=[topic], timeout_ms=timeout_ms)
+    return bench.loop.create_task(handle(broker, context, request))
+
+
+def answered(bench: Bench, task: asyncio.Task[Any]) -> tuple[int, int]:
+    """The error and the low watermark of the only partition."""
+    bench.until(task.done)
+    result: DeleteRecordsPartitionResult = task.result().topics[0].partitions[0]
+    return result.error_code, result.low_watermark
+
+
+def is_waiting(bench: Bench, task: asyncio.Task[Any]) -> bool:
+    bench.turn(0.05)
+    return not task.done()
+
+
+def test_records_are_deleted_on_every_live_replica_when_the_answer_comes(stage: Stage) -> None:
+    follow(stage)
+    began = time.monotonic()
+    assert answered(stage.bench, delete(stage.bench, 4)) == (0, 4)
+    assert time.monotonic() - began < FETCH_WAIT_MS / 1000 / 4, "the fetch that waits is answered at once"
+    assert stage.partitions[0].log.start_offset == 4
+    assert [one.log.start_offset for one in stage.partitions[1:]] == [0, 0]
+    assert answered(stage.bench, delete(stage.bench, -1)) == (0, 6)
+    assert answered(stage.bench, delete(stage.bench, 2)) == (0, 6), "the least start there is"
+
+
+def test_a_replica_that_does_not_answer_in_time_is_told_of(stage: Stage) -> None:
+    partition = stage.bench.partition("t", 0)
+    partition.high_watermark = 6
+    task = delete(stage.bench, 4, timeout_ms=100)
+    assert is_waiting(stage.bench, task)
+    assert answered(stage.bench, task) == (ErrorCode.REQUEST_TIMED_OUT, -1)
+    partition.fetched_by(FOLLOWER, 6, 1, 0)
+    assert answered(stage.bench, delete(stage.bench, 4, timeout_ms=0)) == (ErrorCode.REQUEST_TIMED_OUT, 1)
+    assert partition._deletion_waiters == [], "nobody waits any more"
+
+
+def test_a_replica_whose_broker_is_dead_is_not_waited_for(stage: Stage) -> None:
+    partition = stage.bench.partition("t", 0)
+    partition.high_watermark = 6
+    living = {NODE, FOLLOWER}
+    stage.bench.manager.is_registered = living.__contains__
+    task = delete(stage.bench, 4)
+    assert is_waiting(stage.bench, task)
+    living.discard(FOLLOWER)
+    partition.follower_gone(FOLLOWER, 0)
+    assert answered(stage.bench, task) == (0, 4)
+    assert answered(stage.bench, delete(stage.bench, 5)) == (0, 5)
+
+
+def test_a_replica_that_was_moved_away_meanwhile_is_waited_for_no_longer(stage: Stage) -> None:
+    partition = stage.bench.partition("t", 0)
+    partition.high_watermark = 6
+    task = delete(stage.bench, 4)
+    assert is_waiting(stage.bench, task)
+    partition.become(NODE, 0, (NODE, THIRD), (NODE,), 1, 0)
+    assert is_waiting(stage.bench, task), "for the new one"
+    partition.fetched_by(THIRD, 6, 4, 0)
+    assert answered(stage.bench, task) == (0, 4)
+
+
+def test_a_leader_that_is_one_no_longer_sends_the_client_to_the_next(stage: Stage) -> None:
+    partition = stage.bench.partition("t", 0)
+    partition.high_watermark = 6
+    task = delete(stage.bench, 4)
+    assert is_waiting(stage.bench, task)
+    partition.become(FOLLOWER, 1, REPLICAS, REPLICAS, 1, 0)
+    assert answered(stage.bench, task) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
+
+
+def test_a_replica_gets_in_sync_only_with_the_records_deleted(stage: Stage) -> None:
+    partition = stage.bench.partition("t", 0)
+    partition.become(NODE, 1, REPLICAS, (NODE,), 1, 0)
+    wanted: list[tuple[int, ...]] = []
+    stage.bench.manager.change_isr = lambda one, isr, epoch: wanted.append(isr)
+    partition.advance_start(4)
+    partition.fetched_by(FOLLOWER, 6, 0, 0)
+    assert wanted == []
+    partition.fetched_by(FOLLOWER, 6, 4, 0)
+    assert wanted == [REPLICAS]
+
+
+class Managed:
+    """The logs of broker 2, whose checkpoints are written when the test says so."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, files: FaultyFiles, disk: Executor) -> None:
+        self.logs = LogManager(files, ["/d"])
+        self.logs.lock()
+        self.logs.claim("c" * 22, FOLLOWER)
+        self.logs.load(0, lambda topic: LogConfig())
+        self.manager = ReplicaManager(FOLLOWER, self.logs, SystemClock(), loop, disk, disk)
+        states = [PartitionState(index, NODE, 0, REPLICAS, REPLICAS) for index in range(3)]
+        self.manager.put_topic("t", IDS["t"], False, states, LogConfig())
+
+
+def test_a_follower_that_crashes_after_the_answer_starts_where_the_records_were_deleted(stage: Stage) -> None:
+    files, disk = FaultyFiles(), HeldExecutor()
+    managed = Managed(stage.bench.loop, files, disk)
+    stage.partitions = list(managed.manager.all())
+    follow(stage)
+    task = delete(stage.bench, 4)
+    stage.bench.until(lambda: stage.partitions[0].log.start_offset == 4)
+    stage.bench.until(lambda: len(disk.jobs) == 1)
+    assert is_waiting(stage.bench, task), "it would start at 0 again after a crash"
+    disk.run()
+    assert answered(stage.bench, task) == (0, 4)
+    managed.logs.unlock()
+    again = Managed(stage.bench.loop, files, disk)
+    log = again.logs.get(TopicPartition("t", 0))
+    assert log is not None
+    assert log.start_offset == 4

@@ -1,7 +1,7 @@
 """Runs seeds of the simulator over the source beside it, and prints one line of JSON for each.
 
-:mod:`mutant_run` starts it in a copy of the repository in which a fault is planted. ``_planted`` is a module
-of that copy; the planted source counts there how often it was reached.
+:mod:`mutant_run` starts it in a copy of the repository, in which one fault is planted, or a probe for each.
+``_planted`` is a module of that copy, where probes count.
 """
 
 from __future__ import annotations
@@ -33,19 +33,18 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--kind", choices=sorted(KINDS), default="cluster")
-    parser.add_argument("first", type=int)
-    parser.add_argument("end", type=int, help="the seed before which it ends")
+    parser.add_argument("seeds", type=int, nargs="+")
     options = parser.parse_args()
     if not Path(tidemill.__file__).is_relative_to(ROOT):
         raise RuntimeError(f"{tidemill.__file__} is not the source in {ROOT}")
-    for seed in range(options.first, options.end):
+    for seed in options.seeds:
         print(json.dumps(run(options.kind, seed)), flush=True)
     return 0
 
 
 def run(kind: str, seed: int) -> dict[str, Any]:
     """What came of one seed."""
-    _planted.hits = 0
+    _planted.hits.clear()
     began = time.perf_counter()
     outcome, text = "kept", ""
     try:
@@ -58,7 +57,7 @@ def run(kind: str, seed: int) -> dict[str, Any]:
         "seed": seed,
         "outcome": outcome,
         "text": text[:TEXT_MAX],
-        "hits": _planted.hits,
+        "hits": dict(_planted.hits),
         "seconds": round(time.perf_counter() - began, 3),
     }
 

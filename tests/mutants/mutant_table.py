@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from planting import Fault
 
 BEGIN, END = "<!-- begin: make mutants -->", "<!-- end: make mutants -->"
-FOUND_TEXT_MAX = 110
+TEXT_MAX = 110
 
 
 class Result(NamedTuple):
@@ -19,25 +19,34 @@ class Result(NamedTuple):
 
     fault: Fault
     seeds: int
-    """Run so far; the last of them found it, where it was found."""
-    reached: int
-    """In how many of them the faulty line ran."""
-    outcome: str
-    """``found``, ``not found``, ``not run``, or ``broken`` for an edit that is no fault but nonsense."""
+    """Among which it was looked for: so many ran without it."""
+    matters: int
+    """In how many of them it matters, so that it may be found."""
+    run: int
+    """With how many of these it was run."""
+    found_by: int
+    """The seed that found it; 0 without one."""
     text: str
-    """Which promise was broken."""
+    """Which promise was broken; of an edit that makes no program what is wrong with it."""
 
     @property
     def is_found(self) -> bool:
         """Whether the simulator has found it."""
-        return self.outcome == "found"
+        return self.found_by > 0
 
     @property
     def told(self) -> str:
         """In a few words."""
         if self.is_found:
-            return f"found by seed {self.seeds}: {self.text}"
-        return f"{self.outcome} in {self.seeds} seeds, reached in {self.reached} of them {self.text}".rstrip()
+            return f"found by seed {self.found_by}: {self.text}"
+        return f"{self.missed} {self.text}".rstrip()
+
+    @property
+    def missed(self) -> str:
+        """How far it was looked for."""
+        if self.matters == 0:
+            return f"not found: it matters in none of {self.seeds} seeds"
+        return f"not found in {self.run} of the {self.matters} seeds in which it matters, of {self.seeds}"
 
 
 class State:
@@ -45,74 +54,61 @@ class State:
 
     def __init__(self, path: Path, known: dict[str, Any]) -> None:
         self._path = path
-        self._known: dict[str, Any] = {"seeds": 0, "reached": 0, "outcome": "", "text": "", **known}
+        self._known: dict[str, Any] = {"seeds": [], "found_by": 0, "text": "", **known}
 
     @property
-    def next_seed(self) -> int:
-        """The seed that comes next."""
-        return int(self._known["seeds"]) + 1
+    def seeds(self) -> list[int]:
+        """Those that it was run with."""
+        seeds: list[int] = self._known["seeds"]
+        return seeds
 
     @property
-    def is_found(self) -> bool:
-        """Whether a seed has found it."""
-        return bool(self._known["outcome"] == "found")
+    def is_settled(self) -> bool:
+        """Whether nothing more is to be run: it is found, or its edit makes no program of the source."""
+        return bool(self._known["text"])
 
-    @property
-    def is_broken(self) -> bool:
-        """Whether its edit makes no program of the source."""
-        return bool(self._known["outcome"] == "broken")
+    def kept(self, seed: int) -> None:
+        """This seed does not find it."""
+        self.seeds.append(seed)
 
-    def kept(self, hits: int) -> None:
-        """The next seed has not found it."""
-        self._count(hits)
+    def found(self, seed: int, outcome: str, text: str) -> None:
+        """This seed finds it."""
+        self.seeds.append(seed)
+        self._known |= {"found_by": seed, "text": text.partition(" steps: ")[2] or f"{outcome}: {text}"}
 
-    def found(self, outcome: str, text: str) -> None:
-        """The next seed has found it."""
-        self._count(1)
-        promise = text.partition(" steps: ")[2] or f"{outcome}: {text}"
-        self._known |= {"outcome": "found", "text": promise}
-
-    def broken(self, text: str) -> None:
-        """The edit is no Python that runs."""
-        self._count(1)
-        self._known |= {"outcome": "broken", "text": text}
-
-    def _count(self, hits: int) -> None:
-        self._known["seeds"] += 1
-        self._known["reached"] += bool(hits)
+    def no_program(self, text: str) -> None:
+        """The edit is nothing that runs."""
+        self._known["text"] = f"no program: {text}"
 
     def save(self) -> None:
         """Writes it down."""
         self._path.write_text(json.dumps(self._known))
 
-    def result(self, fault: Fault) -> Result:
+    def result(self, fault: Fault, seeds: int, matters: int) -> Result:
         """For the table."""
-        seeds, known = int(self._known["seeds"]), self._known
-        outcome = str(known["outcome"]) or ("not found" if seeds else "not run")
-        return Result(fault, seeds, int(known["reached"]), outcome, str(known["text"]))
+        known = self._known
+        return Result(fault, seeds, matters, len(self.seeds), int(known["found_by"]), str(known["text"]))
 
 
-def summary_of(results: Sequence[Result], seeds_max: int) -> str:
+def summary_of(results: Sequence[Result]) -> str:
     """All results in a sentence."""
-    found = [result.seeds for result in results if result.is_found]
-    run = sum(result.outcome != "not run" for result in results)
+    seeds = [result.found_by for result in results if result.is_found]
+    run = sum(result.run > 0 for result in results)
     summary = (
-        f"{len(results)} faults are planted, {run} were run with up to {seeds_max} seeds,"
-        f" {len(found)} were found ({len(found) / len(results):.0%})"
+        f"{len(results)} faults are planted, {run} were run,"
+        f" {len(seeds)} were found ({len(seeds) / len(results):.0%} of all)"
     )
-    if found:
-        summary += f", half of them within {median(found):g} seeds, the last within {max(found)}"
-    return f"{summary}."
+    if seeds:
+        summary += f", half of them by seed {median(seeds):g} or before"
+    return f"{summary}. They were looked for among {max(result.seeds for result in results)} seeds."
 
 
-def write_table(
-    page: Path, results: Sequence[Result], unsound: Sequence[tuple[int, str]], seeds_max: int
-) -> None:
+def write_table(page: Path, results: Sequence[Result], unsound: Sequence[tuple[int, str]]) -> None:
     """Puts the table into the page, between its marks."""
     lines = [
-        summary_of(results, seeds_max),
+        summary_of(results),
         "",
-        "| fault | rule that it breaks | seeds | how it is found, or why not |",
+        "| fault | rule that it breaks | seed | promise that is broken, or why none is |",
         "|---|---|---|---|",
         *map(_row, results),
     ]
@@ -126,15 +122,11 @@ def write_table(
 
 def _row(result: Result) -> str:
     fault = result.fault
-    if result.is_found:
-        seeds, how = str(result.seeds), result.text
-    elif result.outcome == "not run":
-        seeds, how = "not run", fault.reason
-    else:
-        seeds, how = f"not in {result.seeds}", fault.reason or f"reached in {result.reached} seeds"
-    return f"| `{fault.name}` | {_cell(fault.rule, None)} | {seeds} | {_cell(how)} |"
+    seed = str(result.found_by) if result.is_found else "-"
+    how = result.text if result.is_found else fault.reason or result.told
+    return f"| `{fault.name}` | {_cell(fault.rule, None)} | {seed} | {_cell(how)} |"
 
 
-def _cell(text: str, length: int | None = FOUND_TEXT_MAX) -> str:
+def _cell(text: str, length: int | None = TEXT_MAX) -> str:
     text = text.replace("|", "\\|")
     return text if length is None or len(text) <= length else f"{text[: length - 3]}..."

@@ -1,14 +1,26 @@
-"""Plants one fault in a copy of the source, with a probe that counts how often it is reached."""
+"""Plants one fault in a copy of the source, or a probe for each fault that counts how often it would matter.
+
+A fault matters from the moment on at which the faulty source does something else than the source. A probe
+finds out when that may be: a check that is left out matters only where it finds something. Other faults are
+taken to matter whenever their statement runs.
+"""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
 MODULE = "_planted"
-PROBE = f"__import__({MODULE!r}).hits += 1"
-PLANTED_SOURCE = '"""Counts how often the planted fault is reached."""\n\nhits = 0\n'
+COUNTERS_SOURCE = '''\
+"""Counts by the names of planted faults how often they matter."""
+
+from collections import Counter
+
+hits: Counter[str] = Counter()
+'''
 
 
 class Fault(NamedTuple):
@@ -30,15 +42,14 @@ class NotApplicable(Exception):
     """A fault that does not fit the source any more."""
 
 
-class Planted(NamedTuple):
-    """A source file with a fault in it."""
+class Probe(NamedTuple):
+    """A line that counts, and where in the source it goes."""
 
-    source: str
-    is_probed: bool
-    """Whether a probe counts; False where the fault is in what runs at the import."""
+    at: int
+    line: str
 
 
-def plant(fault: Fault, source: str) -> Planted:
+def plant(fault: Fault, source: str) -> str:
     """The file with the fault. Raises NotApplicable."""
     count = source.count(fault.old)
     if count != 1:
@@ -51,48 +62,93 @@ def plant(fault: Fault, source: str) -> Planted:
         compile(changed, fault.file, "exec")
     except SyntaxError as problem:
         raise NotApplicable(f"{fault.name}: {fault.file} is no Python with it: {problem}") from None
-    at = _probe_at(source, start, start + len(fault.old))
-    if at is None:
-        return Planted(changed, False)
-    line = source[at : source.index("\n", at)]
-    indent = line[: len(line) - len(line.lstrip())]
-    if at > start:
-        at += len(fault.new) - len(fault.old)
-    probed = f"{changed[:at]}{indent}{PROBE}\n{changed[at:]}"
-    compile(probed, fault.file, "exec")
-    return Planted(probed, True)
+    return changed
 
 
-def _probe_at(source: str, start: int, end: int) -> int | None:
-    """Where the line of a probe goes: before the statement that is changed; None outside of functions."""
-    lines = source.splitlines(keepends=True)
-    begins = [0, *accumulate(map(len, lines))]
-    first = start + len(source[start:end]) - len(source[start:end].lstrip())
+def with_probes(faults: Iterable[Fault], source: str) -> str:
+    """The file with a probe for each fault, and without any fault. Raises NotApplicable."""
+    for probe in sorted((probe_of(fault, source) for fault in faults), reverse=True):
+        source = source[: probe.at] + probe.line + source[probe.at :]
+    return source
 
-    def holds(node: ast.stmt) -> bool:
-        return begins[node.lineno - 1] <= first < begins[node.end_lineno or 0]
 
-    functions = [
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and holds(node)
-    ]
-    if not functions:
-        return None
-    innermost = max(functions, key=lambda node: node.lineno)
-    places = [
-        begins[node.lineno - 1]
-        for node in ast.walk(innermost)
-        if isinstance(node, ast.stmt)
-        and node is not innermost
-        and holds(node)
-        and not lines[node.lineno - 1][: node.col_offset].strip()
-        and not lines[node.lineno - 1].lstrip().startswith(("elif", "@"))
-        and begins[node.lineno - 1] <= start
-    ]
-    if places:
-        return max(places)
-    body = innermost.body
-    is_documented = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
-    opening = begins[body[1 if is_documented and len(body) > 1 else 0].lineno - 1]
-    return None if start < opening < end else opening
+def probe_of(fault: Fault, source: str) -> Probe:
+    """The probe of a fault. Raises NotApplicable for one outside of functions, which would count nothing."""
+    plant(fault, source)
+    text = _Text(source)
+    start = source.index(fault.old)
+    first = start + len(fault.old) - len(fault.old.lstrip())
+    changed = text.innermost(first)
+    if changed is None:
+        raise NotApplicable(f"{fault.name}: it changes no statement of a function in {fault.file}")
+    if isinstance(changed, ast.If) and text.is_within(changed.test, start, start + len(fault.old)):
+        new = fault.new.strip()
+        if new.startswith(("if False:", "elif False:")) or (not new and text.has_own_line(changed.body[0])):
+            return text.probe(changed.body[0], fault.name)
+        if new.startswith("if True:") and text.has_own_line(changed):
+            return text.probe(changed, fault.name, f"if not ({ast.unparse(changed.test)}): ")
+    while not text.has_own_line(changed):
+        changed = text.parent(changed)
+    return text.probe(changed, fault.name)
+
+
+class _Text:
+    """A source with its statements."""
+
+    def __init__(self, source: str) -> None:
+        self.lines = source.splitlines(keepends=True)
+        self.begins = [0, *accumulate(map(len, self.lines))]
+        self.tree = _parsed(source)
+
+    def innermost(self, at: int) -> ast.stmt | None:
+        """The innermost statement of a function that holds this place; of a signature, the body's first."""
+        functions = [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and self._holds(node, at)
+        ]
+        if not functions:
+            return None
+        function = max(functions, key=lambda node: node.lineno)
+        held = [
+            node
+            for node in ast.walk(function)
+            if isinstance(node, ast.stmt) and node is not function and self._holds(node, at)
+        ]
+        if held:
+            return max(held, key=lambda node: (node.lineno, node.col_offset))
+        body = function.body
+        is_documented = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+        return body[1 if is_documented and len(body) > 1 else 0]
+
+    def _holds(self, node: ast.stmt, at: int) -> bool:
+        return self.begins[node.lineno - 1] <= at < self.begins[node.end_lineno or 0]
+
+    def is_within(self, node: ast.expr, start: int, end: int) -> bool:
+        """Whether an expression lies between two places."""
+        begin = self.begins[node.lineno - 1] + node.col_offset
+        return start <= begin and self.begins[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0) <= end
+
+    def has_own_line(self, node: ast.stmt) -> bool:
+        """Whether a line can be put before a statement."""
+        line = self.lines[node.lineno - 1]
+        return not line[: node.col_offset].strip() and not line.lstrip().startswith(("elif", "@"))
+
+    def parent(self, node: ast.stmt) -> ast.stmt:
+        """The statement around another."""
+        for outer in ast.walk(self.tree):
+            if isinstance(outer, ast.stmt) and node in ast.iter_child_nodes(outer):
+                return outer
+        raise NotApplicable("a statement is in no other")
+
+    def probe(self, before: ast.stmt, name: str, condition: str = "") -> Probe:
+        """A probe before a statement."""
+        line = self.lines[before.lineno - 1]
+        indent = line[: len(line) - len(line.lstrip())]
+        count = f"__import__({MODULE!r}).hits[{name!r}] += 1"
+        return Probe(self.begins[before.lineno - 1], f"{indent}{condition}{count}\n")
+
+
+@lru_cache(maxsize=8)
+def _parsed(source: str) -> ast.Module:
+    return ast.parse(source)

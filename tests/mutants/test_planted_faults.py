@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from planted_faults import FAULTS
-from planting import PROBE, Fault, NotApplicable, plant
+from planting import COUNTERS_SOURCE, Fault, NotApplicable, plant, probe_of, with_probes
 
 PACKAGE = Path(__file__).parent.parent.parent / "src" / "tidemill"
 FAULTS_MIN = 60
@@ -19,9 +21,17 @@ def test_enough_faults_are_planted_and_each_has_a_name_of_its_own() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_fits_the_source_exactly_once(fault: Fault) -> None:
-    planted = plant(fault, (PACKAGE / fault.file).read_text())
-    assert planted.is_probed
-    assert planted.source.count(PROBE) == 1
+    source = (PACKAGE / fault.file).read_text()
+    assert plant(fault, source) != source
+
+
+@pytest.mark.parametrize("file", sorted({fault.file for fault in FAULTS}))
+def test_the_source_with_the_probes_of_all_faults_is_python(file: str) -> None:
+    faults = [fault for fault in FAULTS if fault.file == file]
+    probed = with_probes(faults, (PACKAGE / file).read_text())
+    compile(probed, file, "exec")
+    for fault in faults:
+        assert probed.count(f"hits[{fault.name!r}] += 1") == 1
 
 
 SOURCE = '''\
@@ -39,27 +49,38 @@ def second(number: int) -> int:
 '''
 
 
-def planted(old: str, new: str) -> str:
-    return plant(Fault("one", "one.py", old, new, ""), SOURCE).source
+def hits_of(old: str, new: str, *numbers: int) -> int:
+    """How often the probe of a fault counts while the source without it is called."""
+    counters: dict[str, Any] = {}
+    exec(COUNTERS_SOURCE, counters)
+    probed = with_probes([Fault("one", "one.py", old, new, "")], SOURCE)
+    functions: dict[str, Any] = {
+        "__builtins__": {"__import__": lambda name: SimpleNamespace(**counters), "int": int}
+    }
+    exec(probed, functions)
+    for number in numbers:
+        functions["first"](number)
+        functions["second"](number)
+    return int(counters["hits"]["one"])
 
 
-def test_the_probe_counts_where_the_statement_is_that_is_changed() -> None:
-    assert f"        {PROBE}\n        return 2\n" in planted("        return 1\n", "        return 2\n")
-
-
-def test_the_probe_of_a_removed_line_counts_although_the_line_is_gone() -> None:
-    source = planted("    if number > 1:\n        return 1\n    elif", "    if")
-    assert f"    {PROBE}\n    if number > 0:\n" in source
-
-
-def test_the_probe_of_a_changed_elif_counts_before_the_whole_condition() -> None:
-    assert f"    {PROBE}\n    if number > 1:\n" in planted("number > 0", "number > 5")
-
-
-def test_the_probe_of_a_changed_signature_counts_in_the_body() -> None:
-    assert f"    {PROBE}\n    return number\n" in planted(
-        "def second(number: int)", "def second(number: int = 1)"
-    )
+@pytest.mark.parametrize(
+    ("old", "new", "hits"),
+    [
+        pytest.param("        return 1\n", "        return 2\n", 1, id="a changed statement, when it runs"),
+        pytest.param(
+            "if number > 1:\n        return 1", "if False:\n        return 1", 1, id="a check, where it finds"
+        ),
+        pytest.param("    elif number > 0:\n", "    elif False:\n", 1, id="a second check, where it finds"),
+        pytest.param("    if number > 1:\n", "    if True:\n", 2, id="a check, where it finds nothing"),
+        pytest.param("number > 0", "number > 5", 3, id="a changed condition, with all that it is part of"),
+        pytest.param(
+            "def second(number: int)", "def second(number: int = 1)", 3, id="a signature, with each call"
+        ),
+    ],
+)
+def test_a_probe_counts(old: str, new: str, hits: int) -> None:
+    assert hits_of(old, new, 0, 1, 2) == hits
 
 
 @pytest.mark.parametrize(
@@ -68,4 +89,4 @@ def test_the_probe_of_a_changed_signature_counts_in_the_body() -> None:
 )
 def test_a_fault_that_does_not_fit_is_refused(old: str, new: str) -> None:
     with pytest.raises(NotApplicable):
-        planted(old, new)
+        probe_of(Fault("one", "one.py", old, new, ""), SOURCE)

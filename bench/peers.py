@@ -52,6 +52,8 @@ def kafka_jars(version: str = KAFKA_VERSION) -> Path:
     given = os.environ.get("TIDEMILL_KAFKA_LIBS")
     if given:
         return Path(given)
+    if version.startswith("0.8."):
+        return maven_jars(BUILD / "kafka" / version, f"org.apache.kafka:kafka_2.11:{version}")
     return maven_jars(
         BUILD / "kafka" / version,
         f"org.apache.kafka:kafka_2.13:{version}",

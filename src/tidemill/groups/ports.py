@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, NamedTuple, Protocol
 
-from tidemill.groups.offsets import CommittedOffset
-
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 
 
@@ -51,21 +49,6 @@ class OffsetsTopic(Protocol):
 
     async def ensure(self) -> None:
         """Creates the topic where it is missing; returns once it is known to this broker."""
-        ...
-
-
-class ZooKeeperOffsets(Protocol):
-    """Offsets of OffsetCommit and OffsetFetch v0, in ``/consumers/[group]/offsets/[topic]/[partition]``.
-
-    Only a cluster on ZooKeeper has them; without, version 0 is kept like every other.
-    """
-
-    async def commit(self, group: str, topic: str, partition: int, offset: CommittedOffset) -> None:
-        """Writes one offset. Raises KafkaError."""
-        ...
-
-    async def fetch(self, group: str, topic: str, partition: int) -> CommittedOffset | None:
-        """Reads one offset; None where there is none. Raises KafkaError."""
         ...
 
 

@@ -36,7 +36,6 @@ from tidemill.groups.ports import (
     OffsetsLog,
     OffsetsTopic,
     Scheduler,
-    ZooKeeperOffsets,
 )
 from tidemill.groups.rebalance import GroupConfig
 from tidemill.groups.shard import Shard, ShardState, failed_commit
@@ -70,11 +69,9 @@ class GroupService:
         append_timeout_ms: int = 5_000,
         expire_interval_ms: int = 600_000,
         scheduler: Scheduler | None = None,
-        zookeeper_offsets: ZooKeeperOffsets | None = None,
     ) -> None:
         self.config = config
         self.topic = topic
-        self.zookeeper_offsets = zookeeper_offsets
         self.rebalances = 0
         """Assignments handed out since the start: for the metrics."""
         self.commits = 0

@@ -1,6 +1,6 @@
 """OffsetCommit: a group's positions are written to ``__consumer_offsets``.
 
-v0 keeps them in ZooKeeper where there is one, else here like all others. v10 names topics by id.
+v0 keeps them in the coordination store, whoever coordinates the group. v10 names topics by id.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidemill.groups.effects import CommitRequest, OffsetToCommit
-from tidemill.groups.offsets import CommittedOffset
-from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.types import ZERO_ID
+from tidemill.groups.stored_offsets import PartitionOffset, StoredOffsets
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.wire.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestTopic,
@@ -80,8 +80,8 @@ async def _commit(
     broker: Broker, context: RequestContext, request: OffsetCommitRequest, offsets: list[OffsetToCommit]
 ) -> tuple[ErrorCode, ...]:
     group_id = context.internal_name(request.group_id)
-    if context.api_version == 0 and broker.groups.zookeeper_offsets is not None:
-        return tuple([await _commit_to_zookeeper(broker, group_id, offset) for offset in offsets])
+    if context.api_version == 0:
+        return await _commit_to_store(broker, group_id, offsets)
     result = await broker.groups.commit(
         CommitRequest(
             group_id=group_id,
@@ -96,16 +96,15 @@ async def _commit(
     return result.errors
 
 
-async def _commit_to_zookeeper(broker: Broker, group_id: str, offset: OffsetToCommit) -> ErrorCode:
-    kept = broker.groups.zookeeper_offsets
-    metadata = offset.metadata or ""
-    if len(metadata) > broker.groups.config.offset_metadata_size_max:
-        return ErrorCode.OFFSET_METADATA_TOO_LARGE
-    if kept is None:
-        return ErrorCode.COORDINATOR_NOT_AVAILABLE
-    try:
-        value = CommittedOffset(offset.offset, metadata=metadata)
-        await kept.commit(group_id, offset.topic, offset.partition, value)
-    except KafkaError as problem:
-        return problem.code
-    return ErrorCode.NONE
+async def _commit_to_store(
+    broker: Broker, group_id: str, offsets: list[OffsetToCommit]
+) -> tuple[ErrorCode, ...]:
+    longest = broker.groups.config.offset_metadata_size_max
+    too_large = [len(offset.metadata or "") > longest for offset in offsets]
+    kept = [
+        PartitionOffset(TopicPartition(offset.topic, offset.partition), offset.offset)
+        for offset, refused in zip(offsets, too_large, strict=True)
+        if not refused
+    ]
+    errors = iter(await StoredOffsets(broker.store).commit(group_id, kept))
+    return tuple(ErrorCode.OFFSET_METADATA_TOO_LARGE if refused else next(errors) for refused in too_large)

@@ -1,7 +1,7 @@
 """OffsetFetch: what groups have committed; from v8 on of several groups, all topics when none is named.
 
-A partition without a commit has offset -1 and no error; only in v0, whose offsets are ZooKeeper's where there
-is one, it is unknown.
+A partition without a commit has offset -1 and no error; only in v0, whose offsets are in the coordination
+store, it is unknown.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from tidemill.groups.offsets import CommittedOffset
-from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.types import ZERO_ID
+from tidemill.groups.stored_offsets import NO_OFFSET, StoredOffset, StoredOffsets
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.wire.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
@@ -32,6 +33,7 @@ GROUP_ERROR_FROM: Final = 2
 BATCHED_FROM: Final = 8
 TOPIC_IDS_FROM: Final = 10
 NO_COMMIT: Final = CommittedOffset(-1)
+UNKNOWN: Final = StoredOffset(NO_OFFSET, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 Offsets = dict[str, dict[int, CommittedOffset]]
 
@@ -49,15 +51,15 @@ async def handle(broker: Broker, context: RequestContext, request: OffsetFetchRe
                 groups[group.group_id] = await _group(broker, context, group, request.require_stable)
         return OffsetFetchResponse(groups=list(groups.values()))
     group_id = context.internal_name(request.group_id)
-    if context.api_version == 0 and broker.groups.zookeeper_offsets is not None:
-        return OffsetFetchResponse(topics=await _from_zookeeper(broker, context, group_id, request.topics))
+    if context.api_version == 0:
+        return OffsetFetchResponse(topics=await _from_store(broker, context, group_id, request.topics or []))
     error, offsets = await broker.groups.fetch(group_id, request.require_stable)
     if error is not ErrorCode.NONE and context.api_version >= GROUP_ERROR_FROM:
         return OffsetFetchResponse(error_code=error)
     topics = []
     for name, partitions in _asked(context, request.topics, offsets):
         committed = offsets.get(context.internal_name(name), {})
-        answers = [_partition(context, index, committed.get(index, NO_COMMIT), error) for index in partitions]
+        answers = [_partition(index, committed.get(index, NO_COMMIT), error) for index in partitions]
         topics.append(OffsetFetchResponseTopic(name=name, partitions=answers))
     return OffsetFetchResponse(topics=topics)
 
@@ -74,11 +76,7 @@ def _asked(
             yield context.external_name(name), list(committed)
 
 
-def _partition(
-    context: RequestContext, index: int, offset: CommittedOffset, error: ErrorCode
-) -> OffsetFetchResponsePartition:
-    if context.api_version == 0 and error is ErrorCode.NONE and offset is NO_COMMIT:
-        error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+def _partition(index: int, offset: CommittedOffset, error: ErrorCode) -> OffsetFetchResponsePartition:
     return OffsetFetchResponsePartition(
         partition_index=index,
         committed_offset=offset.offset,
@@ -88,22 +86,23 @@ def _partition(
     )
 
 
-async def _from_zookeeper(
-    broker: Broker, context: RequestContext, group_id: str, topics: list[OffsetFetchRequestTopic] | None
+async def _from_store(
+    broker: Broker, context: RequestContext, group_id: str, topics: list[OffsetFetchRequestTopic]
 ) -> list[OffsetFetchResponseTopic]:
-    kept = broker.groups.zookeeper_offsets
+    asked: list[TopicPartition] = []
+    for topic in topics:
+        name = context.internal_name(topic.name)
+        image = broker.metadata.topic(name)
+        count = 0 if image is None else len(image.partitions)
+        asked += [TopicPartition(name, index) for index in topic.partition_indexes if 0 <= index < count]
+    kept = dict(zip(asked, await StoredOffsets(broker.store).fetch(group_id, asked), strict=True))
     answers = []
-    for topic in topics or []:
+    for topic in topics:
+        name = context.internal_name(topic.name)
         partitions = []
         for index in topic.partition_indexes:
-            offset, error = NO_COMMIT, ErrorCode.NONE
-            try:
-                if kept is not None:
-                    name = context.internal_name(topic.name)
-                    offset = await kept.fetch(group_id, name, index) or NO_COMMIT
-            except KafkaError as problem:
-                error = problem.code
-            partitions.append(_partition(context, index, offset, error))
+            offset, error = kept.get(TopicPartition(name, index), UNKNOWN)
+            partitions.append(_partition(index, CommittedOffset(offset), error))
         answers.append(OffsetFetchResponseTopic(name=topic.name, partitions=partitions))
     return answers
 

@@ -1,0 +1,77 @@
+"""The offsets of consumer groups below ``/consumers``, as Kafka from 0.8 to 3.9 keeps them.
+
+=========================== ===== ================
+path                        life  data
+=========================== ===== ================
+/consumers/G/offsets/T/P    stays a decimal number
+=========================== ===== ================
+
+OffsetCommit and OffsetFetch of version 0 mean these, and consumers of that time write and read them
+themselves. Metadata of a commit is not kept. Source: ``ConsumerOffset`` in ``kafka.zk.ZkData``,
+``ZKGroupTopicDirs`` of Kafka 0.8.2.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from tidemill.coordination.encoding import NodeFormatError
+from tidemill.coordination.nodes import CONSUMERS
+from tidemill.coordination.port import check_path
+from tidemill.model.types import TopicPartition
+
+OFFSETS = "offsets"
+_DECIMAL = re.compile(rb"[+-]?[0-9]{1,19}")
+_PARTITION = re.compile(r"0|[1-9][0-9]{0,9}")
+_OFFSET_MAX = 2**63 - 1
+
+
+class GroupPartition(NamedTuple):
+    """A group, and a partition of which it has an offset."""
+
+    group: str
+    partition: TopicPartition
+
+
+class ConsumerOffsetNode:
+    """/consumers/G/offsets/T/P: the next offset that the group reads."""
+
+    @staticmethod
+    def parent(group: str, topic: str) -> str:
+        """Where the offsets of one topic are."""
+        return f"{CONSUMERS}/{group}/{OFFSETS}/{topic}"
+
+    @classmethod
+    def path(cls, group: str, partition: TopicPartition) -> str:
+        """Where the offset of one partition is."""
+        return f"{cls.parent(group, partition.topic)}/{partition.partition}"
+
+    @staticmethod
+    def named(path: str) -> GroupPartition | None:
+        """What a path below /consumers is the offset of; None for a path of another kind."""
+        parts = path.split("/")
+        if len(parts) != 6 or parts[3] != OFFSETS or _PARTITION.fullmatch(parts[5]) is None:
+            return None
+        return GroupPartition(parts[2], TopicPartition(parts[4], int(parts[5])))
+
+    @staticmethod
+    def encode(offset: int) -> bytes:
+        """The data for this offset."""
+        return b"%d" % offset
+
+    @staticmethod
+    def decode(path: str, data: bytes) -> int:
+        """The offset. Raises NodeFormatError for data that Java's ``Long.parseLong`` refuses."""
+        if _DECIMAL.fullmatch(data) is None or not -_OFFSET_MAX - 1 <= int(data) <= _OFFSET_MAX:
+            raise NodeFormatError(path, data, "it is no offset")
+        return int(data)
+
+
+def is_group_name(name: str) -> bool:
+    """Whether nodes of a group of this name can be below /consumers, and are those of no other group."""
+    try:
+        check_path(f"{CONSUMERS}/{name}")
+    except ValueError:
+        return False
+    return "/" not in name

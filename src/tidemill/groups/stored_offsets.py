@@ -1,0 +1,137 @@
+"""The offsets that OffsetCommit and OffsetFetch of version 0 mean: nodes of the coordination store.
+
+Kafka 0.8.1 knew no others, and every Kafka on ZooKeeper since keeps those of version 0 there. Consumers of
+that time, and their tools, read and write the same nodes without a broker. They belong to no coordinator: any
+broker takes and tells them, checks no members and lets nothing expire.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tidemill.coordination.consumer_nodes import ConsumerOffsetNode, is_group_name
+from tidemill.coordination.encoding import NodeFormatError
+from tidemill.coordination.pieces import in_pieces
+from tidemill.coordination.port import (
+    Create,
+    NodeExists,
+    NoNode,
+    Operation,
+    OperationError,
+    SetData,
+    Store,
+    StoreError,
+    StoreUnavailable,
+    ensure_paths,
+    parent_of,
+)
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import TopicPartition
+
+log = logging.getLogger("tidemill.groups")
+
+NO_OFFSET = -1
+
+
+class StoredOffset(NamedTuple):
+    """What is stored for one partition: an offset, or why there is none."""
+
+    offset: int
+    error: ErrorCode = ErrorCode.NONE
+
+
+class PartitionOffset(NamedTuple):
+    """An offset to store."""
+
+    partition: TopicPartition
+    offset: int
+
+
+class StoredOffsets:
+    """Offsets of groups in a coordination store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def commit(self, group: str, offsets: Sequence[PartitionOffset]) -> list[ErrorCode]:
+        """Stores offsets of a group; the errors are in the same order. The last one of a partition holds."""
+        if not is_group_name(group):
+            return [ErrorCode.INVALID_GROUP_ID] * len(offsets)
+        changes: list[Operation] = [
+            SetData(ConsumerOffsetNode.path(group, one.partition), ConsumerOffsetNode.encode(one.offset))
+            for one in offsets
+        ]
+        errors: list[ErrorCode] = []
+        for piece in in_pieces(changes):
+            errors += await self._write([change for change in piece if isinstance(change, SetData)])
+        return errors
+
+    async def _write(self, changes: list[SetData]) -> list[ErrorCode]:
+        """Sets nodes in one transaction when all are there, as after a group's first commit."""
+        try:
+            try:
+                await self._store.transact(changes)
+            except NoNode:
+                await self._create(changes)
+        except OperationError:
+            return [await self._write_one(change) for change in changes]
+        except StoreError as problem:
+            return [_code(problem)] * len(changes)
+        return [ErrorCode.NONE] * len(changes)
+
+    async def _create(self, changes: list[SetData]) -> None:
+        """Sets or makes nodes in one transaction. Raises OperationError where another made one meanwhile."""
+        await ensure_paths(self._store, {parent_of(change.path) for change in changes})
+        found = await self._store.get_many([change.path for change in changes])
+        await self._store.transact(
+            [
+                Create(change.path, change.data) if node is None else change
+                for change, node in zip(changes, found, strict=True)
+            ]
+        )
+
+    async def _write_one(self, change: SetData) -> ErrorCode:
+        """Sets or makes one node, whoever else makes or deletes it: in vain only when that goes on."""
+        problem: StoreError | None = None
+        for _ in range(3):
+            try:
+                await self._create([change])
+            except (NodeExists, NoNode) as race:
+                problem = race
+            except StoreError as refused:
+                problem = refused
+                break
+            else:
+                return ErrorCode.NONE
+        log.warning("an offset could not be stored: %s", problem)
+        return _code(problem)
+
+    async def fetch(self, group: str, partitions: Sequence[TopicPartition]) -> list[StoredOffset]:
+        """The offsets of a group, in the same order; one that it does not have is unknown, as in Kafka."""
+        if not is_group_name(group):
+            return [StoredOffset(NO_OFFSET, ErrorCode.INVALID_GROUP_ID)] * len(partitions)
+        paths = [ConsumerOffsetNode.path(group, partition) for partition in partitions]
+        try:
+            nodes = await self._store.get_many(paths)
+        except StoreError as problem:
+            return [StoredOffset(NO_OFFSET, _code(problem))] * len(partitions)
+        return [
+            StoredOffset(NO_OFFSET, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            if node is None
+            else _stored(path, node.data)
+            for path, node in zip(paths, nodes, strict=True)
+        ]
+
+
+def _stored(path: str, data: bytes) -> StoredOffset:
+    try:
+        return StoredOffset(ConsumerOffsetNode.decode(path, data))
+    except NodeFormatError as problem:
+        log.error("%s", problem)
+        return StoredOffset(NO_OFFSET, ErrorCode.UNKNOWN_SERVER_ERROR)
+
+
+def _code(problem: StoreError | None) -> ErrorCode:
+    return problem.code if isinstance(problem, StoreUnavailable) else ErrorCode.UNKNOWN_SERVER_ERROR

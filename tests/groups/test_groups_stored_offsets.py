@@ -1,0 +1,182 @@
+"""Offsets of OffsetCommit v0 in the coordination store: Kafka 0.8.2's paths and data, in both engines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tidemill.coordination.consumer_nodes import ConsumerOffsetNode, GroupPartition
+from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.nodes import PERSISTENT_PATHS
+from tidemill.coordination.port import (
+    Create,
+    Delete,
+    NodeExists,
+    Operation,
+    Result,
+    SetData,
+    Store,
+    ensure_paths,
+    subtree,
+)
+from tidemill.coordination.zookeeper import ZooKeeperStore
+from tidemill.groups.stored_offsets import NO_OFFSET, PartitionOffset, StoredOffset, StoredOffsets
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import TopicPartition
+
+Story = Callable[[Store], Awaitable[None]]
+UNKNOWN = StoredOffset(NO_OFFSET, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+@pytest.fixture(params=["embedded", "zookeeper"])
+def tell(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Story], None]:
+    """Runs a story over a fresh store that a broker has begun with."""
+
+    async def run(story: Story) -> None:
+        if request.param == "zookeeper":
+            store: Store = await ZooKeeperStore.open(settings)
+        else:
+            store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
+        try:
+            await ensure_paths(store, PERSISTENT_PATHS)
+            await story(store)
+        finally:
+            await store.close()
+
+    settings = request.getfixturevalue("zookeeper")() if request.param == "zookeeper" else None
+    return lambda story: asyncio.run(run(story))
+
+
+def test_offsets_are_the_nodes_that_kafka_082_writes(tell: Callable[[Story], None]) -> None:
+    async def story(store: Store) -> None:
+        kept = StoredOffsets(store)
+        assert await kept.commit("g", [PartitionOffset(T0, 5), PartitionOffset(T1, 2**40)]) == [0, 0]
+        assert await subtree(store, "/consumers") == [
+            "/consumers",
+            "/consumers/g",
+            "/consumers/g/offsets",
+            "/consumers/g/offsets/t",
+            "/consumers/g/offsets/t/0",
+            "/consumers/g/offsets/t/1",
+        ]
+        nodes = await store.get_many(["/consumers/g/offsets/t/0", "/consumers/g/offsets/t/1"])
+        assert [(node.data, node.owner) for node in nodes if node] == [(b"5", 0), (b"1099511627776", 0)]
+        assert await kept.commit("g", [PartitionOffset(T0, 4)]) == [0]
+        found = await kept.fetch("g", [T1, T0, TopicPartition("other", 0)])
+        assert found == [StoredOffset(2**40), StoredOffset(4), UNKNOWN]
+        assert await kept.fetch("another", [T0]) == [UNKNOWN]
+
+    tell(story)
+
+
+def test_offsets_that_consumers_wrote_themselves_are_told(tell: Callable[[Story], None]) -> None:
+    async def story(store: Store) -> None:
+        await ensure_paths(store, ["/consumers/g/offsets/t", "/consumers/g/owners/t"])
+        written = {0: b"7", 1: b"-1", 2: b"", 3: b"seven", 4: b"9223372036854775808", 5: b" 7"}
+        await store.transact([Create(f"/consumers/g/offsets/t/{n}", data) for n, data in written.items()])
+        found = await StoredOffsets(store).fetch("g", [TopicPartition("t", n) for n in written])
+        broken = StoredOffset(NO_OFFSET, ErrorCode.UNKNOWN_SERVER_ERROR)
+        assert found == [StoredOffset(7), StoredOffset(-1), broken, broken, broken, broken]
+
+    tell(story)
+
+
+def test_many_offsets_are_stored_in_few_transactions_and_the_last_of_one_partition_holds(
+    tell: Callable[[Story], None],
+) -> None:
+    async def story(store: Store) -> None:
+        offsets = [PartitionOffset(TopicPartition("many", n), n) for n in range(2_500)]
+        twice = [*offsets[:10], PartitionOffset(TopicPartition("many", 3), 77)]
+        kept = StoredOffsets(store)
+        assert set(await kept.commit("g", offsets)) == {0}
+        transactions: list[Sequence[Operation]] = []
+        transact = store.transact
+
+        async def counted(operations: Sequence[Operation]) -> list[Result]:
+            transactions.append(operations)
+            return await transact(operations)
+
+        store.transact = counted  # type: ignore[method-assign]
+        assert set(await kept.commit("g", offsets)) == {0}
+        assert len(transactions) == 3
+        assert set(await kept.commit("fresh", twice)) == {0}
+        found = await kept.fetch("fresh", [TopicPartition("many", n) for n in (3, 9)])
+        assert found == [StoredOffset(77), StoredOffset(9)]
+
+    tell(story)
+
+
+def test_a_commit_holds_beside_a_consumer_that_makes_or_deletes_the_same_nodes(
+    tell: Callable[[Story], None],
+) -> None:
+    async def story(store: Store) -> None:
+        kept = StoredOffsets(store)
+        path = ConsumerOffsetNode.path("g", T0)
+        transact = store.transact
+        raced = []
+
+        async def beside(operations: Sequence[Operation]) -> list[Result]:
+            if operations == [Create(path, b"5")] and not raced:
+                raced.append("made")
+                await transact([Create(path, b"1")])
+            if operations == [SetData(path, b"6")] and len(raced) < 2:
+                raced.append("deleted")
+                await transact([Delete(path)])
+            return await transact(operations)
+
+        store.transact = beside  # type: ignore[method-assign]
+        assert await kept.commit("g", [PartitionOffset(T0, 5)]) == [0]
+        assert await kept.fetch("g", [T0]) == [StoredOffset(5)]
+        assert await kept.commit("g", [PartitionOffset(T0, 6)]) == [0]
+        assert await kept.fetch("g", [T0]) == [StoredOffset(6)]
+        assert raced == ["made", "deleted"]
+
+        async def in_vain(operations: Sequence[Operation]) -> list[Result]:
+            raise NodeExists(path)
+
+        store.transact = in_vain  # type: ignore[method-assign]
+        assert await kept.commit("g", [PartitionOffset(T0, 7)]) == [ErrorCode.UNKNOWN_SERVER_ERROR]
+
+    tell(story)
+
+
+@pytest.mark.parametrize("group", ["", ".", "..", "a/b", "/a", "a/", "a/offsets/t/0", "nul\0"])
+def test_group_names_that_are_no_node_are_refused(tell: Callable[[Story], None], group: str) -> None:
+    async def story(store: Store) -> None:
+        kept = StoredOffsets(store)
+        assert await kept.commit(group, [PartitionOffset(T0, 5)]) == [ErrorCode.INVALID_GROUP_ID]
+        assert await kept.fetch(group, [T0]) == [StoredOffset(NO_OFFSET, ErrorCode.INVALID_GROUP_ID)]
+        assert await store.children("/consumers") == []
+
+    tell(story)
+
+
+def test_a_store_that_is_gone_is_an_error_of_each_offset(tell: Callable[[Story], None]) -> None:
+    async def story(store: Store) -> None:
+        await store.close()
+        kept = StoredOffsets(store)
+        gone = ErrorCode.KAFKA_STORAGE_ERROR
+        assert await kept.commit("g", [PartitionOffset(T0, 5), PartitionOffset(T1, 5)]) == [gone, gone]
+        assert await kept.fetch("g", [T0]) == [StoredOffset(NO_OFFSET, gone)]
+
+    tell(story)
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("/consumers/g/offsets/t/0", GroupPartition("g", T0)),
+        ("/consumers/offsets/offsets/offsets/12", GroupPartition("offsets", TopicPartition("offsets", 12))),
+        ("/consumers/g/offsets/t", None),
+        ("/consumers/g/offsets/t/00", None),
+        ("/consumers/g/offsets/t/x", None),
+        ("/consumers/g/owners/t/0", None),
+        ("/consumers/g/offsets/t/0/1", None),
+    ],
+)
+def test_paths_of_offsets_are_told_from_others(path: str, named: GroupPartition | None) -> None:
+    assert ConsumerOffsetNode.named(path) == named

@@ -49,8 +49,8 @@ endif
 mutants: setup ## plants faults in the source and counts the seeds until simulated clusters find each: SEEDS=300, FAULTS=names
 	$(BIN)/python tests/mutants/mutant_run.py --seeds $(or $(SEEDS),300) --faults '$(FAULTS)' --page docs/mutants.md
 
-faults: setup ## kills, pauses, cuts off and fills up a cluster under load and checks what clients saw: FAULTS=200, SEED=, KINDS=, PARTITIONS=
-	$(BIN)/python tests/faults/fault_run.py --faults $(or $(FAULTS),200) $(if $(SEED),--seed $(SEED)) --kinds '$(KINDS)' $(if $(PARTITIONS),--partitions $(PARTITIONS))
+faults: setup ## kills, pauses, cuts off and fills up a cluster under load, cuts its power and empties its disks, and checks what clients saw: FAULTS=300, SEED=, KINDS=, PARTITIONS=, ANEW=1
+	$(BIN)/python tests/faults/fault_run.py --faults $(or $(FAULTS),300) $(if $(SEED),--seed $(SEED)) --kinds '$(KINDS)' $(if $(PARTITIONS),--partitions $(PARTITIONS)) $(if $(ANEW),--anew)
 
 spark: setup ## runs the tests of Spark with PySpark 4.0, 4.1 and 4.2, and with 4.3 (which make test has) against Apache Kafka; takes 25 minutes
 	$(BIN)/python tests/spark_matrix.py

@@ -1,6 +1,7 @@
 """Whether a history is one that a log can have, in the manner of Jepsen's Kafka workload.
 
-What the partitions hold at the end is the truth that all else is held against.
+What the partitions hold at the end is the truth that all else is held against. What may be lost says
+:mod:`fault_excuses`; each time that it does is counted.
 
 | anomaly | what it means |
 |---|---|
@@ -19,14 +20,17 @@ What the partitions hold at the end is the truth that all else is held against.
 | group-skip | no member of a group was given a record, though later ones were given |
 | unread | a reader has stopped before the end |
 | reset | a reader's offset was out of range |
+| undeleted | records are there that DeleteRecords was told to be gone |
+| overdeleted | records are gone that nobody asked to delete |
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 
+from fault_excuses import Excuses
 from fault_history import Event
 
 
@@ -37,26 +41,50 @@ class Anomaly(NamedTuple):
     text: str
 
 
-class Readers(NamedTuple):
-    """What is known of readers: which read everything to the end, and which belong to the group."""
+class Clients(NamedTuple):
+    """What is known of clients, by their names."""
 
+    idempotent: frozenset[str] = frozenset()
+    """Writers whose messages may be there only once."""
     to_end: frozenset[str] = frozenset()
+    """Readers that read everything to the end."""
     group: frozenset[str] = frozenset()
+    """Members of the group."""
+    patient: frozenset[str] = frozenset()
+    """Readers that begin anew when what they have read is gone."""
+
+
+class Ack(NamedTuple):
+    """A message that was acknowledged."""
+
+    place: int
+    offset: int
+    value: str
+    acks: int
+    at: float
+
+
+Polls = list[tuple[str, float, list[tuple[int, int, str]]]]
+"""Of a reader ``("poll", time, records)``, ``("place", time, partitions)`` in order."""
 
 
 class Checker:
     """Takes a history in, event by event."""
 
-    def __init__(self, idempotent: Iterable[str], readers: Readers | None = None) -> None:
-        """``idempotent``: the writers whose messages may be there only once."""
-        self._idempotent = frozenset(idempotent)
-        self._readers = readers or Readers()
-        self._sent: dict[int, set[str]] = defaultdict(set)
-        self._acked: list[tuple[int, int, str]] = []
+    def __init__(self, clients: Clients, loose: Container[int] = ()) -> None:
+        """``loose``: the partitions that may lose what was not synced."""
+        self._clients = clients
+        self._loose = loose
+        self._excuses = Excuses()
+        self._sent: dict[int, dict[str, float]] = defaultdict(dict)
+        """The messages of each partition, and when they were handed over."""
+        self._acked: list[Ack] = []
         self._refused: list[tuple[int, str, str]] = []
-        self._polls: dict[str, list[tuple[str, list[tuple[int, int, str]]]]] = defaultdict(list)
-        """Of each reader ``("poll", records)``, ``("place", partitions)`` in order."""
+        self._polls: dict[str, Polls] = defaultdict(list)
         self._final: dict[int, dict[int, str]] = {}
+        self._begins: dict[int, int] = {}
+        self._deleting: dict[int, int] = defaultdict(int)
+        self._deleted: dict[int, tuple[int, float]] = {}
         self._found: list[Anomaly] = []
         self.counts: Counter[str] = Counter()
         self._committed: dict[int, int] = {}
@@ -66,15 +94,18 @@ class Checker:
         """Reads a history."""
         for event in events:
             self.counts[event["op"]] += 1
-            take = getattr(self, f"_take_{event['op']}", None)
+            take = getattr(self, f"_take_{event['op']}", None) or getattr(
+                self._excuses, f"take_{event['op']}", None
+            )
             if take is not None:
                 take(event)
 
     def _take_send(self, event: Event) -> None:
-        self._sent[event["p"]].add(f"{event['by']} {event['n']}")
+        self._sent[event["p"]][f"{event['by']} {event['n']}"] = event["at"]
 
     def _take_ack(self, event: Event) -> None:
-        self._acked.append((event["p"], event["o"], f"{event['by']} {event['n']}"))
+        value = f"{event['by']} {event['n']}"
+        self._acked.append(Ack(event["p"], event["o"], value, event["acks"], event["at"]))
 
     def _take_fail(self, event: Event) -> None:
         if event["sure"]:
@@ -82,12 +113,12 @@ class Checker:
 
     def _take_poll(self, event: Event) -> None:
         self.counts["records"] += len(event["m"])
-        self._polls[event["by"]].append(("poll", [(p, o, v) for p, o, v in event["m"]]))
-        if event["by"] in self._readers.group:
+        self._polls[event["by"]].append(("poll", event["at"], [(p, o, v) for p, o, v in event["m"]]))
+        if event["by"] in self._clients.group:
             self._check_begin(event)
 
     def _take_place(self, event: Event) -> None:
-        self._polls[event["by"]].append(("place", [(p, -1, "") for p in event["p"]]))
+        self._polls[event["by"]].append(("place", event["at"], [(p, -1, "") for p in event["p"]]))
         for place in event["p"]:
             self._floors[event["by"], place] = self._committed.get(place, 0)
 
@@ -106,14 +137,25 @@ class Checker:
         self._committed[place] = max(self._committed.get(place, 0), offset)
 
     def _take_reset(self, event: Event) -> None:
-        self._note("reset", f"{event['by']}, partition {event['p']} at {event['at']}: {event['error']}")
+        if event["by"] not in self._clients.patient:
+            self._note("reset", f"{event['by']}, partition {event['p']} at {event['at']}: {event['error']}")
+
+    def _take_deleting(self, event: Event) -> None:
+        self._deleting[event["p"]] = max(self._deleting[event["p"]], event["o"])
+
+    def _take_deleted(self, event: Event) -> None:
+        self._deleted[event["p"]] = (event["o"], event["at"])
 
     def _take_final(self, event: Event) -> None:
-        self._final[event["p"]] = dict(event["m"])
+        place, begin = event["p"], event["s"]
+        self._final[place] = dict(event["m"])
+        self._begins[place] = begin
         offsets = [offset for offset, _ in event["m"]]
-        if offsets != list(range(len(offsets))):
-            missing = sorted(set(range(max(offsets) + 1)) - set(offsets))[:5]
-            self._note("hole", f"partition {event['p']} has {len(offsets)} records, missing are {missing}")
+        if offsets != list(range(begin, begin + len(offsets))):
+            missing = sorted(set(range(begin, max(offsets) + 1)) - set(offsets))[:5]
+            self._note(
+                "hole", f"partition {place} has {len(offsets)} records from {begin} on, missing are {missing}"
+            )
 
     def _note(self, kind: str, text: str) -> None:
         self._found.append(Anomaly(kind, text))
@@ -126,24 +168,92 @@ class Checker:
             self._note("unread", "the partitions were not read at the end")
             return self._found
         values = {place: Counter(held.values()) for place, held in self._final.items()}
-        for place, offset, value in self._acked:
-            self._check_acknowledged(place, offset, value, values[place])
+        self._check_acknowledgements(values)
         for place, value, error in self._refused:
             if values[place][value]:
                 self._note("refused-but-there", f"{value} in partition {place}: {error}")
         for place in self._final:
+            self._check_begin_of(place)
             self._check_order(place)
         for reader, steps in self._polls.items():
             self._check_reader(reader, steps)
         self._check_group()
         return self._found
 
-    def _check_acknowledged(self, place: int, offset: int, value: str, values: Counter[str]) -> None:
-        if not values[value]:
-            self._note("lost", f"{value} of partition {place}, acknowledged at {offset}")
-        elif offset >= 0 and self._final[place].get(offset) != value:
-            held = self._final[place].get(offset)
-            self._note("inconsistent-offset", f"{value} of partition {place} at {offset}: {held} is there")
+    def _check_begin_of(self, place: int) -> None:
+        """The partition begins where somebody asked it to, and where DeleteRecords was answered it would."""
+        begin = self._begins[place]
+        if begin > self._deleting[place]:
+            self._note(
+                "overdeleted", f"partition {place} begins at {begin}, asked was for {self._deleting[place]}"
+            )
+        deleted, at = self._deleted.get(place, (0, 0.0))
+        if begin >= deleted:
+            return
+        if self._excuses.is_lost_by_all(at):
+            # Where logs begin is written down now and then, also that of a log that is synced.
+            self.counts["deletions undone by power cuts of all"] += 1
+        else:
+            self._note("undeleted", f"partition {place} begins at {begin}, answered was {deleted}")
+
+    def _check_acknowledgements(self, values: Mapping[int, Counter[str]]) -> None:
+        kept = self._kept_from()
+        for one in self._acked:
+            begin = self._begins[one.place]
+            writer, number = one.value.split()
+            is_kept = int(number) >= kept[one.place, writer]
+            if one.offset < begin and (one.offset >= 0 or not is_kept):
+                self.counts["deleted messages"] += 1
+                continue
+            if not values[one.place][one.value]:
+                kind, held = "lost", "nothing"
+            elif one.offset >= 0 and self._final[one.place].get(one.offset) != one.value:
+                kind, held = "inconsistent-offset", str(self._final[one.place].get(one.offset))
+            else:
+                continue
+            if not self._is_excused(one):
+                self._note(
+                    kind,
+                    f"{one.value} of partition {one.place}, acknowledged at {one.offset} with "
+                    f"acks={one.acks} after {one.at} s: {held} is there",
+                )
+
+    def _kept_from(self) -> dict[tuple[int, str], float]:
+        """The first message of each partition and writer that is known to have been left by deletions."""
+        kept: dict[tuple[int, str], float] = defaultdict(lambda: float("inf"))
+        for place, begin in self._begins.items():
+            if not begin:
+                kept |= {(place, writer): 0 for writer in {one.value.split()[0] for one in self._acked}}
+        for one in self._acked:
+            if one.offset >= self._begins[one.place]:
+                writer, number = one.value.split()
+                kept[one.place, writer] = min(kept[one.place, writer], int(number))
+        return kept
+
+    def _is_excused(self, one: Ack) -> bool:
+        """Whether a message may be gone, or be elsewhere, although it was acknowledged."""
+        if one.acks != 1:
+            return self._is_lost_by_all(one.place, one.at)
+        # A later offset that all replicas had says that they had this one as well: the leader was the same.
+        later = (
+            other.at
+            for other in self._acked
+            if other.place == one.place
+            and other.acks != 1
+            and other.offset > one.offset
+            and other.at > one.at
+        )
+        sent = self._sent[one.place].get(one.value, one.at)
+        if self._excuses.has_new_leader(one.place, sent, min(later, default=float("inf"))):
+            self.counts["excused by a new leader"] += 1
+            return True
+        return self._is_lost_by_all(one.place, one.at)
+
+    def _is_lost_by_all(self, place: int, at: float) -> bool:
+        if place in self._loose and self._excuses.is_lost_by_all(at):
+            self.counts["excused by power cuts of all"] += 1
+            return True
+        return False
 
     def _check_order(self, place: int) -> None:
         last: dict[str, int] = {}
@@ -155,27 +265,27 @@ class Checker:
                 continue
             if value in seen:
                 self.counts["repeated"] += 1
-                if writer in self._idempotent:
+                if writer in self._clients.idempotent:
                     self._note("duplicate", f"{value} again at offset {offset} of partition {place}")
                 continue
             seen.add(value)
-            if int(number) < last.get(writer, -1) and writer in self._idempotent:
+            if int(number) < last.get(writer, -1) and writer in self._clients.idempotent:
                 self._note(
                     "reordered", f"{value} after {last[writer]} at offset {offset} of partition {place}"
                 )
             last[writer] = int(number)
 
-    def _check_reader(self, reader: str, steps: list[tuple[str, list[tuple[int, int, str]]]]) -> None:
+    def _check_reader(self, reader: str, steps: Polls) -> None:
         position: dict[int, int] = {}
-        for step, records in steps:
+        for step, at, records in steps:
             if step == "place":
                 for place, _, _ in records:
                     position.pop(place, None)
                 continue
             seen: set[int] = set()
             for place, offset, value in records:
-                self._check_record(reader, place, offset, value)
-                expected = position.get(place)
+                self._check_record(reader, at, place, offset, value)
+                expected = None if reader in self._clients.patient else position.get(place)
                 where = f"{reader}, partition {place}: {offset} after {(expected or 0) - 1}"
                 if expected is not None and offset < expected:
                     self._note("nonmonotonic-poll", where)
@@ -183,15 +293,15 @@ class Checker:
                     self._note("internal-skip" if place in seen else "external-skip", where)
                 position[place] = offset + 1
                 seen.add(place)
-        if reader in self._readers.to_end:
+        if reader in self._clients.to_end:
             for place, held in self._final.items():
-                if held and position.get(place, 0) <= max(held):
+                if held and place not in self._loose and position.get(place, 0) <= max(held):
                     where = f"partition {place} at {position.get(place, 0)}, it ends at {max(held)}"
                     self._note("unread", f"{reader} stopped in {where}")
 
-    def _check_record(self, reader: str, place: int, offset: int, value: str) -> None:
+    def _check_record(self, reader: str, at: float, place: int, offset: int, value: str) -> None:
         held = self._final[place].get(offset)
-        if held != value:
+        if held != value and offset >= self._begins[place] and not self._is_lost_by_all(place, at):
             self._note("vanished", f"{reader} read {value} at {offset} of partition {place}: {held} is there")
 
     def _holds_between(self, place: int, begin: int, end: int) -> bool:
@@ -199,15 +309,17 @@ class Checker:
         return any(offset in held for offset in range(begin, end))
 
     def _check_group(self) -> None:
-        if not self._readers.group:
+        if not self._clients.group:
             return
         given: dict[int, set[int]] = defaultdict(set)
-        for reader in self._readers.group:
-            for step, records in self._polls.get(reader, []):
+        for reader in self._clients.group:
+            for step, _, records in self._polls.get(reader, []):
                 if step == "poll":
                     for place, offset, _ in records:
                         given[place].add(offset)
         for place, held in self._final.items():
+            if place in self._loose:
+                continue
             missing = sorted(offset for offset in held if offset not in given[place])
             skipped = [offset for offset in missing if offset < max(given[place], default=0)]
             if skipped:
@@ -217,9 +329,9 @@ class Checker:
 
 
 def check(
-    events: Iterable[Event], idempotent: Iterable[str], readers: Readers | None = None
+    events: Iterable[Event], clients: Clients, loose: Container[int] = ()
 ) -> tuple[list[Anomaly], Counter[str]]:
     """The anomalies of a history, and how many events of each kind it has."""
-    checker = Checker(idempotent, readers)
+    checker = Checker(clients, loose)
     checker.take(events)
     return checker.anomalies(), checker.counts

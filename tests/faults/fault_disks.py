@@ -1,15 +1,22 @@
-"""Disks that can be full, or slow: a file system in memory, and one on a throttled loop device.
+"""Disks that can be full, slow or empty, or lose their power: file systems on loop devices, or in memory.
 
-Slow: the data directory is on ext4 on a loop device, which writes through (``sync``) as long as it is slow,
-and of which the broker's cgroup may write only so many bytes a second: the process itself makes such writes.
+Slow: the file system writes through (``sync``) as long as it is slow, and the broker's cgroup may write only
+so many bytes a second to the device: the process itself makes such writes.
+
+Without power: the kernel is told to shut the file system down without another byte (``EXT4_IOC_SHUTDOWN``, as
+the tests of Linux's file systems do), and it is mounted again. What was not synced is gone, as after a power
+cut; ext4 recovers from its journal.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
+import struct
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +24,11 @@ from fault_network import run
 
 DISK_BYTES = 256 * 1024 * 1024
 BLKIO = Path("/sys/fs/cgroup/blkio")
+MEMORY = Path("/dev/shm")
 FILLING = "filling"
+EXT4_IOC_SHUTDOWN = 0x8004587D
+WITHOUT_JOURNAL_FLUSH = struct.pack("I", 2)
+UNMOUNT_S = 20.0
 
 
 class Disk:
@@ -42,6 +53,36 @@ class Disk:
     def clear(self) -> None:
         """Gives the room back."""
         (self.path / FILLING).unlink(missing_ok=True)
+
+    def cut_power(self) -> None:
+        """What was not synced is gone. No process may use the disk. Only for one on a loop device."""
+        directory = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.ioctl(directory, EXT4_IOC_SHUTDOWN, WITHOUT_JOURNAL_FLUSH)
+        finally:
+            os.close(directory)
+        self._unmount()
+        run("mount", self._device, str(self.path))
+
+    def replace(self) -> None:
+        """Another disk, with nothing on it. No process may use the disk. Only for one on a loop device."""
+        self._unmount()
+        self._format()
+
+    def _format(self) -> None:
+        run("mkfs.ext4", "-q", "-F", "-m", "0", self._device)
+        run("mount", self._device, str(self.path))
+        (self.path / "lost+found").rmdir()
+
+    def _unmount(self) -> None:
+        """Returns when nobody has the file system mounted: ended processes keep it for a moment."""
+        run("umount", str(self.path))
+        in_use = Path("/sys/fs/ext4", Path(self._device).name)
+        deadline = time.monotonic() + UNMOUNT_S
+        while in_use.exists():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self.path} is still mounted by a process")
+            time.sleep(0.01)
 
     def slow_down(self, pid: int, bytes_per_s: int) -> None:
         """Lets a process write only so much. Only for a disk on a loop device."""
@@ -68,35 +109,41 @@ def no_small_disks() -> str:
     return "" if os.geteuid() == 0 else "mounting a file system needs root"
 
 
-def no_slow_disks() -> str:
-    """Why disks cannot be slowed down; empty when they can."""
+def no_devices() -> str:
+    """Why disks cannot be devices, which lose power; empty when they can."""
     if no_small_disks():
         return no_small_disks()
-    if not (BLKIO / "blkio.throttle.write_bps_device").exists():
-        return "there is no blkio cgroup that throttles devices"
-    missing = [name for name in ("losetup", "mkfs.ext4") if shutil.which(name) is None]
+    missing = [name for name in ("losetup", "mkfs.ext4", "unshare") if shutil.which(name) is None]
     return f"there is no {missing[0]}" if missing else ""
 
 
+def no_slow_disks() -> str:
+    """Why disks cannot be slowed down; empty when they can."""
+    if no_devices():
+        return no_devices()
+    if not (BLKIO / "blkio.throttle.write_bps_device").exists():
+        return "there is no blkio cgroup that throttles devices"
+    return ""
+
+
 @contextlib.contextmanager
-def disk(path: Path, *, may_be_slow: bool) -> Iterator[Disk]:
-    """A file system at ``path``, in memory unless it may be slow."""
+def disk(path: Path) -> Iterator[Disk]:
+    """A file system at ``path``: on a loop device where that can be, else in memory."""
     one = Disk(path)
     path.mkdir(parents=True)
-    image = path.with_suffix(".image")
+    # In memory syncs take no time.
+    image = (MEMORY if MEMORY.is_dir() else path.parent) / f"tidemill-{os.getpid()}-{path.parent.name}.image"
     try:
-        if may_be_slow:
+        if no_devices():
+            run("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tidemill", str(path))
+        else:
             with image.open("wb") as file:
                 file.truncate(DISK_BYTES)
-            run("mkfs.ext4", "-q", "-m", "0", str(image))
             found = subprocess.run(
                 ["losetup", "--find", "--show", str(image)], capture_output=True, text=True, check=True
             )
             one._device = found.stdout.strip()
-            run("mount", one._device, str(path))
-            (path / "lost+found").rmdir()
-        else:
-            run("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tidemill", str(path))
+            one._format()
         yield one
     finally:
         with contextlib.suppress(RuntimeError):

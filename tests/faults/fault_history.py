@@ -3,14 +3,21 @@
 | op | fields | meaning |
 |---|---|---|
 | send | by, p, n | a writer handed message ``n`` of partition ``p`` over |
-| ack | by, p, n, o | it was acknowledged at offset ``o`` (-1: the broker had it already) |
+| ack | by, p, n, o, acks | it was acknowledged at offset ``o`` (-1: the broker had it already) |
 | fail | by, p, n, error, sure | it failed; ``sure``: it cannot have been written |
 | poll | by, m | one poll of a reader brought the records ``[p, o, value]`` |
 | place | by, p | a reader starts at another place in these partitions, as its group or it itself chose |
 | commit | by, p, o | a group's offset was acknowledged |
 | reset | by, p, error | a reader was told that its offset is out of range |
-| final | p, m | all that the partition holds at the end: ``[o, value]`` |
-| fault, healed, settled | kind, detail | what was done to the cluster |
+| deleting | p, o | DeleteRecords was asked for: what is before ``o`` |
+| deleted | p, o | it was answered: the partition begins at ``o`` |
+| undecided | p, o, error | it was refused, or not answered |
+| state | p, leader, epoch, isr, since | the store has another state, which it got after ``since`` |
+| final | p, s, m | all that the partition holds at the end, from offset ``s`` on: ``[o, value]`` |
+| fault, healed, settled | kind, detail | what was done to the cluster; settled: all replicas are in sync |
+| loss | brokers, what | just now brokers lose what they had not synced (``power``), or all (``disk``) |
+
+``p`` numbers the partitions of all topics (:class:`Places`).
 
 All have ``at``, the seconds since the start. A value is ``<writer> <n>``.
 """
@@ -22,9 +29,22 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 Event = dict[str, Any]
+
+
+class Places(NamedTuple):
+    """The partitions of a topic, which are numbered from ``first`` on in the history."""
+
+    topic: str
+    partitions: int
+    first: int = 0
+
+    @property
+    def all(self) -> range:
+        """Their numbers in the history."""
+        return range(self.first, self.first + self.partitions)
 
 
 class History:
@@ -54,6 +74,8 @@ class History:
             self._file.write(json.dumps({"op": op, "at": round(at, 4), **fields}) + "\n")
             if op == "ack":
                 self.acknowledged += 1
+            # A leader alone acknowledges with acks=1.
+            if op == "ack" and fields["acks"] != 1:
                 place = fields["p"]
                 self._gaps[place] = max(self._gaps[place], at - self._last[place])
                 self._last[place] = self._acknowledged[place] = at
@@ -65,13 +87,13 @@ class History:
             self._last = [self.now] * len(self._last)
 
     def gap(self) -> float:
-        """The longest time that some partition went without an acknowledged write."""
+        """The longest time that some partition went without a write acknowledged with acks=all."""
         with self._lock:
             now = self.now
             return max(max(gap, now - last) for gap, last in zip(self._gaps, self._last, strict=True))
 
     def acknowledged_since(self, at: float) -> bool:
-        """Whether every partition was acknowledged something since then."""
+        """Whether every partition has acknowledged something with acks=all since then."""
         with self._lock:
             return min(self._acknowledged) > at
 

@@ -5,26 +5,41 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from random import Random
 
-from fault_disks import no_slow_disks, no_small_disks
+from fault_disks import no_devices, no_slow_disks, no_small_disks
 from fault_network import STORE, unavailable
-from fault_stage import SESSION_S, SLOW_DISK, PlacedBroker, Stage
+from fault_stage import SESSION_S, PlacedBroker, Stage
 
 from tidemill.testing.broker import BrokerFailed
 
 SLOW_BYTES_PER_S = 20_000
 START_S = 60.0
+SHRUNK_S = 30.0
 
 
 class Target:
     """A stage, and the random choices of what is done to it."""
 
-    def __init__(self, stage: Stage, random: Random, topic: str) -> None:
+    def __init__(
+        self, stage: Stage, random: Random, topic: str, note_loss: Callable[[Iterable[int], str], None]
+    ) -> None:
+        """``note_loss`` is called before brokers lose their disks or what they had not synced."""
         self.stage = stage
         self.random = random
         self.topic = topic
+        self._note_loss = note_loss
+
+    def cut_power(self, numbers: Iterable[int]) -> None:
+        """What brokers had not synced is gone."""
+        self._note_loss(numbers, "power")
+        self.stage.cut_power(numbers)
+
+    def replace_disk(self, number: int) -> None:
+        """All that a broker had is gone."""
+        self._note_loss([number], "disk")
+        self.stage.replace_disk(number)
 
     def leader(self) -> int:
         """The leader of some partition, or any broker when that is not known."""
@@ -35,6 +50,11 @@ class Target:
         """A broker that leads as little as possible."""
         leaders = self.stage.leaders(self.topic)
         return min(self.stage.brokers, key=lambda one: (leaders.count(one), self.random.random()))
+
+    def is_last(self, number: int) -> bool:
+        """Whether no other broker has an in-sync replica of the topic."""
+        states = self.stage.states([self.topic])
+        return bool(states) and all(state.isr == [number] for state in states.values())
 
     def controller(self) -> int:
         """The controller, or any broker when that is not known."""
@@ -227,7 +247,7 @@ def full_disk(choose: Callable[[Target], int]) -> Kind:
 
     def fault(target: Target) -> Fault:
         number = choose(target)
-        disk = target.stage.disks[number]
+        disk = target.stage.machines[number].disk
         disk.fill(target.random.choice([0, 4096, 65536]))
         try:
             yield f"broker {number}"
@@ -243,14 +263,79 @@ def full_disk(choose: Callable[[Target], int]) -> Kind:
 
 def slow_disk(target: Target) -> Fault:
     """A disk takes little of what is written to it."""
-    disk, broker = target.stage.disks[SLOW_DISK], target.stage.brokers[SLOW_DISK]
-    pid = broker.pid
+    number = target.broker()
+    disk, pid = target.stage.machines[number].disk, target.stage.brokers[number].pid
     disk.slow_down(pid, SLOW_BYTES_PER_S)
     try:
-        yield f"broker {SLOW_DISK}, {SLOW_BYTES_PER_S} bytes/s"
+        yield f"broker {number}, {SLOW_BYTES_PER_S} bytes/s"
         target.hold(2, SESSION_S * 3)
     finally:
         disk.speed_up(pid)
+
+
+Harm = Callable[[Target, int], None]
+
+
+def cut_power(target: Target, number: int) -> None:
+    """A broker's machine loses its power."""
+    target.cut_power([number])
+
+
+def replace_disk(target: Target, number: int) -> None:
+    """A broker's disk is replaced by an empty one."""
+    target.replace_disk(number)
+
+
+def harm(choose: Callable[[Target], int], do: Harm) -> Kind:
+    """A broker loses its power or its disk, and starts some time later."""
+
+    def fault(target: Target) -> Fault:
+        number = choose(target)
+        do(target, number)
+        yield f"broker {number}"
+        target.hold(0, SESSION_S * 1.5)
+        start(target.stage.brokers[number])
+
+    return fault
+
+
+def cut_power_of(count: int) -> Kind:
+    """Several brokers lose their power at once, and start in any order."""
+
+    def fault(target: Target) -> Fault:
+        numbers = target.random.sample(list(target.stage.brokers), count)
+        target.cut_power(numbers)
+        yield f"brokers {numbers}"
+        target.hold(0, SESSION_S)
+        start_later(target, target.random.sample(numbers, count))
+
+    return fault
+
+
+def start_later(target: Target, numbers: Iterable[int]) -> None:
+    """Starts brokers in this order, the later ones while the first lead already, or not yet."""
+    for number in numbers:
+        start(target.stage.brokers[number])
+        target.hold(0, SESSION_S)
+
+
+def harm_last(do: Harm) -> Kind:
+    """All brokers but one are killed. The last one in sync loses its power or its disk, and starts last."""
+
+    def fault(target: Target) -> Fault:
+        last = target.leader()
+        others = [number for number in target.stage.brokers if number != last]
+        for number in others:
+            target.stage.brokers[number].kill()
+        deadline = time.monotonic() + SHRUNK_S
+        while not target.is_last(last) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        target.hold(0, 1)
+        do(target, last)
+        yield f"broker {last}, the last of {target.topic}"
+        start_later(target, [*target.random.sample(others, len(others)), last])
+
+    return fault
 
 
 SIMPLE: dict[str, Kind] = {
@@ -286,7 +371,20 @@ DISKS: dict[str, Kind] = {
     "full-disk-follower": full_disk(Target.follower),
 }
 SLOW: dict[str, Kind] = {"slow-disk": slow_disk}
-ALL: dict[str, Kind] = {**SIMPLE, **NETWORK, **DISKS, **SLOW}
+LOSSES: dict[str, Kind] = {
+    "power-cut-leader": harm(Target.leader, cut_power),
+    "power-cut-follower": harm(Target.follower, cut_power),
+    "power-cut-two": cut_power_of(2),
+    "power-cut-all": cut_power_of(3),
+    "power-cut-last": harm_last(cut_power),
+    "empty-disk-leader": harm(Target.leader, replace_disk),
+    "empty-disk-follower": harm(Target.follower, replace_disk),
+    "empty-disk-controller": harm(Target.controller, replace_disk),
+    "empty-disk-last": harm_last(replace_disk),
+}
+ALL: dict[str, Kind] = {**SIMPLE, **NETWORK, **DISKS, **SLOW, **LOSSES}
+ALONE = ("rolling-restart", "power-cut-two", "power-cut-all", "power-cut-last", "empty-disk-last")
+"""Never with a second fault: they end, or wait for, several brokers."""
 TOGETHER = "two-at-once"
 
 
@@ -294,7 +392,12 @@ def possible() -> tuple[dict[str, Kind], list[str]]:
     """The faults that can be done on this machine, and why the others cannot."""
     found = dict(SIMPLE)
     reasons = []
-    for kinds, reason in ((NETWORK, unavailable()), (DISKS, no_small_disks()), (SLOW, no_slow_disks())):
+    for kinds, reason in (
+        (NETWORK, unavailable()),
+        (DISKS, no_small_disks()),
+        (SLOW, no_slow_disks()),
+        (LOSSES, no_devices()),
+    ):
         if reason:
             reasons.append(f"without {', '.join(kinds)}: {reason}")
         else:
@@ -305,9 +408,12 @@ def possible() -> tuple[dict[str, Kind], list[str]]:
 def together(target: Target, kinds: dict[str, Kind]) -> Fault:
     """Two faults of different kinds, the second while the first goes on.
 
-    Brokers that were ended start last: without ZooKeeper, or room on the disk, none would.
+    Brokers that were ended start last: without ZooKeeper, or room on the disk, none would. At most one of the
+    two destroys something: what two brokers lost may have been all that was in sync.
     """
-    names = target.random.sample([name for name in kinds if "rolling" not in name], 2)
+    names: list[str] = []
+    while len(names) < 2 or (names[0] in LOSSES and names[1] in LOSSES):
+        names = target.random.sample([name for name in kinds if name not in ALONE], 2)
     with contextlib.ExitStack() as starts, contextlib.ExitStack() as others:
         said = []
         for name in names:
@@ -320,7 +426,7 @@ def together(target: Target, kinds: dict[str, Kind]) -> Fault:
 
 def is_start(name: str) -> bool:
     """Whether a fault ends with the start of brokers."""
-    return name.startswith(("kill-", "restart-")) and name != "kill-zookeeper"
+    return name.startswith(("kill-", "restart-", "power-", "empty-")) and name != "kill-zookeeper"
 
 
 def _finish(fault: Fault) -> None:

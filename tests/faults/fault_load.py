@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from fault_checker import Readers
-from fault_history import History
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
+from confluent_kafka import TopicPartition as ClientPartition
+from fault_checker import Clients
+from fault_history import History, Places
+from fault_stage import Stage, States
 
-from tidemill.client import ClientError
+from tidemill.client import Admin, ClientError
 from tidemill.client import Consumer as OwnConsumer
 from tidemill.client import Producer as OwnProducer
-from tidemill.model.types import TopicPartition as Place
+from tidemill.model.types import TopicPartition
 
 PATIENCE_MS = 120_000
+BURSTS = (1, 4, 2, 9)
+"""How many messages a writer gives to each partition at a time: batches of several sizes come of them."""
 UNDERWAY_MAX = 40
 """Messages of one writer and partition that wait for their acknowledgement."""
 QUIET: dict[str, Any] = {
@@ -31,16 +38,19 @@ QUIET: dict[str, Any] = {
     "error_cb": lambda error: None,
 }
 RETRIED_S = 10
+DELETES_S = 0.7
+WATCHES_S = 0.2
 
 
 class Client(threading.Thread):
     """Something that goes on until it is told to end."""
 
-    def __init__(self, name: str, history: History, topic: str, partitions: int) -> None:
+    def __init__(self, name: str, history: History, places: Places) -> None:
         super().__init__(name=name, daemon=True)
         self.history = history
-        self.topic = topic
-        self.partitions = partitions
+        self.places = places
+        self.topic = places.topic
+        self.partitions = places.partitions
         self.ending = threading.Event()
         self.failure = ""
 
@@ -70,17 +80,16 @@ class Notes(logging.Handler):
 
 
 class Writer(Client):
-    """Writes to all partitions in turn; numbers count by partition."""
+    """Writes to all partitions in turn, some messages at a time; numbers count by partition."""
 
     idempotent = True
+    acks = -1
 
-    def __init__(
-        self, name: str, history: History, topic: str, partitions: int, bootstrap: str, pause_s: float
-    ) -> None:
-        super().__init__(name, history, topic, partitions)
+    def __init__(self, name: str, history: History, places: Places, bootstrap: str, pause_s: float) -> None:
+        super().__init__(name, history, places)
         self.pause_s = pause_s
-        self.written = [0] * partitions
-        self.done = [0] * partitions
+        self.written = [0] * self.partitions
+        self.done = [0] * self.partitions
         self.open(bootstrap)
 
     def open(self, bootstrap: str) -> None:
@@ -97,27 +106,37 @@ class Writer(Client):
 
     def work(self) -> None:
         """Writes, and at the end waits for what is under way."""
-        while not self.ending.is_set():
+        for size in itertools.cycle(BURSTS):
+            if self.ending.is_set():
+                break
             for place in range(self.partitions):
                 if self.written[place] - self.done[place] < UNDERWAY_MAX:
-                    number = self.written[place]
-                    self.written[place] += 1
-                    self.history.add("send", by=self.name, p=place, n=number)
-                    self.send(place, number, f"{self.name} {number}".encode())
-            self.attend(self.pause_s)
+                    for _ in range(size):
+                        self._write(place)
+            self.attend(self.pause_s * size)
         deadline = time.monotonic() + PATIENCE_MS / 1000 + 10
         while self.done != self.written and time.monotonic() < deadline:
             self.attend(0.05)
         if self.done != self.written:
             self.failure = f"{self.name} never heard of {sum(self.written) - sum(self.done)} messages"
 
+    def _write(self, place: int) -> None:
+        number = self.written[place]
+        self.written[place] += 1
+        self.history.add("send", by=self.name, p=self.places.first + place, n=number)
+        self.send(place, number, f"{self.name} {number}".encode())
+
     def told(self, place: int, number: int, offset: int, error: str, sure: bool = False) -> None:
         """A message was acknowledged, or failed."""
         self.done[place] += 1
         if error:
-            self.history.add("fail", by=self.name, p=place, n=number, error=error, sure=sure)
+            self.history.add(
+                "fail", by=self.name, p=self.places.first + place, n=number, error=error, sure=sure
+            )
         else:
-            self.history.add("ack", by=self.name, p=place, n=number, o=offset)
+            self.history.add(
+                "ack", by=self.name, p=self.places.first + place, n=number, o=offset, acks=self.acks
+            )
 
 
 class LibrdkafkaWriter(Writer):
@@ -126,6 +145,7 @@ class LibrdkafkaWriter(Writer):
     def __init__(self, *arguments: Any, config: dict[str, Any]) -> None:
         self._config = config
         self.idempotent = bool(config.get("enable.idempotence"))
+        self.acks = config.get("acks", -1)
         super().__init__(*arguments)
 
     def open(self, bootstrap: str) -> None:
@@ -204,9 +224,9 @@ class OwnWriter(Writer):
 class Polling(Client):
     """Reads, and notes what it is given and how far it has come. ``consumer`` makes what it reads with."""
 
-    def __init__(self, name: str, history: History, topic: str, partitions: int, bootstrap: str) -> None:
-        super().__init__(name, history, topic, partitions)
-        self.position = [0] * partitions
+    def __init__(self, name: str, history: History, places: Places, bootstrap: str) -> None:
+        super().__init__(name, history, places)
+        self.position = [0] * self.partitions
         self._consumer = self.consumer(bootstrap)
 
     def consumer(self, bootstrap: str) -> Any:
@@ -216,13 +236,17 @@ class Polling(Client):
     def note(self, records: list[list[Any]]) -> None:
         """What came of a poll: partition, offset and value of each."""
         if records:
-            self.history.add("poll", by=self.name, m=records)
+            first = self.places.first
+            told = [[first + place, offset, value] for place, offset, value in records]
+            self.history.add("poll", by=self.name, m=told)
         for place, offset, _ in records:
             self.position[place] = max(self.position[place], offset + 1)
 
 
 class Reader(Polling):
     """Reads all partitions from their beginnings; a thread of confluent-kafka."""
+
+    out_of_range = "error"
 
     def consumer(self, bootstrap: str) -> Consumer:
         """In no group."""
@@ -231,7 +255,7 @@ class Reader(Polling):
                 "bootstrap.servers": bootstrap,
                 "group.id": f"{self.topic}-alone",
                 "enable.auto.commit": False,
-                "auto.offset.reset": "error",
+                "auto.offset.reset": self.out_of_range,
                 "fetch.wait.max.ms": 100,
                 **QUIET,
             }
@@ -239,19 +263,30 @@ class Reader(Polling):
 
     def work(self) -> None:
         """Polls."""
-        self._consumer.assign([TopicPartition(self.topic, place, 0) for place in range(self.partitions)])
+        self._consumer.assign([ClientPartition(self.topic, place, 0) for place in range(self.partitions)])
         while not self.ending.is_set():
             messages = self._consumer.consume(200, 0.1)
             for message in messages:
                 error = message.error()
                 if error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET:
-                    self.history.add("reset", by=self.name, p=message.partition(), error=str(error))
+                    place = self.places.first + message.partition()
+                    self.history.add("reset", by=self.name, p=place, error=str(error))
             self.note(records_of(messages))
         self._consumer.close()
 
 
+class PatientReader(Reader):
+    """One that goes on where a partition begins, when what it has read before is gone."""
+
+    out_of_range = "earliest"
+
+
 class Member(Polling):
-    """A member of the group, which commits what it has noted."""
+    """A member of the group, which commits what it has noted. ``committed``: how far, of each partition."""
+
+    def __init__(self, name: str, history: History, places: Places, bootstrap: str) -> None:
+        super().__init__(name, history, places, bootstrap)
+        self.committed = [0] * self.partitions
 
     def consumer(self, bootstrap: str) -> Consumer:
         """In the group."""
@@ -278,19 +313,22 @@ class Member(Polling):
                 self._commit(records)
         self._consumer.close()
 
-    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self.history.add("place", by=self.name, p=[one.partition for one in partitions])
+    def _assigned(self, consumer: Consumer, partitions: list[ClientPartition]) -> None:
+        numbers = [self.places.first + one.partition for one in partitions]
+        self.history.add("place", by=self.name, p=numbers)
 
     def _commit(self, records: list[list[Any]]) -> None:
         ends = {place: offset + 1 for place, offset, _ in records}
-        wanted = [TopicPartition(self.topic, place, offset) for place, offset in ends.items()]
+        wanted = [ClientPartition(self.topic, place, offset) for place, offset in ends.items()]
         try:
             done = self._consumer.commit(offsets=wanted, asynchronous=False)
         except KafkaException:
             return  # Of the group's partitions another member has some by now, or its broker is gone.
         for one in done or []:
             if one.error is None:
-                self.history.add("commit", by=self.name, p=one.partition, o=one.offset)
+                self.committed[one.partition] = max(self.committed[one.partition], one.offset)
+                place = self.places.first + one.partition
+                self.history.add("commit", by=self.name, p=place, o=one.offset)
 
 
 def records_of(messages: list[Message]) -> list[list[Any]]:
@@ -316,7 +354,7 @@ class OwnReader(Polling):
         """Polls."""
         self._consumer.assign([(self.topic, place) for place in range(self.partitions)])
         for place in range(self.partitions):
-            self._consumer.seek(Place(self.topic, place), 0)
+            self._consumer.seek(TopicPartition(self.topic, place), 0)
         while not self.ending.is_set():
             try:
                 found = self._consumer.poll(0.2, max_records=200)
@@ -329,39 +367,130 @@ class OwnReader(Polling):
         self._consumer.close()
 
 
-class Load:
-    """All clients of a run."""
+class Deleter(Client):
+    """Deletes records that all have read, up to any offset: most often one inside a batch."""
 
     def __init__(
-        self, history: History, topic: str, partitions: int, bootstrap: str, pause_s: float = 0.05
+        self, name: str, history: History, places: Places, bootstrap: str, read_to: Callable[[int], int]
+    ) -> None:
+        """``read_to`` gives the offset up to which everybody has read a partition."""
+        super().__init__(name, history, places)
+        self._read_to = read_to
+        self._random = Random(name)
+        self._begins = [0] * self.partitions
+        self._admin = Admin(bootstrap, {"default.api.timeout.ms": 5000, "request.timeout.ms": 3000})
+
+    def work(self) -> None:
+        """Deletes a part of what is there."""
+        while not self.ending.wait(DELETES_S):
+            place = self._random.randrange(self.partitions)
+            begin, end = self._begins[place], self._read_to(place)
+            if end <= begin:
+                continue
+            offset = self._random.randint(begin + 1, end)
+            partition = TopicPartition(self.topic, place)
+            self.history.add("deleting", p=self.places.first + place, o=offset)
+            try:
+                found = self._admin.delete_records({partition: offset})
+            except ClientError as problem:
+                self.history.add("undecided", p=self.places.first + place, o=offset, error=str(problem))
+                continue
+            self._begins[place] = found[partition]
+            self.history.add("deleted", p=self.places.first + place, o=found[partition])
+        self._admin.close()
+
+
+class Watcher(Client):
+    """Notes each state that partitions get in the store, as far as it sees them."""
+
+    def __init__(self, history: History, places: Places, place: Stage) -> None:
+        super().__init__(f"watcher-{places.topic}", history, places)
+        self._stage = place
+
+    def work(self) -> None:
+        """Looks, again and again, also while the store does not answer."""
+        known: States = {}
+        since = self.history.now
+        while not self.ending.wait(WATCHES_S):
+            now = self.history.now
+            found = self._stage.states([self.topic])
+            for key, state in found.items():
+                if known.get(key) != state:
+                    self.history.add(
+                        "state",
+                        p=self.places.first + key.partition,
+                        leader=state.leader,
+                        epoch=state.leader_epoch,
+                        isr=state.isr,
+                        elr=state.elr,
+                        since=round(since, 4),
+                    )
+            if found:
+                known, since = found, now
+
+
+class Load:
+    """All clients of a run.
+
+    ``synced`` is a topic of which nothing committed is ever lost; ``loose`` one that may lose what was not
+    synced, where all its replicas lose their power.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        place: Stage,
+        synced: Places,
+        loose: Places | None = None,
+        pause_s: float = 0.05,
     ) -> None:
         self.history = history
-        self.topic = topic
-        self.partitions = partitions
-        common = (history, topic, partitions, bootstrap)
+        self.synced = synced
+        bootstrap = place.bootstrap
+        common = (history, synced, bootstrap)
         self.writers: list[Writer] = [
             LibrdkafkaWriter("idempotent", *common, pause_s, config={"enable.idempotence": True}),
-            LibrdkafkaWriter("plain", *common, pause_s, config={"acks": "all", "max.in.flight": 1}),
+            LibrdkafkaWriter("plain", *common, pause_s, config={"acks": -1, "max.in.flight": 1}),
+            LibrdkafkaWriter("one", *common, pause_s, config={"acks": 1}),
             OwnWriter("own", *common, pause_s),
         ]
         self.readers: list[Polling] = [Reader("reader", *common), OwnReader("own-reader", *common)]
         self.members = [Member("member-1", *common), Member("member-2", *common)]
+        self.others: list[Client] = [
+            Deleter("deleter", *common, self._read_to),
+            Watcher(history, synced, place),
+        ]
+        if loose is not None:
+            common = (history, loose, bootstrap)
+            self.writers += [
+                LibrdkafkaWriter("loose-all", *common, pause_s, config={"acks": -1}),
+                LibrdkafkaWriter("loose-one", *common, pause_s, config={"acks": 1}),
+            ]
+            reader = PatientReader("loose-reader", *common)
+            self.others += [
+                reader,
+                Deleter("loose-deleter", *common, lambda place: reader.position[place]),
+                Watcher(history, loose, place),
+            ]
+
+    def _read_to(self, place: int) -> int:
+        """How far all readers of a partition have come, and the group has committed."""
+        group = max(member.committed[place] for member in self.members)
+        return min(group, *(reader.position[place] for reader in self.readers))
 
     @property
     def clients(self) -> list[Client]:
         """All of them."""
-        return [*self.writers, *self.readers, *self.members]
+        return [*self.writers, *self.readers, *self.members, *self.others]
 
     @property
-    def idempotent(self) -> list[str]:
-        """Writers that write every message once."""
-        return [writer.name for writer in self.writers if writer.idempotent]
-
-    @property
-    def known_readers(self) -> Readers:
+    def known(self) -> Clients:
         """For the checker."""
-        return Readers(
-            frozenset(one.name for one in self.readers), frozenset(one.name for one in self.members)
+        return Clients(
+            idempotent=frozenset(one.name for one in self.writers if one.idempotent),
+            to_end=frozenset(one.name for one in self.readers),
+            group=frozenset(one.name for one in self.members),
+            patient=frozenset(one.name for one in self.others if isinstance(one, PatientReader)),
         )
 
     @property
@@ -380,51 +509,61 @@ class Load:
         return [one.failure for one in self.clients if one.failure]
 
     def end_writers(self) -> None:
-        """Ends the writers, once they have heard of all that they wrote."""
-        for writer in self.writers:
-            writer.ending.set()
-        for writer in self.writers:
-            writer.join(PATIENCE_MS / 1000 + 20)
+        """Ends the writers, once they have heard of all that they wrote; nothing is deleted any more."""
+        ending = [*self.writers, *(one for one in self.others if isinstance(one, Deleter))]
+        for one in ending:
+            one.ending.set()
+        for one in ending:
+            one.join(PATIENCE_MS / 1000 + 20)
 
-    def end_readers(self, ends: list[int], patience_s: float = 40.0) -> None:
-        """Ends the readers, once they and the group have read up to there, or after that time."""
+    def end_readers(self, held: list[range], patience_s: float = 40.0) -> None:
+        """Ends the readers, once they and the group have read all of that, or after that time."""
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             group = [max(found) for found in zip(*(one.position for one in self.members), strict=True)]
             positions = [group, *(one.position for one in self.readers)]
-            if all(place >= end for found in positions for place, end in zip(found, ends, strict=True)):
+            if all(place >= one.stop for found in positions for place, one in zip(found, held, strict=True)):
                 break
             time.sleep(0.05)
-        for one in (*self.readers, *self.members):
+        readers = (*self.readers, *self.members, *self.others)
+        for one in readers:
             one.ending.set()
-        for one in (*self.readers, *self.members):
+        for one in readers:
             one.join(20)
 
 
-def read_all(bootstrap: str, topic: str, partitions: int, history: History) -> list[int]:
-    """Notes all that the partitions hold; where they end."""
+def read_all(bootstrap: str, places: Places, history: History) -> list[range]:
+    """Notes all that the partitions hold; their offsets."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
             "group.id": "all",
+            "enable.auto.commit": False,
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
             **QUIET,
         }
     )
-    consumer.assign([TopicPartition(topic, place, 0) for place in range(partitions)])
-    held: dict[int, list[list[Any]]] = {place: [] for place in range(partitions)}
+    parts = [TopicPartition(places.topic, place) for place in range(places.partitions)]
+    with Admin(bootstrap) as admin:
+        found = admin.list_offsets(dict.fromkeys(parts, "earliest"))
+    begins = [found[part].offset for part in parts]
+    consumer.assign([ClientPartition(*part, begin) for part, begin in zip(parts, begins, strict=True)])
+    held: dict[int, list[list[Any]]] = {place: [] for place in range(places.partitions)}
     ended: set[int] = set()
     deadline = time.monotonic() + 60
-    while len(ended) < partitions and time.monotonic() < deadline:
+    while len(ended) < places.partitions and time.monotonic() < deadline:
         for message in consumer.consume(1000, 0.2):
             if message.error() is None:
                 held[message.partition()].append([message.offset(), (message.value() or b"").decode()])
             elif message.error().code() == KafkaError._PARTITION_EOF:
                 ended.add(message.partition())
     consumer.close()
-    if len(ended) < partitions:
+    if len(ended) < places.partitions:
         raise RuntimeError(f"only partitions {sorted(ended)} could be read to their end")
     for place, records in held.items():
-        history.add("final", p=place, m=records)
-    return [max((offset for offset, _ in records), default=-1) + 1 for records in held.values()]
+        history.add("final", p=places.first + place, s=begins[place], m=records)
+    return [
+        range(begins[place], max((offset for offset, _ in records), default=begins[place] - 1) + 1)
+        for place, records in held.items()
+    ]

@@ -2,8 +2,10 @@
 
     make faults FAULTS=100 SEED=1 KINDS=kill-leader,cut-pair
 
-It does what the machine allows (only root may cut networks and fill disks), and says what it leaves out.
-A run keeps its files in a directory that it names when something was wrong, and removes it otherwise.
+It does what the machine allows (only root may cut networks, fill disks and cut their power), and says what
+it leaves out. The faults are done in runs, each on a cluster of its own. A run that found nothing wrong is
+not done again for the same source: what was broken off goes on where it stopped. A run keeps its files in a
+directory that it names when something was wrong, and removes it otherwise.
 """
 
 from __future__ import annotations
@@ -12,27 +14,41 @@ import argparse
 import shutil
 import signal
 import statistics
+import struct
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fault_checker import check
-from fault_history import History, read
+from fault_history import History, Places, read
 from fault_kinds import TOGETHER, Kind, Target, possible, together
 from fault_load import Load, read_all
+from fault_results import Results, source_digest
 from fault_stage import BROKERS, Stage, stage
 
 TOPIC = "faults"
+LOOSE = "faults-loose"
+"""The topic that is not synced with each message."""
 PARTITIONS = 4
+LOOSE_PARTITIONS = 2
 PAUSE_S = 0.0125
-"""Of each writer, by partition: the number of messages does not grow with the partitions."""
+"""Of each writer, by partition and message: the number of messages does not grow with the partitions."""
 SETTLE_S = 90.0
 OFFSETS = "__consumer_offsets"
+NEVER = str(2**63 - 1)
+LOG_OVERHEAD, LAST_OFFSET_DELTA = 12, 23
+"""Of a batch: the bytes before its length counts, and where the last record's offset is."""
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "build" / "faults"
+SOURCES = ("src/tidemill", "tests/faults")
+WRONG_SHOWN = 20
+RUN_FAULTS = 20
+"""Faults of one run."""
 
 
 class Done(NamedTuple):
@@ -62,35 +78,45 @@ class Run:
     ) -> None:
         self.stage = place
         self.base = base
-        self.partitions = partitions
-        self.target = Target(place, random, TOPIC)
-        self.history = History(base / "history.jsonl", partitions)
+        self.synced = Places(TOPIC, partitions)
+        self.loose = Places(LOOSE, LOOSE_PARTITIONS, partitions)
+        self.target = Target(place, random, TOPIC, self._note_loss)
+        self.history = History(base / "history.jsonl", partitions + LOOSE_PARTITIONS)
         self.done: list[Done] = []
         self.wrong: list[str] = []
+        self.is_settled = False
+        """Whether all was in sync after the last fault."""
         self._say = say
 
     def begin(self) -> None:
-        """Makes the topic, and lets the clients start."""
+        """Makes the topics, and lets the clients start."""
         with self.stage.admin() as admin:
-            admin.create_topic(TOPIC, self.partitions, BROKERS)
-        pause_s = PAUSE_S * self.partitions
-        self.load = Load(self.history, TOPIC, self.partitions, self.stage.bootstrap, pause_s)
+            admin.create_topic(TOPIC, self.synced.partitions, BROKERS)
+            admin.create_topic(LOOSE, LOOSE_PARTITIONS, BROKERS, configs={"flush.messages": NEVER})
+        pause_s = PAUSE_S * self.synced.partitions
+        self.load = Load(self.history, self.stage, self.synced, self.loose, pause_s)
         self.load.start()
         self._settle("the start")
+        self.history.add("settled", kind="the start")
+
+    def _note_loss(self, numbers: Iterable[int], what: str) -> None:
+        self.history.add("loss", brokers=list(numbers), what=what)
 
     def _settle(self, after: str) -> bool:
         began = self.history.now
-        left = self.stage.settle([TOPIC, OFFSETS], SETTLE_S)
+        left = self.stage.settle([TOPIC, LOOSE, OFFSETS], SETTLE_S)
         while not left and not self.history.acknowledged_since(began):
             if self.history.now > began + SETTLE_S:
                 left = "a partition acknowledges nothing"
             time.sleep(0.02)
         if left:
             self.wrong.append(f"not settled {SETTLE_S:g} s after {after}: {left}")
-        return not left
+        self.is_settled = not left
+        return self.is_settled
 
     def do(self, name: str, kind: Kind) -> bool:
         """Does one fault. False when the cluster does not come back."""
+        self.is_settled = False
         self.history.begin_gap()
         fault = kind(self.target)
         detail = next(fault)
@@ -116,20 +142,24 @@ class Run:
 
     def end(self) -> Verdict:
         """Ends the clients, reads everything, and checks it."""
-        if not self.wrong:
+        held: dict[Places, list[range]] = {}
+        if self.is_settled:
             self.load.end_writers()
-            ends = read_all(self.stage.bootstrap, TOPIC, self.partitions, self.history)
-            self.load.end_readers(ends)
-            self.wrong += self.load.failures()
+            held = {
+                one: read_all(self.stage.bootstrap, one, self.history) for one in (self.synced, self.loose)
+            }
+            self.load.end_readers(held[self.synced])
+            self.wrong += [text for text in self.load.failures() if text not in self.wrong]
         self.history.close()
         for number, broker in self.stage.brokers.items():
             if broker.running and broker.stop() != 0:
                 self.wrong.append(f"broker {number} did not stop in order")
         self.wrong += self.stage.complaints()
         counts: dict[str, int] = {}
-        if not self.wrong:
-            self.wrong += differing_replicas(self.stage, self.partitions)
-            found, counted = check(read(self.history.path), self.load.idempotent, self.load.known_readers)
+        if held:
+            for places, ranges in held.items():
+                self.wrong += differing_replicas(self.stage, places, ranges)
+            found, counted = check(read(self.history.path), self.load.known, self.loose.all)
             self.wrong += [f"{one.kind}: {one.text}" for one in found]
             counts = {**counted, "epoch changes": self.load.epoch_changes}
         if self.wrong:
@@ -139,18 +169,31 @@ class Run:
         return Verdict(self.done, self.wrong, counts)
 
 
-def differing_replicas(place: Stage, partitions: int) -> list[str]:
+def differing_replicas(place: Stage, places: Places, held: list[range]) -> list[str]:
     """Partitions whose replicas do not hold the same bytes; all brokers have stopped in order."""
     wrong = []
-    for partition in range(partitions):
-        held = {}
+    for partition, offsets in enumerate(held):
+        found = {}
         for number, broker in place.brokers.items():
-            segments = sorted(Path(broker.data_dir, f"{TOPIC}-{partition}").glob("*.log"))
-            held[number] = b"".join(segment.read_bytes() for segment in segments)
-        if len(set(held.values())) != 1:
-            sizes = {number: len(data) for number, data in held.items()}
-            wrong.append(f"the replicas of {TOPIC}-{partition} differ; bytes by broker: {sizes}")
+            segments = sorted(Path(broker.data_dir, f"{places.topic}-{partition}").glob("*.log"))
+            data = b"".join(segment.read_bytes() for segment in segments)
+            found[number] = data[first_batch(data, offsets.start) :]
+        if len(set(found.values())) != 1:
+            sizes = {number: len(data) for number, data in found.items()}
+            wrong.append(f"the replicas of {places.topic}-{partition} differ; bytes by broker: {sizes}")
     return wrong
+
+
+def first_batch(data: bytes, offset: int) -> int:
+    """Where the batch begins that holds an offset: batches before it may be deleted, or not yet."""
+    position = 0
+    while position < len(data):
+        base, size = struct.unpack_from(">qi", data, position)
+        (last,) = struct.unpack_from(">i", data, position + LAST_OFFSET_DELTA)
+        if base + last >= offset:
+            break
+        position += LOG_OVERHEAD + size
+    return position
 
 
 def do_faults(
@@ -169,7 +212,7 @@ def do_faults(
     chosen = {name: kind for name, kind in known.items() if not kinds or name in kinds}
     if not kinds or TOGETHER in kinds:
         chosen[TOGETHER] = lambda target: together(target, known)
-    with stage(base, isolated=True) as place:
+    with stage(base, isolated=True, log__flush__interval__messages="1") as place:
         run = Run(place, base, random, partitions, say)
         names: list[str] = []
         try:
@@ -205,36 +248,80 @@ def report(verdict: Verdict) -> str:
         f"failed, {counts.get('repeated', 0)} repeated by writers that are not idempotent, "
         f"{counts.get('records', 0)} records polled, {counts.get('epoch changes', 0)} changes of epochs"
     )
-    lines += [f"WRONG: {text}" for text in verdict.wrong]
+    lines.append(
+        f"{counts.get('deleted', 0)} deletions of records; lost and excused: "
+        f"{counts.get('excused by a new leader', 0)} messages with acks=1 by a new leader, "
+        f"{counts.get('excused by power cuts of all', 0)} by power cuts of all that had them, "
+        f"{counts.get('deletions undone by power cuts of all', 0)} deletions undone likewise"
+    )
+    lines += [f"WRONG: {text}" for text in verdict.wrong[:WRONG_SHOWN]]
+    if len(verdict.wrong) > WRONG_SHOWN:
+        kinds_of_wrong = Counter(text.partition(":")[0] for text in verdict.wrong)
+        lines.append(f"WRONG: {len(verdict.wrong)} in all: {dict(kinds_of_wrong)}")
     return "\n".join(lines)
 
 
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--seed", type=int, help="of the first run; the others have those that follow")
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--kinds", default="", help="names of faults, with commas between them")
     parser.add_argument("--partitions", type=int, default=PARTITIONS)
     parser.add_argument("--keep", action="store_true", help="keep the files in any case")
+    parser.add_argument("--anew", action="store_true", help="do also what was done for this source")
     chosen = parser.parse_args()
-    base = Path(tempfile.mkdtemp(prefix="tidemill-faults-"))
-    print(f"seed {chosen.seed}, {chosen.faults} faults, files in {base}", flush=True)
     kinds = [name for name in chosen.kinds.split(",") if name]
-    verdict = do_faults(
-        base,
-        chosen.seed,
-        chosen.faults,
-        kinds,
-        lambda text: print(text, flush=True),
-        chosen.partitions,
-    )
-    print(report(verdict))
-    if verdict.wrong or chosen.keep:
-        print(f"the files are in {base}; again with --seed {chosen.seed}")
+    results = Results(RESULTS / f"{source_digest(ROOT, SOURCES)}.jsonl", anew=chosen.anew)
+    first = chosen.seed if chosen.seed is not None else results.first_seed
+    verdicts = []
+    for seed, faults in enumerate(pieces(chosen.faults), first):
+        key = {"seed": seed, "faults": faults, "kinds": kinds, "partitions": chosen.partitions}
+        verdict = verdict_of(results.find(key))
+        if verdict is None:
+            verdict = one_run(seed, faults, kinds, chosen.partitions, keep=chosen.keep)
+            if not verdict.wrong:
+                results.add(key, verdict._asdict())
+        else:
+            print(f"seed {seed}, {faults} faults: done before, for the same source", flush=True)
+        verdicts.append(verdict)
+        if verdict.wrong:
+            break
+    print(report(summed(verdicts)))
+    return 1 if verdicts[-1].wrong else 0
+
+
+def pieces(faults: int) -> list[int]:
+    """The faults of each run."""
+    return [min(RUN_FAULTS, faults - done) for done in range(0, faults, RUN_FAULTS)]
+
+
+def verdict_of(known: dict[str, Any] | None) -> Verdict | None:
+    """What a run came to that was done before."""
+    if known is None:
+        return None
+    return Verdict([Done(*one) for one in known["done"]], known["wrong"], known["counts"])
+
+
+def summed(verdicts: Iterable[Verdict]) -> Verdict:
+    """What all runs came to."""
+    counts: Counter[str] = Counter()
+    for one in verdicts:
+        counts.update(one.counts)
+    done = [fault for one in verdicts for fault in one.done]
+    return Verdict(done, [text for one in verdicts for text in one.wrong], dict(counts))
+
+
+def one_run(seed: int, faults: int, kinds: Sequence[str], partitions: int, *, keep: bool) -> Verdict:
+    """A run in a directory of its own, which stays when something is wrong."""
+    base = Path(tempfile.mkdtemp(prefix="tidemill-faults-"))
+    print(f"seed {seed}, {faults} faults, files in {base}", flush=True)
+    verdict = do_faults(base, seed, faults, kinds, lambda text: print(text, flush=True), partitions)
+    if verdict.wrong or keep:
+        print(f"the files are in {base}; again with --seed {seed} --faults {faults}", flush=True)
     else:
         shutil.rmtree(base)
-    return 1 if verdict.wrong else 0
+    return verdict
 
 
 if __name__ == "__main__":

@@ -5,32 +5,48 @@ Where that is possible every broker has a network and a disk of its own.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from fault_disks import Disk, disk, no_slow_disks, no_small_disks
+from fault_disks import Disk, disk, no_devices, no_small_disks
 from fault_network import CLIENTS, STORE, Network, network, unavailable
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError
 
 from tidemill.client import Admin, ClientError
-from tidemill.coordination.nodes import ControllerNode
+from tidemill.coordination.nodes import ControllerNode, PartitionState, PartitionStateNode
+from tidemill.log.files import BOOT_ID_PATH
+from tidemill.model.types import TopicPartition
 from tidemill.testing import Broker
 from tidemill.testing.zookeeper import ZooKeeper
 
 BROKERS = 3
-SLOW_DISK = 3
-"""The broker whose disk can be slow."""
 SESSION_S = 3.0
 CHROOT = "/faults"
+QUIET = logging.Logger("kazoo", logging.CRITICAL)
+"""A store that is away is no news here."""
+
+
+ON_ITS_MACHINE = f"""
+boot_id=$0 own=$1; shift
+mount --bind "$boot_id" {BOOT_ID_PATH} || exit
+while read -r device point rest; do
+    case "$device" in /dev/loop*|tidemill) [ "$point" = "$own" ] || umount --lazy "$point" ;; esac
+done </proc/self/mounts
+exec "$@"
+"""
+"""Runs a command that takes the boot id from a file, and has no disk but its own: a disk that is used nowhere
+can be ended."""
 
 
 class PlacedBroker(Broker):
@@ -53,6 +69,30 @@ class PlacedBroker(Broker):
             os.kill(self.pid, number)
 
 
+States = dict[TopicPartition, PartitionState]
+
+
+def read_states(client: KazooClient, topics: Iterable[str]) -> States:
+    """The states of the partitions of topics."""
+    found = {}
+    for topic in topics:
+        for name in client.get_children(PartitionStateNode.parents(topic)):
+            data, _ = client.get(PartitionStateNode.path(topic, int(name)))
+            found[TopicPartition(topic, int(name))] = PartitionStateNode.decode(topic, int(name), data)
+    return found
+
+
+class Machine(NamedTuple):
+    """The disk of a broker, and the file with the boot id that its processes see."""
+
+    disk: Disk
+    boot_path: Path
+
+    def boot(self) -> None:
+        """Processes that start from now on see another boot id."""
+        self.boot_path.write_text(str(uuid.uuid4()))
+
+
 class Stage:
     """``brokers[1]`` and so on, and what can be done to them."""
 
@@ -61,12 +101,12 @@ class Stage:
         zookeeper: ZooKeeper,
         brokers: dict[int, PlacedBroker],
         net: Network | None,
-        disks: dict[int, Disk],
+        machines: dict[int, Machine],
     ) -> None:
         self.zookeeper = zookeeper
         self.brokers = brokers
         self.network = net
-        self.disks = disks
+        self.machines = machines
         self.store_address = f"{net.address(CLIENTS) if net else '127.0.0.1'}:{zookeeper.port}"
 
     @property
@@ -84,7 +124,7 @@ class Stage:
 
     def asked(self, question: Callable[[KazooClient], Any]) -> Any:
         """What the store answers; None when it does not answer."""
-        client = KazooClient(f"{self.store_address}{CHROOT}", timeout=5)
+        client = KazooClient(f"{self.store_address}{CHROOT}", timeout=5, logger=QUIET)
         try:
             client.start(timeout=10)
             return question(client)
@@ -99,6 +139,19 @@ class Stage:
         found = self.asked(lambda client: client.get("/controller")[0])
         return ControllerNode.decode(found) if found else 0
 
+    def cut_power(self, numbers: Iterable[int]) -> None:
+        """Ends brokers where they are; what they had not synced is gone."""
+        for number in numbers:
+            self.brokers[number].kill()
+        for number in numbers:
+            self.machines[number].disk.cut_power()
+            self.machines[number].boot()
+
+    def replace_disk(self, number: int) -> None:
+        """Ends a broker, and gives it an empty disk."""
+        self.brokers[number].kill()
+        self.machines[number].disk.replace()
+
     def leaders(self, topic: str) -> list[int]:
         """Who leads each partition; empty when nobody knows."""
         try:
@@ -106,6 +159,10 @@ class Stage:
                 return [one.leader for one in admin.describe_topic(topic).partitions]
         except ClientError:
             return []
+
+    def states(self, topics: Iterable[str]) -> States:
+        """The states of the partitions in the store; empty when it does not answer."""
+        return self.asked(lambda client: read_states(client, topics)) or {}
 
     def expire_session(self, number: int) -> bool:
         """Ends a broker's session behind its back. False: it has none."""
@@ -206,19 +263,23 @@ def stage(base: Path, *, isolated: bool, session_s: float = SESSION_S, **setting
         zookeeper = stack.enter_context(OpenZooKeeper())
         store = f"{net.address(STORE) if net else '127.0.0.1'}:{zookeeper.port}{CHROOT}"
         brokers: dict[int, PlacedBroker] = {}
-        disks: dict[int, Disk] = {}
+        machines: dict[int, Machine] = {}
         for number in range(1, BROKERS + 1):
             home = base / str(number)
             home.mkdir(parents=True)
+            inside = net.inside(number) if net else []
             if isolated and not no_small_disks():
-                may_be_slow = number == SLOW_DISK and not no_slow_disks()
-                disks[number] = stack.enter_context(disk(home / "disk", may_be_slow=may_be_slow))
+                machines[number] = Machine(stack.enter_context(disk(home / "disk")), home / "boot_id")
+                machines[number].boot()
+                if not no_devices():
+                    inside += ["unshare", "--mount", "sh", "-c", ON_ITS_MACHINE]
+                    inside += [str(machines[number].boot_path), str(home / "disk")]
             broker = PlacedBroker(
                 {**config, "zookeeper.connect": store, "node.id": str(number)},
                 home / "disk",
                 home / "broker.log",
-                net.inside(number) if net else [],
+                inside,
                 net.address(number) if net else "127.0.0.1",
             )
             brokers[number] = stack.enter_context(broker)
-        yield Stage(zookeeper, brokers, net, disks)
+        yield Stage(zookeeper, brokers, net, machines)

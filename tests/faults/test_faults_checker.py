@@ -8,11 +8,14 @@ from random import Random
 from typing import Any
 
 import pytest
-from fault_checker import Readers, check
+from fault_checker import Clients, check
 from fault_history import Event, History, read
-from fault_kinds import together
+from fault_kinds import LOSSES, together
+from fault_results import Results, source_digest
 
-READERS = Readers(to_end=frozenset({"reader"}), group=frozenset({"m1", "m2"}))
+CLIENTS = Clients(idempotent=frozenset("ab"), to_end=frozenset({"reader"}), group=frozenset({"m1", "m2"}))
+LOOSE = 0
+"""The partition of the histories, for those in which it is not synced."""
 
 
 def event(op: str, **fields: Any) -> Event:
@@ -28,7 +31,7 @@ def innocent() -> list[Event]:
     for offset, value in enumerate(values):
         writer, number = value.split()
         events.append(event("send", by=writer, p=0, n=int(number)))
-        events.append(event("ack", by=writer, p=0, n=int(number), o=offset))
+        events.append(event("ack", by=writer, p=0, n=int(number), o=offset, acks=-1))
     events.append(event("send", by="a", p=0, n=3))
     events.append(event("fail", by="a", p=0, n=3, error="refused", sure=True))
     events.append(event("poll", by="reader", m=records[:2]))
@@ -38,18 +41,18 @@ def innocent() -> list[Event]:
     events.append(event("commit", by="m1", p=0, o=3))
     events.append(event("place", by="m2", p=[0]))
     events.append(event("poll", by="m2", m=records[3:]))
-    events.append(event("final", p=0, m=[[offset, value] for _, offset, value in records]))
+    events.append(event("final", p=0, s=0, m=[[offset, value] for _, offset, value in records]))
     return events
 
 
-def kinds(events: list[Event], idempotent: str = "ab") -> set[str]:
+def kinds(events: list[Event], clients: Clients = CLIENTS, *loose: int) -> set[str]:
     """What is found."""
-    found, _ = check(events, idempotent, READERS)
+    found, _ = check(events, clients, loose)
     return {one.kind for one in found}
 
 
 def test_an_innocent_history_has_no_anomalies() -> None:
-    found, counts = check(innocent(), "ab", READERS)
+    found, counts = check(innocent(), CLIENTS)
     assert found == []
     assert (counts["ack"], counts["records"]) == (6, 13)
 
@@ -146,20 +149,175 @@ def test_what_is_planted_is_found(kind: str, plant: Callable[[list[Event]], None
 def test_only_writers_that_are_idempotent_write_once() -> None:
     events = innocent()
     events[-1]["m"].append([6, "b 2"])
-    assert "duplicate" not in kinds(events, "a")
+    assert "duplicate" not in kinds(events, CLIENTS._replace(idempotent=frozenset("a")))
+
+
+def deleted_to(events: list[Event], begin: int, asked: int, answered: int) -> None:
+    """The partition begins there at the end; DeleteRecords was asked for one offset, and answered another."""
+    events[-1]["s"] = begin
+    events[-1]["m"] = events[-1]["m"][begin:]
+    events.insert(-1, event("deleting", p=0, o=asked))
+    events.insert(-1, event("deleted", p=0, o=answered))
+
+
+def test_what_was_deleted_may_be_gone_and_nothing_else() -> None:
+    events = innocent()
+    deleted_to(events, 3, 3, 3)
+    assert kinds(events) == set()
+    events = innocent()
+    deleted_to(events, 4, 3, 3)
+    assert "overdeleted" in kinds(events)
+    events = innocent()
+    deleted_to(events, 2, 3, 3)
+    assert kinds(events) == {"undeleted"}
+
+
+def test_an_acknowledgement_without_an_offset_is_kept_after_a_kept_one() -> None:
+    events = innocent()
+    next(one for one in events if one["op"] == "ack" and one["by"] == "b" and one["n"] == 1)["o"] = -1
+    deleted_to(events, 4, 4, 4)
+    assert kinds(events) == set()
+    # All before it and after it is there: it would have to be.
+    events = innocent()
+    next(one for one in events if one["op"] == "ack" and one["by"] == "b" and one["n"] == 1)["o"] = -1
+    events[-1]["m"][3][1] = "a 3"
+    assert "lost" in kinds(events)
+
+
+def with_acks_1(events: list[Event]) -> list[Event]:
+    """The last message of an innocent history was acknowledged by its leader alone, and is gone."""
+    _lose_the_last(events)
+    acks = [one for one in events if one["op"] == "ack"]
+    acks[-1]["acks"] = 1
+    return events
+
+
+def led(events: list[Event], epoch: int, at: float) -> None:
+    """The store has an epoch at that time, which it got just before."""
+    events.insert(-1, event("state", p=0, epoch=epoch, leader=1, isr=[1], since=at - 0.5) | {"at": at})
+
+
+@pytest.mark.parametrize(
+    ("changed_s", "is_excused"),
+    [(None, False), (1.0, True), (50.0, True), (-50.0, False)],
+)
+def test_a_message_with_acks_1_may_be_lost_with_its_leader(changed_s: float | None, is_excused: bool) -> None:
+    events = with_acks_1(innocent())
+    led(events, 5, -100.0)
+    if changed_s is not None:
+        led(events, 6, changed_s)
+    found, counts = check(events, CLIENTS)
+    assert {one.kind for one in found} == (set() if is_excused else {"lost"})
+    assert counts["excused by a new leader"] == is_excused
+
+
+def test_a_message_with_acks_1_is_committed_with_a_later_one_of_all_replicas() -> None:
+    events = innocent()
+    next(one for one in events if one["op"] == "ack" and one["by"] == "a" and one["n"] == 1)["acks"] = 1
+    for one in events:
+        if one["op"] == "ack" and one["n"] == 2:
+            one["at"] = 1.0
+    events[-1]["m"][2][1] = "a 3"
+    led(events, 5, -100.0)
+    led(events, 6, 50.0)
+    assert "lost" in kinds(events)
+    # Had the leader changed between the two, the later one would say nothing of the earlier.
+    led(events, 7, 0.5)
+    assert "lost" not in kinds(events)
+
+
+def test_a_leader_may_learn_late_that_another_one_leads() -> None:
+    """What reached it before a pause it acknowledges afterwards; what it is sent later it has to refuse."""
+    events = with_acks_1(innocent())
+    led(events, 5, -100.0)
+    led(events, 6, 10.0)
+    next(one for one in reversed(events) if one["op"] == "ack")["at"] = 20.0
+    assert kinds(events) == set()
+    sent = [one for one in events if one["op"] == "send" and one["by"] == "b"]
+    sent[-1]["at"] = 15.0
+    assert kinds(events) == {"lost"}
+
+
+def power_cut(events: list[Event], brokers: list[int], at: float) -> None:
+    """Brokers lose what they had not synced."""
+    events.insert(-1, event("loss", brokers=brokers, what="power") | {"at": at})
+
+
+@pytest.mark.parametrize(
+    ("losers", "settled_s", "is_excused"),
+    [
+        ([1, 2, 3], None, True),
+        ([1, 2], None, True),
+        ([1], None, False),
+        # Once all was in sync, all had it.
+        ([1, 2, 3], 5.0, True),
+        ([1, 2], 5.0, False),
+    ],
+)
+def test_what_was_not_synced_may_be_lost_by_all_that_had_it(
+    losers: list[int], settled_s: float | None, is_excused: bool
+) -> None:
+    events = innocent()
+    _lose_the_last(events)
+    if settled_s is not None:
+        events.insert(-1, event("settled") | {"at": settled_s})
+    power_cut(events, losers, 10.0)
+    assert kinds(events, CLIENTS, LOOSE) == (set() if is_excused else {"lost"})
+    assert kinds(events) == {"lost"}, "of a partition that is synced nothing is lost"
+
+
+def test_a_run_that_was_broken_off_goes_on_for_the_same_source(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "one.py").write_text("1")
+    digest = source_digest(tmp_path, ["src"])
+    results = Results(tmp_path / digest)
+    results.add({"seed": 1}, {"wrong": []})
+    again = Results(tmp_path / digest)
+    assert (again.first_seed, again.find({"seed": 1}), again.find({"seed": 2})) == (
+        results.first_seed,
+        {"wrong": []},
+        None,
+    )
+    assert Results(tmp_path / digest, anew=True).find({"seed": 1}) is None
+    (tmp_path / "src" / "one.py").write_text("2")
+    assert source_digest(tmp_path, ["src"]) != digest
 
 
 def test_a_history_is_read_as_it_was_written_and_knows_its_gaps(tmp_path: Path) -> None:
     history = History(tmp_path / "history.jsonl", 2)
     history.begin_gap()
     history.add("send", by="a", p=0, n=1)
-    history.add("ack", by="a", p=0, n=1, o=0)
+    history.add("ack", by="a", p=0, n=1, o=0, acks=-1)
+    history.add("ack", by="a", p=1, n=1, o=0, acks=1)
     assert not history.acknowledged_since(0)
-    history.add("ack", by="a", p=1, n=1, o=0)
+    history.add("ack", by="a", p=1, n=2, o=1, acks=-1)
     assert history.acknowledged_since(0)
     assert 0 < history.gap() < 60
     history.close()
-    assert [one["op"] for one in read(history.path)] == ["send", "ack", "ack"]
+    assert [one["op"] for one in read(history.path)] == ["send", "ack", "ack", "ack"]
+
+
+def test_of_two_faults_at_once_one_at_most_destroys_something() -> None:
+    said: list[str] = []
+
+    class Target:
+        def hold(self, low_s: float, high_s: float) -> None:
+            pass
+
+    def kind(name: str) -> Any:
+        def fault(target: Any) -> Iterator[str]:
+            yield ""
+
+        return fault
+
+    target: Any = Target()
+    for seed in range(200):
+        target.random = Random(seed)
+        said += together(target, {name: kind(name) for name in (*LOSSES, "kill-all", "cut-pair")})
+    pairs = [text.split(" and ") for text in said]
+    assert all(len(LOSSES.keys() & pair) <= 1 for pair in pairs)
+    assert {"power-cut-leader", "empty-disk-leader"} <= {name for pair in pairs for name in pair}
+    assert "power-cut-all" not in {name for pair in pairs for name in pair}
 
 
 @pytest.mark.parametrize("seed", range(4))

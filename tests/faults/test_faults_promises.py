@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import pytest
 from confluent_kafka import KafkaError, Producer
 from fault_checker import check
 from fault_disks import no_small_disks
-from fault_history import History, read
+from fault_history import History, Places, read
 from fault_load import QUIET, Load, read_all
 from fault_network import STORE, unavailable
 from fault_stage import PlacedBroker, Stage, stage
 
+from tidemill.model.types import TopicPartition
 from tidemill.testing.broker import BrokerFailed
 
 PATIENCE_S = 60.0
@@ -42,17 +44,18 @@ def load(place: Stage, tmp_path: Path, topic: str) -> Iterator[Load]:
     with place.admin() as admin:
         admin.create_topic(topic, PARTITIONS, 3)
     history = History(tmp_path / "history.jsonl", PARTITIONS)
-    clients = Load(history, topic, PARTITIONS, place.bootstrap)
+    places = Places(topic, PARTITIONS)
+    clients = Load(history, place, places)
     clients.start()
     try:
         settle(place, clients)
         yield clients
         settle(place, clients)
         clients.end_writers()
-        clients.end_readers(read_all(place.bootstrap, topic, PARTITIONS, history))
+        clients.end_readers(read_all(place.bootstrap, places, history))
         assert clients.failures() == []
         history.close()
-        found, counts = check(read(history.path), clients.idempotent, clients.known_readers)
+        found, counts = check(read(history.path), clients.known)
         assert found == []
         assert counts["ack"] > 50
         assert counts["fail"] == 0
@@ -65,7 +68,7 @@ def load(place: Stage, tmp_path: Path, topic: str) -> Iterator[Load]:
 def settle(place: Stage, clients: Load) -> None:
     """Waits until all replicas are in sync, and every partition is written to."""
     began = clients.history.now
-    assert place.settle([clients.topic], PATIENCE_S) == ""
+    assert place.settle([clients.synced.topic], PATIENCE_S) == ""
     deadline = time.monotonic() + PATIENCE_S
     while not clients.history.acknowledged_since(began):
         assert time.monotonic() < deadline, "a partition acknowledges nothing"
@@ -209,12 +212,12 @@ def test_full_disks_make_no_producer_count_its_epoch_up(tmp_path: Path) -> None:
     with stage(tmp_path / "stage", isolated=True, session_s=SESSION_S) as place:
         with load(place, tmp_path, TOPIC) as clients:
             for number in place.brokers:
-                place.disks[number].fill()
+                place.machines[number].disk.fill()
                 history = clients.history
                 failing = history.now
                 while history.now < failing + 3:
                     time.sleep(0.05)
-                place.disks[number].clear()
+                place.machines[number].disk.clear()
                 settle(place, clients)
             assert clients.epoch_changes == 0
         assert any("produces to" in broker.log for broker in place.brokers.values())
@@ -248,12 +251,18 @@ def write(place: Stage, topic: str, values: range, acks: int, patience_ms: int =
     return acknowledged
 
 
+def records(place: Stage, topic: str, tmp_path: Path) -> list[tuple[str, int]]:
+    """What partition 0 holds: writer and number of each record."""
+    history = History(tmp_path / f"{topic}-{time.monotonic_ns()}.jsonl", 1)
+    read_all(place.bootstrap, Places(topic, 1), history)
+    history.close()
+    values = [value.split() for one in read(history.path) for _, value in one["m"]]
+    return [(writer, int(number)) for writer, number in values]
+
+
 def held(place: Stage, topic: str, tmp_path: Path) -> list[int]:
     """The numbers that partition 0 holds."""
-    history = History(tmp_path / f"{topic}-{time.monotonic_ns()}.jsonl", 1)
-    read_all(place.bootstrap, topic, 1, history)
-    history.close()
-    return [int(value.split()[1]) for one in read(history.path) for _, value in one["m"]]
+    return [number for _, number in records(place, topic, tmp_path)]
 
 
 def test_with_acks_1_a_leader_takes_what_nobody_else_has_with_it(cluster: Stage, tmp_path: Path) -> None:
@@ -336,6 +345,102 @@ def test_a_leader_that_is_cut_off_from_all_others_takes_writes_no_longer_than_it
         finally:
             for broker in place.brokers.values():
                 broker.kill()
+
+
+class Numbers:
+    """One producer that writes 0, 1, 2 ... to partition 0 in a thread, and knows which were acknowledged."""
+
+    def __init__(self, place: Stage, topic: str, acks: int) -> None:
+        self.acknowledged: list[int] = []
+        self.sent = 0
+        self._topic = topic
+        self._value = "one %d" if acks == 1 else "all %d"
+        self._producer = Producer(
+            {"bootstrap.servers": place.bootstrap, "acks": acks, "linger.ms": 0, "request.timeout.ms": 2000}
+            | QUIET
+        )
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(0.02):
+            number = self.sent
+            self.sent += 1
+            self._producer.produce(
+                self._topic,
+                self._value.encode() % number,
+                partition=0,
+                on_delivery=lambda error, message, number=number: self._told(error, number),
+            )
+            self._producer.poll(0)
+        self._producer.flush(PATIENCE_S)
+
+    def _told(self, error: KafkaError | None, number: int) -> None:
+        if error is None:
+            self.acknowledged.append(number)
+
+    def until_later_ones_are_acknowledged(self) -> None:
+        """Returns once something that is sent from now on is acknowledged."""
+        last = self.sent
+        deadline = time.monotonic() + PATIENCE_S / 2
+        while not any(number > last for number in self.acknowledged[-40:]):
+            assert time.monotonic() < deadline, "nothing is acknowledged any more"
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """Waits until it has heard of all that it sent."""
+        self._stopped.set()
+        self._thread.join()
+
+
+@pytest.mark.skipif(bool(unavailable()), reason=f"networks cannot be cut: {unavailable()}")
+def test_a_leader_whose_partition_was_moved_away_behind_its_back_stops_leading(tmp_path: Path) -> None:
+    """The controller that moved it did not reach it; the next one does."""
+    with stage(tmp_path / "stage", isolated=True, session_s=2.0) as place:
+        net = place.network
+        assert net is not None
+        first = place.controller()
+        old, new = (number for number in place.brokers if number != first)
+        partition = TopicPartition(TOPIC, 0)
+        with place.admin() as admin:
+            admin.create_topic(TOPIC, assignments={0: [old, new]}, configs={"min.insync.replicas": "1"})
+        with_one, with_all = numbers = [Numbers(place, TOPIC, acks) for acks in (1, -1)]
+        try:
+            for one in numbers:
+                one.until_later_ones_are_acknowledged()
+            net.cut(first, old)
+            with place.admin() as admin:
+                assert admin.alter_reassignments({partition: [new]}) == {partition: None}
+            knows = Stage(place.zookeeper, {new: place.brokers[new]}, net, {})
+            until(lambda: knows.leaders(TOPIC) == [new])
+            # An unreachable controller alone changes nothing: it leads on for those who know no better.
+            until(lambda: place.expire_session(first) and place.controller() not in (0, first))
+            net.join(first, old)
+            hears = Stage(place.zookeeper, {old: place.brokers[old]}, net, {})
+            until(lambda: hears.leaders(TOPIC) == [new])
+            time.sleep(0.5)
+            begin = with_one.sent
+            for one in numbers:
+                one.until_later_ones_are_acknowledged()
+        finally:
+            for one in numbers:
+                one.stop()
+        found = set(records(place, TOPIC, tmp_path))
+        assert {("one", number) for number in with_one.acknowledged if number >= begin} <= found
+        assert {("all", number) for number in with_all.acknowledged} <= found
+        assert len(with_all.acknowledged) == with_all.sent
+        assert Path(place.brokers[old].data_dir, f"{TOPIC}-0").is_dir(), "its data was deleted"
+        for broker in place.brokers.values():
+            broker.kill()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Returns once it holds."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.05)
 
 
 def written_until_refused(place: Stage, leader: int) -> list[int]:

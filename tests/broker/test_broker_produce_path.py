@@ -20,12 +20,13 @@ from paths_bench import (
     topic_name,
 )
 
+from tidemill.broker.produce_codec import TEXTS_BYTES_MAX
 from tidemill.model.errors import ErrorCode, StorageError
 from tidemill.records import batch as layout
-from tidemill.records.batch import parse_batch
+from tidemill.records.batch import GZIP, parse_batch
 from tidemill.records.checksum import crc32c
 from tidemill.records.reader import iter_records
-from tidemill.wire.header import encode_request
+from tidemill.wire.header import decode_response, encode_request
 
 VERSIONS = range(3, 14)
 
@@ -96,8 +97,9 @@ def test_every_version_tells_each_partitions_error(bench: Bench, version: int) -
     answers = client.produced(version)
     assert [part.error_code for part in answers] == expected
     assert [part.base_offset for part in answers] == [0, -1, -1, -1, 0]
-    for part in answers:
-        assert (part.error_message is not None) == (version >= 8 and part.error_code != 0)
+    # One text a topic: that of its first partition with an error.
+    told = [part.error_message is not None for part in answers]
+    assert told == ([False, True, False, True, False] if version >= 8 else [False] * 5)
     assert bench.produces.errors == {code: expected.count(code) for code in expected if code}
 
 
@@ -113,9 +115,46 @@ def test_records_that_are_refused_are_named(bench: Bench, version: int) -> None:
         assert [one.batch_index for one in first.record_errors] == [0, 1]
         assert all("key" in one.batch_index_error_message for one in first.record_errors)
         assert "key" in first.error_message
-        assert "no records" in second.error_message
+        assert second.error_message is None  # One text a topic.
     else:
         assert first.record_errors == []
+
+
+@pytest.mark.parametrize("version", [8, 9, 12])
+def test_a_reply_to_thousands_of_unknown_partitions_is_in_proportion_to_its_request(
+    bench: Bench, version: int
+) -> None:
+    client = bench.client()
+    parts = {("t", index): b"" for index in range(1000, 10_000)}
+    parts |= {("no such topic", index): b"" for index in range(9_000)}
+    request = produce_request(version, parts)
+    # A topic that comes again and again is one topic.
+    for _ in range(2):
+        request.topic_data += produce_request(version, {("again", 7): b""}).topic_data
+    sent = len(encode_request(PRODUCE, version, 1, "client", request))
+    client.send(PRODUCE, version, request)
+    frame = client.frame()
+    assert len(frame) < 6 * sent
+    response = decode_response(PRODUCE, version, frame)[1]
+    told = [[part.error_message for part in topic.partition_responses] for topic in response.responses]
+    assert [sum(text is not None for text in texts) for texts in told] == [1, 1, 1, 0]
+    assert told[0][0] == "t-1000 does not exist"
+    codes = {part.error_code for topic in response.responses for part in topic.partition_responses}
+    assert codes == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+
+
+def test_texts_of_refused_records_are_no_more_than_a_reply_has_room_for(bench: Bench) -> None:
+    bench.put("t", 200, cleanup_policy=("compact",))
+    client = bench.client()
+    data = batch(*[b""] * 100, codec=GZIP)
+    request = produce_request(9, {("t", index): data for index in range(200)})
+    client.send(PRODUCE, 9, request)
+    frame = client.frame()
+    assert len(frame) < 2 * TEXTS_BYTES_MAX
+    (topic,) = decode_response(PRODUCE, 9, frame)[1].responses
+    assert {part.error_code for part in topic.partition_responses} == {ErrorCode.INVALID_RECORD}
+    assert [len(part.record_errors) for part in topic.partition_responses[:3]] == [100, 100, 100]
+    assert topic.partition_responses[-1].record_errors == []
 
 
 @pytest.mark.parametrize("version", VERSIONS)

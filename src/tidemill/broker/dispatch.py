@@ -16,6 +16,7 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 from tidemill.broker.context import Peer, RequestContext
+from tidemill.broker.error_texts import bound_texts
 from tidemill.broker.handlers.common import going_on
 from tidemill.broker.registry import APIS, Api
 from tidemill.controller.configs import ResourceType
@@ -91,6 +92,7 @@ class Dispatch:
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
             return
+        bound_texts(outcome)
         connection.reply_now(encode_response(ApiKey(api_key), version, correlation_id, outcome))
         self.note(api_key, started)
 
@@ -121,6 +123,7 @@ class Dispatch:
                 encoded = response  # passed on from the controller
             else:
                 key = ApiKey(context.api_key)
+                bound_texts(response)
                 encoded = encode_response(key, context.api_version, context.correlation_id, response)
         except asyncio.CancelledError:
             raise

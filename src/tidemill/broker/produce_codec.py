@@ -49,6 +49,8 @@ STORAGE_ERROR_FROM: Final = 4
 NONE: Final[i16] = 0
 TEXT_CHARACTERS_MAX: Final = 1000
 """Of a message to the client: it may hold a name that the client made long."""
+TEXTS_BYTES_MAX: Final[i64] = 64 * 1024
+"""Of all texts of one reply, which would else be a hundred times as large as its request."""
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)
@@ -179,14 +181,31 @@ def is_transactional(data: bytes, position: i64) -> bool:
     return i64(read_i16_be(data, position + ATTRIBUTES)) & TRANSACTIONAL_FLAG != 0
 
 
-def write_text(out: BytesWriter, text: str, flexible: bool) -> None:
-    """A nullable string: null when empty."""
-    data = text[:TEXT_CHARACTERS_MAX].encode()
-    if flexible:
-        append_uvarint(out, len(data) + 1 if data else 0)
-    else:
-        write_i16_be(out, i16(len(data)) if data else -1)
-    out.write(data)
+class Texts:
+    """What a reply says of its errors beside their codes: one text a topic, within a bound for all."""
+
+    def __init__(self) -> None:
+        self.left: i64 = TEXTS_BYTES_MAX
+        self.told: set[bytes] = set()
+        """Topics, by the keys that they came with."""
+
+    def write_message(self, out: BytesWriter, part: ProducePart, flexible: bool) -> None:
+        """The text of a partition's error; null where there is none, and where the topic has had one."""
+        text = ""
+        if part.message and self.left > 0 and part.topic not in self.told:
+            self.told.add(part.topic)
+            text = part.message
+        self.write(out, text, flexible)
+
+    def write(self, out: BytesWriter, text: str, flexible: bool) -> None:
+        """A nullable string: null when empty."""
+        data = text[:TEXT_CHARACTERS_MAX].encode()
+        self.left -= len(data)
+        if flexible:
+            append_uvarint(out, len(data) + 1 if data else 0)
+        else:
+            write_i16_be(out, i16(len(data)) if data else -1)
+        out.write(data)
 
 
 def encode(request: ProduceFields) -> bytes:
@@ -199,11 +218,12 @@ def encode(request: ProduceFields) -> bytes:
     if flexible:
         out.append(0)
     write_count(out, len(request.topics), flexible)
+    texts = Texts()
     for topic in request.topics:
         write_topic_key(out, topic.key, flexible, version >= BY_ID)
         write_count(out, len(topic.parts), flexible)
         for part in topic.parts:
-            encode_part(out, part, version)
+            encode_part(out, part, version, texts)
         if flexible:
             out.append(0)
     if version >= 1:
@@ -214,7 +234,7 @@ def encode(request: ProduceFields) -> bytes:
     return out.getvalue()
 
 
-def encode_part(out: BytesWriter, part: ProducePart, version: i16) -> None:
+def encode_part(out: BytesWriter, part: ProducePart, version: i16, texts: Texts) -> None:
     """One partition's answer."""
     flexible = version >= FLEXIBLE
     write_i32_be(out, part.index)
@@ -225,12 +245,13 @@ def encode_part(out: BytesWriter, part: ProducePart, version: i16) -> None:
     if version >= 5:
         write_i64_be(out, part.log_start)
     if version >= 8:
-        write_count(out, len(part.record_errors), flexible)
-        for record_index, text in part.record_errors:
+        record_errors = part.record_errors if texts.left > 0 else ()
+        write_count(out, len(record_errors), flexible)
+        for record_index, text in record_errors:
             write_i32_be(out, i32(record_index))
-            write_text(out, text, flexible)
+            texts.write(out, text, flexible)
             if flexible:
                 out.append(0)
-        write_text(out, part.message, flexible)
+        texts.write_message(out, part, flexible)
     if flexible:
         out.append(0)

@@ -109,6 +109,7 @@ class Reply:
             raise RuntimeError("a reply was completed twice")
         self.parts = parts
         self.done = True
+        self.connection.reply_done(parts)
         stopwatch = self.stopwatch
         if stopwatch is not None:
             stopwatch.stop()
@@ -154,6 +155,8 @@ class Connection(Sender):
         """The peer takes no bytes any more."""
         self._end_reason = ""
         self._replies: list[Reply] = []
+        self._ready_bytes: i64 = 0
+        """Of replies that are there, and wait for one before them."""
 
     def last_reply(self) -> Reply | None:
         """The place of the newest request, when there is one and it is not filled yet."""
@@ -223,9 +226,14 @@ class Connection(Sender):
     def _count(self) -> None:
         """Tells the common bound what is held here, when that has changed."""
         # All of the data, also what was consumed of it: it is let go as a whole.
-        held: i64 = len(self._data) + self._chunk_bytes + self._out_bytes
-        if held != self.held_bytes and not self.closed:
+        unsent: i64 = self._out_bytes + self._ready_bytes
+        held: i64 = len(self._data) + self._chunk_bytes + unsent
+        if self.closed:
+            return
+        if held != self.held_bytes:
             self.memory.change(self, held)
+        if unsent != self.unsent_bytes and not self.closed:
+            self.memory.note_unsent(self, unsent)
 
     def missing_bytes(self) -> i64:
         """What the partial frame that is held still misses; 0 when there is none."""
@@ -304,8 +312,8 @@ class Connection(Sender):
                 break
             if (
                 len(self._replies) >= REPLIES_MAX
-                or self._out_bytes > OUT_BYTES_MAX
-                or (self._out_bytes > FREE_BYTES and self.memory.is_short)
+                or self._out_bytes + self._ready_bytes > OUT_BYTES_MAX
+                or (self._out_bytes + self._ready_bytes > FREE_BYTES and self.memory.is_short)
                 or len(self._out) > OUT_PARTS_MAX
             ):
                 return True
@@ -352,6 +360,7 @@ class Connection(Sender):
             reply = Reply(self)
             reply.parts = [part]
             reply.done = True
+            self._ready_bytes += len(part)
             self._replies.append(reply)
         elif not self.closed:
             self._out.append(part)
@@ -363,6 +372,12 @@ class Connection(Sender):
         self._replies.append(reply)
         return reply
 
+    def reply_done(self, parts: list[Any]) -> None:
+        """One of the replies has its bytes, which are counted until they are sent."""
+        for part in parts:
+            if isinstance(part, bytes):
+                self._ready_bytes += len(part)
+
     def replies_ready(self) -> None:
         """Moves finished replies from the head of the order to the output."""
         if self.closed:
@@ -373,13 +388,14 @@ class Connection(Sender):
             if not reply.done:
                 break
             ready += 1
-            if self.deaf:
-                continue
             for part in reply.parts:
-                self._out.append(part)
-                if isinstance(part, bytes):
-                    self._out_bytes += len(part)
+                size: i64 = len(part) if isinstance(part, bytes) else 0
+                self._ready_bytes -= size
+                if not self.deaf:
+                    self._out.append(part)
+                    self._out_bytes += size
         if ready == 0:
+            self._count()
             return
         self._replies = self._replies[ready:]
         if self._parsing:
@@ -387,6 +403,12 @@ class Connection(Sender):
         if self._out:
             self._flush()
         self._go_on()
+
+    def resume_frames(self) -> None:
+        """There is room for the reply of a request that was held up: it is looked at in the loop's next turn."""
+        if not self._next_turn and not self.closed:
+            self._next_turn = True
+            self.loop.call_soon(self._take_turn)
 
     def _go_on(self) -> None:
         """Looks at the requests that were held back."""

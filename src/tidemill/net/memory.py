@@ -6,6 +6,10 @@ stop reading; from the whole bound on, all that hold more than a little. One of 
 misses the least of its frame, always goes on: so frames become whole one after the other, whatever the
 bound is. A peer that sends nothing meanwhile loses that place to the next.
 
+Replies that their readers do not take would fill the memory however little is received. While they hold half
+of the bound, requests whose replies may be large wait, until there is room; small ones go on. When there is
+none for some seconds, connections whose readers take next to nothing of large replies are closed.
+
 Requests that were taken from their connections and wait (for the disk, for a check in a thread) are counted
 as well, also when their connection is gone. They end by themselves; until then nothing is read when they
 alone fill the bound.
@@ -24,6 +28,10 @@ RECEIVE_BYTES: Final = 256 * 1024
 TICK_S: Final = 1.0
 """How long the one that may go on has for its next bytes."""
 UNBOUNDED: Final = 1 << 62
+PATIENCE_TICKS: Final = 3
+"""So long a reader of a large reply may take next to nothing while others wait for its memory."""
+PROGRESS_BYTES: Final = 64 * 1024
+"""What it must take in a tick."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -38,6 +46,12 @@ class Holder:
         self.bytes_in: i64 = 0
         self.stalls: i64 = 0
         """How often it was let go on and sent nothing."""
+        self.unsent_bytes: i64 = 0
+        """Of what is counted for it: replies that are not sent."""
+        self.bytes_out: i64 = 0
+        self.sent_before: i64 = 0
+        """What was sent up to the last tick in which others waited for memory."""
+        self.slow_ticks: i64 = 0
 
     def missing_bytes(self) -> i64:
         """What its partial frame still misses; 0 when it has none."""
@@ -49,6 +63,14 @@ class Holder:
 
     def resume_reading(self) -> None:
         """May read again."""
+        raise NotImplementedError
+
+    def resume_frames(self) -> None:
+        """There is room for a large reply again."""
+        raise NotImplementedError
+
+    def close(self, reason: str) -> None:
+        """Ends the connection at once."""
         raise NotImplementedError
 
 
@@ -64,6 +86,12 @@ class Memory:
         """Of these: bytes of requests that wait outside of their connections."""
         self.full = False
         """Nobody may read."""
+        self.unsent: i64 = 0
+        """Of the total: bytes of replies that their readers did not take yet."""
+        self.senders: dict[Holder, None] = {}
+        """Who holds more than a little of these."""
+        self.held_up: dict[Holder, None] = {}
+        """Whose next request waits for memory for its reply, in the order in which they came."""
         self.holders: i64 = 0
         self.waiting: dict[Holder, None] = {}
         self.runner: Holder | None = None
@@ -78,6 +106,46 @@ class Memory:
     def is_short(self) -> bool:
         """Whether the bound is reached: replies are then made only for who takes them."""
         return self.total > self.bytes_max
+
+    def may_answer(self, holder: Holder) -> bool:
+        """Whether ``holder`` may take a request with a large reply; else it is told when to look again."""
+        if self.unsent <= self.bytes_max >> 1:
+            return True
+        self.held_up[holder] = None
+        if self._timer is None:
+            self._timer = self.loop.call_later(TICK_S, self._tick)
+        return False
+
+    def note_unsent(self, holder: Holder, unsent: i64) -> None:
+        """So many bytes of what ``holder`` holds are replies."""
+        self.unsent += unsent - holder.unsent_bytes
+        holder.unsent_bytes = unsent
+        if unsent > FREE_BYTES:
+            if holder not in self.senders:
+                self.senders[holder] = None
+                holder.sent_before = holder.bytes_out
+                holder.slow_ticks = 0
+        elif self.senders:
+            self.senders.pop(holder, None)
+        if self.held_up and self.unsent <= self.bytes_max >> 1:
+            waiting = list(self.held_up)
+            self.held_up.clear()
+            for one in waiting:
+                # Each looks again by itself: the first of them may take what room there is.
+                one.resume_frames()
+
+    def _close_slow_readers(self) -> None:
+        """Gives up on those who take next to nothing while others wait for their memory."""
+        for holder in list(self.senders):
+            if holder.bytes_out - holder.sent_before >= PROGRESS_BYTES:
+                holder.slow_ticks = 0
+            else:
+                holder.slow_ticks += 1
+            holder.sent_before = holder.bytes_out
+            if holder.slow_ticks >= PATIENCE_TICKS:
+                holder.close(
+                    f"{holder.unsent_bytes} bytes of replies are not taken, and others wait for their memory"
+                )
 
     def change(self, holder: Holder, held: i64) -> None:
         """``holder`` holds so many bytes now."""
@@ -121,9 +189,11 @@ class Memory:
     def forget(self, holder: Holder) -> None:
         """The connection is gone."""
         self.waiting.pop(holder, None)
+        self.held_up.pop(holder, None)
         holder.paused = False
         if self.runner is holder:
             self.runner = None
+        self.note_unsent(holder, 0)
         if holder.held_bytes > 0:
             self.change(holder, 0)
         elif self.waiting:
@@ -197,7 +267,9 @@ class Memory:
                 self._runner_bytes = runner.bytes_in
         if self.waiting:
             self._relieve()
-        if self._timer is None and (self.waiting or self.runner is not None):
+        if self.held_up:
+            self._close_slow_readers()
+        if self._timer is None and (self.waiting or self.held_up or self.runner is not None):
             self._timer = self.loop.call_later(TICK_S, self._tick)
 
     def close(self) -> None:

@@ -50,16 +50,10 @@ class Sender(Holder):
         self.memory = memory
         self.last_use: i64 = memory.uses
         """When bytes arrived or left last, as ``memory.uses`` counts time."""
-        self.bytes_out: i64 = 0
         self._reading_ahead = False
         self._out: list[Any] = []
         self._out_head: i64 = 0
         self._out_bytes: i64 = 0
-
-    @property
-    def unsent_bytes(self) -> i64:
-        """Bytes of replies held in memory."""
-        return self._out_bytes
 
     def read_ahead(self, part: FileRange, count: i64) -> None:
         """Brings ``count`` bytes of ``part`` into memory elsewhere, and has the sending go on then."""

@@ -1,0 +1,76 @@
+"""Error texts of responses stay in proportion to what was asked."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidemill.broker.error_texts import TEXTS_CHARACTERS_MAX, bound_texts
+from tidemill.broker.registry import APIS
+from tidemill.wire.apis import response_class
+from tidemill.wire.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsResponse,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+)
+from tidemill.wire.messages.describe_groups import DescribedGroup, DescribeGroupsResponse
+from tidemill.wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
+from tidemill.wire.messages.list_groups import ListGroupsResponse
+
+
+def test_each_topic_of_a_response_has_one_text_however_many_of_its_partitions_were_refused() -> None:
+    response = AlterPartitionReassignmentsResponse(
+        error_message="of all",
+        responses=[
+            ReassignableTopicResponse(
+                name=name,
+                partitions=[
+                    ReassignablePartitionResponse(
+                        partition_index=index,
+                        error_code=3,
+                        error_message=None if index < 2 else f"{name} {index}",
+                    )
+                    for index in range(50)
+                ],
+            )
+            for name in ("a", "b")
+        ],
+    )
+    bound_texts(response)
+    assert response.error_message == "of all"
+    for topic in response.responses:
+        texts = [one.error_message for one in topic.partitions]
+        assert texts == [None, None, f"{topic.name} 2", *[None] * 47]
+        assert {one.error_code for one in topic.partitions} == {3}
+
+
+def test_the_texts_of_a_response_are_bounded_together() -> None:
+    response = FindCoordinatorResponse(
+        coordinators=[Coordinator(key=f"{n}", error_code=53, error_message="x" * 1000) for n in range(5000)]
+    )
+    bound_texts(response)
+    texts = [one.error_message for one in response.coordinators]
+    kept = sum(len(text or "") for text in texts)
+    assert TEXTS_CHARACTERS_MAX <= kept < TEXTS_CHARACTERS_MAX + 1000
+    assert texts[0] is not None
+    assert texts[-1] is None
+
+
+def test_responses_with_few_errors_or_none_stay_as_they_are() -> None:
+    described = DescribeGroupsResponse(
+        groups=[DescribedGroup(group_id="a"), DescribedGroup(group_id="b", error_message="not found")]
+    )
+    bound_texts(described)
+    assert [one.error_message for one in described.groups] == [None, "not found"]
+    bound_texts(ListGroupsResponse())
+
+
+@pytest.mark.parametrize("key", sorted(APIS))
+def test_a_text_of_every_response_may_be_left_out(key: int) -> None:
+    """Where a text may not be null in some version, it cannot be taken out."""
+    classes = [response_class(key)]
+    for cls in classes:
+        for one in cls.fields_:
+            if isinstance(one.element, type):
+                classes.append(one.element)
+            if one.name == "error_message" and cls is not classes[0]:
+                assert one.nullable, cls

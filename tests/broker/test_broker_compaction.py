@@ -482,14 +482,17 @@ def test_changed_settings_end_a_rest(stage: Stage) -> None:
         looked = asyncio.Event()
         stage.worker.before = lambda group: looked.set()
         await asyncio.sleep(0)  # now it rests for 15 s
+        began = asyncio.get_running_loop().time()
         stage.log()
         stage.compaction.reconfigured()
         await looked.wait()
+        assert not task.done()
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+        assert asyncio.get_running_loop().time() - began < 10
 
-    asyncio.run(asyncio.wait_for(test(), 10))
+    asyncio.run(asyncio.wait_for(test(), 12))
 
 
 def test_the_process_ends_with_its_broker(tmp_path: Path) -> None:

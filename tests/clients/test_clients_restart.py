@@ -181,3 +181,21 @@ def test_topics_and_their_settings_come_back(broker: Broker) -> None:
     assert again.describe_configs([plain])[plain].result(20)["retention.ms"].value == "12345678"
     assert str(again.list_topics(timeout=20).cluster_id) == topic_id
     assert len(again.list_topics(timeout=20).topics[TOPIC].partitions) == PARTITIONS
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_records_that_were_deleted_stay_deleted(broker: Broker, ending: str) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "log_level": 0})
+    for number in range(10):
+        producer.produce(TOPIC, b"%d" % number, partition=0)
+    assert producer.flush(20) == 0
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
+    place = TopicPartition(TOPIC, 0, 4)
+    assert admin.delete_records([place])[place].result(20).low_watermark == 4
+    come_back(broker, ending)
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "reader", "log_level": 0})
+    assert consumer.get_watermark_offsets(TopicPartition(TOPIC, 0), 20) == (4, 10)
+    consumer.assign([TopicPartition(TOPIC, 0, 4)])
+    found = consumer.consume(6, PATIENCE_S)
+    assert [(one.offset(), one.value()) for one in found] == [(at, b"%d" % at) for at in range(4, 10)]
+    consumer.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import re
 from pathlib import Path
 
 import pytest
@@ -85,8 +85,15 @@ def test_whatever_is_escaped_comes_back(key: str, value: str) -> None:
 
 @given(st.text(max_size=200))
 def test_any_text_is_read_or_refused_in_words(text: str) -> None:
-    with contextlib.suppress(ConfigError):
-        parse_properties(text)
+    lines = len(re.split("\r\n|\r|\n", text))
+    try:
+        found, refusal = parse_properties(text, "name"), ""
+    except ConfigError as problem:
+        found, refusal = [], str(problem)
+    numbers = [one.line for one in found]
+    assert numbers == sorted(set(numbers))
+    assert all(1 <= number <= lines for number in numbers)
+    assert refusal == "" or re.match(r"name:\d+: ", refusal)
 
 
 def test_set_goes_before_environment_before_file_before_default(tmp_path: Path) -> None:

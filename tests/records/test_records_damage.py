@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from record_samples import NOW_MS, OPEN, parsed, patched, raw_batch, with_crc, zigzag
 
 from tidemill.model.errors import CorruptMessage, InvalidRecord, KafkaError
+from tidemill.records.arrow import to_record_batch
 from tidemill.records.batch import GZIP, LZ4, SNAPPY, ZSTD, check_crc, parse_batch, parse_batches
 from tidemill.records.builder import build_batch
 from tidemill.records.columns import decode_columns
@@ -29,7 +30,11 @@ LIMIT = 1 << 20
 
 
 def use_all(data: bytes) -> int:
-    """Takes every way into the bytes; the number of ways that refused them."""
+    """Takes every way into the bytes; the number of ways that refused them.
+
+    Ways that take the same bytes must read the same records.
+    """
+    read: list[list[int]] = []
 
     def check() -> None:
         for batch in parse_batches(data, 0, len(data)):
@@ -40,12 +45,19 @@ def use_all(data: bytes) -> int:
             is_costly(batch)
             validate(batch, OPEN, NOW_MS)
 
+    def one_by_one(check_crcs: bool) -> None:
+        offsets = [int(record.offset) for record in iter_records(data, check_crcs=check_crcs)]
+        read.append(offsets)
+
+    def as_columns() -> None:
+        read.append(to_record_batch(decode_columns(data, want_headers=True))["offset"].to_pylist())
+
     ways: list[Callable[[], object]] = [
         check,
         judge,
-        lambda: list(iter_records(data)),
-        lambda: list(iter_records(data, check_crcs=False)),
-        lambda: decode_columns(data, want_headers=True),
+        lambda: one_by_one(True),
+        lambda: one_by_one(False),
+        as_columns,
         lambda: decode_columns(data, check_crcs=False, aborted=[(0, 0), (-1, 0)]),
     ]
     refused = 0
@@ -54,6 +66,7 @@ def use_all(data: bytes) -> int:
             way()
         except KafkaError:
             refused += 1
+    assert all(offsets == read[0] for offsets in read)
     return refused
 
 

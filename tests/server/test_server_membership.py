@@ -25,6 +25,8 @@ class Cluster(Events):
         self.activated = asyncio.Event()
         self.met = asyncio.Event()
         """The last of the faults was met."""
+        self.tries = 0
+        """How often it was to become the controller."""
         self.is_active = False
         self.tell: Any = None
 
@@ -48,6 +50,7 @@ class Cluster(Events):
         return 1
 
     async def activate(self, dead: int | None = None) -> bool:
+        self.tries += 1
         self.activated.set()
         return True
 
@@ -127,6 +130,7 @@ def test_the_office_is_followed_also_where_the_session_ended_while_the_broker_jo
         cluster.activated.clear()
         one.controller_dead(2)
         await asyncio.wait_for(cluster.activated.wait(), 10)
+        assert cluster.tries >= 3  # at its start, after the session, and after the controller
         await one.leave()
 
     asyncio.run(run())

@@ -34,6 +34,7 @@ def opening(
     clean: bool = False,
     recovery_point: int = 0,
     files: Files | None = None,
+    lost_unsynced: bool = False,
     **settings: object,
 ) -> tuple[Log, list[str]]:
     one = Opening(
@@ -45,6 +46,7 @@ def opening(
         now_ms=NOW,
         clean=clean,
         recovery_point=recovery_point,
+        lost_unsynced=lost_unsynced,
     )
     return one.open(), one.warnings
 
@@ -288,6 +290,37 @@ def test_an_index_made_anew_is_there_after_a_power_cut(batch: MakeBatch) -> None
     files.power_cut()
     again, warnings = opening(directory, clean=True, files=files)
     assert (times_found(again), warnings) == (list(range(0, 120, 2)), [])
+
+
+@pytest.mark.parametrize("is_synced_again", [False, True])
+def test_times_are_found_after_a_power_cut_in_a_segment_that_was_rolled_at_the_recovery_point(
+    batch: MakeBatch, is_synced_again: bool
+) -> None:
+    files = FaultyFiles()
+    directory = "/data/events-0"
+    files.make_directory(directory)
+    log = open_log(files, directory, TopicPartition("events", 0), LogConfig(**SMALL))
+    number = 0
+    while len(log.segments) == 1:
+        log.flush(NOW)
+        log.append([batch(2, timestamp=NOW + number)], 0, NOW)
+        number += 1
+    # The last sync wrote all records of the first segment, which was active then.
+    rolled_at = int(log.recovery_point)
+    assert rolled_at == log.active.base_offset
+    files.sync_directory(directory)
+    if is_synced_again:
+        log.flush(NOW)
+    recovery_point = int(log.recovery_point)
+    for path in ("/", "/data", directory):
+        files.sync_directory(path)
+    files.power_cut()
+    again, _ = opening(
+        directory, recovery_point=recovery_point, files=files, lost_unsynced=not is_synced_again
+    )
+    found = [again.offset_for_timestamp(NOW + one) for one in range(recovery_point // 2)]
+    assert [one[1] for one in found if one is not None] == list(range(0, recovery_point, 2))
+    assert again.segments[0].max_timestamp() == NOW + rolled_at // 2 - 1
 
 
 def test_preallocated_zero_tails_of_indexes_are_no_damage(filled: Log, directory: str) -> None:

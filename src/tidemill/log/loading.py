@@ -316,6 +316,7 @@ class Loading:
             start_offset=directory.start_offsets.get(place.key, 0),
             clean=directory.clean,
             names=place.names,
+            lost_unsynced=directory.may_have_lost,
         )
         shelf.openings.append(opening)
         opening.progress.stop = shelf.stopping

@@ -75,8 +75,12 @@ class Opening:
         start_offset: int = 0,
         clean: bool = False,
         names: list[str] | None = None,
+        lost_unsynced: bool = False,
     ) -> None:
-        """``names``: what is in the directory, when somebody has just looked."""
+        """``names``: what is in the directory, when somebody has just looked.
+
+        ``lost_unsynced``: the machine went down, or a sync had failed, since the log was open.
+        """
         self.files = files
         self.directory = directory
         self.topic_partition = topic_partition
@@ -87,6 +91,7 @@ class Opening:
         self.recovery_point = recovery_point
         self.start_offset = start_offset
         self.clean = clean
+        self.lost_unsynced = lost_unsynced
         self._keeps_cut = clean
         self.warnings: list[str] = []
         self.progress = Progress()
@@ -310,6 +315,9 @@ class Opening:
         first = len(segments) - 1
         while first > 0 and segments[first].base_offset > self.recovery_point:
             first -= 1
+        if self.lost_unsynced and first > 0 and segments[first].base_offset == self.recovery_point:
+            # It was rolled after the last sync, which wrote its records, and not what its indexes then got.
+            segments[first - 1].rebuild_indexes()
         for at, (segment, following) in enumerate(pairwise(segments[: first + 1])):
             self._check_indexes(segments[:at], segment, int(following.base_offset))
         resumed = self._resumption(segments[first])

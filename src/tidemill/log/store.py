@@ -353,6 +353,10 @@ class LogStore:
         )
         job.sync_parent = self.parent_unsynced
         at: i64 = self.segment_at(self.recovery_point)
+        if at > 0 and self.segments[at].base_offset == self.recovery_point:
+            # The segment before this one was active at the last sync: its indexes were left out.
+            job.add_path(self.segments[at - 1].index.path)
+            job.add_path(self.segments[at - 1].time_index.path)
         while at < len(self.segments):
             segment = self.segments[at]
             if segment is not self.active:

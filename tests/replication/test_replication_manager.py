@@ -570,6 +570,23 @@ def test_a_follower_whose_machine_went_down_fetches_anew_what_was_not_synced() -
     staged(test)
 
 
+def test_a_leader_whose_machine_went_down_keeps_what_it_acknowledged_since_when_it_follows() -> None:
+    async def test(stage: Stage) -> None:
+        stage.replicas.following = leaders = Leaders()
+        partition = stage.topic("t", 1, LogConfig())[0]
+        partition.append([made(3)], 1, 0)
+        partition.log.flush(0)
+        stage.replicas.doubtful = {partition.log.topic_partition}
+        leads = PartitionState(0, NODE, 1, (NODE, 2), (NODE,), 1)
+        stage.replicas.put_topic("t", bytes([1]) * 16, False, [leads], LogConfig())
+        partition.append([made(2)], 1, 0)
+        follows = PartitionState(0, 2, 2, (NODE, 2), (NODE, 2), 2)
+        stage.replicas.put_topic("t", bytes([1]) * 16, False, [follows], LogConfig())
+        assert leaders.begun == [5], "it is in sync, and may have to lead again"
+
+    staged(test)
+
+
 def test_a_later_version_that_says_the_same_ends_the_change_that_was_asked_for() -> None:
     async def test(stage: Stage) -> None:
         follower = NODE + 1

@@ -262,6 +262,9 @@ class ReplicaManager(PartitionEvents):
         )
         if partition.failed:
             return
+        if partition.is_leader:
+            # The others follow this log as it is, and what comes now is acknowledged.
+            self.doubtful.discard(partition.log.topic_partition)
         if self.following is not None and (epoch, leader) != (partition.leader_epoch, partition.leader):
             if partition.is_leader or partition.leader < 0:
                 self.following.leave(partition)
@@ -273,7 +276,10 @@ class ReplicaManager(PartitionEvents):
                 listener(partition, partition.is_leader)
 
     def _cut_doubtful(self, partition: Partition) -> None:
-        """Of a log that the machine went down with, only what was synced counts: the leader has the rest."""
+        """Cuts a log with which the machine went down to what was synced, unless this broker has led since.
+
+        The leader has the rest.
+        """
         key = partition.log.topic_partition
         if key in self.doubtful:
             self.doubtful.discard(key)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from cluster_stage import Stage, cluster, nodes, produce, until
+from confluent_kafka.admin import AdminClient, NewTopic
 from kafka_desk import compiled
-from kafka_peer import class_path, java
+from kafka_peer import Kafka, class_path, java
+from kafka_peer import ZooKeeper as KafkasZooKeeper
 
 from tidemill.client import Admin
+from tidemill.testing import Broker
 from tidemill.testing.zookeeper import ZooKeeper
 
 VERSION = "0.8.2.2"
@@ -143,3 +147,35 @@ def test_its_console_consumer_goes_on_where_the_simple_consumer_committed(
     )  # fmt: skip
     assert read.split() == ["15", "16", "17", "18"]
     assert old_kafka("OldOffsets", host, port, "both", "shared", "0").strip() == "19 0"
+
+
+def test_offsets_of_version_0_that_kafka_39_keeps_are_the_same_after_an_import(
+    old_kafka: Callable[..., str], tmp_path: Path
+) -> None:
+    jars = class_path("3.9.2")
+    zookeeper = KafkasZooKeeper(jars, tmp_path)
+    kafka = Kafka(jars, tmp_path, tmp_path / "data", zookeeper=f"{zookeeper.address}/kafka")
+
+    def offsets(bootstrap: str, group: str, *commit: str) -> str:
+        host, _, port = bootstrap.rpartition(":")
+        return old_kafka("OldOffsets", host, port, group, "read", "0", *commit).strip()
+
+    try:
+        kafka.start()
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+        admin.create_topics([NewTopic("read", 1)])["read"].result(60)
+        assert offsets(kafka.bootstrap, "first", "5") == "5 0"
+        assert offsets(kafka.bootstrap, "second", "9") == "9 0"
+        assert offsets(kafka.bootstrap, "third") == "-1 3"
+        kafka.end()
+        import_ = [sys.executable, "-m", "tidemill", "log", "import", str(kafka.data), "--zookeeper"]
+        done = subprocess.run([*import_, kafka.zookeeper], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "2 offsets that groups kept in ZooKeeper come with it" in done.stdout
+        with Broker(data_dir=kafka.data) as ours:
+            assert offsets(ours.bootstrap, "first") == "5 0"
+            assert offsets(ours.bootstrap, "second") == "9 0"
+            assert offsets(ours.bootstrap, "third") == "-1 3"
+    finally:
+        kafka.end()
+        zookeeper.end()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from kafka_peer import see
 from kafka_record import as_json
 
 from tidemill.cli.main import command, run
+from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.port import subtree
+from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 from tidemill.interchange import zookeeper_nodes
 from tidemill.interchange.decoders import TransactionLogKey, TransactionLogValue, TransactionPartitions
 from tidemill.log.config import LogConfig
@@ -271,6 +276,75 @@ def test_metadata_that_knows_no_offsets_where_offsets_are_is_refused(tmp_path: P
     data = copied("zookeeper", tmp_path)
     (problem,) = called(data, "--nodes", older)["problems"]
     assert problem.startswith(f"{data}/__consumer_offsets-0 holds committed offsets, and {older} knows no")
+
+
+def stored(data: Path) -> dict[str, str]:
+    """What the store of a broker holds below /consumers."""
+
+    async def story() -> dict[str, str]:
+        store = EmbeddedStore.open(str(data / STORE))
+        try:
+            paths = await subtree(store, "/consumers")
+            return {
+                path: node.data.decode()
+                for path, node in zip(paths, await store.get_many(paths), strict=True)
+                if node is not None and node.data
+            }
+        finally:
+            await store.close()
+
+    return asyncio.run(story())
+
+
+KEPT = {"/consumers/old/offsets/codecs/0": "7", "/consumers/an old one/offsets/codecs/0": "11"}
+NOT_KEPT = {
+    "/consumers/old/offsets/codecs/99": "1",
+    "/consumers/old/offsets/gone/0": "2",
+    "/consumers/old/offsets/stamped/0": "many",
+    "/consumers/old/ids/old_host-1": '{"version":1}',
+    "/consumers/old/owners/codecs/0": "old_host-1-0",
+}
+
+
+def test_offsets_that_groups_kept_in_zookeeper_come_with_it(tmp_path: Path) -> None:
+    nodes = json.loads((RECORDED / "zookeeper" / "nodes.json").read_text())
+    path = tmp_path / "nodes.json"
+    path.write_text(json.dumps(nodes | KEPT | NOT_KEPT))
+    data = copied("zookeeper", tmp_path)
+    told = called(data, "--nodes", path)
+    assert (told["exit"], told["problems"], told["group_offsets"]) == (0, [], 2)
+    assert stored(data) == KEPT
+    assert any("2 offsets that groups kept in ZooKeeper" in note for note in told["notes"])
+    assert any(
+        note.endswith("are left out: codecs of group old, gone of group old") for note in told["notes"]
+    )
+    assert any("/consumers/old/offsets/stamped/0 holds 'many'" in note for note in told["notes"])
+    with Broker(CONFIG, data_dir=data):
+        pass  # Nothing that is done at a start takes them away.
+    assert stored(data) == KEPT
+
+
+def test_offsets_of_groups_go_from_zookeeper_to_zookeeper(
+    zookeeper: Callable[..., ZooKeeperSettings], tmp_path: Path
+) -> None:
+    """Beside consumers that are at work, and groups that have no offsets."""
+    settings = zookeeper()
+    address = f"{settings.hosts}{settings.chroot}"
+    nodes = zookeeper_nodes.read_file(str(RECORDED / "zookeeper" / "nodes.json"))
+    nodes |= {path: text.encode() for path, text in KEPT.items()}
+    written = zookeeper_nodes.to_nodes(zookeeper_nodes.from_nodes(nodes, "nodes"))
+    written |= {"/consumers/idle": b"", "/consumers/idle/ids": b"", "/consumers/idle/ids/idle_host-1": b"{}"}
+    zookeeper_nodes.write_zookeeper(address, written)
+    data, there = copied("zookeeper", tmp_path), f"{address}/there"
+    assert called(data, "--zookeeper", address)["group_offsets"] == 2
+    result = CliRunner().invoke(
+        command, ["log", "export", str(data), "--in-place", "--zookeeper", there], prog_name="tidemill"
+    )
+    assert result.exit_code == 0, result.output
+    again = zookeeper_nodes.read_zookeeper(there)
+    assert {
+        node: again[node].decode() for node in again if node.startswith("/consumers") and again[node]
+    } == KEPT
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]])

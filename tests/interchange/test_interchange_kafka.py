@@ -295,9 +295,11 @@ def test_one_broker_of_two_brings_what_it_has_all_of(zookeeper: ZooKeeper, tmp_p
 
 def test_the_script_for_zookeepers_shell_makes_the_same_nodes(zookeeper: ZooKeeper, tmp_path: Path) -> None:
     recorded = Path(__file__).parent / "recorded" / "zookeeper"
-    data, script = tmp_path / "data", tmp_path / "nodes.txt"
+    data, script, nodes = tmp_path / "data", tmp_path / "nodes.txt", tmp_path / "nodes.json"
     shutil.copytree(recorded / "data", data)
-    log("import", data, "--nodes", recorded / "nodes.json")
+    of_groups = {f"/consumers/{group}/offsets/codecs/0": "7" for group in ("plain", "an old one", "bob's")}
+    nodes.write_text(json.dumps(json.loads((recorded / "nodes.json").read_text()) | of_groups))
+    log("import", data, "--nodes", nodes)
     log("export", data, "--to", tmp_path / "first", "--script", script)
     log("export", data, "--to", tmp_path / "second", "--zookeeper", f"{zookeeper.address}/by/kazoo")
     shell = java(class_path("3.9.2"), "org.apache.zookeeper.ZooKeeperMainWithTlsSupportForKafka", "-server")
@@ -308,4 +310,5 @@ def test_the_script_for_zookeepers_shell_makes_the_same_nodes(zookeeper: ZooKeep
         )
     by_script = read_zookeeper(f"{zookeeper.address}/script")
     assert by_script == read_zookeeper(f"{zookeeper.address}/by/kazoo"), done.stdout + done.stderr
+    assert {path: by_script[path].decode() for path in of_groups} == of_groups
     assert to_nodes(from_nodes(by_script, "a shell"))

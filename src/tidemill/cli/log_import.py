@@ -100,7 +100,7 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any
     """Take over the data directories of a broker of Apache Kafka.
 
     Topics, ids and settings come from the metadata of KRaft in the directories, or from ZooKeeper. Committed
-    offsets are in the topic __consumer_offsets, and come with it.
+    offsets are in the topic __consumer_offsets, and come with it; so do those that groups keep in ZooKeeper.
     """
     from tidemill.interchange.directories import find
     from tidemill.interchange.ending import commit_open
@@ -193,6 +193,7 @@ def _document(planned: Import, found: Found, dry_run: bool) -> dict[str, Any]:
             for name, topic in sorted(metadata.topics.items())
         },
         "broker_configs": metadata.broker_configs,
+        "group_offsets": len(metadata.group_offsets),
         "bytes": sum(one.size for one in found.partitions.values()),
         "problems": planned.problems,
         "notes": planned.notes,

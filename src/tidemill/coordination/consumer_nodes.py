@@ -24,6 +24,8 @@ from tidemill.model.types import TopicPartition
 OFFSETS = "offsets"
 _DECIMAL = re.compile(rb"[+-]?[0-9]{1,19}")
 _PARTITION = re.compile(r"0|[1-9][0-9]{0,9}")
+_NO_NAME = re.compile("[/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]")
+"""What divides paths, and what ZooKeeper takes in none."""
 _OFFSET_MAX = 2**63 - 1
 
 
@@ -49,9 +51,11 @@ class ConsumerOffsetNode:
 
     @staticmethod
     def named(path: str) -> GroupPartition | None:
-        """What a path below /consumers is the offset of; None for a path of another kind."""
+        """What a path is the offset of; None for a path of another kind."""
         parts = path.split("/")
-        if len(parts) != 6 or parts[3] != OFFSETS or _PARTITION.fullmatch(parts[5]) is None:
+        if len(parts) != 6 or f"/{parts[1]}" != CONSUMERS or parts[3] != OFFSETS:
+            return None
+        if _PARTITION.fullmatch(parts[5]) is None:
             return None
         return GroupPartition(parts[2], TopicPartition(parts[4], int(parts[5])))
 
@@ -74,4 +78,4 @@ def is_group_name(name: str) -> bool:
         check_path(f"{CONSUMERS}/{name}")
     except ValueError:
         return False
-    return "/" not in name
+    return _NO_NAME.search(name) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
+from tidemill.coordination.consumer_nodes import GroupPartition
 from tidemill.model.types import ZERO_ID
 
 NO_LEADER = -1
@@ -41,6 +42,8 @@ class ClusterMetadata:
         self.broker_configs: dict[str, dict[str, str]] = {}
         """By broker id as text; what holds for all brokers under an empty name."""
         self.next_producer_id = 0
+        self.group_offsets: dict[GroupPartition, int] = {}
+        """What groups committed by version 0, or by themselves, outside of ``__consumer_offsets``."""
         self.left_out: Counter[str] = Counter()
         """What is there and has no place here: how many of each kind."""
         self.notes: list[str] = []

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from tidemill.coordination.embedded import FILE_NAME as STORE_FILE
 from tidemill.coordination.embedded import EmbeddedStore
-from tidemill.coordination.nodes import CLUSTER_ID, PRODUCER_ID_BLOCK
+from tidemill.coordination.nodes import CLUSTER_ID, CONSUMERS, PRODUCER_ID_BLOCK
 from tidemill.coordination.port import subtree
 from tidemill.interchange.cluster import ClusterMetadata, PartitionEntry, TopicEntry
 from tidemill.interchange.directories import Found, FoundDirectory, missing_links
@@ -75,7 +76,7 @@ async def read_store(found: Found) -> Nodes:
         )
     store = EmbeddedStore.open(f"{directory.path}/{STORE_FILE}")
     try:
-        paths = [one for root in READ_BELOW for one in await subtree(store, root)]
+        paths = [one for root in (*READ_BELOW, CONSUMERS) for one in await subtree(store, root)]
         paths += [CLUSTER_ID, PRODUCER_ID_BLOCK]
         nodes = await store.get_many(paths)
         return {one: node.data for one, node in zip(paths, nodes, strict=True) if node is not None}
@@ -88,6 +89,7 @@ def plan(nodes: Nodes, found: Found) -> Export:
     told = from_nodes(nodes, found.paths[0])
     metadata = ClusterMetadata(told.source, told.cluster_id)
     metadata.next_producer_id = told.next_producer_id
+    metadata.group_offsets = told.group_offsets
     result = Export(metadata, found.node_id, [], list(told.notes))
     if found.node_id < 0:
         result.problems.append(f"{found.paths[0]} was never served: no {META_PROPERTIES} says whose it is")
@@ -192,7 +194,14 @@ def server_properties(export: Export, directories: list[str], zookeeper: str) ->
 
 def shell_script(nodes: Nodes) -> str:
     """The nodes as commands of ``zookeeper-shell.sh``."""
-    return "".join(f"create {path} {_quoted(data)}".rstrip() + "\n" for path, data in nodes.items())
+    return "".join(f"create {_word(path)} {_quoted(data)}".rstrip() + "\n" for path, data in nodes.items())
+
+
+def _word(path: str) -> str:
+    """A path as one word of the shell: names of groups may have spaces, and quotes of one kind."""
+    if not re.search(r"[\s'\"]", path):
+        return path
+    return f'"{path}"' if "'" in path else f"'{path}'"
 
 
 def _quoted(data: bytes) -> str:

@@ -103,6 +103,7 @@ def plan(
     for topic in metadata.topics.values():
         _take_topic(topic, found, choices, result)
     _take_brokers(metadata, result)
+    _take_group_offsets(metadata, result)
     to_commit, place = [], len(result.notes)
     for one in transactions:
         text = f"the transaction of {one.transactional_id!r} is {one.state} in {_listed(one.partitions)}"
@@ -241,6 +242,28 @@ def _take_brokers(metadata: ClusterMetadata, result: Import) -> None:
                 kept[key] = value
         if kept:
             result.metadata.broker_configs[name] = kept
+
+
+def _take_group_offsets(metadata: ClusterMetadata, result: Import) -> None:
+    topics, taken = result.metadata.topics, result.metadata.group_offsets
+    without_topic: set[str] = set()
+    for owner, offset in metadata.group_offsets.items():
+        topic = topics.get(owner.partition.topic)
+        if topic is None or owner.partition.partition not in topic.partitions:
+            without_topic.add(f"{owner.partition.topic} of group {owner.group}")
+        else:
+            taken[owner] = offset
+    if taken:
+        groups = _listed(sorted({owner.group for owner in taken}))
+        result.notes.append(
+            f"{len(taken)} offsets that groups kept in ZooKeeper come with it, for OffsetFetch of version 0 "
+            f"({groups}); consumers that read ZooKeeper themselves find none here"
+        )
+    if without_topic:
+        result.notes.append(
+            "offsets of topics or partitions that are not taken over are left out: "
+            f"{_listed(sorted(without_topic))}"
+        )
 
 
 def _partitions(numbers: list[int]) -> str:

@@ -12,8 +12,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+from tidemill.coordination.consumer_nodes import OFFSETS, ConsumerOffsetNode
+from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.nodes import (
     CLUSTER_ID,
+    CONSUMERS,
     DEFAULT_ENTITY,
     DELETE_TOPICS,
     PRODUCER_ID_BLOCK,
@@ -60,16 +63,27 @@ def read_file(path: str) -> Nodes:
 
 def read_zookeeper(address: str) -> Nodes:
     """The nodes of a cluster at ``host:port,...[/chroot]``. Raises StorageError when it does not answer."""
+    from kazoo.exceptions import NoNodeError
+
     nodes: Nodes = {}
     with connected(address) as (client, chroot):
         for path in (CLUSTER_ID, PRODUCER_ID_BLOCK):
             if client.exists(chroot + path) is not None:
                 nodes[path] = client.get(chroot + path)[0] or b""
         waiting = [path for path in READ_BELOW if client.exists(chroot + path) is not None]
+        if client.exists(chroot + CONSUMERS) is not None:
+            # Beside offsets groups have nodes of the sessions of their consumers, which may run on.
+            groups = client.get_children(chroot + CONSUMERS)
+            waiting += [f"{CONSUMERS}/{group}/{OFFSETS}" for group in groups]
         while waiting:
             path = waiting.pop()
-            nodes[path] = client.get(chroot + path)[0] or b""
-            waiting += [f"{path}/{name}" for name in client.get_children(chroot + path)]
+            try:
+                data = client.get(chroot + path)[0] or b""
+                below = client.get_children(chroot + path)
+            except NoNodeError:
+                continue  # A group has no offsets, or somebody removed them meanwhile.
+            nodes[path] = data
+            waiting += [f"{path}/{name}" for name in below]
     return nodes
 
 
@@ -131,6 +145,7 @@ def from_nodes(nodes: Nodes, source: str, *, is_file: bool = False) -> ClusterMe
             metadata.broker_configs["" if name == DEFAULT_ENTITY else name] = config
     if nodes.get(PRODUCER_ID_BLOCK):
         metadata.next_producer_id = ProducerIdBlockNode.decode(nodes[PRODUCER_ID_BLOCK]).end + 1
+    _read_group_offsets(nodes, metadata)
     for kind, root in (
         ("quotas and credentials of users", "/config/users"),
         ("quotas of clients", "/config/clients"),
@@ -144,6 +159,17 @@ def from_nodes(nodes: Nodes, source: str, *, is_file: bool = False) -> ClusterMe
     if rules:
         metadata.left_out["access rules"] = rules
     return metadata
+
+
+def _read_group_offsets(nodes: Nodes, metadata: ClusterMetadata) -> None:
+    for path, data in sorted(nodes.items()):
+        owner = ConsumerOffsetNode.named(path)
+        if owner is None:
+            continue
+        try:
+            metadata.group_offsets[owner] = ConsumerOffsetNode.decode(path, data)
+        except NodeFormatError as problem:
+            metadata.notes.append(f"a group's offset is left out: {problem}")
 
 
 def _children(nodes: Nodes, parent: str) -> Iterator[str]:
@@ -186,6 +212,11 @@ def to_nodes(metadata: ClusterMetadata, *, controller_epoch: int = 0) -> Nodes:
         end = metadata.next_producer_id - 1
         block = ProducerIdBlock(0, max(end - PRODUCER_IDS_A_BLOCK + 1, 0), end)
         nodes[PRODUCER_ID_BLOCK] = ProducerIdBlockNode.encode(block)
+    for (group, partition), offset in sorted(metadata.group_offsets.items()):
+        parent = ConsumerOffsetNode.parent(group, partition.topic)
+        for depth in range(2, parent.count("/") + 2):
+            nodes.setdefault("/".join(parent.split("/")[:depth]), b"")
+        nodes[ConsumerOffsetNode.path(group, partition)] = ConsumerOffsetNode.encode(offset)
     return nodes
 
 

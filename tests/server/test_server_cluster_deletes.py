@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_stage import Stage, cluster, produce, stored
+from cluster_stage import Stage, cluster, produce, stored, until
 
 from tidemill.model.types import TopicPartition
 from tidemill.testing.zookeeper import ZooKeeper
@@ -78,3 +78,19 @@ def test_deleted_records_do_not_come_back_with_the_next_leader(stage: Stage) -> 
         stage.brokers[leader].kill()
         stage.until_in_sync("failed", [number for number, one in stage.brokers.items() if one.running])
         assert stored(stage, "failed") == list(range(BEFORE, MESSAGES))
+
+
+def test_records_are_deleted_by_whoever_leads_by_now(stage: Stage) -> None:
+    """One admin client, from before the leader moved."""
+    partition = TopicPartition("led", 0)
+    with stage.admin() as admin:
+        admin.create_topic("led", assignments={0: [1, 2, 3]})
+        produce(stage, "led", range(MESSAGES))
+        assert admin.delete_records({partition: 10}) == {partition: 10}
+        with stage.admin() as other:
+            assert other.alter_reassignments({partition: [2, 3, 1]}) == {partition: None}
+            assert other.elect_leaders([partition]) == {partition: None}
+        until(lambda: stage.described("led").leader == 2, "broker 2 leads")
+        assert admin.delete_records({partition: 20}) == {partition: 20}
+        stage.brokers[2].kill()
+        assert admin.delete_records({partition: 30}) == {partition: 30}

@@ -9,9 +9,9 @@ from typing import Any
 from tidemill.client.cluster import CONTROL, Cluster
 from tidemill.client.config import COMMON, config_of
 from tidemill.client.connection import Connection
-from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout
+from tidemill.client.errors import BrokerUnreachable, ClientError, RequestTimeout, code_of
 from tidemill.client.offsets import by_leader
-from tidemill.model.errors import ErrorCode
+from tidemill.model.errors import RETRIABLE, ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
 
@@ -63,17 +63,55 @@ class AdminBase:
         build: Callable[[list[TopicPartition]], Any],
         deadline: float,
     ) -> list[tuple[str, TopicPartition, Any]]:
-        """Asks every leader for its partitions: broker, partition and what it says of each."""
+        """Asks every leader for its partitions: broker, partition and what it says of each.
+
+        Leaders that moved, are away or cannot answer just now are asked again while there is time.
+        """
         entries: list[tuple[str, TopicPartition, Any]] = []
-        for node_id, part in by_leader(self._cluster, items, deadline, "use").items():
-            connection = self._cluster.connection(node_id, CONTROL, deadline)
-            answer = connection.call(key, build(part), timeout=grace(deadline))
-            entries += [
-                (connection.address, TopicPartition(topic.name, entry.partition_index), entry)
-                for topic in answer.topics
-                for entry in topic.partitions
-            ]
-        return entries
+        left = list(items)
+        while True:
+            refused: list[tuple[str, TopicPartition, Any]] = []
+            silent: ClientError | None = None
+            again: list[TopicPartition] = []
+            for node_id, part in by_leader(self._cluster, left, deadline, "use").items():
+                try:
+                    answered = self._ask_leader(node_id, part, key, build, deadline)
+                except (BrokerUnreachable, RequestTimeout) as problem:
+                    silent = problem
+                    again += part
+                    continue
+                for entry in answered:
+                    is_refused = code_of(entry[2].error_code) in RETRIABLE
+                    (refused if is_refused else entries).append(entry)
+            again += [item for _, item, _ in refused]
+            pause = self.config.seconds("retry.backoff.ms")
+            if not again or time.monotonic() + pause >= deadline:
+                if silent is not None:
+                    raise silent
+                return entries + refused
+            left = again
+            time.sleep(pause)
+            self._cluster.refresh(deadline)
+
+    def _ask_leader(
+        self,
+        node_id: int,
+        part: list[TopicPartition],
+        key: ApiKey,
+        build: Callable[[list[TopicPartition]], Any],
+        deadline: float,
+    ) -> list[tuple[str, TopicPartition, Any]]:
+        if node_id < 0:
+            raise BrokerUnreachable(
+                f"no leader for {', '.join(map(str, part))}", ErrorCode.LEADER_NOT_AVAILABLE
+            )
+        connection = self._cluster.connection(node_id, CONTROL, deadline)
+        answer = connection.call(key, build(part), timeout=grace(deadline))
+        return [
+            (connection.address, TopicPartition(topic.name, entry.partition_index), entry)
+            for topic in answer.topics
+            for entry in topic.partitions
+        ]
 
 
 def left_ms(deadline: float) -> int:

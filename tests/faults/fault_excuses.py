@@ -2,8 +2,12 @@
 
 | excuse | of | when |
 |---|---|---|
-| new-leader | acks=1 | the leader changed after it was sent, and before it was known to be committed |
+| new-leader | acks=1 | the leader changed before the record was known to be committed |
 | lost-by-all | acks=all and reads, of partitions that are not synced | all that held the record lost it |
+
+A leader that is cut off, or stands still, learns late that another one leads, and acknowledges until then:
+the change may have been up to ``DEPOSED_S`` before the record was sent
+(``docs/decisions/cut-off-leaders.md``).
 
 Which replicas held a record: all, once they were in sync after it was acknowledged (``settled``); before that
 at least ``min.insync.replicas``. So a record is excused when that many brokers lost what they had not synced
@@ -18,6 +22,8 @@ from fault_history import Event
 
 BROKERS = 3
 MIN_IN_SYNC = 2
+DEPOSED_S = 12.0
+"""Two lives of a session, and a pause."""
 LATE_S = 2.0
 """How much later than the broker did something its client may have noted it."""
 
@@ -47,9 +53,9 @@ class Excuses:
         self._epochs[place] = event["epoch"]
 
     def has_new_leader(self, place: int, begin: float, end: float) -> bool:
-        """Whether the leader of a partition may have changed in that time."""
+        """Whether a message that was sent then may have gone to a leader that was none at the end."""
         changes = self._changes[place]
-        return any(since <= end + LATE_S and at >= begin - LATE_S for since, at in changes)
+        return any(since <= end + LATE_S and at >= begin - DEPOSED_S for since, at in changes)
 
     def is_lost_by_all(self, at: float) -> bool:
         """Whether all brokers that held a record acknowledged at that time may have lost it since."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fault_checker import Clients, check
+from fault_excuses import DEPOSED_S
 from fault_history import Event, History, read
 from fault_kinds import LOSSES, together
 from fault_results import Results, source_digest
@@ -227,14 +228,14 @@ def test_a_message_with_acks_1_is_committed_with_a_later_one_of_all_replicas() -
 
 
 def test_a_leader_may_learn_late_that_another_one_leads() -> None:
-    """What reached it before a pause it acknowledges afterwards; what it is sent later it has to refuse."""
     events = with_acks_1(innocent())
     led(events, 5, -100.0)
     led(events, 6, 10.0)
-    next(one for one in reversed(events) if one["op"] == "ack")["at"] = 20.0
-    assert kinds(events) == set()
     sent = [one for one in events if one["op"] == "send" and one["by"] == "b"]
-    sent[-1]["at"] = 15.0
+    sent[-1]["at"] = 10.0 + DEPOSED_S - 1
+    next(one for one in reversed(events) if one["op"] == "ack")["at"] = 50.0
+    assert kinds(events) == set()
+    sent[-1]["at"] = 10.0 + DEPOSED_S + 1
     assert kinds(events) == {"lost"}
 
 

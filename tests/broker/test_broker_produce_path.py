@@ -389,6 +389,49 @@ def test_an_answer_waits_for_the_sync_that_flush_messages_asks_for(tmp_path: Pat
         assert bench.partition().waiting_appends == 0
 
 
+def test_an_answer_of_the_leader_alone_waits_for_its_sync_and_for_no_follower(tmp_path: Path) -> None:
+    disk = HeldExecutor()
+    with bench_in(tmp_path, syncers=disk) as bench:
+        bench.put("t", 3, flush_messages=1)
+        bench.partition().become(1, 5, (1, 2), (1, 2))
+        client, both = bench.client(), bench.client()
+        client.produce(9, {("t", 0): batch(b"a")}, acks=1)
+        bench.turn()
+        both.produce(9, {("t", 0): batch(b"b")}, acks=-1)
+        assert client.is_silent()
+        disk.run()
+        assert [part.error_code for part in client.produced(9)] == [0]
+        assert bench.partition().high_watermark == 0
+        client.produce(9, {("t", 0): batch(b"c")}, acks=1)
+        bench.turn()
+        bench.partition().become(2, 6, (1, 2), (1, 2))
+        for one in (client, both):
+            assert [part.error_code for part in one.produced(9)] == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+        while disk.jobs:
+            disk.run()
+            bench.turn()
+        assert bench.partition().waiting_appends == 0
+
+
+def test_an_answer_does_not_wait_for_a_sync_that_nobody_asks_for(tmp_path: Path) -> None:
+    """Of three records that are synced together the third waits, and what comes meanwhile."""
+    disk = HeldExecutor()
+    with bench_in(tmp_path, syncers=disk) as bench:
+        bench.put("t", 3, flush_messages=3)
+        bench.partition().become(1, 5, (1, 2), (1, 2))
+        client = bench.client()
+        for number in range(2):
+            client.produce(9, {("t", 0): batch(b"%d" % number)}, acks=1)
+            assert client.produced(9)[0].error_code == 0
+        third = client.produce(9, {("t", 0): batch(b"2")}, acks=1)
+        bench.turn()
+        fourth = client.produce(9, {("t", 0): batch(b"3")}, acks=1)
+        assert client.is_silent()
+        disk.run()
+        assert [client.produced(9, number)[0].base_offset for number in (third, fourth)] == [2, 3]
+        assert not disk.jobs
+
+
 def test_produces_may_follow_those_that_wait_and_are_answered_in_order(tmp_path: Path) -> None:
     disk = HeldExecutor()
     with bench_in(tmp_path, syncers=disk) as bench:

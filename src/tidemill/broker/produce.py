@@ -80,7 +80,7 @@ class ProduceRequest(ProduceFields):
                 rest.append(part)
             elif error is not None:
                 part.fail(error)
-            elif not partition.is_committed(part.end_offset):
+            elif partition.holds_back(self.acks, part.end_offset):
                 rest.append(part)
             elif self.acks == -1:
                 short = partition.commit_error()
@@ -361,8 +361,12 @@ class ProducePath:
             request.reply = request.connection.reply_later()
         for part in list(request.waiting_for):
             partition = part.partition
-            if partition is not None:
+            if partition is None:
+                continue
+            if request.acks == -1:
                 partition.wait_committed(part.end_offset, request)
+            else:
+                partition.wait_synced(part.end_offset, request)
         # What was appended need not be held: only its answer waits.
         request.data = b""
         for topic in request.topics:

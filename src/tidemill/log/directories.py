@@ -46,8 +46,8 @@ class DataDirectory:
         self.failure = ""
         self.clean = False
         self.may_have_lost = False
-        """It held logs, the stop was not clean, and the system was started since, or a sync had failed: what
-        was not synced may be gone. A killed process alone loses nothing, as the system writes what it holds."""
+        """It held logs, the stop was not clean, and the system was started since, or a sync failed: what was
+        not synced may be gone. A killed process alone loses nothing, as the system writes what it holds."""
         self.is_blank = False
         """It holds no logs, and nobody has heeded yet what it may have held: it is new, or an empty disk is
         in the place of another."""
@@ -94,8 +94,8 @@ class DataDirectories:
         self.undecided: dict[TopicPartition, str] = {}
         """Partitions of which nobody can tell where they are, by the reason."""
         self.distrusted: set[str] = set()
-        """The ids of directories in which a sync failed, until the loss was heeded: those that the coordination
-        store knows, too."""
+        """The ids of directories in which a sync failed, until that was heeded: also those that only the
+        coordination store knows."""
         self._marking = threading.Lock()
         self.reported_missing: frozenset[TopicPartition] = frozenset()
         """Partitions that were in no data directory at the start, as this broker has reported."""
@@ -126,7 +126,7 @@ class DataDirectories:
         return []
 
     def distrust(self, directory: DataDirectory) -> list[StorageError]:
-        """Marks a directory in which a sync failed: the next start does not trust what the system holds of it.
+        """Marks a directory in which a sync failed, so that the next start does not trust the page cache.
 
         What is wrong where the mark could not be left. May run in a thread.
         """

@@ -1,4 +1,4 @@
-"""Marks of data directories in which a sync failed: the next start does not trust what the system still holds.
+"""Marks of data directories in which a sync failed: the next start does not trust the page cache of these.
 
 After a sync that failed the system may have dropped pages that were not written, and it goes on answering
 reads from those that it kept. A start within the same boot of the system would find every record, although

@@ -328,11 +328,12 @@ class Partition(Readable):
     def holds_back(self, acks: i32, end_offset: i64) -> bool:
         """Whether the reply to a produce with ``acks`` has to wait for everything below ``end_offset``.
 
-        With ``acks=1`` only a flush that ``flush.messages`` asks for can be the reason.
+        With ``acks=1`` only a sync of the leader's own log can be the reason, as ``flush.messages`` asks for
+        one: no other replica is waited for.
         """
         if self.high_watermark >= end_offset:
             return False
-        return acks == -1 or (acks == 1 and self._alone)
+        return acks == -1 or (acks == 1 and self._flushing and self._flushed_end < end_offset)
 
     def _want_flush(self) -> None:
         if not self._flushing:
@@ -353,6 +354,8 @@ class Partition(Readable):
             self._want_flush()
         elif self._alone and self.high_watermark < self.log.end_offset:
             self._advance(self.log.end_offset, 0)
+        # What came meanwhile, and wants no sync, waits no longer either.
+        self._wake_synced(end_offset if self._flushing else self.log.end_offset)
         if self.on_flushed is not None:
             self.on_flushed()
 

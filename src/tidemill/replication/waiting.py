@@ -1,6 +1,7 @@
-"""Who waits for a partition: produces for its high watermark, DeleteRecords for its low watermark, fetches.
+"""Who waits for a partition: produces, DeleteRecords and fetches. Compiled.
 
-Fetches wait for more to read. Compiled.
+Produces wait for the high watermark, or for the leader's sync; DeleteRecords for the low watermark; fetches
+for more to read.
 
 What waits hangs on the partition that it waits for, so that a partition where nothing happens costs
 nothing, and an append looks only at those who wait for it. Partitions of a fetch session hang there as long
@@ -23,10 +24,10 @@ CONSUMER: Final[i32] = -1
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class AppendWaiter(Waiting):
-    """Waits until what it appended is committed, or what it deletes is deleted on all live replicas."""
+    """Waits until what it appended is committed or synced, or what it deletes is deleted everywhere."""
 
     def on_committed(self, partition: Awaited) -> None:
-        """The high watermark, or the low one, has reached the offset that was waited for."""
+        """The high watermark, the leader's sync or the low watermark has reached what was waited for."""
         raise NotImplementedError
 
     def on_append_failed(self, partition: Awaited, error: KafkaError) -> None:
@@ -80,6 +81,7 @@ class Awaited:
         self.high_watermark: i64 = high_watermark
         """Everything below is on all replicas in sync."""
         self._append_waiters: list[tuple[i64, AppendWaiter]] = []
+        self._sync_waiters: list[tuple[i64, AppendWaiter]] = []
         self._deletion_waiters: list[tuple[i64, AppendWaiter]] = []
         self._fetch_waiters: dict[FetchWaiter, None] = {}
         self._follower_waiters: dict[FetchWaiter, None] = {}
@@ -92,11 +94,15 @@ class Awaited:
     @property
     def waiting_appends(self) -> int:
         """How many produces wait here."""
-        return len(self._append_waiters)
+        return len(self._append_waiters) + len(self._sync_waiters)
 
     def is_committed(self, end_offset: i64) -> bool:
         """Whether everything below ``end_offset`` is committed."""
         return self.high_watermark >= end_offset
+
+    def holds_back(self, acks: i32, end_offset: i64) -> bool:
+        """Whether the reply to a produce with ``acks`` has to wait for everything below ``end_offset``."""
+        return acks == -1 and self.high_watermark < end_offset
 
     def commit_error(self) -> KafkaError | None:
         """What those with ``acks=all`` are told once all in sync have it; None when these are enough."""
@@ -110,6 +116,10 @@ class Awaited:
         while index > 0 and waiters[index - 1][0] > end_offset:
             index -= 1
         waiters.insert(index, (end_offset, waiter))
+
+    def wait_synced(self, end_offset: i64, waiter: AppendWaiter) -> None:
+        """Calls ``waiter`` once the leader has everything below ``end_offset`` on its disk."""
+        self._sync_waiters.append((end_offset, waiter))
 
     def low_watermark(self) -> i64:
         """Below this no live replica has any record."""
@@ -173,6 +183,16 @@ class Awaited:
                 waiters[index][1].on_committed(self)
                 index += 1
 
+    def _wake_synced(self, end_offset: i64) -> None:
+        """Wakes who waited for a sync of no more than what lies below ``end_offset``."""
+        waiters = self._sync_waiters
+        if not waiters:
+            return
+        self._sync_waiters = [entry for entry in waiters if entry[0] > end_offset]
+        for entry in waiters:
+            if entry[0] <= end_offset:
+                entry[1].on_committed(self)
+
     def _wake_fetches(self, added_bytes: i64) -> None:
         for waiter in list(self._fetch_waiters):
             waiter.on_readable(self, added_bytes)
@@ -189,8 +209,9 @@ class Awaited:
             waiter.on_news(self, False)
 
     def _fail_waiters(self, error: KafkaError) -> None:
-        waiters = [*self._append_waiters, *self._deletion_waiters]
+        waiters = [*self._append_waiters, *self._sync_waiters, *self._deletion_waiters]
         self._append_waiters = []
+        self._sync_waiters = []
         self._deletion_waiters = []
         for entry in waiters:
             entry[1].on_append_failed(self, error)

@@ -149,6 +149,15 @@ def test_replies_in_a_row_hold_every_record_once(
         assert taken >= 1
 
 
+def test_converted_messages_are_counted_for_their_partition(conversions: Conversions, tmp_path: Path) -> None:
+    log = batches(3, 40, GZIP)
+    stage = Stage(conversions, tmp_path / "log", log)
+    reply = stage.reply(0, sum(map(len, log)))
+    stage.settle()
+    assert len(read_whole(reply, 0)) == 120
+    assert stage.partition.fetch_conversions == 120
+
+
 def first_reply(stage: Stage, log: list[bytes]) -> int:
     """Has one reply sent, after which the next was begun; the offset that it begins with."""
     found = read_whole(stage.reply(0, 300_000), 0)

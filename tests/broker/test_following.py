@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from replica_stage import Broker as Logs
 from test_followers import values_in
 
 from tidemill.broker.context import Listener, Peer
-from tidemill.broker.following import Following, LeaderLoop
+from tidemill.broker.following import Fetching, Following, LeaderLoop
 from tidemill.log.config import LogConfig
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, StorageError
@@ -113,6 +114,18 @@ def test_what_is_appended_is_followed_and_committed(stage: Stage) -> None:
     assert stage.same()
     stage.bench.until(lambda: all(one.high_watermark == 4 for one in stage.partitions))
     assert len(stage.links) == 1
+
+
+def test_a_leader_may_take_as_long_as_the_patience_and_the_wait_together(stage: Stage) -> None:
+    limits = FetchLimits(wait_ms=500, patience_ms=30_000)
+    asked: list[float] = []
+    link: Any = SimpleNamespace(
+        version_of=lambda key, first, last: last,
+        post=lambda key, version, body, poster, patience_s: asked.append(patience_s),
+    )
+    fetcher: Any = SimpleNamespace(limits=limits, request=lambda now_ms, version: b"")
+    assert Fetching(link, fetcher, SystemClock()).ask()
+    assert asked == [30.5]
 
 
 def test_a_leader_hears_of_a_new_registration_while_it_is_followed(stage: Stage) -> None:

@@ -1,4 +1,4 @@
-"""Work that takes longer than its request may: the client is told, and nobody else forgets it."""
+"""What handlers share: work that takes longer than its request may, and which handler answers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 
 from tidemill.broker.dispatch import Dispatch
+from tidemill.broker.handlers import init_producer_id
 from tidemill.broker.handlers.common import within
+from tidemill.broker.registry import APIS
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.wire.apis import ApiKey, request_class
+from tidemill.wire.messages.init_producer_id import InitProducerIdRequest
 
 
 def test_a_stop_waits_for_what_outlived_its_request() -> None:
@@ -91,3 +95,50 @@ def test_what_outlives_its_request_goes_on_and_its_failure_is_told(caplog: pytes
     ]
     assert "no room" in caplog.text
     assert "ZeroDivisionError" in caplog.text
+
+
+CONTEXT: Any = SimpleNamespace()
+"""Of a request whose handler looks at nothing of it."""
+
+
+def test_every_api_is_answered_by_the_handler_of_its_name() -> None:
+    for key, api in APIS.items():
+        assert (key, api.module) == (api.key, ApiKey(key).name.lower())
+        if key not in (ApiKey.PRODUCE, ApiKey.FETCH):  # they have ways of their own
+            assert api.handler().__module__ == f"tidemill.broker.handlers.{api.module}"
+        request_class(ApiKey(key))
+        assert 0 <= api.first <= api.announced_min <= api.last
+
+
+@pytest.mark.parametrize(
+    ("transactional_id", "outcome"),
+    [
+        (None, (0, 42, 0)),
+        ("", (ErrorCode.INVALID_REQUEST, -1, -1)),
+        ("t", (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1, -1)),
+    ],
+)
+def test_a_new_producer_gets_an_id_of_its_own_and_epoch_0(
+    transactional_id: str | None, outcome: tuple[int, int, int]
+) -> None:
+    async def next_id() -> int:
+        return 42
+
+    broker: Any = SimpleNamespace(producer_ids=SimpleNamespace(next=next_id))
+    request = InitProducerIdRequest(transactional_id=transactional_id)
+    answer = asyncio.run(init_producer_id.handle(broker, CONTEXT, request))
+    assert (answer.error_code, answer.producer_id, answer.producer_epoch) == outcome
+
+
+def test_a_producer_that_no_id_can_be_made_for_is_told_why() -> None:
+    async def next_id() -> int:
+        raise KafkaError("the store is away", ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    request = InitProducerIdRequest(transactional_id=None)
+    broker: Any = SimpleNamespace(producer_ids=SimpleNamespace(next=next_id))
+    answer = asyncio.run(init_producer_id.handle(broker, CONTEXT, request))
+    assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        -1,
+        -1,
+    )

@@ -10,11 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.log.files import SystemFiles
+from tidemill.log.log import Log
 from tidemill.log.offset_index import OffsetIndex
 from tidemill.log.time_index import TimeIndex
+from tidemill.records.batch import Batch
 from tidemill.testing.files import FaultyFiles
 
 BASE = 1000
+NOW = 1_700_000_000_000
 MakeIndex = Callable[..., OffsetIndex]
 
 
@@ -168,3 +171,24 @@ def test_an_index_on_a_full_disk_refuses_instead_of_killing_the_process() -> Non
     files.space_bytes = 8192
     made.append(600, 600)
     assert made.lookup(9999) == 600
+
+
+def test_a_clean_restart_does_not_change_how_far_apart_entries_are(
+    log_of: Callable[..., Log], batch: Callable[..., Batch], tmp_path: Path
+) -> None:
+    settings = {"index_interval_bytes": 1000}
+    made: list[list[int]] = []
+    for restarts in (False, True):
+        directory = tmp_path / f"restarts-{restarts}"
+        directory.mkdir()
+        log = log_of(settings, directory=str(directory))
+        entries = []
+        for _ in range(30):
+            log.append([batch(1, value=bytes(150))], 0, NOW)
+            if restarts:
+                log.close(NOW)
+                log = log_of(settings, directory=str(directory), clean=True)
+            entries.append(int(log.active.index.entries))
+        made.append(entries)
+    assert made[0] == made[1]
+    assert made[0][-1] > 4

@@ -8,7 +8,7 @@ STAMP := $(VENV)/.ready
 SOURCES := $(shell grep -v '^\#' compiled_modules.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test check format clients spark bench run simulate faults mutants wheel clean
+.PHONY: help setup build test check format clients spark bench run simulate mutation faults mutants wheel clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -48,6 +48,9 @@ endif
 
 mutants: setup ## plants faults in the source and counts the seeds until simulated clusters find each: SEEDS=300, FAULTS=names
 	$(BIN)/python tests/mutants/mutant_run.py --seeds $(or $(SEEDS),300) --faults '$(FAULTS)' --page docs/mutants.md
+
+mutation: setup ## puts small faults into the source and counts those that tests notice: SAMPLE=400, SEED=1
+	nice -n 10 $(BIN)/python tests/mutation/mutation_run.py --sample $(or $(SAMPLE),400) --seed $(or $(SEED),1)
 
 faults: setup ## kills, pauses, cuts off and fills up a cluster under load, cuts its power and empties its disks, and checks what clients saw: FAULTS=300, SEED=, KINDS=, PARTITIONS=, ANEW=1
 	$(BIN)/python tests/faults/fault_run.py --faults $(or $(FAULTS),300) $(if $(SEED),--seed $(SEED)) --kinds '$(KINDS)' $(if $(PARTITIONS),--partitions $(PARTITIONS)) $(if $(ANEW),--anew)

@@ -1,0 +1,158 @@
+"""Which tests run which lines of the source, and which of them concern a mutant.
+
+Every test file runs once under coverage, with one context for each test. What is found is kept below the
+build directory by the hash of the test file and of the source, so that only new test files run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from coverage import CoverageData
+
+from mutants import Mutant
+
+ROOT = Path(__file__).parents[2]
+TESTS = ROOT / "tests"
+FILE_S_MAX = 600
+
+OPTIONS = (
+    *("-q", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:rerunfailures"),
+    *("-p", "mutation_context"),
+)
+"""Without second tries, in the order in which they are given."""
+
+CHOSEN = "not clients and not every and not slow"
+"""The marks of the tests that may be asked."""
+
+
+class Covering(NamedTuple):
+    """What the runs under coverage told."""
+
+    seconds: dict[str, float]
+    """How long each test took."""
+    tests: dict[str, dict[int, set[str]]]
+    """The tests that run a line, by module (a path below ``src``) and line."""
+
+    def of(self, module: str, first: int, last: int) -> set[str]:
+        """The tests that run one of the lines."""
+        lines = self.tests.get(module, {})
+        return {test for line in range(first, last + 1) for test in lines.get(line, ())}
+
+
+def environment(source: Path, **more: str) -> dict[str, str]:
+    """The environment for tests of the package below ``source``."""
+    paths = os.pathsep.join((str(source), str(TESTS / "mutation")))
+    return {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": "0", **more}
+
+
+def measure(source: Path, key: str, files: Sequence[Path], build: Path, workers: int) -> Covering:
+    """Runs what has not run yet of the test files under coverage, and reads all that was found."""
+    folder = build / "covering"
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = folder / "coveragerc"
+    settings.write_text(f"[run]\nbranch = false\nsource = {source / 'tidemill'}\n")
+    kept = {file: folder / f"{file.stem}-{_hash_of(file, key)}.json" for file in files}
+    missing = [file for file in files if not kept[file].exists()]
+    with ThreadPoolExecutor(workers) as pool:
+        for at, file in enumerate(pool.map(lambda file: _run(source, file, kept[file], settings), missing)):
+            print(f"coverage {at + 1}/{len(missing)}: {file.name}", flush=True)
+    covering = Covering({}, defaultdict(lambda: defaultdict(set)))
+    for file in files:
+        found = json.loads(kept[file].read_text())
+        covering.seconds.update(found["seconds"])
+        names = found["names"]
+        for module, lines in found["lines"].items():
+            for line, numbers in lines.items():
+                covering.tests[module][int(line)].update(names[number] for number in numbers)
+    return covering
+
+
+def _hash_of(file: Path, key: str) -> str:
+    return hashlib.sha256(key.encode() + file.read_bytes()).hexdigest()[:12]
+
+
+def _run(source: Path, file: Path, kept: Path, settings: Path) -> Path:
+    data, times = kept.with_suffix(".cov"), kept.with_suffix(".times")
+    for one in (data, times):
+        one.unlink(missing_ok=True)
+    name = str(file.relative_to(ROOT))
+    command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", f"--data-file={data}"]
+    command += ["-m", "pytest", *OPTIONS, "-m", CHOSEN, "--timeout=120", name]
+    given = environment(source, MUTATION_TIMES=str(times))
+    try:
+        subprocess.run(command, cwd=ROOT, env=given, capture_output=True, timeout=FILE_S_MAX, check=False)
+    except subprocess.TimeoutExpired:
+        print(f"{name} took longer than {FILE_S_MAX} s: what it covered until then counts", flush=True)
+    lines = times.read_text().splitlines() if times.exists() else []
+    passed = {test: seconds for test, seconds, good in map(json.loads, lines) if good}
+    # A name that another run does not have (a time, an address in it) cannot be asked for.
+    listed = [sys.executable, "-m", "pytest", *OPTIONS, "-m", CHOSEN, "--collect-only", name]
+    names = subprocess.run(listed, cwd=ROOT, env=given, capture_output=True, text=True, check=False).stdout
+    seconds = {test: passed[test] for test in names.splitlines() if test in passed}
+    kept.write_text(json.dumps(_read(source, data, seconds)))
+    for one in (data, times):
+        one.unlink(missing_ok=True)
+    return file
+
+
+def _read(source: Path, data: Path, seconds: dict[str, float]) -> dict[str, object]:
+    """What is kept of a run: names are numbered, for lines have many of them."""
+    measured = CoverageData(str(data))
+    if data.exists():
+        measured.read()
+    numbers = {test: number for number, test in enumerate(seconds)}
+    lines: dict[str, dict[int, list[int]]] = {}
+    for path in measured.measured_files():
+        found = {
+            line: [numbers[test] for test in tests if test in numbers]
+            for line, tests in measured.contexts_by_lineno(path).items()
+        }
+        lines[str(Path(path).relative_to(source))] = {line: tests for line, tests in found.items() if tests}
+    return {"seconds": seconds, "names": list(seconds), "lines": lines}
+
+
+def concerning(mutant: Mutant, covering: Covering, sources: dict[str, str]) -> list[str]:
+    """The tests that can notice a mutant, fast ones first.
+
+    They run its line. Of a line that runs at import or in another process, they run the lines that use the
+    name that it defines, or lines of modules that name its module.
+    """
+    found = covering.of(mutant.module, mutant.first_line, mutant.last_line)
+    if not found:
+        found = _of_definition(mutant, covering, sources)
+    return sorted(found, key=lambda test: (covering.seconds[test], test))
+
+
+def _of_definition(mutant: Mutant, covering: Covering, sources: dict[str, str]) -> set[str]:
+    """The tests of the lines that use what the mutant's line defines; else those of who names its module."""
+    line = sources[mutant.module].splitlines()[mutant.first_line - 1]
+    name = line.strip().partition("=")[0].partition(":")[0].strip()
+    found: set[str] = set()
+    if name.isidentifier():
+        for module, source in sources.items():
+            if name in source:
+                for at in _lines_with(name, source):
+                    found |= covering.of(module, at, at)
+    if not found:
+        for module, source in sources.items():
+            if module == mutant.module or Path(mutant.module).stem in source:
+                for tests in covering.tests.get(module, {}).values():
+                    found |= tests
+    return found
+
+
+def _lines_with(name: str, source: str) -> Iterable[int]:
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return {token.start[0] for token in tokens if token.type == tokenize.NAME and token.string == name}

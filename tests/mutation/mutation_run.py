@@ -1,0 +1,292 @@
+"""Puts small faults into the source, one at a time, and runs the tests that concern each: which notice it?
+
+    make mutation SEED=1 SAMPLE=400
+
+The faults are Cosmic Ray's, a sample of them from a seed; the tests are those that run the line
+(``covering``). A mutant is found when one of them fails, or does not end. All is done on copies of the source
+in plain Python below ``build/mutation/``, where results are kept by the hash of the source: a run that is
+stopped goes on where it was. A mutant that was found stays found; one that survived is tried again when tests
+have changed.
+
+Survivors are printed with their verdict from ``docs/mutation.md``. The run fails when fewer than 85% of the
+mutants that are not equivalent were found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import queue
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from covering import OPTIONS, ROOT, TESTS, Covering, concerning, environment, measure
+
+from mutants import Mutant, changed_lines, mutated, sample
+
+PACKAGES = ["log", "records", "broker", "groups", "client", "pipeline"]
+LEFT_OUT_PACKAGES = ["pipeline/demo"]
+"""The demonstration has no tests of its parts: ``make run`` runs it as a whole, and it checks its results."""
+FOLDERS = [
+    *("records", "log", "groups", "client", "broker", "pipeline", "replication", "transactions"),
+    *("interchange", "testing", "crash", "server", "clients"),
+]
+"""Directories of tests that can notice a fault in one of the packages."""
+LEFT_OUT = {"test_interchange_kafka.py", "test_crash_kill.py"}
+"""They bring Kafka's tools, or kill for minutes."""
+
+PAGE = ROOT / "docs" / "mutation.md"
+FOUND_MIN = 0.85
+TESTS_S_MAX = 60.0
+"""The tests of one mutant take no longer than this together, as they took under coverage."""
+TEST_TIMEOUT_S = 30
+TESTS_MAX = 400
+STEADY = ("records", "log", "groups")
+"""Tests in other directories wait for processes with a limit, and fail now and then on a busy machine: what
+one of them notices is tried twice."""
+
+
+class Result(NamedTuple):
+    """What became of a mutant."""
+
+    name: str
+    outcome: str
+    """``found``, ``survived``, or ``not run``: no test runs its line."""
+    before: str
+    after: str
+    by: str
+    """The test that noticed it."""
+    tests: int
+    seconds: float
+    key: str
+    """The hash of the tests that did not notice it."""
+
+
+class Worker(threading.Thread):
+    """Tries mutants one after the other, in a copy of the source of its own."""
+
+    def __init__(self, run: Run, number: int) -> None:
+        super().__init__(daemon=True)
+        self.run_ = run
+        self.source = run.build / f"worker-{number}" / "src"
+        copy_source(self.source)
+        self.server = subprocess.Popen(
+            [sys.executable, str(TESTS / "mutation" / "mutation_server.py")],
+            cwd=ROOT,
+            env=environment(self.source),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self) -> None:
+        while (mutant := self.run_.next()) is not None:
+            self.run_.note(mutant, self.tried(mutant))
+        self.server.communicate()
+
+    def tried(self, mutant: Mutant) -> Result:
+        """Runs the tests that concern a mutant until one fails."""
+        before = self.run_.sources[mutant.module]
+        after = mutated(mutant, before)
+        tests = self.run_.tests_of(mutant)
+        began = time.monotonic()
+        self._write(mutant.module, after)
+        try:
+            outcome, by = ("not run", "") if not tests else self._outcome(tests)
+        finally:
+            self._write(mutant.module, before)
+        took_s = round(time.monotonic() - began, 1)
+        changed = changed_lines(before, after)
+        return Result(mutant.name, outcome, *changed, by, len(tests), took_s, self.run_.tests_key)
+
+    def _write(self, module: str, source: str) -> None:
+        path = self.source / module
+        path.write_text(source, "utf-8")
+        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+            compiled.unlink()  # It may have the same size and second.
+
+    def _outcome(self, tests: Sequence[str]) -> tuple[str, str]:
+        left = list(tests)
+        while True:
+            by = self._failing(left)
+            if by is None:
+                return "survived", ""
+            if by not in left or by.split("/")[1] in STEADY or self._failing([by]) is not None:
+                return "found", by
+            left.remove(by)
+
+    def _failing(self, tests: Sequence[str]) -> str | None:
+        """The first test that fails, or why there is none; None when all pass."""
+        if not tests:
+            return None
+        names = self.source.parent / "tests.txt"
+        names.write_text("\n".join(tests))
+        output = self.source.parent / "output.txt"
+        arguments = [*OPTIONS, "-W", "ignore::pytest.PytestAssertRewriteWarning", "-x", "--tb=no", "-rfE"]
+        arguments += [f"--timeout={TEST_TIMEOUT_S}", f"@{names}"]
+        limit_s = 120 + 6 * sum(self.run_.covering.seconds[test] for test in tests)
+        asked = json.dumps([arguments, str(output), limit_s])
+        assert self.server.stdin is not None
+        assert self.server.stdout is not None
+        self.server.stdin.write(asked + "\n")
+        self.server.stdin.flush()
+        code = json.loads(self.server.stdout.readline())
+        if code == 0:
+            return None
+        told = output.read_text(errors="replace")
+        failed = re.search(r"^(?:FAILED|ERROR) (tests/\S+)", told, re.MULTILINE)
+        return failed.group(1) if failed else f"exit code {code}: {told.strip()[-200:]}"
+
+
+def copy_source(target: Path) -> None:
+    """Copies the source without what was compiled of it."""
+    shutil.rmtree(target, ignore_errors=True)
+    ignored = shutil.ignore_patterns("*.so", "_built.json", "__pycache__")
+    shutil.copytree(ROOT / "src", target, ignore=ignored)
+
+
+def hash_of(paths: Sequence[Path]) -> str:
+    """A short hash of the names and contents of files."""
+    found = hashlib.sha256()
+    for path in sorted(paths):
+        found.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()[:12]
+
+
+class Run:
+    """A sample of mutants, and what is known of it."""
+
+    def __init__(self, seed: int, count: int, workers: int) -> None:
+        key = hash_of(list((ROOT / "src").rglob("*.py")))
+        self.build = ROOT / "build" / "mutation" / key
+        self.build.mkdir(parents=True, exist_ok=True)
+        print(f"source {key}, seed {seed}, {count} mutants; results are kept in {self.build}", flush=True)
+        self.tests_key = hash_of(list(TESTS.rglob("*.py")))
+        self.sources = {
+            str(path.relative_to(ROOT / "src")): path.read_text("utf-8")
+            for path in (ROOT / "src").rglob("*.py")
+        }
+        files = [
+            path
+            for folder in FOLDERS
+            for path in sorted((TESTS / folder).glob("test_*.py"))
+            if path.name not in LEFT_OUT
+        ]
+        copy_source(self.build / "whole" / "src")
+        self.covering: Covering = measure(self.build / "whole" / "src", key, files, self.build, workers)
+        self.mutants = sample(ROOT / "src", PACKAGES, LEFT_OUT_PACKAGES, count, seed)
+        self.results: dict[str, Result] = {}
+        self.kept = self.build / "results.jsonl"
+        if self.kept.exists():
+            for line in self.kept.read_text().splitlines():
+                result = Result(*json.loads(line))
+                self.results[result.name] = result
+        self._waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
+        for mutant in self.mutants:
+            done = self.results.get(mutant.name)
+            if done is None or (done.outcome != "found" and done.key != self.tests_key):
+                self._waiting.put(mutant)
+        self._left = self._waiting.qsize()
+        self._lock = threading.Lock()
+
+    def next(self) -> Mutant | None:
+        """The mutant that is to be tried next; None when all are."""
+        try:
+            return self._waiting.get_nowait()
+        except queue.Empty:
+            return None
+
+    def tests_of(self, mutant: Mutant) -> list[str]:
+        """The tests that concern a mutant, as many as there is time for."""
+        chosen: list[str] = []
+        total_s = 0.0
+        for test in concerning(mutant, self.covering, self.sources):
+            total_s += self.covering.seconds[test]
+            if chosen and (total_s > TESTS_S_MAX or len(chosen) >= TESTS_MAX):
+                break
+            chosen.append(test)
+        return chosen
+
+    def note(self, mutant: Mutant, result: Result) -> None:
+        """Keeps what became of a mutant, and tells it."""
+        with self._lock:
+            self.results[mutant.name] = result
+            with self.kept.open("a") as file:
+                file.write(json.dumps(result) + "\n")
+            self._left -= 1
+            detail = result.by if result.outcome == "found" else f"{result.before}  =>  {result.after}"
+            print(
+                f"{self._left:4} left  {result.outcome:8} {result.seconds:6.1f} s  {mutant.name}  {detail}",
+                flush=True,
+            )
+
+
+def verdicts() -> dict[tuple[str, str, str], str]:
+    """The verdicts on the page, by module, line as it is and line as it was made."""
+    found = {}
+    if PAGE.exists():
+        for line in PAGE.read_text("utf-8").splitlines():
+            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
+            if len(cells) == 6 and cells[1].startswith("`"):
+                module, before, after = (cell.strip("`").replace("\\|", "|") for cell in cells[1:4])
+                found[module, before, after] = cells[4]
+    return found
+
+
+def report(run: Run) -> bool:
+    """Prints what was found and what was not; whether that is enough."""
+    known = verdicts()
+    counts: Counter[tuple[str, str]] = Counter()
+    survivors = []
+    for mutant in run.mutants:
+        result = run.results.get(mutant.name)
+        if result is None:
+            continue
+        module = mutant.module.removeprefix("tidemill/")
+        outcome = result.outcome
+        if outcome != "found":
+            verdict = known.get((module, result.before, result.after), "no verdict yet")
+            outcome = "equivalent" if verdict.startswith("equivalent") else "survived"
+            survivors.append((module, mutant.first_line, result, verdict))
+        counts[module.split("/")[0], outcome] += 1
+        counts["all", outcome] += 1
+    print("\nsurvivors:")
+    for module, line, result, verdict in sorted(survivors):
+        print(f"  {module}:{line} ({result.tests} tests)")
+        print(f"    - {result.before}\n    + {result.after}\n    {verdict}")
+    print(f"\n{'package':10} {'found':>6} {'survived':>9} {'equivalent':>11}")
+    for package in (*PACKAGES, "all"):
+        found, survived, equivalent = (counts[package, one] for one in ("found", "survived", "equivalent"))
+        share = f"{found / (found + survived):.0%}" if found + survived else ""
+        print(f"{package:10} {found:6} {survived:9} {equivalent:11}  {share}")
+    found, survived = counts["all", "found"], counts["all", "survived"]
+    return found >= FOUND_MIN * (found + survived)
+
+
+def main() -> int:
+    """Runs the command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sample", type=int, default=400)
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args()
+    run = Run(given.seed, given.sample, given.workers)
+    workers = [Worker(run, number) for number in range(given.workers)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return 0 if report(run) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

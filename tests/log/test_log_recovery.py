@@ -113,6 +113,7 @@ def test_a_truncated_last_batch_is_cut(filled: Log, directory: str) -> None:
     assert len(warnings) == 1
     assert "truncation at byte" in warnings[0]
     assert "(offset 118)" in warnings[0]
+    assert "events-0: the end from offset 118 on is cut" in warnings[0]
 
 
 def test_garbage_after_the_last_batch_is_cut(filled: Log, directory: str) -> None:
@@ -140,6 +141,8 @@ def test_a_flipped_bit_cuts_the_log_there_and_removes_later_segments(filled: Log
     log, warnings = opening(directory)
     assert log.end_offset == base
     assert offsets(log) == list(range(0, base, 2))
+    assert len(warnings) == 1
+    assert f"events-0: the records of offsets {base} to 119 are cut" in warnings[0]
     assert "has checksum" in warnings[0]
     assert f"and {len(filled.segments) - 2} later segments removed" in warnings[0]
     assert list(Path(directory).glob("*.log.deleted"))
@@ -419,7 +422,7 @@ def test_a_clean_stop_whose_end_is_damaged_is_recovered(filled: Log, directory: 
     os.truncate(path, path.stat().st_size - 3)
     log, warnings = opening(directory, clean=True)
     assert offsets(log) == list(range(0, 118, 2))
-    assert "the last stop was a clean one, but its end is damaged" in warnings[0]
+    assert "although the last stop was a clean one" in warnings[0]
 
 
 def test_a_log_cut_at_every_byte_of_its_last_two_batches_serves_a_valid_prefix(

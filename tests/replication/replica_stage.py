@@ -21,6 +21,7 @@ class Quiet(PartitionEvents):
     def __init__(self) -> None:
         self.flushes: list[Partition] = []
         self.wanted: list[tuple[tuple[int, ...], int]] = []
+        self.cuts: list[tuple[int, int, str]] = []
 
     def flush_wanted(self, partition: Partition) -> None:
         self.flushes.append(partition)
@@ -31,6 +32,9 @@ class Quiet(PartitionEvents):
 
     def write_back_wanted(self, partition: Partition) -> None:
         pass
+
+    def records_cut(self, partition: Partition, first: int, last: int, reason: str) -> None:
+        self.cuts.append((first, last, reason))
 
     def isr_wanted(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
         self.wanted.append((isr, partition_epoch))

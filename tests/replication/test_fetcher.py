@@ -282,6 +282,9 @@ def test_logs_that_diverged_are_cut_where_they_last_agreed() -> None:
         pair.round()
     pair.same()
     assert pair.two.partitions[0].log.leader_epochs.epochs == [0, 1, 3]
+    cuts = pair.two.events.cuts
+    assert all("on the leader, broker 1, leader epoch" in reason for _, _, reason in cuts)
+    assert [first for first, _, _ in cuts] == [last + 1 for _, last, _ in cuts[1:]] + [cuts[-1][0]]
 
 
 def test_an_epoch_that_was_led_without_a_record_is_forgotten() -> None:
@@ -298,6 +301,7 @@ def test_an_epoch_that_was_led_without_a_record_is_forgotten() -> None:
     pair.round()
     pair.same()
     assert pair.two.partitions[0].log.leader_epochs.epochs == [0, 2]
+    assert pair.two.events.cuts == [], "it had no record"
 
 
 def test_whatever_two_logs_hold_the_follower_ends_with_the_leaders() -> None:

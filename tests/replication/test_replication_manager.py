@@ -271,6 +271,33 @@ def test_a_cut_that_cannot_be_written_down_puts_the_directory_aside() -> None:
     staged(test)
 
 
+def test_every_record_that_is_cut_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(stage: Stage) -> None:
+        first, second = stage.topic("t", 2, LogConfig())
+        for one in (first, second):
+            one.append([made(5)], 1, 0)
+            one.append([made(5)], 1, 0)
+        stage.replicas.following = Leaders()
+        stage.replicas.doubtful = {second.log.topic_partition}
+        caplog.clear()
+        first.truncate_to(10, 0, "nothing is there")
+        first.truncate_to(7, 0, "the leader has others")
+        first.truncate_to(5, 0, "nothing is left there")
+        first.begin_at(20, 0)
+        first.begin_at(30, 0)
+        first.truncate_to(25, 0, "there was no record")
+        states = [PartitionState(1, 2, 1, (NODE, 2), (2,), 1)]
+        stage.replicas.put_topic("t", bytes([1]) * 16, False, states, LogConfig())
+        assert [one.getMessage() for one in caplog.records if one.levelname == "WARNING"] == [
+            "t-0: the records of offsets 5 to 9 are cut: the leader has others",
+            "t-0: the records of offsets 0 to 4 are cut: the leader's log starts at offset 20",
+            "t-1: the records of offsets 0 to 9 are cut: they were not synced when the machine went down; "
+            "they are fetched again from the leader",
+        ]
+
+    staged(test)
+
+
 def test_deleting_a_topic_while_it_is_flushed_fails_its_waiters_and_nothing_else() -> None:
     async def test(stage: Stage) -> None:
         (first,) = stage.topic("first")

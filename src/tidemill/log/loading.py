@@ -349,7 +349,6 @@ class Loading:
                 )
             self.all.logs[place.key] = one
         (directory.arriving if place.is_future else directory.logs)[place.key] = one
-        self.all.warnings += opening.warnings
         lost = loss_of(
             place.path,
             place.names or (),
@@ -358,7 +357,12 @@ class Loading:
             directory.recovery_points.get(place.key, 0),
         )
         if lost and not place.is_future:
-            self.all.warnings.append(lost)
+            if opening.cut_warning >= 0:
+                # One cut is told of once.
+                opening.warnings[opening.cut_warning] += f". {lost}"
+            else:
+                opening.warnings.append(lost)
+        self.all.warnings += opening.warnings
         self.recovered_bytes += opening.recovered_bytes
         self.removals.take_over(opening.removals)
         one.removals = self.removals

@@ -89,14 +89,18 @@ class Opening:
         self.now_ms = now_ms
         self.topic_id = topic_id
         self.recovery_point = recovery_point
+        self._synced_end = recovery_point
         self.start_offset = start_offset
         self.clean = clean
         self.lost_unsynced = lost_unsynced
         self._keeps_cut = clean
         self.warnings: list[str] = []
+        self.cut_warning = -1
+        """Which of the warnings tells what was cut last; -1: nothing was."""
         self.progress = Progress()
         self.producers = ProducerState(str(topic_partition))
         self.leader_epochs = LeaderEpochs(files, f"{directory}/{LEADER_EPOCHS}")
+        self._tail_warning = ""
         self._first_base = 0
         self._has_aborts = False
         self._names = names or []
@@ -299,10 +303,11 @@ class Opening:
         if not scan.fault and last_position < last.size and end > last.base_offset:
             last.release()
             return end
-        self.warnings.append(
+        self._tail_warning = (
             f"{last.path}: the last stop was a clean one, but its end is damaged "
             f"({scan.fault or 'its index points beyond it'}): it is recovered"
         )
+        self.warnings.append(self._tail_warning)
         self.recovery_point = min(self.recovery_point, last.base_offset)
         self.clean = False
         return -1
@@ -408,7 +413,13 @@ class Opening:
         kind = "truncation" if walk.truncated else "corruption"
         position = int(walk.position)
         lost = segment.size - position
-        text = f"{segment.path}: {kind} at byte {position} (offset {walk.next_offset}): {walk.fault}"
+        text = f"{self.topic_partition}: {self._cut_offsets(segment, gone, walk)}"
+        if self._tail_warning:
+            # One cut is told of once.
+            self.warnings.remove(self._tail_warning)
+            self._tail_warning = ""
+            text += ", although the last stop was a clean one"
+        text += f": {segment.path}: {kind} at byte {position} (offset {walk.next_offset}): {walk.fault}"
         text += f"; {lost} bytes are cut"
         if gone:
             text += f", and {len(gone)} later segments removed"
@@ -416,7 +427,21 @@ class Opening:
         for later in reversed(gone):
             self._put_away(later)
         del segments[at + 1 :]
+        self.cut_warning = len(self.warnings)
         self.warnings.append(text + cut_segment(self.files, segment, position, keep=self._keeps_cut))
+
+    def _cut_offsets(self, segment: Segment, gone: list[Segment], walk: Walk) -> str:
+        """Which records are cut, in words, as far as headers behind the fault and the checkpoint tell."""
+        first = int(walk.next_offset)
+        end = self._synced_end
+        for later in gone:
+            end = max(end, int(later.last_offset_end()))
+        scan = BatchScan(segment.file(), walk.position, segment.size)
+        while scan.step():
+            end = max(end, int(scan.last_offset) + 1)
+        if end <= first:
+            return f"the end from offset {first} on is cut, no whole record is known there"
+        return f"the records of offsets {first} to {end - 1} are cut"
 
     def _check_indexes(self, before: list[Segment], segment: Segment, end_offset: int) -> None:
         """A segment before the recovery point is safe on the disk; its indexes are checked for sense."""

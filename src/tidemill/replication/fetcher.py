@@ -151,7 +151,11 @@ class LeaderFetcher:
     def follow(self, topic_id: bytes, partition: Partition, now_ms: i64, wall_ms: i64) -> None:
         """Begins to follow, in the epoch that ``partition`` is in. Raises StorageError."""
         if partition.log.leader_epochs.latest == NO_EPOCH:
-            partition.truncate_to(partition.high_watermark, wall_ms)
+            partition.truncate_to(
+                partition.high_watermark,
+                wall_ms,
+                "no leader epoch is known here, and the leader may lack what lies above the high watermark",
+            )
         followed = Followed(topic_id, partition)
         key = followed.key
         self._followed[key] = followed
@@ -329,7 +333,7 @@ class LeaderFetcher:
         if followed is None or followed.partition is not partition:
             return
         if partition.log.end_offset > end:
-            partition.truncate_to(end, wall_ms)
+            partition.truncate_to(end, wall_ms, f"the leader's log ends at offset {end}")
         elif partition.log.end_offset < first:
             partition.begin_at(first, wall_ms)
         self._ask(followed, now_ms)
@@ -357,7 +361,12 @@ class LeaderFetcher:
         try:
             if found.diverging_end >= 0:
                 end = divergence(partition, found.diverging_epoch, found.diverging_end)
-                partition.truncate_to(end, wall_ms)
+                partition.truncate_to(
+                    end,
+                    wall_ms,
+                    f"on the leader, broker {partition.leader}, leader epoch {found.diverging_epoch} ends at "
+                    f"offset {found.diverging_end}",
+                )
             else:
                 partition.append_from_leader(
                     data,

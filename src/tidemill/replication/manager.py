@@ -284,7 +284,11 @@ class ReplicaManager(PartitionEvents):
         if key in self.doubtful:
             self.doubtful.discard(key)
             try:
-                partition.truncate_to(partition.log.recovery_point, self.clock.wall_ms())
+                partition.truncate_to(
+                    partition.log.recovery_point,
+                    self.clock.wall_ms(),
+                    "they were not synced when the machine went down; they are fetched again from the leader",
+                )
             except StorageError as problem:
                 self.storage_trouble(partition, problem)
 
@@ -498,6 +502,17 @@ class ReplicaManager(PartitionEvents):
         for partition in self.all():
             if partition.is_leader and not partition.failed and len(partition.isr) > 1:
                 partition.drop_lagging(now_ms)
+
+    def records_cut(self, partition: Partition, first: int, last: int, reason: str) -> None:
+        """Tells of every record that is cut."""
+        log.warning(
+            "%s-%d: the records of offsets %d to %d are cut: %s",
+            partition.topic,
+            partition.index,
+            first,
+            last,
+            reason,
+        )
 
     def write_back_wanted(self, partition: Partition) -> None:
         """Writes what ``partition`` appended since the last time, in a thread."""

@@ -48,6 +48,9 @@ class PartitionEvents:
         """Appends wait for a flush (``flush.messages``): sync the log elsewhere, then call ``flushed``."""
         raise NotImplementedError
 
+    def records_cut(self, partition: Partition, first: i64, last: i64, reason: str) -> None:
+        """The records of offsets ``first`` to ``last`` were cut from the log of a follower."""
+
     def isr_wanted(self, partition: Partition, isr: tuple[int, ...], partition_epoch: i64) -> None:
         """Have the controller write another in-sync set over the state of ``partition_epoch``.
 
@@ -56,6 +59,7 @@ class PartitionEvents:
         raise NotImplementedError
 
 
+DIVERGED: Final = "the leader has others in their place, or none"
 WHOLE: Final[i64] = -1
 """As an end: that of the data."""
 NO_EPOCH: Final[i64] = -1
@@ -513,9 +517,13 @@ class Partition(Readable):
             self._start_unsaved = True
             self.events.start_moved(self)
 
-    def truncate_to(self, offset: i64, now_ms: i64) -> None:
-        """Cuts what the leader does not have. Raises StorageError."""
+    def truncate_to(self, offset: i64, now_ms: i64, reason: str = DIVERGED) -> None:
+        """Cuts what the leader does not have, for ``reason``. Raises StorageError."""
+        start: i64 = self.log.start_offset
+        end: i64 = self.log.end_offset
+        size: i64 = self.log.size_bytes if offset < end else 0
         was_cut: bool = self.log.truncate_to(offset, now_ms)
+        self._report_cut(start, end, size, reason)
         self.high_watermark = min(self.high_watermark, self.log.end_offset)
         self._flushed_end = min(self._flushed_end, self.log.end_offset)
         self.tell_news()
@@ -525,10 +533,22 @@ class Partition(Readable):
 
     def begin_at(self, offset: i64, now_ms: i64) -> None:
         """Forgets everything: the leader's log begins behind the end of this one. Raises StorageError."""
+        start: i64 = self.log.start_offset
+        end: i64 = self.log.end_offset
+        size: i64 = self.log.size_bytes
         self.log.truncate_fully(offset, now_ms)
+        self._report_cut(start, end, size, f"the leader's log starts at offset {offset}")
         self.high_watermark = self._flushed_end = offset
         self.tell_news()
         self._want_flush()
+
+    def _report_cut(self, start: i64, end: i64, size: i64, reason: str) -> None:
+        """Reports what a cut took of a log that reached from ``start`` to ``end``, with ``size`` bytes."""
+        first: i64 = start
+        if start < self.log.end_offset < end:
+            first = self.log.end_offset
+        if first < end and self.log.size_bytes < size:
+            self.events.records_cut(self, first, end - 1, reason)
 
     def advance_start(self, offset: i64) -> None:
         """Moves the log's start up to ``offset``, unless it is there already."""

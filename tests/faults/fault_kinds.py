@@ -320,7 +320,7 @@ def start_later(target: Target, numbers: Iterable[int]) -> None:
 
 
 def harm_last(do: Harm) -> Kind:
-    """All brokers but one are killed. The last one in sync loses its power or its disk, and starts last."""
+    """All brokers but one are killed, and the last one in sync loses its power or its disk."""
 
     def fault(target: Target) -> Fault:
         last = target.leader()
@@ -333,7 +333,8 @@ def harm_last(do: Harm) -> Kind:
         target.hold(0, 1)
         do(target, last)
         yield f"broker {last}, the last of {target.topic}"
-        start_later(target, [*target.random.sample(others, len(others)), last])
+        numbers = [*others, last]
+        start_later(target, target.random.sample(numbers, len(numbers)))
 
     return fault
 

@@ -271,6 +271,8 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="keep the files in any case")
     parser.add_argument("--anew", action="store_true", help="do also what was done for this source")
     chosen = parser.parse_args()
+    # Networks and disks are cleared away, whoever ends it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"broken off; what was done is in {RESULTS}"))
     kinds = [name for name in chosen.kinds.split(",") if name]
     results = Results(RESULTS / f"{source_digest(ROOT, SOURCES)}.jsonl", anew=chosen.anew)
     first = chosen.seed if chosen.seed is not None else results.first_seed

@@ -6,11 +6,11 @@ import itertools
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from second_tries import pytest_collection_modifyitems, pytest_unconfigure  # noqa: F401
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
 from tidemill.testing.zookeeper import ZooKeeper
 
@@ -18,24 +18,6 @@ if TYPE_CHECKING:
     from tidemill.coordination.zookeeper import ZooKeeperStore
 
 _numbers = itertools.count()
-
-AT_WORK = (
-    *("broker", "cli", "client", "clients", "clients_extra", "coordination", "crash", "faults"),
-    *("interchange", "log", "net", "pipeline", "replication", "server", "testing"),
-)
-"""Directories of tests that start brokers, ZooKeeper, clients or threads, and wait for them with a limit.
-
-On a machine that somebody else keeps busy a limit is overrun now and then. Such a test gets two more tries.
-The summary shows what they failed of: a fault of ours that comes now and then is to be looked for there.
-"""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests that may be tried again."""
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.relative_to(here).parts[0] in AT_WORK:
-            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor
@@ -12,8 +13,10 @@ from typing import Any
 
 import pytest
 from paths_bench import IDS, NODE, Bench, HeldExecutor, batch, bench_in
+from test_followers import Follower
 from test_following import FOLLOWER, REPLICAS, Stage, follow_all
 
+from tidemill.broker.context import Listener, Peer, RequestContext
 from tidemill.broker.following import Following
 from tidemill.broker.handlers.delete_records import handle
 from tidemill.log.config import LogConfig
@@ -25,6 +28,7 @@ from tidemill.records.batch import parse_batch
 from tidemill.replication.fetcher import FetchLimits
 from tidemill.replication.manager import PartitionState, ReplicaManager
 from tidemill.testing.files import FaultyFiles
+from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsPartitionResult,
@@ -65,7 +69,8 @@ def delete(bench: Bench, offset: int, index: int = 0, timeout_ms: int = 10_000) 
     broker: Any = SimpleNamespace(
         partition=bench.partition, partitions=bench.manager, logs=bench.logs, clock=SystemClock()
     )
-    context: Any = SimpleNamespace(internal_name=lambda name: name)
+    peer = Peer(Listener("PLAINTEXT", "localhost", 9092), "default", "User:x", "10.0.0.7", 1)
+    context = RequestContext(peer, "cleaner", ApiKey.DELETE_RECORDS, 2, 1, None)
     wanted = DeleteRecordsPartition(partition_index=index, offset=offset)
     topic = DeleteRecordsTopic(name="t", partitions=[wanted])
     request = DeleteRecordsRequest(topics=[topic], timeout_ms=timeout_ms)
@@ -84,8 +89,11 @@ def is_waiting(bench: Bench, task: asyncio.Task[Any]) -> bool:
     return not task.done()
 
 
-def test_records_are_deleted_on_every_live_replica_when_the_answer_comes(stage: Stage) -> None:
+def test_records_are_deleted_on_every_live_replica_when_the_answer_comes(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
     follow(stage)
+    caplog.set_level(logging.INFO, "tidemill.admin")
     began = time.monotonic()
     assert answered(stage.bench, delete(stage.bench, 4)) == (0, 4)
     assert time.monotonic() - began < FETCH_WAIT_MS / 1000 / 4, "the fetch that waits is answered at once"
@@ -93,6 +101,19 @@ def test_records_are_deleted_on_every_live_replica_when_the_answer_comes(stage: 
     assert [one.log.start_offset for one in stage.partitions[1:]] == [0, 0]
     assert answered(stage.bench, delete(stage.bench, -1)) == (0, 6)
     assert answered(stage.bench, delete(stage.bench, 2)) == (0, 6), "the least start there is"
+    assert caplog.messages[0] == "records deleted: t-0 below 4 (by User:x, client 'cleaner', from 10.0.0.7)"
+
+
+def test_a_follower_whose_fetch_comes_just_after_the_deletion_is_told_at_once(tmp_path: Path) -> None:
+    with bench_in(tmp_path) as bench:
+        follower = Follower(bench, wait_ms=FETCH_WAIT_MS)
+        fill(bench)
+        follower.start()
+        for _ in range(2):
+            follower.round()
+        bench.partition("t", 0).advance_start(4)
+        follower.round()
+        assert follower.partitions[0].log.start_offset == 4
 
 
 def test_a_replica_that_does_not_answer_in_time_is_told_of(stage: Stage) -> None:

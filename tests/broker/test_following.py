@@ -22,7 +22,7 @@ from tidemill.model.errors import ErrorCode, StorageError
 from tidemill.net.connection import Connection
 from tidemill.net.link import Link, LinkRefused, Poster
 from tidemill.records.batch import parse_batch
-from tidemill.replication.fetcher import FetchLimits
+from tidemill.replication.fetcher import ORDINARY, FetchLimits, Trouble
 from tidemill.replication.partition import Partition
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.fetch import FetchResponse
@@ -296,3 +296,38 @@ def test_a_log_that_cannot_be_cut_is_not_followed_and_others_may_come_and_go(
     stage.run(lambda: stage.following.follow(other))
     stage.bench.client().append(b"a", index=1)
     stage.bench.until(lambda: other.high_watermark == 1)
+
+
+@pytest.mark.parametrize(
+    "code", [ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_LEADER_EPOCH, ErrorCode.FENCED_LEADER_EPOCH]
+)
+def test_what_comes_with_every_change_of_the_cluster_is_a_warning_only_when_it_lasts(
+    stage: Stage, caplog: pytest.LogCaptureFixture, code: ErrorCode
+) -> None:
+    clock = ManualClock()
+    stage.following = Following(FOLLOWER, 1, FetchLimits(), stage.connect, clock, stage.storage_failed)
+    stage.run(lambda: stage.following.follow(stage.partitions[0]))
+    loop: LeaderLoop = next(iter(stage.following._loops.values()))
+    trouble = Trouble(stage.partitions[0], f"the leader answers {code.name}", None, code in ORDINARY)
+    for _ in range(3):
+        loop._meet(trouble)
+        clock.now += 1.0
+    assert "following t-0" not in caplog.text
+    clock.now += 60.0
+    loop._meet(trouble)
+    assert "following t-0" not in caplog.text, "that is another change"
+    for _ in range(6):
+        clock.now += 1.0
+        loop._meet(trouble)
+    assert caplog.text.count(f"following t-0: the leader answers {code.name}; it is tried again") == 1
+    stage.run(stage.following.stop)
+
+
+class ManualClock(SystemClock):
+    """A clock that goes on when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now

@@ -335,6 +335,9 @@ class FetchPath:
         part.last_stable_offset = partition.last_stable_offset
         if part.high_watermark > part.told_high_watermark and request.session is not None:
             request.at_once = True
+        if 0 <= part.told_log_start < part.log_start:
+            # The start moved before the fetch could wait, and DeleteRecords waits for this follower.
+            request.at_once = True
         if request.throttled and part.slice is None and part.offset < partition.log.end_offset:
             # It was held back before this fetch told that commits wait for it from now on.
             request.at_once = request.at_once or partition.awaits(request.replica_id, now_ms)

@@ -37,6 +37,10 @@ LIST_OFFSETS_VERSIONS = (4, 11)
 LATEST, EARLIEST = -1, -2
 TOLD_AGAIN_MS = 60_000
 """A partition's trouble is logged once in this time."""
+ORDINARY_MS = 5_000
+"""What every change of the cluster brings is no trouble before it has lasted for so long."""
+TOLD_MAX = 10_000
+"""Partitions of which it is remembered what was logged of them."""
 
 Connect = Callable[[int], Awaitable[Link]]
 
@@ -117,6 +121,8 @@ class LeaderLoop:
         self._storage_failed = storage_failed
         self._changed = asyncio.Event()
         self._told: dict[str, int] = {}
+        self._ordinary: dict[str, tuple[int, int]] = {}
+        """When ordinary trouble began, and when it was met last."""
         self._fetching: Fetching | None = None
         self._hurries = False
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -188,14 +194,29 @@ class LeaderLoop:
 
     def _meet(self, trouble: Trouble) -> None:
         partition = trouble.partition
-        self._tell(f"{partition.topic}-{partition.index}", trouble.text)
+        name = f"{partition.topic}-{partition.index}"
+        if trouble.is_ordinary and not self._lasts(name):
+            log.debug("following %s: %s; it is tried again", name, trouble.text)
+        else:
+            self._tell(name, trouble.text)
         if trouble.storage is not None:
             self._storage_failed(partition, trouble.storage)
+
+    def _lasts(self, name: str) -> bool:
+        """Whether a partition has had ordinary trouble for too long, without a break."""
+        now = int(self._clock.monotonic_ms())
+        since, last = self._ordinary.get(name, (now, now))
+        if now - last >= ORDINARY_MS:
+            since = now
+        if len(self._ordinary) > TOLD_MAX:
+            self._ordinary.clear()
+        self._ordinary[name] = (since, now)
+        return now - since >= ORDINARY_MS
 
     def _tell(self, what: str, text: str) -> None:
         now = int(self._clock.monotonic_ms())
         if now - self._told.get(what, -TOLD_AGAIN_MS) >= TOLD_AGAIN_MS:
-            if len(self._told) > 10_000:
+            if len(self._told) > TOLD_MAX:
                 self._told.clear()
             self._told[what] = now
             log.warning("following %s: %s; it is tried again", what, text)

@@ -7,12 +7,14 @@ import logging
 from collections.abc import Callable
 
 from tidemill.controller.elections import plan_takeover
+from tidemill.controller.office import admin_log
 from tidemill.controller.shell import Controller
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.image import TOPIC, ClusterImage, TopicImage
 from tidemill.coordination.loading import load_topics
 from tidemill.coordination.nodes import DELETE_TOPICS, TOPICS, DeleteTopicNode, TopicNode
 from tidemill.coordination.port import Delete, Event, EventKind, StoreError, Watch
+from tidemill.model.texts import in_lines
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +107,8 @@ class Administering:
         image = controller.image
         if not fresh:
             return
-        logger.info("topics were written to the store: %s", ", ".join(topic.name for topic in fresh))
+        for line in in_lines(topic.name for topic in fresh):
+            admin_log.info("topics were written to the store: %s", line)
         only = ClusterImage(
             image.cluster_id,
             image.controller_id,
@@ -177,7 +180,8 @@ class Administering:
             new = [name for name in marked if name not in controller.image.deleting]
             known = [name for name in new if name in controller.image.topics]
         if known:
-            logger.info("topics were marked for deletion in the store: %s", ", ".join(known))
+            for line in in_lines(known):
+                admin_log.info("topics were marked for deletion in the store: %s", line)
             for outcome in await controller.delete_topics(known, are_marked=True):
                 if outcome.error is not None:
                     logger.error("%s is not deleted: %s", outcome.name, outcome.error)

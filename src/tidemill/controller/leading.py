@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable
 
 from tidemill.controller.elections import NO_LOG_ENDS
-from tidemill.controller.office import Office, wait_for
+from tidemill.controller.office import Office, admin_log, wait_for
 from tidemill.controller.preferred import ElectionType, imbalanced, plan_elections
 from tidemill.controller.shutdown import ANY_EPOCH, check_stopping, plan_shutdown
 from tidemill.controller.unclean_recovery import UncleanRecovery
@@ -16,6 +16,7 @@ from tidemill.coordination.image import Delta
 from tidemill.coordination.nodes import PartitionListNode
 from tidemill.coordination.port import BadVersion, Delete, NoNode, StoreError
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.texts import in_lines
 from tidemill.model.types import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,10 @@ class Leading:
         except NodeFormatError as problem:
             logger.error("%s", problem)
             return
-        for partition, error in (await self.elect(partitions)).items():
+        results = await self.elect(partitions)
+        for line in in_lines(str(partition) for partition, error in results.items() if error is None):
+            admin_log.info("preferred elections done as %s asks: %s", PartitionListNode.election_path, line)
+        for partition, error in results.items():
             if error is not None and error.code != ErrorCode.ELECTION_NOT_NEEDED:
                 logger.warning("%s is not led as an administrator asked: %s", partition, error)
         async with self._office.changing():

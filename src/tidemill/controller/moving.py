@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
-from tidemill.controller.office import Office, wait_for
+from tidemill.controller.office import Office, admin_log, wait_for
 from tidemill.controller.reassignment import (
     Decisions,
     Wishes,
@@ -20,6 +20,7 @@ from tidemill.coordination.image import Delta, PartitionImage
 from tidemill.coordination.nodes import ReassignmentNode
 from tidemill.coordination.port import BadVersion, NoNode
 from tidemill.model.errors import KafkaError
+from tidemill.model.texts import in_lines
 from tidemill.model.types import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,11 @@ class Moves:
         except NodeFormatError as problem:
             logger.error("%s", problem)
             return
-        for partition, error in (await self._carry_out(wishes, True, is_from_node=True)).items():
+        fresh = [key for key in wishes if self._taken.get(key) != wishes[key]]
+        errors = await self._carry_out(wishes, True, is_from_node=True)
+        for line in in_lines(f"{key} to {wishes[key]}" for key in fresh if key not in errors):
+            admin_log.info("reassignments started by %s: %s", ReassignmentNode.path, line)
+        for partition, error in errors.items():
             logger.warning("%s, which an administrator wishes, cannot be: %s", partition, error)
 
     async def tidy(self) -> None:

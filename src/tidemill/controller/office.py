@@ -28,7 +28,7 @@ from tidemill.controller.elections import (
     Losses,
     plan_takeover,
 )
-from tidemill.controller.reassignment import plan_progress
+from tidemill.controller.reassignment import ended, plan_progress
 from tidemill.controller.topics import Plan, fence
 from tidemill.coordination.encoding import NodeFormatError, encode_id, new_id
 from tidemill.coordination.image import (
@@ -71,9 +71,12 @@ from tidemill.coordination.port import (
 from tidemill.model.configs import MIN_INSYNC, BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.ports import Clock
+from tidemill.model.texts import in_lines
 from tidemill.model.types import ZERO_ID
 
 logger = logging.getLogger(__name__)
+admin_log = logging.getLogger("tidemill.admin")
+"""What administrators do; see :mod:`tidemill.broker.audit`."""
 
 NO_CONTROLLER_VERSION = -1
 
@@ -268,7 +271,7 @@ class Office:
         before = self._image
         await self.write(plan_takeover(before, losses, self.policies.of, known_ids=known_ids))
         await self.write(plan_progress(self._image, policy_of=self.policies.of))
-        self.report.note(Delta.between(before, self._image), losses)
+        self._report(Delta.between(before, self._image), losses)
         for listener in self.office_listeners:
             listener(True)
         delta = Delta.between(ClusterImage(), self._image)
@@ -415,11 +418,16 @@ class Office:
         if self._image is before:
             return None
         delta = Delta.between(before, self._image)
-        self.report.note(delta, losses, ends)
+        self._report(delta, losses, ends)
         await self._announce(delta)
         if self._image.topic_index.leaderless:
             self.leaderless()
         return delta
+
+    def _report(self, delta: Delta, losses: Losses, ends: LogEnds = NO_LOG_ENDS) -> None:
+        self.report.note(delta, losses, ends)
+        for line in in_lines(ended(delta)):
+            admin_log.info("reassignments done: %s", line)
 
     async def take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
         """Takes settings (by kind and name) over that somebody wrote to the store. Raises NOT_CONTROLLER."""
@@ -428,6 +436,8 @@ class Office:
             self._image = before.with_settings(settings)
             if self._image is not before:
                 delta = Delta.between(before, self._image)
+                for line in in_lines(f"{kind} {name}" for kind, name in settings):
+                    admin_log.info("settings were written to the store: %s", line)
                 await self._announce(delta)
                 plans = []
                 for old, new in delta.reconfigured:

@@ -40,7 +40,7 @@ from tidemill.controller.elections import (
     plan_states,
 )
 from tidemill.controller.topics import Plan, shown
-from tidemill.coordination.image import NO_BROKER, ClusterImage, PartitionImage, TopicImage
+from tidemill.coordination.image import NO_BROKER, ClusterImage, Delta, PartitionImage, TopicImage
 from tidemill.coordination.nodes import ReassignmentNode, TopicNode
 from tidemill.coordination.port import Delete, Operation, SetData
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -124,6 +124,20 @@ def moves(
         if partition is not None and partition.is_moving:
             found[TopicPartition(name, number)] = partition
     return found
+
+
+def ended(delta: Delta) -> list[str]:
+    """The moves that a change has ended, as text; those that were cancelled are not named."""
+    texts = []
+    for old, new in delta.changed:
+        for before, after in zip(old.partitions, new.partitions, strict=False):
+            wished = [broker for broker in before.replicas if broker not in before.removing]
+            if before is after or after.is_moving:
+                continue
+            # One that adds no replica is done at once.
+            if (after.replicas == wished) if before.is_moving else (after.replicas != before.replicas):
+                texts.append(f"{TopicPartition(new.name, after.partition)} to {after.replicas}")
+    return texts
 
 
 def unfinished(

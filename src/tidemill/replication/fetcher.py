@@ -63,12 +63,18 @@ class FetchLimits(NamedTuple):
     """A leader that is silent for longer than this and ``wait_ms`` is asked over another connection."""
 
 
+ORDINARY: Final = UNSETTLED | {ErrorCode.FENCED_LEADER_EPOCH}
+"""What a leader answers while a topic is created, moved or deleted."""
+
+
 class Trouble(NamedTuple):
     """A partition that could not be followed just now. ``storage`` says that its log is at fault."""
 
     partition: Partition
     text: str
     storage: StorageError | None = None
+    is_ordinary: bool = False
+    """It comes with every change of the cluster, and passes."""
 
 
 class Answered(NamedTuple):
@@ -347,7 +353,7 @@ class LeaderFetcher:
             self._rest(followed, now_ms, self._backoff_ms)
             return
         name = ErrorCode(code).name if code in _CODES else str(code)
-        result.troubles.append(Trouble(partition, f"the leader answers {name}"))
+        result.troubles.append(Trouble(partition, f"the leader answers {name}", None, code in ORDINARY))
         self._rest(followed, now_ms, SOON_MS if code in UNSETTLED else self._backoff_ms)
 
     def _take(

@@ -29,6 +29,9 @@ LEVELS = {
 }
 REPEATS_MAX = 20
 """Lines that one message (by its template) may write in one window."""
+ADMIN = "tidemill.admin"
+ADMIN_REPEATS_MAX = 1000
+"""The same, of the changes that administrators make: each is logged."""
 WINDOW_S = 10.0
 TEMPLATES_MAX = 1000
 ROOT = "tidemill"
@@ -133,15 +136,16 @@ class RepeatFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         key = (record.name, record.levelno, str(record.msg))
+        repeats_max = ADMIN_REPEATS_MAX if record.name == ADMIN else self._repeats_max
         seen = self._seen.get(key)
         if seen is None or record.created - seen[0] >= self._window_s:
             if len(self._seen) >= TEMPLATES_MAX:
                 self._seen.clear()
             self._seen[key] = [record.created, 1]
-            if seen is not None and seen[1] > self._repeats_max:
-                held_back = int(seen[1]) - self._repeats_max
+            if seen is not None and seen[1] > repeats_max:
+                held_back = int(seen[1]) - repeats_max
                 record.msg = f"{record.getMessage()} ({held_back} more like it were not shown)"
                 record.args = None
             return True
         seen[1] += 1
-        return seen[1] <= self._repeats_max
+        return seen[1] <= repeats_max

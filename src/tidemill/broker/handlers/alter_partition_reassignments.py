@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidemill.broker.audit import note
 from tidemill.broker.context import RequestContext
 from tidemill.broker.handlers.common import external_text, store_error, within
+from tidemill.controller.reassignment import Wishes
 from tidemill.coordination.port import StoreError
 from tidemill.model.errors import KafkaError
 from tidemill.model.types import TopicPartition
@@ -35,8 +37,7 @@ async def handle(
         allow_replication_factor_change=allowed, error_code=0, error_message=None, responses=[]
     )
     try:
-        work = broker.controller.moves.alter(wishes, factor_may_change=allowed)
-        errors = await within(request.timeout_ms, work)
+        errors = await within(request.timeout_ms, _alter(broker, context, wishes, allowed))
     except (KafkaError, StoreError) as problem:
         error = problem if isinstance(problem, KafkaError) else store_error(problem)
         response.error_code, response.error_message = error.code, external_text(error)
@@ -49,6 +50,17 @@ async def handle(
         for topic in request.topics
     ]
     return response
+
+
+async def _alter(
+    broker: Broker, context: RequestContext, wishes: Wishes, allowed: bool
+) -> dict[TopicPartition, KafkaError]:
+    errors = await broker.controller.moves.alter(wishes, factor_may_change=allowed)
+    taken = [(key, replicas) for key, replicas in wishes.items() if key not in errors]
+    started = [f"{key} to {list(replicas)}" for key, replicas in taken if replicas is not None]
+    note(context, "reassignments started", started)
+    note(context, "reassignments cancelled", [str(key) for key, replicas in taken if replicas is None])
+    return errors
 
 
 def _result(

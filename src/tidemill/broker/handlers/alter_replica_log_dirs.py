@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from tidemill.broker.audit import note
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.messages.alter_replica_log_dirs import (
@@ -26,13 +27,17 @@ def handle(
 ) -> AlterReplicaLogDirsResponse:
     """Begins the moves, and answers at once: DescribeLogDirs shows how far they are."""
     results: dict[str, list[AlterReplicaLogDirPartitionResult]] = {}
+    started: list[str] = []
     for wanted in request.dirs:
         for topic in wanted.topics:
             told = results.setdefault(topic.name, [])
             for index in topic.partitions:
                 key = TopicPartition(context.internal_name(topic.name), index)
                 code = begin(broker, key, wanted.path)
+                if code == ErrorCode.NONE:
+                    started.append(f"{key} to {wanted.path}")
                 told.append(AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code))
+    note(context, "moves between directories started", started)
     return AlterReplicaLogDirsResponse(
         results=[
             AlterReplicaLogDirTopicResult(topic_name=name, partitions=partitions)

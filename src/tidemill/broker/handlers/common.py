@@ -13,6 +13,7 @@ from tidemill.controller.configs import ResourceType
 from tidemill.coordination.port import StoreError
 from tidemill.model.configs import Key
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.texts import cut_short
 from tidemill.model.topic_names import name_problem
 from tidemill.model.types import TopicPartition
 
@@ -137,7 +138,7 @@ def by_topic(results: Mapping[TopicPartition, Result]) -> dict[str, dict[int, Re
 
 def shortened(text: str) -> str:
     """A text that fits into a response, however long the names are that the client put into it."""
-    return text if len(text) <= TEXT_CHARACTERS_MAX else text[: TEXT_CHARACTERS_MAX - 3] + "..."
+    return cut_short(text, TEXT_CHARACTERS_MAX)
 
 
 async def within(timeout_ms: int, work: Coroutine[Any, Any, Result]) -> Result:

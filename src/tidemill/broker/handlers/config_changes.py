@@ -8,15 +8,23 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tidemill.broker import loggers
+from tidemill.broker.audit import note
 from tidemill.broker.context import RequestContext
 from tidemill.broker.handlers.common import external_text, internal_resource
-from tidemill.controller.configs import ResourceType
+from tidemill.controller.configs import AlterOperation, ResourceType
 from tidemill.controller.shell import ConfigCommand
+from tidemill.model.configs import BROKER_KEYS, TOPIC_KEYS
 from tidemill.model.errors import ErrorCode, KafkaError
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
 
+VERBS = {
+    AlterOperation.SET: "set to",
+    AlterOperation.DELETE: "reset",
+    AlterOperation.APPEND: "extended by",
+    AlterOperation.SUBTRACT: "reduced by",
+}
 RESOURCES_A_TURN = 50
 """After so many the loop does its other work."""
 
@@ -56,6 +64,8 @@ async def alter(
                 raise KafkaError("the resource comes twice in this request", ErrorCode.INVALID_REQUEST)
             command = command_for(kind, internal_resource(context, kind, name), resource)
             await _carry_out(broker, command, validate_only)
+            if not validate_only:
+                note(context, "settings altered", [described(command)])
         except KafkaError as problem:
             error = problem
         results.append(
@@ -67,6 +77,26 @@ async def alter(
             )
         )
     return results
+
+
+def described(command: ConfigCommand) -> str:
+    """A change, for the log of what administrators do. Passwords are left out."""
+    kind = ResourceType(command.resource_type).name.lower()
+    if command.alterations is None:
+        texts = [f"all replaced by {len(command.settings)}"]
+        texts += [f"{name}={_shown(name, value)}" for name, value in command.settings]
+    else:
+        texts = [
+            f"{name} {VERBS[AlterOperation(operation)]}"
+            + (f" {_shown(name, value)}" if operation != AlterOperation.DELETE else "")
+            for name, operation, value in command.alterations
+        ]
+    return f"{kind} {command.name or 'defaults'}: {', '.join(texts)}"
+
+
+def _shown(name: str, value: str | None) -> str:
+    key = TOPIC_KEYS.get(name) or BROKER_KEYS.get(name)
+    return "(hidden)" if key is not None and key.sensitive else str(value)
 
 
 async def _carry_out(broker: Broker, command: ConfigCommand, validate_only: bool) -> None:

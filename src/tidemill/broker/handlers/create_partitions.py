@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from tidemill.broker.audit import note
 from tidemill.broker.context import RequestContext
 from tidemill.broker.handlers.common import external_text, within
 from tidemill.controller.shell import Outcome
@@ -42,14 +43,24 @@ async def handle(
         if count > 1
     }
     if growths:
-        work = broker.controller.create_partitions(growths, validate_only=request.validate_only)
         try:
-            grown = await within(request.timeout_ms, work)
+            grown = await within(request.timeout_ms, _grow(broker, context, growths, request.validate_only))
         except KafkaError as error:
             grown = [Outcome(growth.name, error=error) for growth in growths]
         for outcome in grown:
             outcomes[context.external_name(outcome.name)] = outcome
     return CreatePartitionsResponse(results=[_result(name, outcomes[name].error) for name in counts])
+
+
+async def _grow(
+    broker: Broker, context: RequestContext, growths: list[Growth], validate_only: bool
+) -> list[Outcome]:
+    outcomes = await broker.controller.create_partitions(growths, validate_only=validate_only)
+    if not validate_only:
+        grown = [one.topic for one in outcomes if one.error is None and one.topic is not None]
+        texts = [f"{topic.name} has {len(topic.partitions)} partitions" for topic in grown]
+        note(context, "partitions added", texts)
+    return outcomes
 
 
 def _result(name: str, error: KafkaError | None) -> CreatePartitionsTopicResult:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tidemill.broker.audit import note
 from tidemill.broker.context import RequestContext
 from tidemill.broker.handlers.common import external_text, shown_keys, within
 from tidemill.controller.shell import Outcome
@@ -47,9 +48,8 @@ async def handle(
         except KafkaError as error:
             outcomes[topic.name] = Outcome(topic.name, error=error)
     if wanted:
-        work = broker.controller.create_topics(wanted, validate_only=request.validate_only)
         try:
-            made = await within(request.timeout_ms, work)
+            made = await within(request.timeout_ms, _create(broker, context, wanted, request.validate_only))
         except KafkaError as error:
             made = [Outcome(topic.name, error=error) for topic in wanted]
         for outcome in made:
@@ -58,6 +58,22 @@ async def handle(
     return CreateTopicsResponse(
         topics=[_result(shown, name, outcomes[name], request.validate_only) for name in counts]
     )
+
+
+async def _create(
+    broker: Broker, context: RequestContext, wanted: list[NewTopic], validate_only: bool
+) -> list[Outcome]:
+    outcomes = await broker.controller.create_topics(wanted, validate_only=validate_only)
+    if not validate_only:
+        note(context, "topics created", [described(one.topic) for one in outcomes if one.topic is not None])
+    return outcomes
+
+
+def described(topic: TopicImage) -> str:
+    """A new topic, for the log of what administrators do."""
+    settings = "".join(f", {key}={value}" for key, value in topic.config.items())
+    replicas = len(topic.partitions[0].replicas)
+    return f"{topic.name} with {len(topic.partitions)} partitions of {replicas} replicas{settings}"
 
 
 def _wanted(context: RequestContext, topic: CreatableTopic) -> NewTopic:

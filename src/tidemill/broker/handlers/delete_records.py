@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
+from tidemill.broker.audit import note
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.replication.waiting import DeletionCallback
 from tidemill.wire.messages.delete_records import (
@@ -33,6 +34,8 @@ class Deletion(NamedTuple):
     """One partition's: ``done`` has its error, or None, once all live replicas have deleted the records."""
 
     partition: Partition
+    offset: int
+    """Everything below goes."""
     result: DeleteRecordsPartitionResult
     waiter: DeletionCallback
     done: asyncio.Future[KafkaError | None]
@@ -60,6 +63,8 @@ async def handle(
         topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=results))
     try:
         if deletions:
+            texts = [f"{one.partition.topic}-{one.partition.index} below {one.offset}" for one in deletions]
+            note(context, "records deleted", texts)
             await _wait(broker, deletions, request.timeout_ms)
     finally:
         for one in deletions:
@@ -73,7 +78,7 @@ def begin(partition: Partition, offset: int, result: DeleteRecordsPartitionResul
     done: asyncio.Future[KafkaError | None] = asyncio.get_running_loop().create_future()
     waiter = DeletionCallback(lambda error: None if done.done() else done.set_result(error))
     partition.wait_deleted(target, waiter)
-    return Deletion(partition, result, waiter, done)
+    return Deletion(partition, target, result, waiter, done)
 
 
 def delete(partition: Partition, offset: int) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from tidemill.broker.audit import note
 from tidemill.broker.context import RequestContext
 from tidemill.broker.handlers.common import external_text, within
+from tidemill.controller.shell import Outcome
 from tidemill.controller.topics import missing_topic
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
@@ -71,7 +73,7 @@ async def _delete(
 ) -> None:
     names = [context.internal_name(result.name or "") for result in wanted]
     try:
-        outcomes = await within(timeout_ms, broker.controller.delete_topics(names))
+        outcomes = await within(timeout_ms, _carry_out(broker, context, names))
     except KafkaError as error:
         if error.code == ErrorCode.TOPIC_DELETION_DISABLED and context.api_version < DISABLED_FROM:
             error = KafkaError(str(error), ErrorCode.INVALID_REQUEST)
@@ -81,6 +83,12 @@ async def _delete(
     for result, outcome in zip(wanted, outcomes, strict=True):
         if outcome.error is not None:
             _refuse(result, outcome.error)
+
+
+async def _carry_out(broker: Broker, context: RequestContext, names: list[str]) -> list[Outcome]:
+    outcomes = await broker.controller.delete_topics(names)
+    note(context, "topics deleted", [one.name for one in outcomes if one.error is None])
+    return outcomes
 
 
 def _refuse(result: DeletableTopicResult, error: KafkaError) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidemill.broker.audit import note
 from tidemill.broker.context import RequestContext
 from tidemill.broker.handlers.common import by_topic, external_text, store_error, within
+from tidemill.controller.preferred import ElectionType
 from tidemill.coordination.port import StoreError
 from tidemill.model.errors import KafkaError
 from tidemill.model.types import TopicPartition
@@ -38,7 +40,7 @@ async def handle(
     results: dict[TopicPartition, KafkaError | None]
     failure: KafkaError | None = None
     try:
-        work = broker.controller.leading.elect(wanted, request.election_type)
+        work = _elect(broker, context, wanted, request.election_type)
         results = await within(request.timeout_ms, work)
     except KafkaError as error:
         failure = error
@@ -56,6 +58,16 @@ async def handle(
             for name, errors in by_topic(results).items()
         ],
     )
+
+
+async def _elect(
+    broker: Broker, context: RequestContext, wanted: list[TopicPartition] | None, election_type: int
+) -> dict[TopicPartition, KafkaError | None]:
+    results = await broker.controller.leading.elect(wanted, election_type)
+    kind = "unclean" if election_type == ElectionType.UNCLEAN else "preferred"
+    elected = [str(partition) for partition, error in results.items() if error is None]
+    note(context, f"{kind} elections done", elected)
+    return results
 
 
 def _result(number: int, error: KafkaError | None) -> PartitionResult:

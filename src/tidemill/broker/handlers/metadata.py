@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tidemill.broker.audit import note
 from tidemill.broker.automatic_topics import make_topics
 from tidemill.broker.context import RequestContext
 from tidemill.broker.handlers.common import (
@@ -78,6 +79,8 @@ async def _create_and_answer(
 ) -> MetadataResponse:
     try:
         problems = await make_topics(broker, missing)
+        made = [name for name in missing if name not in problems]
+        note(context, "topics created as a client asked for their metadata", made)
     except KafkaError as error:
         errors = dict.fromkeys(missing, error.code)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidemill.broker.audit import note
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.offset_delete import (
     OffsetDeleteRequest,
@@ -41,4 +42,10 @@ async def handle(
         return OffsetDeleteResponse(error_code=result.error)
     for answer, error in zip(answers, result.errors, strict=True):
         answer.error_code = error
+    done = [
+        f"{name}-{index}"
+        for (name, index), error in zip(asked, result.errors, strict=True)
+        if error == ErrorCode.NONE
+    ]
+    note(context, f"offsets of group {request.group_id} deleted", done)
     return OffsetDeleteResponse(topics=topics)

@@ -1,0 +1,32 @@
+"""The log of what administrators do: each change that took effect, at INFO, with who asked for it.
+
+Its logger is ``tidemill.admin``. Changes that fail are answered, and not logged. What is changed in ZooKeeper
+is logged by the controller, which cannot know who wrote it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from tidemill.model.texts import cut_short, in_lines
+
+if TYPE_CHECKING:
+    from tidemill.broker.context import RequestContext
+
+log = logging.getLogger("tidemill.admin")
+
+CLIENT_ID_CHARACTERS_MAX: Final = 100
+
+
+def note(context: RequestContext, action: str, items: Iterable[str]) -> None:
+    """Logs that ``action`` was done to each of ``items``; nothing where there are none."""
+    for line in in_lines(items):
+        log.info("%s: %s (by %s)", action, line, requester(context))
+
+
+def requester(context: RequestContext) -> str:
+    """Principal, client id and address of a request."""
+    client_id = cut_short(context.client_id or "", CLIENT_ID_CHARACTERS_MAX)
+    return f"{context.principal}, client {client_id!r}, from {context.client_address}"

@@ -1,0 +1,27 @@
+"""Texts for people about many things at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+ITEMS_A_LINE: Final = 50
+ITEM_CHARACTERS_MAX: Final = 300
+"""Names and settings come from outside."""
+
+
+def cut_short(text: str, characters_max: int) -> str:
+    """The beginning of a text that is too long."""
+    return text if len(text) <= characters_max else text[: characters_max - 3] + "..."
+
+
+def in_lines(items: Iterable[str]) -> Iterator[str]:
+    """The items, separated by semicolons, on as few lines as are readable."""
+    line = []
+    for item in items:
+        line.append(cut_short(item, ITEM_CHARACTERS_MAX))
+        if len(line) == ITEMS_A_LINE:
+            yield "; ".join(line)
+            line.clear()
+    if line:
+        yield "; ".join(line)

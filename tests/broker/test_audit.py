@@ -1,0 +1,179 @@
+"""What the log says of the changes that administrators make: each of them, with who asked."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_handlers_moves import PREFERRED, brokers_in
+from test_handlers_topics import BROKER, LOGGER, SET, TOPIC, broker_in, metadata_of, new_topics, run
+
+from tidemill.broker import audit
+from tidemill.broker.context import Listener, Peer, RequestContext
+from tidemill.coordination.nodes import PartitionListNode, ReassignmentNode
+from tidemill.coordination.port import Create
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import TopicPartition
+from tidemill.server.logging import ADMIN_REPEATS_MAX, RepeatFilter
+from tidemill.wire.messages.alter_configs import (
+    AlterableConfig as ReplacedConfig,
+)
+from tidemill.wire.messages.alter_configs import (
+    AlterConfigsRequest,
+)
+from tidemill.wire.messages.alter_configs import (
+    AlterConfigsResource as ReplacedResource,
+)
+from tidemill.wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
+from tidemill.wire.messages.delete_topics import DeleteTopicsRequest
+from tidemill.wire.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
+
+BY = "(by User:ANONYMOUS, client 'test', from 127.0.0.1)"
+DELETE = 1
+
+
+@pytest.fixture(autouse=True)
+def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO)
+    return caplog
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged of changes since the last call."""
+    found = [one.getMessage() for one in caplog.records if one.name == "tidemill.admin"]
+    assert all(one.levelno == logging.INFO for one in caplog.records if one.name == "tidemill.admin")
+    caplog.clear()
+    return found
+
+
+def test_topics_that_are_created_grown_and_deleted_are_logged_with_who_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            await broker.ask(new_topics("a", "b", count=2, retention_ms="1000"), 5)
+            assert lines(caplog) == [
+                "topics created: a with 2 partitions of 1 replicas, retention.ms=1000; "
+                f"b with 2 partitions of 1 replicas, retention.ms=1000 {BY}"
+            ]
+            await broker.ask(new_topics("a"), 5)
+            await broker.ask(new_topics("c", validate_only=True), 5)
+            assert lines(caplog) == [], "nothing was changed"
+            growth = CreatePartitionsTopic(name="a", count=5, assignments=None)
+            await broker.ask(CreatePartitionsRequest(topics=[growth], timeout_ms=5000), 2)
+            assert lines(caplog) == [f"partitions added: a has 5 partitions {BY}"]
+            await broker.ask(DeleteTopicsRequest(topic_names=["a", "none"], timeout_ms=5000), 5)
+            assert lines(caplog) == [f"topics deleted: a {BY}"]
+            await broker.ask(metadata_of("made", create=True), 9)
+            assert lines(caplog) == [f"topics created as a client asked for their metadata: made {BY}"]
+
+    run(story())
+
+
+def test_settings_that_are_altered_are_logged_and_passwords_are_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def incremental(kind: int, name: str, *changes: tuple[str, int, str | None]) -> Any:
+        configs = [AlterableConfig(name=one, config_operation=how, value=to) for one, how, to in changes]
+        resource = AlterConfigsResource(resource_type=kind, resource_name=name, configs=configs)
+        return IncrementalAlterConfigsRequest(resources=[resource], validate_only=False)
+
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            await broker.ask(new_topics("t"), 5)
+            lines(caplog)
+            await broker.ask(
+                incremental(TOPIC, "t", ("retention.ms", SET, "5000"), ("max.message.bytes", DELETE, None)), 1
+            )
+            assert lines(caplog) == [
+                "settings altered: topic t: retention.ms set to 5000, max.message.bytes reset " + BY
+            ]
+            await broker.ask(incremental(BROKER, "", ("log.retention.ms", SET, "9000")), 1)
+            assert lines(caplog) == [f"settings altered: broker defaults: log.retention.ms set to 9000 {BY}"]
+            await broker.ask(incremental(LOGGER, "7", ("tidemill.admin", SET, "INFO")), 1)
+            assert lines(caplog) == [f"settings altered: broker_logger 7: tidemill.admin set to INFO {BY}"]
+            await broker.ask(incremental(TOPIC, "t", ("retention.ms", SET, "soon")), 1)
+            assert lines(caplog) == [], "it was refused"
+            replaced = ReplacedResource(
+                resource_type=TOPIC,
+                resource_name="t",
+                configs=[ReplacedConfig(name="retention.ms", value="7000")],
+            )
+            await broker.ask(AlterConfigsRequest(resources=[replaced], validate_only=False), 1)
+            assert lines(caplog) == [f"settings altered: topic t: all replaced by 1, retention.ms=7000 {BY}"]
+
+    run(story())
+
+
+def test_reassignments_are_logged_when_they_start_end_and_are_cancelled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with brokers_in(tmp_path) as brokers:
+            await brokers.have([7, 1], [7, 1])
+            lines(caplog)
+            assert await brokers.alter({0: [7, 2], 1: [7, 3]}) == {0: 0, 1: 0}
+            assert lines(caplog) == [f"reassignments started: t-0 to [7, 2]; t-1 to [7, 3] {BY}"]
+            assert await brokers.alter({1: None}) == {1: 0}
+            assert "reassignments done" not in caplog.text
+            assert lines(caplog) == [f"reassignments cancelled: t-1 {BY}"]
+            await brokers.in_sync(7, 1, 2)
+            assert "reassignments done: t-0 to [7, 2]" in caplog.messages
+            caplog.clear()
+            wishes = ReassignmentNode.encode({TopicPartition("t", 0): [7, 3]})
+            await brokers.store.transact([Create(ReassignmentNode.path, wishes)])
+            await brokers.controller.moves.take_wishes()
+            assert f"reassignments started by {ReassignmentNode.path}: t-0 to [7, 3]" in caplog.messages
+            assert "(by " not in caplog.text, "who wrote it is not known"
+
+    run(story())
+
+
+def test_elections_that_are_asked_for_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        async with brokers_in(tmp_path) as brokers:
+            await brokers.have([1, 7], [7, 1])
+            await brokers.go(1)
+            await brokers.come(1)
+            await brokers.in_sync(7, 1)
+            lines(caplog)
+            asked = await brokers.elect(2, PREFERRED, [0, 1])
+            assert asked == {0: 0, 1: ErrorCode.ELECTION_NOT_NEEDED}
+            assert lines(caplog) == [f"preferred elections done: t-0 {BY}"]
+            await brokers.go(1)
+            await brokers.come(1)
+            await brokers.in_sync(7, 1)
+            node = PartitionListNode.encode([TopicPartition("t", 0)])
+            await brokers.store.transact([Create(PartitionListNode.election_path, node)])
+            caplog.clear()
+            await brokers.controller.leading.take_elections()
+            text = f"preferred elections done as {PartitionListNode.election_path} asks: t-0"
+            assert text in caplog.messages
+
+    run(story())
+
+
+def test_what_a_client_calls_itself_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    peer = Peer(Listener("PLAINTEXT", "localhost", 9092), "default", "User:x", "10.0.0.7", 1)
+    context = RequestContext(peer, "c" * 30_000, 0, 0, 1, None)
+    audit.note(context, "topics deleted", ["t" * 10_000, *(str(number) for number in range(100))])
+    found = lines(caplog)
+    assert len(found) == 3, "fifty things a line"
+    assert all(len(line) < 1000 for line in found)
+    audit.note(context, "topics deleted", [])
+    assert lines(caplog) == []
+
+
+def test_changes_are_not_held_back_as_repetitions() -> None:
+    repeats = RepeatFilter(repeats_max=3)
+    record = logging.LogRecord("tidemill.admin", logging.INFO, "", 0, "%s: %s (by %s)", (), None)
+    assert all(repeats.filter(record) for _ in range(ADMIN_REPEATS_MAX))
+    assert not repeats.filter(record)
+    other = logging.LogRecord("tidemill.server", logging.INFO, "", 0, "%s: %s (by %s)", (), None)
+    assert [repeats.filter(other) for _ in range(4)] == [True, True, True, False]

@@ -62,7 +62,7 @@ class Disk:
         finally:
             os.close(directory)
         self._unmount()
-        run("mount", self._device, str(self.path))
+        self._mount()
 
     def replace(self) -> None:
         """Another disk, with nothing on it. No process may use the disk. Only for one on a loop device."""
@@ -70,13 +70,16 @@ class Disk:
         self._format()
 
     def _format(self) -> None:
-        run("mkfs.ext4", "-q", "-F", "-m", "0", self._device)
-        run("mount", self._device, str(self.path))
+        until_free("mkfs.ext4", "-q", "-F", "-m", "0", self._device)
+        self._mount()
         (self.path / "lost+found").rmdir()
+
+    def _mount(self) -> None:
+        until_free("mount", self._device, str(self.path))
 
     def _unmount(self) -> None:
         """Returns when nobody has the file system mounted: ended processes keep it for a moment."""
-        run("umount", str(self.path))
+        until_free("umount", str(self.path))
         in_use = Path("/sys/fs/ext4", Path(self._device).name)
         deadline = time.monotonic() + UNMOUNT_S
         while in_use.exists():
@@ -102,6 +105,18 @@ class Disk:
         with contextlib.suppress(ProcessLookupError):
             (BLKIO / "cgroup.procs").write_text(str(pid))
         run("mount", "-o", "remount,async", str(self.path))
+
+
+def until_free(*command: str) -> None:
+    """Runs a command on a disk that somebody may use for a moment yet."""
+    deadline = time.monotonic() + UNMOUNT_S
+    while True:
+        try:
+            return run(*command)
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
 
 
 def no_small_disks() -> str:

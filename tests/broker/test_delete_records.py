@@ -127,6 +127,24 @@ def test_a_replica_that_does_not_answer_in_time_is_told_of(stage: Stage) -> None
     assert partition._deletion_waiters == [], "nobody waits any more"
 
 
+@pytest.mark.parametrize("offset", [5, 6, 7, -2])
+def test_records_that_are_not_committed_are_not_deleted(stage: Stage, offset: int) -> None:
+    partition = stage.bench.partition("t", 0)
+    partition.high_watermark = 4
+    task = delete(stage.bench, offset, timeout_ms=0)
+    assert answered(stage.bench, task) == (ErrorCode.OFFSET_OUT_OF_RANGE, -1)
+    assert partition.log.start_offset == 0
+
+
+@pytest.mark.parametrize(("offset", "start"), [(4, 4), (-1, 4), (3, 3), (0, 0)])
+def test_records_up_to_the_high_watermark_are_deleted(stage: Stage, offset: int, start: int) -> None:
+    partition = stage.bench.partition("t", 0)
+    partition.become(NODE, 0, (NODE,), (NODE,))
+    partition.high_watermark = 4
+    assert answered(stage.bench, delete(stage.bench, offset)) == (0, start)
+    assert (partition.log.start_offset, partition.log.end_offset) == (start, 6)
+
+
 def test_a_replica_whose_broker_is_dead_is_not_waited_for(stage: Stage) -> None:
     partition = stage.bench.partition("t", 0)
     partition.high_watermark = 6

@@ -23,6 +23,7 @@ from tidemill.broker.context import Listener, Peer, RequestContext
 from tidemill.broker.metadata import Delta, MetadataCache, effective_config
 from tidemill.controller.shell import Controller
 from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.image import ClusterImage, PartitionImage, TopicImage
 from tidemill.coordination.nodes import BrokerRegistration, Endpoint
 from tidemill.model.configs import BROKER_KEYS, TOPIC_KEYS, BrokerConfig
 from tidemill.model.configs.keys import PASSWORD
@@ -233,6 +234,31 @@ def test_a_partition_whose_log_failed_has_no_leader_and_an_offline_replica(tmp_p
     run(story())
 
 
+@pytest.mark.parametrize(
+    ("version", "error", "nodes"),
+    [(0, ErrorCode.REPLICA_NOT_AVAILABLE, [7]), (1, ErrorCode.NONE, [7, 8]), (12, ErrorCode.NONE, [7, 8])],
+)
+def test_the_oldest_clients_are_told_only_of_replicas_whose_brokers_are_there(
+    tmp_path: Path, version: int, error: ErrorCode, nodes: list[int]
+) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            partitions = (PartitionImage(0, 7, 0, [7, 8], [7, 8]), PartitionImage(1, 7, 0, [7], [7]))
+            topic = TopicImage("t", b"t" * 16, partitions, {})
+            broker.metadata.image = ClusterImage(
+                "c", 7, 1, broker.metadata.image.brokers, {"t": topic}, broker.metadata.image.broker_configs
+            )
+            request = metadata_of("t")
+            request.allow_auto_topic_creation = True  # which versions before 4 always say
+            (answer,) = (await broker.ask(request, version)).topics
+            first, second = sorted(answer.partitions, key=lambda one: int(one.partition_index))
+            assert (first.error_code, first.leader_id) == (error, 7)
+            assert (first.replica_nodes, first.isr_nodes) == (nodes, nodes)
+            assert (second.error_code, second.leader_id, second.replica_nodes) == (0, 7, [7])
+
+    run(story())
+
+
 def test_metadata_tells_each_listener_its_own_address(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_in(tmp_path) as broker:
@@ -247,12 +273,16 @@ def test_metadata_of_a_listener_that_a_broker_has_not(tmp_path: Path) -> None:
         async with broker_in(tmp_path) as broker:
             await broker.ask(new_topics("t"), 7)
             other = Endpoint("OTHER", "PLAINTEXT", "h", 1)
+            for version, code in (
+                (5, ErrorCode.LEADER_NOT_AVAILABLE),
+                (6, ErrorCode.LISTENER_NOT_FOUND),
+            ):
+                (topic,) = (await broker.ask(metadata_of("t"), version, other)).topics
+                assert (topic.partitions[0].error_code, topic.partitions[0].leader_id) == (code, -1)
             answer = await broker.ask(metadata_of("t"), 12, other)
             assert answer.brokers == []
             (partition,) = answer.topics[0].partitions
             assert (partition.error_code, partition.leader_id) == (ErrorCode.LISTENER_NOT_FOUND, -1)
-            old = await broker.ask(metadata_of("t"), 5, other)
-            assert old.topics[0].partitions[0].error_code == ErrorCode.LEADER_NOT_AVAILABLE
 
     run(story())
 

@@ -21,7 +21,12 @@ class Slow(Storing):
 
     unpacked = LARGE
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.jobs: list[str] = []
+
     async def run(self, job: str, size: int, *arguments: Any) -> Any:
+        self.jobs.append(job)
         await asyncio.sleep(0)
         return (b"", 0, GZIP, 1, -1, self.unpacked, None) if job == "store" else (b"w",)
 
@@ -83,7 +88,7 @@ def request(*parts: Part) -> Any:
 
 
 def stored(loop: asyncio.AbstractEventLoop) -> Slow:
-    return Slow(loop, SimpleNamespace(note=lambda api, seconds: None))  # type: ignore[arg-type]
+    return Slow(loop, SimpleNamespace(note=lambda api, seconds: None))
 
 
 def test_few_requests_are_held_unpacked_at_a_time() -> None:
@@ -96,6 +101,8 @@ def test_few_requests_are_held_unpacked_at_a_time() -> None:
         assert sorted(map(id, path.appended)) == sorted(map(id, requests))
         assert 1 < path.held_most <= REQUESTS_MAX
         assert not one.reserved
+        # While one is compressed for its place at the end, no other is for the same place.
+        assert storing.jobs.count("place") == len(requests)
 
     asyncio.run(run())
 

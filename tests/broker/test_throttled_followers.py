@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from paths_bench import NODE, Bench, Client, batch, bench_in, parts_of
 
-from tidemill.broker.throttling import LeaderThrottle
+from tidemill.broker.metadata import MetadataCache
+from tidemill.broker.throttling import LeaderThrottle, Throttling
+from tidemill.coordination.image import ClusterImage, Delta, TopicImage
+from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode
 from tidemill.records.batch import parse_batch
 from tidemill.replication.throttle import UNLIMITED, RateLimit
@@ -199,3 +204,43 @@ def test_who_is_about_to_come_back_is_not_held_back_as_commits_wait_for_it(bench
     assert partition.high_watermark == 2
     follower.ask({}, LONG_MS)
     assert follower.sizes()["t", 0] > SIZE
+
+
+def image_of(*topics: TopicImage) -> ClusterImage:
+    return ClusterImage(topics={topic.name: topic for topic in topics})
+
+
+def test_throttles_follow_the_settings_of_topics_and_of_the_broker() -> None:
+    def topic(leader: str, follower: str, topic_id: bytes = b"t" * 16) -> TopicImage:
+        settings = {
+            "leader.replication.throttled.replicas": leader,
+            "follower.replication.throttled.replicas": follower,
+        }
+        return TopicImage("t", topic_id, (), settings)
+
+    def covered() -> list[list[int]]:
+        sides = (throttling.leader, throttling.follower)
+        return [[partition for partition in range(3) if side.covers("t", partition)] for side in sides]
+
+    def become(image: ClusterImage) -> None:
+        asyncio.run(metadata.publish(Delta.between(metadata.image, image)))
+
+    metadata = MetadataCache(image_of(topic("0:1,1:2", "2:1")))
+    settings = {"leader.replication.throttled.rate": 1000, "follower.replication.throttled.rate": 2000}
+    broker: Any = SimpleNamespace(node_id=1, metadata=metadata, config=BrokerConfig.of(settings))
+    throttling = Throttling(broker)
+    assert covered() == [[0], [2]]
+    limits = [side.limit.bytes_per_second for side in (throttling.leader, throttling.follower)]
+    assert limits == [1000, 2000]
+    become(image_of(topic("*", "")))
+    assert covered() == [[0, 1, 2], []]
+    become(image_of(topic("no list", "1:1")))
+    assert covered() == [[], [1]]
+    become(image_of())
+    assert covered() == [[], []]
+    become(image_of(topic("2:1", "0:1,1:1", b"u" * 16)))
+    assert covered() == [[2], [0, 1]]
+    broker.config = BrokerConfig.of({key: 2 * value for key, value in settings.items()})
+    become(ClusterImage(topics=metadata.image.topics, broker_configs={1: {"x": "y"}}))
+    limits = [side.limit.bytes_per_second for side in (throttling.leader, throttling.follower)]
+    assert limits == [2000, 4000]

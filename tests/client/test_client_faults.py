@@ -424,6 +424,37 @@ def test_a_batch_is_sent_again_exactly_as_often_as_retries_says(retries: int) ->
     assert (sent, delivery.exception(0)) == (retries + 1, refused)
 
 
+@pytest.mark.parametrize(("sequence", "bumps"), [(-1, False), (0, True), (5, True)])
+def test_after_a_batch_that_is_given_up_the_sequence_begins_again(sequence: int, bumps: bool) -> None:
+    found, topic = accumulator(), TopicQueues("t", 1)
+    found.topics["t"] = topic
+    outcomes = Outcomes(Cluster(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"})), found)
+    delivery = found.append(topic, 0, 1, None, b"x", None, None, time.monotonic())
+    queue = topic.queues[0]
+    batch = queue.waiting.popleft()
+    batch.sequence, batch.attempts = sequence, 1
+    queue.in_flight.append(batch)
+    refused = error_for(ErrorCode.INVALID_RECORD, "produce to t-0")
+    outcomes.failed(batch, ErrorCode.INVALID_RECORD, refused)
+    assert (delivery.exception(0), queue.bump_due) == (refused, bumps)
+
+
+@pytest.mark.parametrize(("sequence", "bumps"), [(-1, False), (0, True), (5, True)])
+def test_after_a_batch_that_expires_the_sequence_begins_again(sequence: int, bumps: bool) -> None:
+    found, topic = accumulator(), TopicQueues("t", 1)
+    found.topics["t"] = topic
+    settings = {"bootstrap.servers": "unused:1", "delivery.timeout.ms": 5000, "request.timeout.ms": 1000}
+    outcomes = Outcomes(Cluster(ClientConfig(PRODUCER, settings)), found)
+    delivery = found.append(topic, 0, 1, None, b"x", None, None, 0.0)
+    queue = topic.queues[0]
+    (batch,) = queue.waiting
+    batch.sequence = sequence
+    assert not outcomes.expire(batch.created + 4.999)
+    assert outcomes.expire(batch.created + 5.0)
+    assert (isinstance(delivery.exception(0), DeliveryTimeout), queue.bump_due) == (True, bumps)
+    assert not outcomes.expire(batch.created + 5.0)
+
+
 class Broker:
     """What the sender sees of a broker: it notes the sequences of the batches that it is sent."""
 

@@ -263,6 +263,28 @@ def test_a_wakeup_ends_a_poll(broker_address: str, new_topic: Callable[..., str]
         timer.join()
 
 
+def test_a_poll_waits_no_longer_than_it_was_told(
+    broker_address: str, new_topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = new_topic(1)
+    with Consumer(broker_address) as consumer:
+        consumer.assign([(topic, 0)])
+        consumer.position(TopicPartition(topic, 0))
+        waits: list[float] = []
+        plain = consumer._fetcher.wait
+
+        def wait(seconds: float) -> None:
+            waits.append(seconds)
+            plain(seconds)
+
+        monkeypatch.setattr(consumer._fetcher, "wait", wait)
+        for timeout in (0.0, 0.3):
+            waits.clear()
+            assert list(consumer.poll(timeout)) == []
+            assert all(0 < seconds <= timeout for seconds in waits)
+            assert bool(waits) == bool(timeout)
+
+
 def test_two_threads_at_once_are_refused(broker_address: str, new_topic: Callable[..., str]) -> None:
     import threading
 

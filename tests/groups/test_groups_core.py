@@ -6,7 +6,9 @@ import pytest
 from groups_bench import Bench, run
 
 from tidemill.groups.effects import Now
+from tidemill.groups.rebalance import GroupConfig
 from tidemill.groups.state import TRANSITIONS, Group, GroupInvariantError, GroupState, subscription_topics
+from tidemill.model.configs import BrokerConfig
 
 FORM_OF_TWO = """
     join A
@@ -24,6 +26,12 @@ FORM_OF_TWO = """
         A assigned range x
         B assigned range y
 """
+
+
+def test_groups_have_kafkas_defaults_where_nothing_is_set() -> None:
+    plain, configured = GroupConfig(), GroupConfig.from_broker(BrokerConfig.of())
+    for name in GroupConfig.__slots__:
+        assert getattr(plain, name) == getattr(configured, name), name
 
 
 def test_members_that_come_one_after_the_other_share_the_first_rebalance() -> None:

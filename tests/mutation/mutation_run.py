@@ -48,7 +48,7 @@ PAGE = ROOT / "docs" / "mutation.md"
 FOUND_MIN = 0.85
 TESTS_S_MAX = 60.0
 """The tests of one mutant take no longer than this together, as they took under coverage."""
-TEST_TIMEOUT_S = 30
+TEST_TIMEOUT_S = 120
 TESTS_MAX = 400
 STEADY = ("records", "log", "groups")
 """Tests in other directories wait for processes with a limit, and fail now and then on a busy machine: what
@@ -133,7 +133,7 @@ class Worker(threading.Thread):
         output = self.source.parent / "output.txt"
         arguments = [*OPTIONS, "-W", "ignore::pytest.PytestAssertRewriteWarning", "-x", "--tb=no", "-rfE"]
         arguments += [f"--timeout={TEST_TIMEOUT_S}", f"@{names}"]
-        limit_s = 120 + 6 * sum(self.run_.covering.seconds[test] for test in tests)
+        limit_s = 600 + 20 * sum(self.run_.covering.seconds[test] for test in tests)
         asked = json.dumps([arguments, str(output), limit_s])
         assert self.server.stdin is not None
         assert self.server.stdout is not None

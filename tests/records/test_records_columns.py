@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from record_samples import NOW_MS, batches_of_records, parsed, patched
+from record_samples import NOW_MS, batches_of_records, parsed, patched, raw_batch, raw_record
 
 from tidemill.model.errors import CorruptMessage
 from tidemill.records.arrow import to_record_batch
@@ -170,6 +170,16 @@ def test_checksum_is_looked_at_when_asked():
     with pytest.raises(CorruptMessage, match="checksum"):
         decode_columns(damaged)
     assert decode_columns(damaged, check_crcs=False).count == 10
+
+
+@pytest.mark.parametrize("want_headers", [False, True])
+@pytest.mark.parametrize("rest", [b"\0", b"\0\0", b"x" * 300])
+def test_a_record_with_bytes_behind_its_headers_is_refused(want_headers, rest):
+    good = raw_record(value_length=1, value=b"v")
+    record = raw_record(value_length=1, value=b"v", header_bytes=rest)
+    assert decode_columns(raw_batch(good), want_headers=want_headers).count == 1
+    with pytest.raises(CorruptMessage, match="header has end"):
+        decode_columns(raw_batch(record), want_headers=want_headers)
 
 
 def test_offsets_must_go_up():

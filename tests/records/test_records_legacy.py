@@ -8,11 +8,11 @@ import zlib
 import pytest
 from legacy_samples import entry_bytes, messages, read_set
 
-from tidemill.model.errors import CorruptMessage, ErrorCode, InvalidRecord
-from tidemill.records.batch import GZIP, LZ4, NONE, SNAPPY
+from tidemill.model.errors import CorruptMessage, ErrorCode, InvalidRecord, KafkaError
+from tidemill.records.batch import GZIP, LZ4, NONE, SNAPPY, ZSTD
 from tidemill.records.builder import build_batch
 from tidemill.records.compression import compress
-from tidemill.records.convert import KEEP_CODEC, for_storage
+from tidemill.records.convert import KEEP_CODEC, down, for_storage
 from tidemill.records.cursor import EntryCursor
 from tidemill.records.legacy import LZ4_OLD_HEADER, mend_lz4, pack, parse_entry, unpack_entry, xxhash32
 from tidemill.records.message_set import MessageSet, build_message_set, wrap
@@ -281,3 +281,20 @@ def test_set_of_nothing_is_not_built() -> None:
             build_message_set(1, [], codec)
     with pytest.raises(ValueError, match="format 0 or 1"):
         build_message_set(2, [(1, None, None)])
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_an_old_reader_gets_what_comes_before_a_batch_of_zstd_and_then_its_error(magic: int) -> None:
+    parts = [
+        build_batch([(5, b"k", b"%d" % first, None)], codec, base_offset=first)
+        for first, codec in ((0, NONE), (1, ZSTD), (2, NONE))
+    ]
+    data = b"".join(parts)
+    first = down(data, 0, len(data), magic, 0, 1 << 20)
+    assert [offset for offset, *_ in read_set(first.data)] == [0]
+    assert (first.next_offset, first.next_position, first.record_count) == (1, len(parts[0]), 1)
+    with pytest.raises(KafkaError, match="base offset 1 is compressed with zstd") as caught:
+        down(data, len(parts[0]), len(data), magic, 1, 1 << 20)
+    assert caught.value.code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+    behind = down(data, 0, len(data), magic, 2, 1 << 20)
+    assert [offset for offset, *_ in read_set(behind.data)] == [2]

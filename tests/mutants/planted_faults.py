@@ -20,19 +20,18 @@ LEADER: Final = (
         "A produce with acks=all is refused below min.insync.replicas.",
     ),
     Fault(
-        "min-insync-unchecked-after-append",
-        "replication/partition.py",
-        "        if not self.is_under_min_isr:\n            return None\n",
-        "        return None\n",
-        "A produce with acks=all is not acknowledged when the in-sync set has shrunk below"
-        " min.insync.replicas since its append.",
-    ),
-    Fault(
         "acks-all-not-awaited",
         "replication/partition.py",
-        "        return acks == -1 or (acks == 1 and self._alone)\n",
-        "        return False\n",
+        "        return acks == -1 or (acks == 1 and self._flushing and self._flushed_end < end_offset)\n",
+        "        return acks == 1 and self._flushing and self._flushed_end < end_offset\n",
         "A produce with acks=all is acknowledged once all replicas in sync have it.",
+    ),
+    Fault(
+        "acks-1-before-sync",
+        "replication/partition.py",
+        "        return acks == -1 or (acks == 1 and self._flushing and self._flushed_end < end_offset)\n",
+        "        return acks == -1\n",
+        "With flush.messages a produce with acks=1 is acknowledged once the leader has synced it.",
     ),
     Fault(
         "commit-without-followers",
@@ -182,8 +181,8 @@ FOLLOWER: Final = (
     Fault(
         "never-truncates",
         "replication/fetcher.py",
-        "                partition.truncate_to(end, wall_ms)\n            else:\n",
-        "                str(end)\n            else:\n",
+        "end = divergence(partition, found.diverging_epoch, found.diverging_end)\n",
+        "end = partition.log.end_offset\n",
         "A follower cuts what its leader does not have.",
     ),
     Fault(

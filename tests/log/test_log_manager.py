@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.log.checkpoints import read_offsets
+from tidemill.log.checkpoints import read_offsets, write_checkpoints
 from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
 from tidemill.log.flush import FlushJob
@@ -401,6 +401,33 @@ def test_a_kill_loses_nothing_and_a_power_cut_may_have(batch: Callable[..., Batc
     files.kill()
     files.boot_id = lambda: ""  # type: ignore[method-assign]
     assert start().may_have_lost
+
+
+def test_deleted_records_stay_deleted_when_the_power_fails_before_their_files_are_gone(
+    batch: Callable[..., Batch],
+) -> None:
+    files = FaultyFiles()
+    key = TopicPartition("t", 0)
+
+    def start() -> LogManager:
+        manager = LogManager(files, ["/data"])
+        manager.lock()
+        manager.claim("c" * 22, 1)
+        manager.load(NOW, lambda topic: LogConfig())
+        return manager
+
+    manager = start()
+    log = manager.create(key, TOPIC_ID, LogConfig(), NOW)
+    for _ in range(3):
+        log.append([batch()], 0, NOW)
+    log.flush(NOW)
+    deleted_to = log.end_offset
+    log.advance_start(deleted_to)
+    manager.retain(NOW, {key: deleted_to})
+    assert log.segments[0].base_offset == log.start_offset == deleted_to
+    assert write_checkpoints(manager.start_offset_checkpoints()) == []
+    files.power_cut()
+    assert start().logs[key].start_offset == deleted_to
 
 
 def failing_broker(files: FaultyFiles, *paths: str) -> Callable[[], LogManager]:

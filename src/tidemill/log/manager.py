@@ -392,7 +392,7 @@ class LogManager(DataDirectories):
         offsets = {
             key: int(log.start_offset)
             for key, log in (directory.arriving | directory.logs).items()
-            if log.start_offset > log.segments[0].base_offset
+            if log.start_offset > 0
         }
         return CheckpointJob(self.files, directory.file(LOG_STARTS), offsets)
 

@@ -39,10 +39,11 @@ test: setup ## passes the tests
 clients: setup ## tries clients in Java, Go and JavaScript, and Kafka's own tools; brings them below build/clients
 	export TIDEMILL_KAFKA_LIBS="$$($(BIN)/python bench/peers.py)" && $(BIN)/python -m pytest -q -m clients tests
 
-simulate: setup ## tries 20,000 simulated clusters and all of the matrices of damage, for hours; or SEED=7 STEPS=2000
+simulate: setup ## tries SEEDS=5000 simulated clusters, resuming where it was stopped, and the matrices of damage; or SEED=7 KIND=cluster
 ifdef SEED
-	$(BIN)/python tests/simulation/simulate.py --seed $(SEED) --steps $(or $(STEPS),2000) --seeds $(or $(SEEDS),1) --kind $(or $(KIND),cluster)
+	$(BIN)/python tests/simulation/simulate.py --seed $(SEED) --seeds $(or $(SEEDS),1) --kind $(or $(KIND),cluster)
 else
+	$(BIN)/python tests/simulation/simulate.py --campaign $(or $(SEEDS),5000)
 	$(BIN)/python -m pytest -q -n 2 -m every tests
 endif
 

@@ -13,7 +13,8 @@ import itertools
 from collections.abc import Callable
 
 from full_cluster import FullCluster, Whole
-from simulated_clients import ALL
+from promises import ALL
+from simulated_admins import RecordDeleter
 from simulated_disk import SimulatedFiles
 from simulated_network import Weather
 
@@ -38,10 +39,11 @@ class EmptyDiskScenario(FullCluster):
     def __init__(self, seed: int, on_its_way: str) -> None:
         super().__init__(seed, 0)
         self.on_its_way = on_its_way
-        self.partition_count, self.min_isr = 3, 1
+        self.partition_count = 3
+        self.topic_config = {"min.insync.replicas": "1"}
         self.network.weather = Weather(slow=0.0)
         self.session_s = 2.0
-        self.committers, self.admins = [], []
+        self.committers, self.members, self.admins, self.temporary_clients = [], [], [], []
         self.brokers: dict[str, Whole] = {}
         self.index = 0
         """the partition under test."""
@@ -53,6 +55,9 @@ class EmptyDiskScenario(FullCluster):
         self._moments: list[tuple[Callable[[], bool], Callable[[], None], asyncio.Future[None]]] = []
 
     # -- what is there
+
+    def _make_deleters(self) -> list[RecordDeleter]:
+        return []
 
     def make_server(self, node: Node) -> Whole:
         self.brokers[node.name] = made = super().make_server(node)

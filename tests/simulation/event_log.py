@@ -40,9 +40,9 @@ class EventLog(logging.Handler):
             self._last[who] = text
         self._lines.append((self._loop.time() - START_S, who, text))
 
-    def count(self, what: str) -> None:
+    def count(self, what: str, times: int = 1) -> None:
         """Counts how often something happened."""
-        self.counts[what] = self.counts.get(what, 0) + 1
+        self.counts[what] = self.counts.get(what, 0) + times
 
     def violate(self, text: str) -> None:
         """A promise was broken: the run ends."""

@@ -10,19 +10,21 @@ from random import Random
 from typing import Any, cast
 from unittest import mock
 
-from promises import Place
-from simulated_admins import Admin, Restless
-from simulated_clients import PORT, Client
-from simulated_groups import OFFSETS, Committer
+from change_phases import CLUSTER_PHASES
+from promises import ALL, LEADER, Place, TopicSettings
+from simulated_admins import TEMPORARY_TOPIC, UNCLEAN, Admin, ClusterAdmin
+from simulated_clients import BY_TOPIC_ID, PORT, Client, Consumer, Refused, TemporaryProducer
+from simulated_groups import OFFSETS, Committer, GroupMember
 from simulated_loop import PROCESS, Process
 from simulated_network import WORLD, Listening
 from simulated_store import SimulatedStore, StoreServer
 
-from simulation import TOPIC, Node, Simulation
+from simulation import BATCHES, CHANGES, TOPIC, Node, Simulation
 from tidemill.broker.handlers import common
 from tidemill.controller import office
-from tidemill.coordination.nodes import PartitionStateNode
+from tidemill.coordination.nodes import PartitionStateNode, TopicNode
 from tidemill.model.configs import BrokerConfig
+from tidemill.net.link import LinkError
 from tidemill.replication.manager import ReplicaManager
 from tidemill.server import app
 from tidemill.server.app import BrokerServer
@@ -43,6 +45,12 @@ SETTINGS = {
     "offsets.topic.replication.factor": "3",
     "offsets.commit.timeout.ms": "1000",
     "auto.create.topics.enable": "false",
+    "log.retention.check.interval.ms": "1000",
+    "log.initial.task.delay.ms": "500",
+    "log.segment.delete.delay.ms": "500",
+    "offsets.topic.segment.bytes": "2000",
+    "group.min.session.timeout.ms": "100",
+    "group.initial.rebalance.delay.ms": "50",
 }
 STOP_S_MAX = 8.0
 """Whoever stops in order for longer is killed."""
@@ -93,45 +101,96 @@ class Whole:
 
 
 class FullCluster(Simulation):
-    """Three whole brokers, a store, and a group that commits its positions."""
+    """Three whole brokers, a store, administrators and consumer groups."""
 
-    def __init__(self, seed: int, steps: int = 2000) -> None:
-        super().__init__(seed, steps)
-        self.session_s = self.random.choice((0.8, 2.0))
+    phase_names = CLUSTER_PHASES
+
+    def __init__(self, seed: int, batches: int = BATCHES) -> None:
+        super().__init__(seed, batches)
+        random = self.random
+        self.session_s = random.choice((0.8, 2.0))
         self.store = StoreServer(self.network)
         self.store.told = lambda text: self.events.add(text, "the store")
         self.store.written = self._written
+        self.store.removed = self._removed
+        self.min_isr_default = random.choice((1, 2))
+        self.promises.settings[OFFSETS] = TopicSettings(min_isr=self.min_isr_default)
         self._configs: dict[str, BrokerConfig] = {}
+        self._moving: set[Place] = set()
+        self._operator_s: dict[Place, float] = {}
         self.committers = [
-            Committer(
-                f"group-{number}",
-                [node.name for node in self.nodes],
-                TOPIC,
-                self.promises,
-                self.random,
-                partition=0,
-            )
-            for number in range(self.random.choice((0, 1, 2)))
+            self._client(Committer, f"committer-{number}", TOPIC, group=f"group-{number}", partition=0)
+            for number in range(random.choice((0, 1, 1)))
         ]
-
-        self.admins = [
-            Restless(
-                "restless",
-                [node.name for node in self.nodes],
+        self.members = [
+            self._client(
+                GroupMember,
+                f"member-{number}",
                 TOPIC,
-                self.promises,
-                self.random,
+                group="members",
                 partitions=self.partition_count,
-                brokers=[node.node_id for node in self.nodes],
+                phases=self.phases,
             )
-            for _ in range(self.random.choice((0, 0, 1)))
+            for number in range(random.choice((0, 1, 2, 3)))
         ]
+        self.admins = [self._make_admin() for _ in range(random.choice((0, 1, 1)))]
+        self.temporary_clients = self._make_temporary_clients() if self.admins else []
+
+    def _client(self, kind: Any, name: str, topic: str, **options: Any) -> Any:
+        return kind(name, self.addresses, topic, self.promises, self.random, **options)
+
+    def _make_admin(self) -> ClusterAdmin:
+        config = {"min.insync.replicas": "1", "segment.bytes": str(self.random.choice((800, 2000)))}
+        self.promises.settings[TEMPORARY_TOPIC] = TopicSettings(min_isr=1)
+        admin: ClusterAdmin = self._client(
+            ClusterAdmin,
+            "cluster-admin",
+            TOPIC,
+            phases=self.phases,
+            partitions=self.partition_count,
+            brokers=[node.node_id for node in self.nodes],
+            temporary_config=config,
+            pause_s=self.random.choice((0.2, 0.6)),
+        )
+        return admin
+
+    def _make_temporary_clients(self) -> list[Client]:
+        is_idempotent = self.random.random() < 0.5
+        producer = self._client(
+            TemporaryProducer,
+            "temporary-producer",
+            TEMPORARY_TOPIC,
+            partitions=2,
+            acks=ALL if is_idempotent else LEADER,
+            is_idempotent=is_idempotent,
+            pause_s=0.1,
+            in_flight=3,
+            versions=(BY_TOPIC_ID,),
+        )
+        consumers = [
+            self._client(
+                Consumer,
+                f"temporary-consumer-{partition}",
+                TEMPORARY_TOPIC,
+                partition=partition,
+                again=0.0,
+                versions=(BY_TOPIC_ID,),
+            )
+            for partition in range(2)
+        ]
+        return [producer, *consumers]
+
+    def changes(self) -> int:
+        if not self.admins:
+            return super().changes() if self.deleters else CHANGES
+        return super().changes() + sum(admin.changes for admin in self.admins)
 
     def make_server(self, node: Node) -> Whole:
         config = self._configs.get(node.name)
         if config is None:
             settings = {
                 **SETTINGS,
+                "min.insync.replicas": str(self.min_isr_default),
                 "node.id": str(node.node_id),
                 "listeners": f"PLAINTEXT://{node.name}:{PORT}",
             }
@@ -164,62 +223,128 @@ class FullCluster(Simulation):
         return await SimulatedStore.open(self.store, self.session_s)
 
     def _written(self, path: str, data: bytes) -> None:
-        """Somebody wrote to the store: states of partitions say which replicas are in sync."""
+        """Somebody wrote to the store."""
         parts = path.split("/")
         if path.startswith("/brokers/ids/"):
             self.promises.registered(int(parts[3]))
-        if path.startswith("/brokers/topics/") and parts[-1] == "state":
+        elif path == "/controller":
+            self.events.count("controllers")
+            self.phases.moment("controller change")
+        elif path.startswith("/admin/delete_topics/"):
+            self.phases.begin("topic deletion written")
+        elif path.startswith("/brokers/topics/") and len(parts) == 4:
+            self._topic_written(parts[3], data)
+        elif path.startswith("/brokers/topics/") and parts[-1] == "state":
             state = PartitionStateNode.decode(parts[3], int(parts[5]), data)
             self.events.add(f"{parts[3]}-{parts[5]} is {state}", "the store")
-            self.promises.state_written((parts[3], int(parts[5])), state.leader, tuple(state.isr))
+            self.state_written((parts[3], int(parts[5])), state.leader, state.leader_epoch, tuple(state.isr))
+
+    def _topic_written(self, topic: str, data: bytes) -> None:
+        assignment = TopicNode.decode(topic, data)
+        if (topic, 0) not in self.promises.partitions:
+            self.phases.moment("topic creation written")
+            self.events.count(f"topics made: {topic}")
+        self.promises.topic_written(
+            topic, assignment.topic_id or b"", assignment.replicas, assignment.adding, assignment.removing
+        )
+        for index in assignment.replicas:
+            place = (topic, index)
+            is_moving = bool(assignment.adding.get(index) or assignment.removing.get(index))
+            if is_moving and place not in self._moving:
+                self._moving.add(place)
+                self.phases.begin("move copying")
+            elif not is_moving and place in self._moving:
+                self._end_move(place)
+
+    def _end_move(self, place: Place) -> None:
+        self._moving.discard(place)
+        self.phases.end("move copying")
+        self.phases.moment("move ended")
+
+    def _removed(self, path: str) -> None:
+        """Somebody deleted a node of the store."""
+        parts = path.split("/")
+        if path.startswith("/admin/delete_topics/"):
+            self.phases.end("topic deletion written")
+        elif path.startswith("/brokers/topics/") and len(parts) == 4:
+            for place in [place for place in self._moving if place[0] == parts[3]]:
+                self._end_move(place)
+            self.promises.topic_removed(parts[3])
 
     async def prepare(self) -> None:
-        addresses = [node.name for node in self.nodes]
-        admin = Admin("admin", addresses, TOPIC, self.promises, self.random)
-        await admin.make(self.partition_count, self.min_isr)
+        await self._client(Admin, "admin", TOPIC).make(self.partition_count, self.topic_config)
 
     def more_clients(self) -> list[Client]:
-        return [*self.committers, *self.admins]
+        return [*self.committers, *self.members, *self.admins, *self.temporary_clients]
 
-    def places(self) -> list[Place]:
-        return [*super().places(), *([(OFFSETS, 0)] if self.committers else [])]
+    def elect_unclean(self, place: Place) -> bool:
+        """An operator asks for the election every few seconds."""
+        now = self.loop.time()
+        if now - self._operator_s.get(place, 0.0) < 3.0:
+            return False
+        self._operator_s[place] = now
+        process = self.process(f"operator-{int(now)}")
+        operator: Admin = self._client(Admin, process.name, place[0])
+
+        async def elect() -> None:
+            try:
+                await operator.elect(place[0], [place[1]], UNCLEAN)
+            except (LinkError, Refused) as problem:
+                self.events.add(f"{type(problem).__name__}: {problem}")
+
+        self.loop.create_task(elect(), context=process.context)
+        return True
 
     # -- faults
 
-    def cluster_faults(self) -> list[Callable[[Node], None]]:
-        return [self.lose_store, self.end_session, self.shut_down]
+    def cluster_faults(self) -> dict[str, Callable[[Node], bool]]:
+        return {
+            "store connection": self.lose_store,
+            "session end": self.end_session,
+            "controller session end": self.end_controller_session,
+            "shutdown": self.shut_down,
+        }
 
     def _store_of(self, node: Node) -> SimulatedStore | None:
         server = node.server
         return server.store if isinstance(server, Whole) else None
 
-    def lose_store(self, node: Node) -> None:
+    def lose_store(self, node: Node) -> bool:
         """The connection to the store breaks."""
         store = self._store_of(node)
-        if store is not None:
-            self.events.count("lost connections to the store")
-            self.events.add(f"*** {node.name} loses its connection to the store", "the world")
-            self.loop.call_soon(store.lose_connection, context=node.process.context)
+        if store is None:
+            return False
+        self.events.add(f"*** {node.name} loses its connection to the store", "the world")
+        self.loop.call_soon(store.lose_connection, context=node.process.context)
+        return True
 
-    def end_session(self, node: Node) -> None:
+    def end_session(self, node: Node) -> bool:
         """The store ends a session, and its client learns of it."""
         store = self._store_of(node)
-        if store is not None:
-            self.events.count("ended sessions")
-            self.events.add(f"*** the session of {node.name} is ended", "the world")
-            self.store.end(store.session_id, "is ended")
+        if store is None:
+            return False
+        self.events.add(f"*** the session of {node.name} is ended", "the world")
+        self.store.end(store.session_id, "is ended")
+        return True
 
-    def shut_down(self, node: Node) -> None:
+    def end_controller_session(self, node: Node) -> bool:
+        """The store ends the session of the controller: another broker takes over."""
+        for one in self.nodes:
+            server = one.server
+            if isinstance(server, Whole) and server.server.broker.controller.is_active:
+                return self.end_session(one)
+        return False
+
+    def shut_down(self, node: Node) -> bool:
         """The broker is told to stop, does so in order, and is started again."""
         server, process = node.server, node.process
         if not node.is_running or not isinstance(server, Whole) or process.paused:
-            return
-        self.events.count("faults")
-        self.events.count("stops in order")
+            return False
         self.events.add(f"*** {node.name} is told to stop", "the world")
         node.server = None
         self.loop.create_task(self._stop_in_order(node, server, process), context=process.context)
         self.network.world_timer(self.loop.time() + STOP_S_MAX, lambda: node.end(process))
+        return True
 
     async def _stop_in_order(self, node: Node, server: Whole, process: Process) -> None:
         await server.server.stop()

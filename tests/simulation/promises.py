@@ -1,27 +1,75 @@
-"""What clients of a simulated cluster were told, and whether it may all be true.
+"""What a cluster promises its clients, and the checkers of these promises.
 
-The promises that are checked: a message acknowledged with ``acks=all`` is not lost as long as one in-sync
-replica has what it had; no offset ever holds two messages that consumers saw; ends that a consumer is told do
-not go back for it; an offset that a consumer may read from does not turn out of range; a consumer misses
-nothing between two messages; the messages of an idempotent producer are there once, in its order; committed
-positions of groups are found again; nobody leads in the epoch of another.
+:data:`PROMISES` and :data:`EXCUSES` are the tables of ``docs/decisions/promises.md``. A checker names the
+promise that it found broken. Where a checker lets something pass, the excuse is named as well, and counted.
 
-A partition whose in-sync replicas have all lost what they had not synced may forget: it is excused from then
-on, and only has to work again. That is known from the states that the controller wrote.
+Clients report what they ask and what they are answered; the world reports what the store holds and what
+machines lose. Times are simulated seconds.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from acknowledged_holders import Holders
 from event_log import EventLog
+
+PROMISES = {
+    "acks-all": "a record acknowledged with acks=all can be read for as long as a replica holds it that was "
+    "in sync or eligible then, and has lost nothing since",
+    "read": "a record that a consumer has read is kept like one that was acknowledged with acks=all",
+    "acks-1": "a record acknowledged with acks=1 can be read for as long as its leader stays the leader and "
+    "has lost nothing",
+    "acks-0": "a record sent with acks=0 is there at most once",
+    "min-isr": "acks=all is acknowledged only when min.insync.replicas replicas, or all there are, have "
+    "the record",
+    "flush": "with flush.messages=1 no power cut loses what was acknowledged, on any number of machines",
+    "one-record": "an offset never holds two records, for readers and writers that were answered",
+    "high-watermark": "the end that a consumer is told does not go back for it",
+    "no-gap": "a consumer misses nothing between the log start and the end",
+    "no-invention": "a log holds only records that were sent to it, and each at most as often as it was sent",
+    "order": "the records of an idempotent producer are there once, in its order, without a gap",
+    "sequence": "an idempotent producer whose records were all acknowledged is not refused",
+    "log-start": "only DeleteRecords and retention move the start of a log",
+    "delete-records": "records below an offset that DeleteRecords has answered are not read any more",
+    "retention": "retention keeps the newest retention.bytes, and records that are younger than retention.ms",
+    "new-topic": "a topic made anew holds no record of the topic of that name before",
+    "one-leader": "a leader epoch has one leader",
+    "redundancy": "a move drops a replica only when all replicas that stay are in sync",
+    "positions": "a position that a group was acknowledged, or has found, is found again, or a later one",
+    "generation": "a member of an old generation commits nothing once the next one has its assignment",
+    "equal": "at rest all replicas of a partition are equal, and no other broker has one",
+    "rest": "the cluster comes to rest once nothing breaks any more: every replica in sync, every move done",
+    "progress": "producers are acknowledged unless faults prevent it",
+    "no-error": "the program reports no fault of its own",
+}
+"""What the cluster promises, by name."""
+
+EXCUSES = {
+    "lost": "acks-all, read: every replica that held the record lost its disk, or its power before a sync",
+    "forgotten": "one-record, high-watermark, no-gap, order, sequence, positions, log-start, delete-records: "
+    "the partition has lost committed records in this way",
+    "new-leader": "acks-1: the leader changed after the record was sent",
+    "recreated": "acks-all, acks-1, read: the topic was deleted",
+    "former-coordinator": "positions: a deposed coordinator that has not heard of it shows what it knew",
+    "deleted-in-doubt": "sequence: a batch without an answer was stored, and deleted before a retry",
+    "in-doubt": "positions: an unanswered commit without a group generation may take effect later",
+    "needs-operator": "rest: no replica is known to hold what was committed; an operator decides",
+}
+"""What a checker lets pass, and for which promises."""
 
 Place = tuple[str, int]
 """Topic and partition."""
+LogKey = tuple[str, int, bytes]
+"""Topic, partition and topic id: a topic made anew has other logs."""
+ALL, LEADER, NONE = -1, 1, 0
 
 
 class Message(NamedTuple):
-    """What a message says of itself: its producer, and which of the producer's messages it is."""
+    """What a record says of itself: its producer, and which of the producer's records it is."""
 
     producer: str
     number: int
@@ -30,187 +78,544 @@ class Message(NamedTuple):
         return f"{self.producer}:{self.number}"
 
     def encode(self) -> bytes:
-        """As a record's value."""
-        return f"{self.producer}:{self.number}".encode()
+        """As a record's value: of different lengths."""
+        return f"{self.producer}:{self.number}:{'x' * (self.number * 37 % 90)}".encode()
 
     @staticmethod
     def decode(value: bytes) -> Message:
         """From a record's value."""
-        producer, _, number = value.decode().partition(":")
+        producer, number, _ = value.decode().split(":")
         return Message(producer, int(number))
 
 
-class Replicated:
-    """Which in-sync replicas of a partition still have all that they had."""
+@dataclass(slots=True, kw_only=True)
+class Sent:
+    """A record on its way: what its producer knows of it."""
 
-    def __init__(self) -> None:
-        self.isr: tuple[int, ...] = ()
-        self.whole: set[int] = set()
+    place: Place
+    acks: int
+    session: int
+    """Of an idempotent producer; -1 for others."""
+    sequence: int
+    topic_id: bytes
+    """That the producer wrote to; empty when it named the topic only."""
+    times: int = 0
+    unanswered: int = 0
+    settled_s: float | None = None
 
-    def changed(self, isr: tuple[int, ...], losers: set[int]) -> None:
-        """The controller wrote another in-sync set: who joins it has what the others have.
 
-        Unless it lost its power between the fetch that showed so and this moment.
-        """
-        joined = {broker for broker in isr if broker not in self.isr and broker not in losers}
-        self.whole = joined | {broker for broker in isr if broker in self.whole}
-        self.isr = isr
+@dataclass(slots=True)
+class LedRecord:
+    """A record that was acknowledged with acks=1."""
 
-    def lost(self, broker: int) -> None:
-        """A broker's machine lost its power."""
-        self.whole.discard(broker)
+    message: Message
+    epoch: int
+    leader: int
+
+
+@dataclass(slots=True)
+class LogHistory:
+    """What clients know of one log."""
+
+    acknowledged: dict[int, tuple[Message, float]] = field(default_factory=dict)
+    """With acks=all: record and time by offset."""
+    read: dict[int, tuple[Message, float]] = field(default_factory=dict)
+    led: dict[int, LedRecord] = field(default_factory=dict)
+    """With acks=1."""
+    deleted_to: int = 0
+    """DeleteRecords has answered this offset."""
+    delete_tried_to: float = 0
+    """DeleteRecords was asked for this offset."""
+    deleted_s: float = 0.0
+
+
+@dataclass(slots=True)
+class PartitionHistory:
+    """What the store knows of a partition."""
+
+    topic_id: bytes
+    holders: Holders
+    leader: int = -1
+    epoch: int = -1
+    changed_s: float = 0.0
+    replicas: tuple[int, ...] = ()
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+    lost_s: dict[int, float] = field(default_factory=dict)
+
+
+class TopicSettings(NamedTuple):
+    """The settings of a topic that promises depend on."""
+
+    min_isr: int = 1
+    flush_each: bool = False
+    retention_bytes: int = -1
+    retention_ms: int = -1
 
 
 class Promises:
-    """All that was told, by partition and offset."""
+    """Checks all promises while a cluster works, and at the end."""
 
-    def __init__(self, events: EventLog) -> None:
+    def __init__(self, events: EventLog, now: Callable[[], float]) -> None:
         self.events = events
-        self.acknowledged_messages: dict[Place, dict[int, Message]] = {}
-        """Acknowledged with acks=all."""
-        self.visible: dict[Place, dict[int, Message]] = {}
-        """Seen by a consumer."""
-        self.replicated: dict[Place, Replicated] = {}
-        self.excused: set[Place] = set()
-        self._losers: set[int] = set()
-        """Brokers that lost their power, and have not registered since."""
-        self._ends: dict[tuple[str, Place], int] = {}
-        self._leaders: dict[tuple[Place, bytes, int], int] = {}
-        self._led_by: dict[Place, int] = {}
-        self._commits: dict[tuple[str, Place], tuple[int, set[int]]] = {}
+        self.now = now
+        self.settings: dict[str, TopicSettings] = {}
+        self.sent: dict[Message, Sent] = {}
+        self.logs: defaultdict[LogKey, LogHistory] = defaultdict(LogHistory)
+        self.partitions: dict[Place, PartitionHistory] = {}
+        self.replica_ends: Callable[[Place], Mapping[int, int]] = lambda place: {}
+        """The log ends of a partition's running replicas, by broker."""
+        self.started_s: Callable[[int], float | None] = lambda broker: None
+        """Since when the process of a broker runs."""
+        self.stopped_s: Callable[[int], float] = lambda broker: ALWAYS_RUNNING
+        self._unregistered: set[int] = set()
+        self._ends: dict[tuple[str, LogKey], int] = {}
+        self._leaders: dict[tuple[LogKey, int], int] = {}
+        self._made_s: dict[bytes, float] = {}
+        self._commits: dict[tuple[str, Place], Commits] = {}
+        self._generations: dict[str, dict[tuple[int, str], int]] = {}
+        """The generations of each group in their order, by number and leader."""
+        self._assignments: dict[str, tuple[int, float]] = {}
+        self.clock_turned = False
 
-    # -- what the controller wrote, and what machines lost
+    def broken(self, promise: str, text: str) -> None:
+        """Ends the run."""
+        if promise not in PROMISES:
+            raise KeyError(promise)
+        self.events.violate(f"{promise}: {text}")
 
-    def state_written(self, place: Place, leader: int, isr: tuple[int, ...]) -> None:
-        """The controller wrote a state."""
-        self._led_by[place] = leader
-        self.replicated.setdefault(place, Replicated()).changed(isr, self._losers)
-        self._excuse_if_lost(place)
+    def excused(self, excuse: str) -> bool:
+        """Counts an excuse; True."""
+        if excuse not in EXCUSES:
+            raise KeyError(excuse)
+        self.events.count(f"excuse {excuse}")
+        return True
 
-    def power_lost(self, broker: int) -> None:
-        """A machine lost its power, and with it what was not synced."""
-        self._losers.add(broker)
-        for place, replicated in self.replicated.items():
-            replicated.lost(broker)
-            self._excuse_if_lost(place)
+    # -- what the store holds, and what machines lose
+
+    def settings_of(self, topic: str) -> TopicSettings:
+        """The settings of a topic."""
+        return self.settings.get(topic, TopicSettings())
+
+    def topic_written(
+        self,
+        topic: str,
+        topic_id: bytes,
+        replicas: Mapping[int, Sequence[int]],
+        adding: Mapping[int, Sequence[int]],
+        removing: Mapping[int, Sequence[int]],
+    ) -> None:
+        """The store has the assignment of a topic."""
+        self._made_s.setdefault(topic_id, self.now())
+        for index, brokers in replicas.items():
+            place = (topic, index)
+            known = self.partitions.get(place)
+            if known is None or known.topic_id != topic_id:
+                known = self.partitions[place] = PartitionHistory(topic_id, Holders(1))
+            self._assigned(place, known, tuple(brokers), tuple(adding.get(index, ())))
+            known.removing = tuple(removing.get(index, ()))
+            # Replicas that a move brings in do not count.
+            count = len(brokers) - len(known.adding)
+            known.holders.min_isr = min(self.settings_of(topic).min_isr, count)
+
+    def _assigned(
+        self, place: Place, known: PartitionHistory, replicas: tuple[int, ...], adding: tuple[int, ...]
+    ) -> None:
+        dropped = set(known.replicas) - set(replicas) - set(known.adding)
+        if dropped:
+            late = set(replicas) - set(adding) - set(known.holders.isr)
+            if late:
+                self.broken(
+                    "redundancy",
+                    f"{place} drops {sorted(dropped)} of {known.replicas} while {sorted(late)} are not in the"
+                    f" in-sync set {known.holders.isr}",
+                )
+        known.replicas, known.adding = replicas, adding
+        known.holders.keep(replicas)
+
+    def topic_removed(self, topic: str) -> None:
+        """The store has the topic no more."""
+        for place in [place for place in self.partitions if place[0] == topic]:
+            del self.partitions[place]
+
+    def state_written(self, place: Place, leader: int, epoch: int, isr: Sequence[int]) -> None:
+        """The store has another state of a partition."""
+        known = self.partitions.get(place)
+        if known is None:
+            return
+        had_forgotten = known.holders.has_forgotten
+        known.holders.state_written(self.now(), leader, isr, self._unregistered)
+        known.leader, known.epoch, known.changed_s = leader, epoch, self.now()
+        self._note_forgotten(place, known, had_forgotten)
+
+    def replicas_lost(self, broker: int, *, everything: bool) -> None:
+        """A machine lost what was not synced, or everything."""
+        self._unregistered.add(broker)
+        for place, known in self.partitions.items():
+            if everything or not self.settings_of(place[0]).flush_each:
+                self.replica_lost(place, broker)
+            else:
+                known.holders.suspected.add(broker)
+
+    def replica_lost(self, place: Place, broker: int) -> None:
+        """One replica lost what was not synced."""
+        known = self.partitions.get(place)
+        if known is not None:
+            had_forgotten = known.holders.has_forgotten
+            known.holders.lost(broker)
+            known.lost_s[broker] = self.now()
+            self._note_forgotten(place, known, had_forgotten)
+
+    def _note_forgotten(self, place: Place, known: PartitionHistory, had_forgotten: bool) -> None:
+        if known.holders.has_forgotten and not had_forgotten:
+            self.events.count("partitions that may forget")
+            self.events.add(
+                f"no replica of {place} holds all that was acknowledged: it may forget", "the world"
+            )
 
     def registered(self, broker: int) -> None:
-        """A broker has told the controller that it is there, and what it may have lost."""
-        self._losers.discard(broker)
+        """A broker has told the controller what it may have lost."""
+        self._unregistered.discard(broker)
 
-    def may_lose_power(self, broker: int) -> bool:
-        """Whether every partition has another in-sync replica that has everything."""
+    def may_lose(self, broker: int) -> bool:
+        """Whether every partition has another replica that holds everything."""
         return all(
-            broker not in replicated.whole or len(replicated.whole) > 1
-            for replicated in self.replicated.values()
+            broker not in known.holders.since or len(known.holders.since) > 1
+            for known in self.partitions.values()
         )
 
-    def _excuse_if_lost(self, place: Place) -> None:
-        if not self.replicated[place].whole and place not in self.excused:
-            self.excused.add(place)
-            self.events.count("partitions excused")
-            self.events.add(f"all in-sync replicas of {place} have lost their power: it may forget")
+    def may_forget(self, place: Place) -> bool:
+        """Whether a partition may have lost committed records, or does not exist any more."""
+        known = self.partitions.get(place)
+        return known is None or known.holders.has_forgotten
 
-    # -- what producers are told
+    def leads(self, place: Place, topic_id: bytes, epoch: int, broker: int) -> None:
+        """A broker takes itself for the leader."""
+        other = self._leaders.setdefault(((*place, topic_id), epoch), broker)
+        if other != broker:
+            self.broken("one-leader", f"{place} is led by {other} and by {broker} in epoch {epoch}")
 
-    def acknowledged(self, place: Place, base_offset: int, messages: list[Message]) -> None:
-        """A produce with acks=all was answered without an error."""
-        self.events.count("messages acknowledged")
-        promised = self.acknowledged_messages.setdefault(place, {})
+    # -- producers
+
+    def sending(self, message: Message, sent: Sent) -> None:
+        """A record is sent, for the first time or again."""
+        known = self.sent.setdefault(message, sent)
+        known.times += 1
+        known.unanswered += 1
+
+    def answered(self, messages: Sequence[Message]) -> None:
+        """An attempt was answered, with an error or without."""
+        for message in messages:
+            self.sent[message].unanswered -= 1
+
+    def acknowledged(
+        self,
+        place: Place,
+        topic_id: bytes,
+        base_offset: int,
+        messages: Sequence[Message],
+        sent_s: float,
+        broker: int,
+    ) -> None:
+        """A produce was answered by ``broker`` without an error."""
+        now = self.now()
+        acks = self.sent[messages[0]].acks
+        self.events.count(f"batches acknowledged with acks={acks}")
+        for message in messages:
+            self.sent[message].settled_s = now
+        if base_offset < 0:
+            return  # A duplicate whose offset is not known any more.
+        log = self.logs[*place, topic_id]
+        known = self.partitions.get(place)
+        if known is None or known.topic_id != topic_id:
+            self.excused("recreated")
+            return
+        if acks == ALL:
+            self._check_min_isr(place, known, base_offset + len(messages), sent_s)
         for offset, message in enumerate(messages, base_offset):
-            self._agree(place, offset, message, promised, "another producer's message was acknowledged for")
-            self._agree(place, offset, message, self.visible.get(place, {}), "a consumer has seen there")
-            promised[offset] = message
+            self._agree(place, offset, message, log, acks == ALL)
+            if acks == ALL:
+                log.acknowledged[offset] = (message, now)
+            elif known.changed_s < sent_s and known.leader == broker:
+                log.led[offset] = LedRecord(message, known.epoch, broker)
 
-    # -- what consumers are told
+    def _check_min_isr(self, place: Place, known: PartitionHistory, end: int, sent_s: float) -> None:
+        """Counts the replicas that have the records; those that changed since the request are believed."""
+        if known.changed_s >= sent_s:
+            return
+        ends = self.replica_ends(place)
+        having = 0
+        for broker in known.replicas:
+            started_s = self.started_s(broker)
+            if started_s is None:
+                having += self.stopped_s(broker) >= sent_s
+            else:
+                having += started_s >= sent_s or ends.get(broker, -1) >= end
+        least = known.holders.min_isr
+        if having < least:
+            self.broken(
+                "min-isr",
+                f"{place} offset {end - 1} was acknowledged while {having} of {known.replicas} had it"
+                f" (log ends {dict(ends)}, min.insync.replicas {least})",
+            )
 
-    def saw(self, place: Place, offset: int, message: Message) -> None:
-        """A consumer was given a message."""
-        visible = self.visible.setdefault(place, {})
-        self._agree(place, offset, message, visible, "a consumer has seen there")
-        self._agree(place, offset, message, self.acknowledged_messages.get(place, {}), "was acknowledged for")
-        visible[offset] = message
+    def refused_sequence(self, place: Place, topic_id: bytes, refusal: str, *, in_doubt: bool) -> None:
+        """An idempotent producer is refused although nothing is missing before its batch."""
+        if self.may_forget(place):
+            self.excused("forgotten")
+        elif in_doubt and self._may_start_move(place, topic_id):
+            self.excused("deleted-in-doubt")
+        else:
+            self.broken("sequence", f"{refusal}, and all was acknowledged before")
+
+    def _may_start_move(self, place: Place, topic_id: bytes) -> bool:
+        settings = self.settings_of(place[0])
+        is_retained = settings.retention_bytes >= 0 or settings.retention_ms >= 0
+        return is_retained or self.logs[*place, topic_id].delete_tried_to > 0
+
+    # -- consumers
+
+    def saw(self, place: Place, topic_id: bytes, offset: int, message: Message, asked_s: float) -> None:
+        """A consumer was given a record."""
+        log = self.logs[*place, topic_id]
+        sent = self.sent.get(message)
+        if sent is None or sent.place != place or not sent.times:
+            self.broken("no-invention", f"{place} offset {offset} holds {message}, which was not sent there")
+            return
+        self._check_incarnation(place, topic_id, offset, message, sent)
+        is_deleted = offset < log.deleted_to and log.deleted_s < asked_s
+        if is_deleted and not (self.may_forget(place) and self.excused("forgotten")):
+            self.broken(
+                "delete-records", f"{place} offset {offset} is read, and was deleted up to {log.deleted_to}"
+            )
+        self._agree(place, offset, message, log, is_committed=True)
+        log.read.setdefault(offset, (message, self.now()))
+
+    def _check_incarnation(
+        self, place: Place, topic_id: bytes, offset: int, message: Message, sent: Sent
+    ) -> None:
+        made_s = self._made_s.get(topic_id, 0.0)
+        is_other = bool(sent.topic_id) and sent.topic_id != topic_id
+        is_before = sent.settled_s is not None and not sent.unanswered and sent.settled_s < made_s
+        if is_other or is_before:
+            self.broken(
+                "new-topic",
+                f"{place} offset {offset} holds {message} of a topic of that name that was deleted",
+            )
 
     def _agree(
-        self, place: Place, offset: int, message: Message, known: dict[int, Message], what: str
+        self, place: Place, offset: int, message: Message, log: LogHistory, is_committed: bool
     ) -> None:
-        other = known.get(offset)
-        if other is not None and other != message and place not in self.excused:
-            self.events.violate(f"{place} offset {offset} holds {message}, and {other} {what} it before")
+        if not is_committed:
+            return  # Another leader may give the offset to another record.
+        for what, known in (("acknowledged", log.acknowledged), ("read", log.read)):
+            other, _ = known.get(offset, (message, 0.0))
+            if other != message and not (self.may_forget(place) and self.excused("forgotten")):
+                self.broken(
+                    "one-record", f"{place} offset {offset} holds {message}, and {other} was {what} there"
+                )
 
     def skipped(self, consumer: str, place: Place, position: int, found: int) -> None:
         """A consumer asked for one offset, and was given a later one."""
-        if place not in self.excused:
-            self.events.violate(f"{consumer} asked {place} for offset {position}, and was given {found}")
+        if not (self.may_forget(place) and self.excused("forgotten")):
+            self.broken("no-gap", f"{consumer} asked {place} for offset {position}, and was given {found}")
 
-    def end_told(self, consumer: str, place: Place, end: int, how: str) -> None:
+    def end_told(self, consumer: str, place: Place, topic_id: bytes, end: int, how: str) -> None:
         """A consumer was told where the partition ends for readers."""
-        key = (consumer, place)
+        key = (consumer, (*place, topic_id))
         before = self._ends.get(key, -1)
-        if end < before and place not in self.excused:
-            self.events.violate(f"{consumer} was told that {place} ends at {before}, and now {end} ({how})")
+        if end < before and not (self.may_forget(place) and self.excused("forgotten")):
+            self.broken(
+                "high-watermark", f"{consumer} was told that {place} ends at {before}, and now {end} ({how})"
+            )
         self._ends[key] = max(before, end)
 
-    def out_of_range(self, consumer: str, place: Place, position: int) -> None:
-        """A position that a consumer had come to is refused."""
-        if place not in self.excused:
-            self.events.violate(f"{consumer} has read {place} up to {position}: that is out of range now")
+    def start_told(self, place: Place, topic_id: bytes, start: int, asked_s: float) -> None:
+        """A consumer that asked at this time was told where the log starts."""
+        log = self.logs[*place, topic_id]
+        settings = self.settings_of(place[0])
+        is_moved = settings.retention_bytes >= 0 or settings.retention_ms >= 0
+        if self.may_forget(place):
+            return
+        if start < log.deleted_to and log.deleted_s < asked_s:
+            self.broken(
+                "delete-records", f"{place} starts at {start}, and was deleted up to {log.deleted_to}"
+            )
+        if start > log.delete_tried_to and not is_moved:
+            self.broken(
+                "log-start",
+                f"{place} starts at {start}, and nobody deleted records from {log.delete_tried_to} on",
+            )
 
-    # -- what groups are told
+    def out_of_range(
+        self, consumer: str, place: Place, topic_id: bytes, position: int, start: int, end: int
+    ) -> None:
+        """A position that a consumer had come to is refused; it was then told the start and the end."""
+        if position < start:
+            self.events.count("out of range below the start")
+        elif position > end and not (self.may_forget(place) and self.excused("forgotten")):
+            self.broken("read", f"{consumer} has read {place} up to {position}, which ends at {end} now")
+
+    # -- administrators
+
+    def delete_tried(self, place: Place, topic_id: bytes, offset: int) -> None:
+        """DeleteRecords is asked for; -1 for the high watermark."""
+        log = self.logs[*place, topic_id]
+        log.delete_tried_to = max(log.delete_tried_to, float("inf") if offset < 0 else offset)
+
+    def delete_answered(self, place: Place, topic_id: bytes, offset: int) -> None:
+        """DeleteRecords was answered without an error: nothing below ``offset`` is there."""
+        log = self.logs[*place, topic_id]
+        self.events.count("record deletions")
+        if offset > log.deleted_to:
+            log.deleted_to, log.deleted_s = offset, self.now()
+
+    # -- groups
+
+    def commits_of(self, group: str, place: Place) -> Commits:
+        """The history of a group's position."""
+        return self._commits.setdefault((group, place), Commits())
 
     def commit_tried(self, group: str, place: Place, offset: int) -> None:
         """A commit is on its way: it may be found from now on."""
-        last, tried = self._commits.get((group, place), (-1, set()))
-        self._commits[group, place] = (last, tried | {offset})
+        self.commits_of(group, place).tried[offset] += 1
 
-    def commit_acknowledged(self, group: str, place: Place, offset: int) -> None:
+    def commit_refused(self, group: str, place: Place, offset: int) -> None:
+        """A commit was answered with an error."""
+        self.commits_of(group, place).tried[offset] -= 1
+
+    def commit_acknowledged(
+        self, group: str, place: Place, offset: int, *, sent_s: float = 0.0, generation: int = -1
+    ) -> None:
         """A commit was answered without an error."""
-        self._commits[group, place] = (offset, set())
         self.events.count("commits acknowledged")
+        commits = self.commits_of(group, place)
+        commits.tried[offset] -= 1
+        commits.settled = max(commits.settled, offset)
+        newest, assigned_s = self._assignments.get(group, (-1, 0.0))
+        if 0 <= generation < newest and assigned_s < sent_s:
+            self.broken(
+                "generation",
+                f"{group} committed {offset} for {place} in generation {generation} of all; the members"
+                f" of generation {newest} had their assignment before that was asked",
+            )
 
-    def committed_found(self, group: str, place: Place, offset: int, log_place: Place, broker: int) -> bool:
-        """A group asked ``broker`` for its position. ``log_place`` is the partition that keeps it.
+    def joined(self, group: str, generation: int, leader: str) -> int:
+        """A member came into a generation: how many were before. An emptied group counts from 1 again."""
+        key = (generation, leader)
+        known = self._generations.setdefault(group, {})
+        if key not in known:
+            known[key] = len(known)
+            self.events.count("group generations")
+        return known[key]
 
-        Who leads that no more, and does not know, tells what was true when it did, as in Apache Kafka;
-        nothing can be committed there. False: this was such a one.
+    def assigned(self, group: str, order: int) -> None:
+        """A member was given its assignment, in the generation that :meth:`joined` gave this number."""
+        newest, _ = self._assignments.get(group, (-1, 0.0))
+        if order > newest:
+            self._assignments[group] = (order, self.now())
+
+    def committed_found(
+        self, group: str, place: Place, offset: int, log_place: Place, broker: int, least: int
+    ) -> bool:
+        """A group asked ``broker`` for its position; it was ``least`` or more when it asked.
+
+        ``log_place`` is the partition that keeps positions. False: the broker is a former coordinator.
         """
-        if self._led_by.get(log_place) != broker:
-            self.events.count("positions told by former coordinators")
-            return False
-        last, tried = self._commits.get((group, place), (-1, set()))
-        if offset != last and offset not in tried and log_place not in self.excused:
-            self.events.violate(
-                f"group {group} committed {last} for {place} (tried: {sorted(tried)}), and finds {offset}"
+        known = self.partitions.get(log_place)
+        if known is None or known.leader != broker:
+            return not self.excused("former-coordinator")
+        commits = self.commits_of(group, place)
+        is_known = offset >= least and (offset <= commits.settled or commits.tried[offset] > 0)
+        is_doubtful = commits.has_no_members and commits.tried[offset] > 0
+        if is_known:
+            commits.settled = max(commits.settled, offset)
+        elif is_doubtful:
+            self.excused("in-doubt")
+        elif not (self.may_forget(log_place) and self.excused("forgotten")):
+            tried = sorted(offset for offset, count in commits.tried.items() if count)
+            self.broken(
+                "positions",
+                f"{group} had position {least} in {place} (in doubt: {tried}), and finds {offset}",
             )
         return True
 
-    # -- leaders
-
-    def leads(self, place: Place, topic_id: bytes, epoch: int, broker: int) -> None:
-        """A broker takes itself for the leader. Epochs begin anew where a topic is deleted and made again."""
-        other = self._leaders.setdefault((place, topic_id, epoch), broker)
-        if other != broker:
-            self.events.violate(f"{place} is led by {other} and by {broker} in epoch {epoch}")
-
     # -- the end
 
-    def check_log(self, place: Place, log: dict[int, Message], ordered: set[str]) -> None:
-        """``log`` is all that a partition holds in the end; ``ordered`` are the idempotent producers."""
-        if place in self.excused:
-            return
-        for what, known in (("acknowledged", self.acknowledged_messages), ("seen", self.visible)):
-            for offset, message in known.get(place, {}).items():
-                if log.get(offset) != message:
-                    self.events.violate(
-                        f"{message} was {what} at {place} offset {offset}, and in the end that holds"
-                        f" {log.get(offset)} (the log has {len(log)} messages)"
-                    )
-                    return
-        last: dict[str, Message] = {}
-        for offset in sorted(log):
-            message = log[offset]
-            before = last.get(message.producer)
-            if message.producer in ordered and before is not None and message.number <= before.number:
-                self.events.violate(f"{place} holds {message} at offset {offset}, after {before}")
+    def check_log(
+        self, place: Place, topic_id: bytes, start: int, end: int, log: Sequence[tuple[int, Message]]
+    ) -> None:
+        """``log`` is all that a partition holds in the end, from ``start`` to ``end``."""
+        self._check_lost(place, topic_id, start, dict(log))
+        self.start_told(place, topic_id, start, self.now())
+        times = Counter(message for _, message in log)
+        for message, count in times.items():
+            sent = self.sent.get(message)
+            if sent is None or sent.place != place or count > (1 if sent.session >= 0 else sent.times):
+                self.broken("no-invention", f"{place} holds {message} {count} times: {sent}")
                 return
-            last[message.producer] = message
+            if sent.acks == NONE and count > 1:
+                self.broken("acks-0", f"{place} holds {message} {count} times")
+        for offset, message in log:
+            self._check_incarnation(place, topic_id, offset, message, self.sent[message])
+        self._check_order(place, log)
+
+    def _check_lost(self, place: Place, topic_id: bytes, start: int, log: Mapping[int, Message]) -> None:
+        history = self.logs[*place, topic_id]
+        known = self.partitions[place]
+        for promise, records in (("acks-all", history.acknowledged), ("read", history.read)):
+            for offset, (message, at_s) in records.items():
+                if offset < start or log.get(offset) == message:
+                    continue
+                if known.holders.holds(at_s):
+                    self.broken(promise, self._missing(place, offset, message, log))
+                    return
+                self.excused("lost")
+        for offset, led in history.led.items():
+            if offset < start or log.get(offset) == led.message:
+                continue
+            if known.epoch == led.epoch and led.leader not in known.lost_s:
+                self.broken("acks-1", self._missing(place, offset, led.message, log))
+                return
+            self.excused("new-leader")
+
+    def _missing(self, place: Place, offset: int, message: Message, log: Mapping[int, Message]) -> str:
+        return (
+            f"{message} was at {place} offset {offset}, which holds {log.get(offset)} now"
+            f" ({len(log)} records up to {max(log, default=-1)}; it is held by"
+            f" {self.partitions[place].holders.since})"
+        )
+
+    def _check_order(self, place: Place, log: Sequence[tuple[int, Message]]) -> None:
+        """Idempotent producers: the first record in the log may be any, as the log start moves."""
+        if self.may_forget(place):
+            return
+        last: dict[tuple[str, int], tuple[int, Message]] = {}
+        for offset, message in log:
+            sent = self.sent[message]
+            if sent.session < 0:
+                continue
+            key = (message.producer, sent.session)
+            before, other = last.get(key, (sent.sequence - 1, None))
+            if sent.sequence != before + 1:
+                self.broken(
+                    "order",
+                    f"{place} offset {offset} holds {message} (sequence {sent.sequence}) after {other}"
+                    f" (sequence {before})",
+                )
+                return
+            last[key] = (sent.sequence, message)
+
+
+ALWAYS_RUNNING = float("inf")
+
+
+@dataclass(slots=True)
+class Commits:
+    """A group's position in one partition."""
+
+    settled: int = -1
+    """The largest that was acknowledged or found."""
+    tried: Counter[int] = field(default_factory=Counter)
+    """Commits that have no answer, by offset."""
+    has_no_members: bool = False

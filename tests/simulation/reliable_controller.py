@@ -41,6 +41,8 @@ class ReliableController:
         self.loop = network.loop
         self.machine = network.machine(MACHINE)
         self.promises = promises
+        self.state_written = promises.state_written
+        """Called with each state that is written."""
         self.timeout_s = timeout_s
         self.node_ids = node_ids
         self.image = ClusterImage(CLUSTER_ID, 0, 1, {}, {topic.name: topic})
@@ -130,7 +132,11 @@ class ReliableController:
         self._publish(image.with_topics(plan.topic for plan in plans))
         self._recover()
 
-    def _recover(self) -> None:
+    def elect_unclean(self) -> None:
+        """An operator wants every partition led."""
+        self._recover(is_unclean=True)
+
+    def _recover(self, is_unclean: bool = False) -> None:
         """Elects by the logs where no replica is in sync or eligible; the controller sees them at once."""
         ends: dict[TopicPartition, dict[int, LogEnd]] = {}
         for node_id, (process, broker, _) in self._brokers.items():
@@ -139,7 +145,11 @@ class ReliableController:
                     key = TopicPartition(partition.topic, int(partition.index))
                     end = LogEnd(int(partition.log.leader_epochs.latest), int(partition.log.end_offset))
                     ends.setdefault(key, {})[node_id] = end
-        plans = plan_takeover(self.image, policy_of=policy_of, ends=ends)
+
+        def policy(topic: TopicImage) -> ElectionPolicy:
+            return policy_of(topic)._replace(unclean=is_unclean)
+
+        plans = plan_takeover(self.image, policy_of=policy, ends=ends)
         if plans:
             self._publish(self.image.with_topics(plan.topic for plan in plans))
 
@@ -150,7 +160,7 @@ class ReliableController:
                 if partition is not before:
                     self.promises.events.add(f"the controller writes {topic.name}-{partition}", "the world")
                     place = (topic.name, partition.partition)
-                    self.promises.state_written(place, partition.leader, tuple(partition.isr))
+                    self.state_written(place, partition.leader, partition.leader_epoch, tuple(partition.isr))
         self.image = image
         self._number += 1
         for node_id in list(self._brokers):
@@ -234,7 +244,9 @@ def policy_of(topic: TopicImage) -> ElectionPolicy:
     return ElectionPolicy(min_insync_replicas=int(topic.config["min.insync.replicas"]))
 
 
-def new_topic(name: str, topic_id: bytes, partitions: int, replicas: list[int], min_isr: int) -> TopicImage:
+def new_topic(
+    name: str, topic_id: bytes, partitions: int, replicas: list[int], config: dict[str, str]
+) -> TopicImage:
     """A topic whose partitions have no state yet."""
     return TopicImage(
         name,
@@ -245,5 +257,5 @@ def new_topic(name: str, topic_id: bytes, partitions: int, replicas: list[int], 
             )
             for index in range(partitions)
         ),
-        {"min.insync.replicas": str(min_isr)},
+        config,
     )

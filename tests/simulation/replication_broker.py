@@ -145,7 +145,7 @@ class ReplicationBroker:
     async def _register_again(self) -> None:
         if not self.controller.is_registered(self):
             self.partitions.step_down()
-            self.controller.register(self, PORT, False)
+            self.controller.register(self, PORT, LostReplicas())
 
     async def _connect(self, leader: int) -> Link:
         known = self.broker.metadata.brokers.get(leader)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from promises import Place
 from reliable_controller import ReliableController, new_topic
 from replication_broker import ReplicationBroker
 
-from simulation import TOPIC, Node, Simulation
+from simulation import BATCHES, TOPIC, Node, Simulation
 from tidemill.model.configs import BrokerConfig
 
 TOPIC_ID = bytes(range(16))
@@ -19,12 +20,16 @@ SETTINGS = {
 class ReplicationCluster(Simulation):
     """Three brokers that a reliable controller commands."""
 
-    def __init__(self, seed: int, steps: int = 2000) -> None:
-        super().__init__(seed, steps)
+    def __init__(self, seed: int, batches: int = BATCHES) -> None:
+        super().__init__(seed, batches)
         node_ids = [node.node_id for node in self.nodes]
-        topic = new_topic(TOPIC, TOPIC_ID, self.partition_count, node_ids, self.min_isr)
+        topic = new_topic(TOPIC, TOPIC_ID, self.partition_count, node_ids, self.topic_config)
+        self.promises.settings[TOPIC] = self.settings()
+        replicas = {one.partition: one.replicas for one in topic.partitions}
+        self.promises.topic_written(TOPIC, TOPIC_ID, replicas, {}, {})
         timeout_s = self.random.choice((0.4, 1.5))
         self.controller = ReliableController(self.network, self.promises, timeout_s, node_ids, topic)
+        self.controller.state_written = self.state_written
         self.config = BrokerConfig.from_sources(
             None, [f"{key}={value}" for key, value in SETTINGS.items()], {}
         )
@@ -33,3 +38,7 @@ class ReplicationCluster(Simulation):
         return ReplicationBroker(
             node.node_id, self.network, node.machine, node.files, node.clock, self.config, self.controller
         )
+
+    def elect_unclean(self, place: Place) -> bool:
+        self.controller.elect_unclean()
+        return True

@@ -1,10 +1,12 @@
-"""Administrators of a simulated cluster: they make topics, move replicas, elect leaders, delete topics."""
+"""Administrators of a simulated cluster: topics, moves, elections and deletions of records."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
+from change_phases import ChangePhases
 from simulated_clients import Client, Refused
 
 from tidemill.model.errors import ErrorCode
@@ -16,25 +18,30 @@ from tidemill.wire.messages.alter_partition_reassignments import (
     ReassignableTopic,
 )
 from tidemill.wire.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from tidemill.wire.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
 from tidemill.wire.messages.delete_topics import DeleteTopicsRequest
 from tidemill.wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
 
-CREATE_VERSION, DELETE_VERSION, MOVE_VERSION, ELECT_VERSION = 5, 4, 0, 2
+CREATE_VERSION, DELETE_VERSION, MOVE_VERSION, ELECT_VERSION, DELETE_RECORDS_VERSION = 5, 4, 0, 2, 2
 TIMEOUT_MS = 1000
-OTHER_TOPIC = "u"
+TEMPORARY_TOPIC = "u"
 """A topic that comes and goes."""
-PAUSE_S_MEAN = 0.5
-PREFERRED = 0
+PREFERRED, UNCLEAN = 0, 1
+HIGH_WATERMARK = -1
 
 
 class Admin(Client):
     """Makes the topic."""
 
-    async def make(self, partitions: int, min_isr: int) -> None:
+    async def make(self, partitions: int, config: Mapping[str, str]) -> None:
         """Returns once its partitions have leaders."""
         while True:
             try:
-                await self.create(self.topic, partitions, min_isr)
+                await self.create(self.topic, partitions, 3, config)
                 for partition in range(partitions):
                     await self.leader(partition)
             except (LinkError, Refused) as problem:
@@ -43,57 +50,83 @@ class Admin(Client):
             else:
                 return
 
-    async def create(self, name: str, partitions: int, min_isr: int) -> None:
+    async def create(self, name: str, partitions: int, replicas: int, config: Mapping[str, str]) -> None:
         """Makes a topic, unless it is there."""
         topic = CreatableTopic(
             name=name,
             num_partitions=partitions,
-            replication_factor=3,
+            replication_factor=replicas,
             assignments=[],
-            configs=[CreatableTopicConfig(name="min.insync.replicas", value=str(min_isr))],
+            configs=[CreatableTopicConfig(name=key, value=value) for key, value in config.items()],
         )
         request = CreateTopicsRequest(topics=[topic], timeout_ms=TIMEOUT_MS)
         answer = await self.ask_any(ApiKey.CREATE_TOPICS, CREATE_VERSION, request)
         check(answer.topics[0].error_code, ErrorCode.TOPIC_ALREADY_EXISTS)
 
+    async def elect(self, topic: str, partitions: list[int], election_type: int) -> None:
+        """Has leaders elected."""
+        request = ElectLeadersRequest(
+            election_type=election_type,
+            topic_partitions=[TopicPartitions(topic=topic, partitions=partitions)],
+            timeout_ms=TIMEOUT_MS,
+        )
+        answer = await self.ask_any(ApiKey.ELECT_LEADERS, ELECT_VERSION, request)
+        check(answer.error_code)
 
-class Restless(Admin):
-    """Changes the cluster all the time; in the end every broker has a replica of every partition again."""
 
-    def __init__(self, *client: Any, partitions: int, brokers: list[int]) -> None:
+class ClusterAdmin(Admin):
+    """Changes the cluster all the time, and leaves it as it is in the end."""
+
+    def __init__(
+        self,
+        *client: Any,
+        phases: ChangePhases,
+        partitions: int,
+        brokers: list[int],
+        temporary_config: Mapping[str, str],
+        pause_s: float,
+    ) -> None:
         super().__init__(*client)
+        self.phases = phases
         self.partitions = partitions
         self.brokers = brokers
-        self._moved = 0
-        """How many partitions were given all brokers in the end."""
-
-    @property
-    def is_settled(self) -> bool:
-        return self._moved == self.partitions
+        self.temporary_config = temporary_config
+        self.pause_s = pause_s
+        self.changes = 0
 
     async def work(self) -> None:
-        if self.ended:
-            await self._move(self._moved, self.brokers)
-            self._moved += 1
-        else:
-            await asyncio.sleep(self.random.expovariate(1 / PAUSE_S_MEAN))
-            await self._change()
-
-    async def _change(self) -> None:
+        await asyncio.sleep(self.random.expovariate(1 / self.pause_s))
         if self.ended:
             return
         luck = self.random.random()
-        if luck < 0.5:
-            count = self.random.choice((1, 2, 3, 3))
+        if luck < 0.4:
+            count = self.random.choice((1, 2, 2, 3, 3))
             replicas = self.random.sample(self.brokers, count)
             await self._move(self.random.randrange(self.partitions), replicas)
-        elif luck < 0.7:
-            await self._elect()
-        elif luck < 0.85:
-            self.events.add(f"makes {OTHER_TOPIC}")
-            await self.create(OTHER_TOPIC, self.random.choice((1, 2)), 1)
+        elif luck < 0.5:
+            await self._change(
+                "election asked", self.elect(self.topic, list(range(self.partitions)), PREFERRED)
+            )
+        elif luck < 0.75:
+            self.events.add(f"makes {TEMPORARY_TOPIC}")
+            creation = self.create(
+                TEMPORARY_TOPIC,
+                self.random.choice((1, 2)),
+                self.random.choice((1, 2, 3)),
+                self.temporary_config,
+            )
+            await self._change("topic creation asked", creation)
         else:
-            await self._delete()
+            await self._change("topic deletion asked", self._delete())
+
+    async def _change(self, phase: str, change: Any) -> None:
+        self.phases.begin(phase)
+        try:
+            await change
+        finally:
+            self.phases.end(phase)
+        self.changes += 1
+        self.events.count(phase.replace(" asked", " done"))
 
     async def _move(self, partition: int, replicas: list[int]) -> None:
         self.events.add(f"moves {self.topic}-{partition} to {replicas}")
@@ -101,29 +134,61 @@ class Restless(Admin):
             name=self.topic,
             partitions=[ReassignablePartition(partition_index=partition, replicas=replicas)],
         )
+        await self._change("move asked", self._reassign(topic))
+
+    async def _reassign(self, topic: ReassignableTopic) -> None:
         request = AlterPartitionReassignmentsRequest(timeout_ms=TIMEOUT_MS, topics=[topic])
         answer = await self.ask_any(ApiKey.ALTER_PARTITION_REASSIGNMENTS, MOVE_VERSION, request)
         check(answer.error_code)
         check(answer.responses[0].partitions[0].error_code)
-        self.events.count("moves")
-
-    async def _elect(self) -> None:
-        partitions = list(range(self.partitions))
-        request = ElectLeadersRequest(
-            election_type=PREFERRED,
-            topic_partitions=[TopicPartitions(topic=self.topic, partitions=partitions)],
-            timeout_ms=TIMEOUT_MS,
-        )
-        answer = await self.ask_any(ApiKey.ELECT_LEADERS, ELECT_VERSION, request)
-        check(answer.error_code)
-        self.events.count("elections")
 
     async def _delete(self) -> None:
-        self.events.add(f"deletes {OTHER_TOPIC}")
-        request = DeleteTopicsRequest(topic_names=[OTHER_TOPIC], timeout_ms=TIMEOUT_MS)
+        self.events.add(f"deletes {TEMPORARY_TOPIC}")
+        request = DeleteTopicsRequest(topic_names=[TEMPORARY_TOPIC], timeout_ms=TIMEOUT_MS)
         answer = await self.ask_any(ApiKey.DELETE_TOPICS, DELETE_VERSION, request)
         check(answer.responses[0].error_code, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        self.events.count("deletions")
+
+
+class RecordDeleter(Client):
+    """Deletes the first records of a partition now and then."""
+
+    def __init__(self, *client: Any, phases: ChangePhases, partitions: int, pause_s: float) -> None:
+        super().__init__(*client)
+        self.phases = phases
+        self.partitions = partitions
+        self.pause_s = pause_s
+
+    async def work(self) -> None:
+        await asyncio.sleep(self.random.expovariate(1 / self.pause_s))
+        if self.ended:
+            return
+        place = (self.topic, self.random.randrange(self.partitions))
+        address = await self.leader(place[1])
+        log = self.promises.logs[*place, self.topic_id]
+        seen = max(log.read, default=-1) + 1
+        if self.random.random() < 0.4:
+            offset = HIGH_WATERMARK
+        else:
+            offset = self.random.randint(min(log.deleted_to, seen), seen)
+        self.phases.begin("DeleteRecords asked")
+        try:
+            await self._delete(place, address, offset)
+        finally:
+            self.phases.end("DeleteRecords asked")
+
+    async def _delete(self, place: tuple[str, int], address: str, offset: int) -> None:
+        self.events.add(f"deletes the records of {place} below {offset} at {address}")
+        self.promises.delete_tried(place, self.topic_id, offset)
+        wanted = DeleteRecordsPartition(partition_index=place[1], offset=offset)
+        request = DeleteRecordsRequest(
+            topics=[DeleteRecordsTopic(name=self.topic, partitions=[wanted])], timeout_ms=TIMEOUT_MS
+        )
+        answer = await self.ask(address, ApiKey.DELETE_RECORDS, DELETE_RECORDS_VERSION, request)
+        one = answer.topics[0].partitions[0]
+        check(one.error_code)
+        self.events.add(f"{place} starts at {one.low_watermark} now")
+        self.promises.delete_answered(place, self.topic_id, max(offset, one.low_watermark))
+        self.phases.moment("DeleteRecords answered")
 
 
 def check(code: int, *accepted: int) -> None:

@@ -1,24 +1,27 @@
-"""Clients of a simulated cluster: producers and consumers that tell what they were told.
+"""Clients of a simulated cluster: producers and consumers that report what they ask and are answered.
 
-They speak the protocol over the links that brokers use among each other, one request at a time, and do what
-clients do when something goes wrong: they ask who leads now, and try again.
+They speak the protocol over the links that brokers use among each other, and react to errors as the clients
+of Apache Kafka do: they ask who leads now, and try again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import traceback
+from collections import deque
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from promises import Message, Place, Promises
-from simulated_loop import WALL_MS
+from promises import NONE, Message, Place, Promises, Sent
+from simulated_loop import START_S, WALL_MS
 
 from tidemill.model.errors import ErrorCode
 from tidemill.net.link import Link, LinkError
 from tidemill.records.builder import BatchBuilder
 from tidemill.records.reader import iter_records
 from tidemill.wire.apis import ApiKey
+from tidemill.wire.header import encode_request
 from tidemill.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tidemill.wire.messages.init_producer_id import InitProducerIdRequest
 from tidemill.wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
@@ -29,11 +32,13 @@ PATIENCE_S = 1.5
 """A request that is not answered for so long has failed."""
 REST_S = 0.03
 PORT = 9092
-ALL, LEADER = -1, 1
-LATEST = -1
-METADATA_VERSION, PRODUCE_VERSION, LIST_VERSION, INIT_VERSION = 9, 9, 7, 4
-FETCH_VERSIONS = (7, 10, 12)
+LATEST, EARLIEST = -1, -2
+METADATA_VERSION, LIST_VERSION, INIT_VERSION = 12, 7, 4
+PRODUCE_VERSIONS = (9, 13)
+FETCH_VERSIONS = (7, 10, 12, 13)
 """Up to 10 only leaders answer, from 9 on a leader epoch goes along."""
+BY_TOPIC_ID = 13
+"""From this version on Produce and Fetch name a topic by its id."""
 FETCH_WAIT_MS = 200
 
 
@@ -41,9 +46,13 @@ class Refused(Exception):
     """An answer with an error; the client tries again."""
 
     def __init__(self, code: int) -> None:
-        names = {int(one): one.name for one in ErrorCode}
-        super().__init__(names.get(code, str(code)))
+        super().__init__(name_of(code))
         self.code = code
+
+
+def name_of(code: int) -> str:
+    """The name of an error code."""
+    return {int(one): one.name for one in ErrorCode}.get(code, str(code))
 
 
 class Client:
@@ -58,6 +67,7 @@ class Client:
         self.events = promises.events
         self.random = random
         self.ended = False
+        self.topic_id = b""
         self._bootstrap = addresses
         self._links: dict[str, Link] = {}
         self._leaders: dict[int, str] = {}
@@ -73,10 +83,10 @@ class Client:
                 self.events.add(f"{type(problem).__name__}: {problem}")
                 self._leaders.clear()
                 await asyncio.sleep(self.random.random() * 2 * REST_S)
-            except Exception as problem:  # noqa: BLE001 - it is told
+            except Exception as problem:  # noqa: BLE001 - it is reported
                 # The answer was none that a client can make sense of.
                 self.events.add(traceback.format_exc())
-                self.events.violate(f"{self.name} broke: {problem!r}")
+                self.promises.broken("no-error", f"{self.name} broke: {problem!r}")
                 return
 
     @property
@@ -87,6 +97,11 @@ class Client:
     async def work(self) -> None:
         """Something that clients do. Raises LinkError and Refused."""
         raise NotImplementedError
+
+    @property
+    def now(self) -> float:
+        """Simulated seconds."""
+        return self.promises.now()
 
     async def link(self, address: str) -> Link:
         """An open link."""
@@ -122,157 +137,318 @@ class Client:
         answer = await self.ask(address, ApiKey.METADATA, METADATA_VERSION, request)
         hosts = {broker.node_id: broker.host for broker in answer.brokers}
         for topic in answer.topics:
+            if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise Refused(topic.error_code)
+            if topic.topic_id != self.topic_id:
+                self._another_topic(topic.topic_id)
             for one in topic.partitions:
                 # A leader epoch that is older than a known one is told by a broker that lags behind.
                 if one.leader_id in hosts and one.leader_epoch >= self._epochs.get(one.partition_index, -1):
                     self._leaders[one.partition_index] = hosts[one.leader_id]
                     self._epochs[one.partition_index] = one.leader_epoch
 
+    def _another_topic(self, topic_id: bytes) -> None:
+        """The topic was made anew."""
+        self.topic_id = topic_id
+        self._epochs.clear()
+        self._leaders.clear()
+
+
+def node_of(address: str) -> int:
+    """The broker at an address."""
+    return int(address.rpartition("-")[2])
+
+
+@dataclass(slots=True)
+class Batch:
+    """Records that are sent together."""
+
+    messages: list[Message]
+    sequence: int
+    topic_id: bytes
+    version: int
+    first_sent_s: float
+    is_in_doubt: bool = False
+    """Whether an attempt may have stored it without an answer that says so."""
+
 
 class Producer(Client):
-    """Writes messages, which are numbered, to one partition after the other."""
+    """Writes numbered records, several batches at a time to one partition after the other."""
 
-    def __init__(self, *client: Any, partitions: int, acks: int, is_idempotent: bool, pause_s: float) -> None:
+    def __init__(
+        self,
+        *client: Any,
+        partitions: int,
+        acks: int,
+        is_idempotent: bool,
+        pause_s: float,
+        in_flight: int,
+        versions: tuple[int, ...] = PRODUCE_VERSIONS,
+    ) -> None:
         super().__init__(*client)
         self.partitions = partitions
         self.acks = acks
         self.is_idempotent = is_idempotent
         self.pause_s = pause_s
+        self.in_flight = in_flight
+        self.versions = versions
+        self.last_acknowledged_s = 0.0
         self._id: tuple[int, int] = (-1, -1)
+        self._session = 0
         self._sequences: dict[int, int] = {}
         self._number = 0
-        self._unsettled: tuple[int, list[Message]] | None = None
-        """What was sent, and may be there or not: partition and messages."""
+        self._unsettled: dict[int, deque[Batch]] = {index: deque() for index in range(partitions)}
+        """What was sent, and may be there or not."""
 
     @property
     def is_settled(self) -> bool:
-        return self._unsettled is None
+        return not any(self._unsettled.values())
 
     async def work(self) -> None:
         if self.is_idempotent and self._id[0] < 0:
             await self._get_id()
-        if self._unsettled is None:
+        if not self.ended:
             await asyncio.sleep(self.random.expovariate(1 / self.pause_s))
-            if self.ended:
-                return
+        waiting = [index for index, batches in self._unsettled.items() if batches]
+        if self.ended and not waiting:
+            return
+        partition = self.random.choice(waiting if self.ended else range(self.partitions))
+        address = await self.leader(partition)
+        if not self.ended:
+            self._gather(partition)
+        await self._send_some(partition, address)
+
+    def _gather(self, partition: int) -> None:
+        """Makes new batches."""
+        unsettled = self._unsettled[partition]
+        for _ in range(self.random.randint(1, self.in_flight) - len(unsettled)):
             messages = []
             for _ in range(self.random.choice((1, 1, 2, 5))):
                 self._number += 1
                 messages.append(Message(self.name, self._number))
-            self._unsettled = (self.random.randrange(self.partitions), messages)
-        await self._produce(*self._unsettled)
+            sequence = self._sequences.get(partition, 0)
+            self._sequences[partition] = sequence + len(messages)
+            unsettled.append(
+                Batch(messages, sequence, self.topic_id, self.random.choice(self.versions), self.now)
+            )
 
     async def _get_id(self) -> None:
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0)
-        address = self.random.choice(self._bootstrap)
-        answer = await self.ask(address, ApiKey.INIT_PRODUCER_ID, INIT_VERSION, request)
+        answer = await self.ask_any(ApiKey.INIT_PRODUCER_ID, INIT_VERSION, request)
         if answer.error_code:
             raise Refused(answer.error_code)
         self._id = (answer.producer_id, answer.producer_epoch)
 
-    async def _produce(self, partition: int, messages: list[Message]) -> None:
-        builder = BatchBuilder()
-        for message in messages:
-            builder.append(WALL_MS, None, message.encode())
-        if self.is_idempotent:
-            sequence = self._sequences.get(partition, 0)
-            records = builder.build(*self._id, sequence)
-        else:
-            records = builder.build()
-        data = PartitionProduceData(index=partition, records=records)
-        request = ProduceRequest(
-            acks=self.acks,
-            timeout_ms=int(PATIENCE_S * 500),
-            topic_data=[TopicProduceData(name=self.topic, partition_data=[data])],
+    async def _send_some(self, partition: int, address: str) -> None:
+        """Sends all that is not settled, and takes the answers in their order."""
+        link = await self.link(address)
+        unsettled = self._unsettled[partition]
+        batches = list(unsettled)
+        if self.acks == NONE:
+            for batch in batches:
+                data = encode_request(
+                    ApiKey.PRODUCE, batch.version, 1, self.name, self._request(partition, batch)
+                )
+                self._report_sending(partition, batch)
+                link._send(data)
+            unsettled.clear()
+            self.events.count("batches sent with acks=0", len(batches))
+            return
+        answers = await asyncio.gather(
+            *(self._ask(link, partition, batch, address) for batch in batches), return_exceptions=True
         )
-        address = await self.leader(partition)
-        self.events.add(lambda: f"sends {messages} to {self.topic}-{partition} at {address}")
-        answer = await self.ask(address, ApiKey.PRODUCE, PRODUCE_VERSION, request)
-        ((one,),) = [topic.partition_responses for topic in answer.responses]
-        if one.error_code not in (0, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-            self._refused(one.error_code, partition)
-        self.events.add(lambda: f"{messages} are at {self.topic}-{partition} offset {one.base_offset}")
-        self._unsettled = None
-        self._sequences[partition] = self._sequences.get(partition, 0) + len(messages)
-        if self.acks == ALL and one.error_code == 0 and one.base_offset >= 0:
-            self.promises.acknowledged((self.topic, partition), one.base_offset, messages)
+        problem: BaseException | None = None
+        for batch, answer in zip(batches, answers, strict=True):
+            if isinstance(answer, BaseException):
+                problem = problem or answer
+                batch.is_in_doubt = True
+                continue
+            self.promises.answered(batch.messages)
+            if batch not in unsettled:
+                continue  # It was given up.
+            refused = self._settle(partition, batch, answer, address, is_first=problem is None)
+            problem = problem or refused
+        if problem is not None:
+            raise problem
 
-    def _refused(self, code: int, partition: int) -> None:
+    async def _ask(self, link: Link, partition: int, batch: Batch, address: str) -> Any:
+        request = self._request(partition, batch)
+        self._report_sending(partition, batch)
+        self.events.add(lambda: f"sends {batch.messages} to {self.topic}-{partition} at {address}")
+        answer = await link.ask(ApiKey.PRODUCE, batch.version, request, PATIENCE_S)
+        ((one,),) = [topic.partition_responses for topic in answer.responses]
+        return one
+
+    def _request(self, partition: int, batch: Batch) -> ProduceRequest:
+        builder = BatchBuilder()
+        now_ms = WALL_MS + int((self.now - START_S) * 1000)
+        for message in batch.messages:
+            builder.append(now_ms, None, message.encode())
+        records = builder.build(*self._id, batch.sequence) if self.is_idempotent else builder.build()
+        data = PartitionProduceData(index=partition, records=records)
+        topic = TopicProduceData(name=self.topic, topic_id=batch.topic_id, partition_data=[data])
+        return ProduceRequest(acks=self.acks, timeout_ms=int(PATIENCE_S * 500), topic_data=[topic])
+
+    def _report_sending(self, partition: int, batch: Batch) -> None:
+        for place, message in enumerate(batch.messages):
+            sent = Sent(
+                place=(self.topic, partition),
+                acks=self.acks,
+                session=self._session if self.is_idempotent else -1,
+                sequence=batch.sequence + place,
+                topic_id=batch.topic_id if batch.version >= BY_TOPIC_ID else b"",
+            )
+            self.promises.sending(message, sent)
+
+    def _settle(
+        self, partition: int, batch: Batch, answer: Any, address: str, *, is_first: bool
+    ) -> Refused | None:
+        code = answer.error_code
         place: Place = (self.topic, partition)
+        if code in (0, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+            self.events.add(lambda: f"{batch.messages} are at {place} offset {answer.base_offset}")
+            self._unsettled[partition].remove(batch)
+            self.last_acknowledged_s = self.now
+            offset = answer.base_offset if code == 0 else -1
+            if code:
+                self.events.count("duplicates answered")
+            self.promises.acknowledged(
+                place, self._log_id(batch), offset, batch.messages, batch.first_sent_s, node_of(address)
+            )
+            return None
+        self.events.add(lambda: f"{batch.messages} are refused: {name_of(code)}")
         if code in (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID):
-            if place not in self.promises.excused and self.acks == ALL:
-                self.events.violate(f"{self.name} is refused: {Refused(code)}, and all was acknowledged")
-            # It begins anew, as if it were another producer.
-            self._id = (-1, -1)
-            self._sequences.clear()
-        raise Refused(code)
+            self.events.count("sequences refused")
+            if is_first:
+                refusal = f"{self.name} is refused by {place}: {name_of(code)}"
+                self.promises.refused_sequence(place, self.topic_id, refusal, in_doubt=batch.is_in_doubt)
+                self._begin_session()
+        elif code in (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+            self._topic_unknown(batch)
+        elif code != ErrorCode.NOT_ENOUGH_REPLICAS:
+            batch.is_in_doubt = True
+        return Refused(code)
+
+    def _log_id(self, batch: Batch) -> bytes:
+        return batch.topic_id
+
+    def _begin_session(self) -> None:
+        """Begins anew, as if it were another producer; what is not settled is given up."""
+        self._id = (-1, -1)
+        self._session += 1
+        self._sequences.clear()
+        for batches in self._unsettled.values():
+            batches.clear()
+
+    def _topic_unknown(self, batch: Batch) -> None:
+        """The topic may have been deleted."""
+
+
+class TemporaryProducer(Producer):
+    """Writes to a topic that is deleted and made anew; its batches are for one topic id."""
+
+    def _another_topic(self, topic_id: bytes) -> None:
+        super()._another_topic(topic_id)
+        self._begin_session()
+
+    def _topic_unknown(self, batch: Batch) -> None:
+        self._leaders.clear()
+
+    @property
+    def is_settled(self) -> bool:
+        return True
 
 
 class Consumer(Client):
-    """Reads one partition from its begin, and now and then asks where it ends, or begins again."""
+    """Reads one partition from its begin, asks where it starts and ends, and reads parts of it again."""
 
-    def __init__(self, *client: Any, partition: int, again: float) -> None:
+    def __init__(
+        self, *client: Any, partition: int, again: float, versions: tuple[int, ...] = FETCH_VERSIONS
+    ) -> None:
         super().__init__(*client)
         self.partition = partition
         self.place: Place = (self.topic, partition)
         self.position = 0
         self.again = again
-        """How often it begins again."""
+        """How often it reads again from an offset below its position."""
+        self.versions = versions
+
+    def _another_topic(self, topic_id: bytes) -> None:
+        super()._another_topic(topic_id)
+        self.position = 0
 
     async def work(self) -> None:
         luck = self.random.random()
+        address = await self.leader(self.partition)
         if luck < 0.1:
-            await self._ask_end()
+            asked_s = self.now
+            end = await self._ask_offset(address, LATEST)
+            self.promises.end_told(self.name, self.place, self.topic_id, end, "ListOffsets")
+            if luck < 0.05:
+                start = await self._ask_offset(address, EARLIEST)
+                self.promises.start_told(self.place, self.topic_id, start, asked_s)
         elif luck < 0.1 + self.again:
-            self.position = 0
-        await self._fetch()
+            self.position = self.random.randrange(self.position + 1)
+        await self._fetch(address)
 
-    async def _ask_end(self) -> None:
-        wanted = ListOffsetsPartition(partition_index=self.partition, timestamp=LATEST)
+    async def _ask_offset(self, address: str, timestamp: int) -> int:
+        wanted = ListOffsetsPartition(
+            partition_index=self.partition,
+            current_leader_epoch=self._epochs.get(self.partition, -1),
+            timestamp=timestamp,
+        )
         request = ListOffsetsRequest(
             replica_id=-1, topics=[ListOffsetsTopic(name=self.topic, partitions=[wanted])]
         )
-        address = await self.leader(self.partition)
         answer = await self.ask(address, ApiKey.LIST_OFFSETS, LIST_VERSION, request)
         ((one,),) = [topic.partitions for topic in answer.topics]
         if one.error_code:
             raise Refused(one.error_code)
-        self.events.add(f"is told that {self.place} ends at {one.offset}")
-        self.promises.end_told(self.name, self.place, one.offset, "ListOffsets")
+        self.events.add(lambda: f"offset {timestamp} of {self.place} is {one.offset}")
+        return int(one.offset)
 
-    async def _fetch(self) -> None:
-        address = await self.leader(self.partition)
-        version = self.random.choice(FETCH_VERSIONS)
+    async def _fetch(self, address: str) -> None:
+        version = self.random.choice(self.versions)
         wanted = FetchPartition(
             partition=self.partition,
-            current_leader_epoch=self._epochs[self.partition],
+            current_leader_epoch=self._epochs.get(self.partition, -1),
             fetch_offset=self.position,
             partition_max_bytes=self.random.choice((200, 1000, 1 << 20)),
         )
-        request = FetchRequest(
-            max_wait_ms=FETCH_WAIT_MS,
-            min_bytes=1,
-            topics=[FetchTopic(topic=self.topic, partitions=[wanted])],
-        )
+        topic = FetchTopic(topic=self.topic, topic_id=self.topic_id, partitions=[wanted])
+        request = FetchRequest(max_wait_ms=FETCH_WAIT_MS, min_bytes=1, topics=[topic])
+        asked_s, topic_id = self.now, self.topic_id
         answer = await self.ask(address, ApiKey.FETCH, version, request)
         if answer.error_code:
             raise Refused(answer.error_code)
         ((one,),) = [topic.partitions for topic in answer.responses]
         if one.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            self.promises.out_of_range(self.name, self.place, self.position)
-            self.position = 0
+            await self._out_of_range(address, topic_id)
         if one.error_code:
             raise Refused(one.error_code)
         if one.high_watermark >= 0:
-            self.promises.end_told(self.name, self.place, one.high_watermark, "Fetch")
-        self._take(one.records or b"")
+            self.promises.end_told(self.name, self.place, topic_id, one.high_watermark, "Fetch")
+        if version > 4 and one.log_start_offset >= 0:
+            self.promises.start_told(self.place, topic_id, one.log_start_offset, asked_s)
+        self._take(one.records or b"", topic_id, asked_s)
 
-    def _take(self, records: bytes) -> None:
+    async def _out_of_range(self, address: str, topic_id: bytes) -> None:
+        """The start or the end of the log has moved beyond the position."""
+        self.events.count("positions out of range")
+        asked_s = self.now
+        start = await self._ask_offset(address, EARLIEST)
+        end = await self._ask_offset(address, LATEST)
+        if topic_id == self.topic_id:
+            self.promises.start_told(self.place, topic_id, start, asked_s)
+            self.promises.out_of_range(self.name, self.place, topic_id, self.position, start, end)
+            self.position = start
+
+    def _take(self, records: bytes, topic_id: bytes, asked_s: float) -> None:
         for record in iter_records(records, self.position):
             if record.offset != self.position:
                 self.promises.skipped(self.name, self.place, self.position, record.offset)
             message = Message.decode(record.value or b"")
-            if record.offset not in self.promises.visible.get(self.place, ()):
+            if record.offset not in self.promises.logs[*self.place, topic_id].read:
                 self.events.add(f"sees {message} at {record.offset}")
-            self.promises.saw(self.place, record.offset, message)
+            self.promises.saw(self.place, topic_id, record.offset, message, asked_s)
             self.position = record.offset + 1

@@ -1,4 +1,8 @@
-"""What goes wrong in a simulated world, and when: drawn from the seed."""
+"""What goes wrong in a simulated world, and when: drawn from the seed.
+
+Swarm testing: each run has some kinds of faults of its own, and aims some of them at phases of changes
+(:mod:`change_phases`), so that over many seeds every pair of a fault and a phase occurs.
+"""
 
 from __future__ import annotations
 
@@ -14,33 +18,83 @@ if TYPE_CHECKING:
 
 AT_ONCE_S = 0.03
 SHORT_S = 0.3
-LONG_S = 4.0
+LONG_S = 3.0
+AIM_DELAY_S_MEAN = 0.004
+"""How long after the begin of a phase an aimed fault comes."""
+RECOVERY_S = 6.0
+"""A cluster works again within this time after a fault."""
+
+REPLICATION_FAULTS = (
+    "kill",
+    "power cut of one",
+    "power cut of two",
+    "power cut of all",
+    "lost disk",
+    "lost disk of the last in-sync replica",
+    "power cut of the last in-sync replica",
+    "dropped sync",
+    "disk error",
+    "pause",
+    "cut one way",
+    "cut off",
+    "resets",
+    "clock",
+)
+HARSH = (
+    "power cut of two",
+    "power cut of all",
+    "lost disk of the last in-sync replica",
+    "power cut of the last in-sync replica",
+)
+"""Faults after which a partition may forget what was acknowledged, so that much is excused."""
+CLUSTER_FAULTS = (
+    *REPLICATION_FAULTS,
+    "store connection",
+    "session end",
+    "controller session end",
+    "shutdown",
+)
 
 
 class Faults:
-    """Breaks something every now and then, and mends it later."""
+    """Breaks something every now and then, and repairs it later."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        self.random = simulation.random
+        self.random = random = simulation.random
         self.events = simulation.events
-        kinds: list[Callable[[Node], None]] = [
-            self.kill,
-            self.cut_power,
-            self.lose_disk,
-            self.pause,
-            self.cut_one_way,
-            self.cut_off,
-            self.reset,
-            self.turn_clock,
-            self.fail_disk,
-            *simulation.cluster_faults(),
-        ]
-        self._kinds = [kind for kind in kinds if self.random.random() < 0.6] or kinds
-        """Each run has its own sorts of trouble: some are found only where others are rare."""
-        self._weights = [self.random.choice((1, 1, 3)) for _ in self._kinds]
-        self._pause_s = self.random.choice((0.04, 0.15, 0.5, 1.5))
+        self.promises = simulation.promises
+        self.phases = simulation.phases
+        self._breaks: dict[str, Callable[[Node], bool]] = {
+            "kill": self.kill,
+            "power cut of one": lambda node: self._cut_power_of(1, node),
+            "power cut of two": lambda node: self._cut_power_of(2, node),
+            "power cut of all": lambda node: self._cut_power_of(3, node),
+            "lost disk": self.lose_disk,
+            "lost disk of the last in-sync replica": lambda node: self._isolate(node, self.lose_disk),
+            "power cut of the last in-sync replica": lambda node: self._isolate(node, self.cut_power),
+            "dropped sync": self.drop_sync,
+            "disk error": self.fail_disk,
+            "pause": self.pause,
+            "cut one way": self.cut_one_way,
+            "cut off": self.cut_off,
+            "resets": self.reset,
+            "clock": self.turn_clock,
+            **simulation.cluster_faults(),
+        }
+        self._is_harsh = random.random() < 0.5
+        names = [name for name in self._breaks if self._is_harsh or name not in HARSH]
+        self._names = [name for name in names if random.random() < 0.5] or names
+        """Some faults are found only where others are rare."""
+        self._weights = [random.choice((1, 1, 3)) for _ in self._names]
+        self._pause_s = random.choice((0.3, 0.8, 2.0, 4.0))
+        pairs = [(name, phase) for name in names for phase in simulation.phase_names]
+        self._aimed = random.sample(pairs, random.choice((0, 4, 8, 12)))
+        self.phases.on_begin = self._aim
         self.ended = False
+        self.quiet_from_s = 0.0
+        """From when on no fault explains that nothing works."""
+        self.disturbed_s = 0.0
 
     async def run(self) -> None:
         """Breaks things until :attr:`ended`."""
@@ -48,70 +102,138 @@ class Faults:
             await asyncio.sleep(self.random.expovariate(1 / self._pause_s))
             if self.ended:
                 return
-            node = self.random.choice(self.simulation.nodes)
-            (kind,) = self.random.choices(self._kinds, self._weights)
-            kind(node)
+            (name,) = self.random.choices(self._names, self._weights)
+            self.break_now(name)
 
-    def later(self, undo: Callable[[], None]) -> None:
-        """Mends what was broken, after a short or a long time."""
-        mean_s = self.random.choice((AT_ONCE_S, SHORT_S, SHORT_S, LONG_S))
-        loop = self.simulation.loop
-        self.simulation.network.world_timer(loop.time() + self.random.expovariate(1 / mean_s), undo)
-
-    def _tell(self, text: str) -> None:
+    def break_now(self, name: str) -> None:
+        """Breaks something, and counts during what it happened."""
+        node = self.random.choice(self.simulation.nodes)
+        if self.ended or not self._breaks[name](node):
+            return
         self.events.count("faults")
+        self.events.count(f"fault {name}")
+        self._disturb(0.0)
+        for phase in self.phases.under_way():
+            self.events.count(f"{name} during {phase}")
+
+    def _aim(self, phase: str) -> None:
+        for pair in self._aimed:
+            name, aimed = pair
+            if aimed == phase and self.random.random() < 0.5:
+                self._aimed.remove(pair)
+                delay_s = self.random.choice((0.0, self.random.expovariate(1 / AIM_DELAY_S_MEAN)))
+                self._break_at(self.simulation.loop.time() + delay_s, name)
+                return
+
+    def _break_at(self, at_s: float, name: str) -> None:
+        self.simulation.network.world_timer(at_s, lambda: self.break_now(name))
+
+    def _disturb(self, during_s: float) -> None:
+        """Something is broken for this time, and the cluster recovers after it."""
+        now = self.simulation.loop.time()
+        until_s = now + during_s + RECOVERY_S
+        self.disturbed_s += max(0.0, until_s - max(self.quiet_from_s, now))
+        self.quiet_from_s = max(self.quiet_from_s, until_s)
+
+    def later(self, undo: Callable[[], None], mean_s: float | None = None) -> None:
+        """Repairs what was broken, after a short or a long time."""
+        if mean_s is None:
+            mean_s = self.random.choice((AT_ONCE_S, SHORT_S, SHORT_S, LONG_S))
+        delay_s = self.random.expovariate(1 / mean_s)
+        self._disturb(delay_s)
+        self.simulation.network.world_timer(self.simulation.loop.time() + delay_s, undo)
+
+    def _report(self, text: str) -> None:
         self.events.add(f"*** {text}", "the world")
 
     # -- processes and machines
 
-    def kill(self, node: Node) -> None:
+    def kill(self, node: Node, back_s_mean: float | None = None) -> bool:
         """The process is gone; its machine, and what it wrote, stay."""
         if not node.is_running:
-            return
-        self._tell(f"{node.name} is killed")
-        self.events.count("kills")
+            return False
+        self._report(f"{node.name} is killed")
         node.stop()
         node.files.kill()
         self.simulation.network.process_ended(node.machine)
-        self.later(node.boot)
+        self.later(node.boot, back_s_mean)
+        return True
 
-    def cut_power(self, node: Node) -> None:
-        """The machine stops: what was not synced may be gone. Only where others have it, too."""
-        if not node.is_running or not self.simulation.promises.may_lose_power(node.node_id):
-            return
-        self._tell(f"{node.name} loses its power")
-        self.events.count("power cuts")
-        node.stop()
+    def _may_lose(self, node: Node) -> bool:
+        """Half of the seeds leave a replica of everything, so that nothing is excused."""
+        return self._is_harsh or self.promises.may_lose(node.node_id)
+
+    def cut_power(self, node: Node) -> bool:
+        """The machine stops: what was not synced may be gone."""
+        if not node.machine.is_up or not self._may_lose(node):
+            return False
+        self._report(f"{node.name} loses its power")
+        if node.is_running:
+            node.stop()
         node.files.power_cut(self.random)
         self.simulation.network.power_lost(node.machine)
-        self.simulation.promises.power_lost(node.node_id)
+        self.promises.replicas_lost(node.node_id, everything=False)
+        self.simulation.check_synced(node)
 
         def back() -> None:
             self.simulation.network.power_back(node.machine)
             node.boot()
 
         self.later(back)
+        return True
 
-    def lose_disk(self, node: Node) -> None:
-        """The process is gone, and another disk is in the machine. Only where others have what it had."""
-        if not node.is_running or not self.simulation.promises.may_lose_power(node.node_id):
-            return
-        self._tell(f"{node.name} loses its disk")
-        self.events.count("lost disks")
+    def _cut_power_of(self, count: int, first: Node) -> bool:
+        others = [node for node in self.simulation.nodes if node is not first]
+        chosen = [first, *self.random.sample(others, count - 1)]
+        done = [self.cut_power(node) for node in chosen]
+        return any(done)
+
+    def lose_disk(self, node: Node) -> bool:
+        """The process is gone, and another disk is in the machine."""
+        if not node.is_running or not self._may_lose(node):
+            return False
+        self._report(f"{node.name} loses its disk")
         node.stop()
         node.files.kill()
         node.files = SimulatedFiles(self.simulation.loop)
         self.simulation.network.process_ended(node.machine)
-        self.simulation.promises.power_lost(node.node_id)
+        self.promises.replicas_lost(node.node_id, everything=True)
         self.later(node.boot)
+        return True
 
-    def pause(self, node: Node) -> None:
+    def _isolate(self, node: Node, lose: Callable[[Node], bool]) -> bool:
+        """Kills all others, waits until the node is alone in sync somewhere, and has it lose what it has."""
+        if not node.is_running or not node.machine.is_up:
+            return False
+        node = self._leading(node)
+        for other in self.simulation.nodes:
+            if other is not node:
+                self.kill(other, back_s_mean=1.5)
+        self._await_alone(node, lose, self.simulation.loop.time() + 2 * LONG_S)
+        return True
+
+    def _leading(self, node: Node) -> Node:
+        """A node that leads something, best."""
+        leaders = [one for one in self.simulation.nodes if any(part.is_leader for part in one.partitions)]
+        return node if node in leaders or not leaders else self.random.choice(leaders)
+
+    def _await_alone(self, node: Node, lose: Callable[[Node], bool], deadline_s: float) -> None:
+        now = self.simulation.loop.time()
+        histories = self.promises.partitions.values()
+        if any(history.holders.isr == (node.node_id,) for history in histories):
+            self.events.count("last in-sync replicas that lost records")
+            lose(node)
+        elif now < deadline_s and not self.ended:
+            self._disturb(0.0)
+            again = lambda: self._await_alone(node, lose, deadline_s)  # noqa: E731
+            self.simulation.network.world_timer(now + 0.05, again)
+
+    def pause(self, node: Node) -> bool:
         """The process stands still, and does not know."""
         process = node.process
         if not node.is_running or process.paused:
-            return
-        self._tell(f"{node.name} stands still")
-        self.events.count("pauses")
+            return False
+        self._report(f"{node.name} stands still")
         process.paused = True
 
         def go_on() -> None:
@@ -120,21 +242,41 @@ class Faults:
                 self.simulation.loop.resume(process)
 
         self.later(go_on)
+        return True
 
-    def turn_clock(self, node: Node) -> None:
+    def turn_clock(self, node: Node) -> bool:
         """The machine's wall clock is set to another time."""
         node.clock.skew_ms = self.random.choice((-60_000, -1000, 0, 700, 30_000))
-        self._tell(f"the clock of {node.name} is {node.clock.skew_ms} ms off")
+        self.promises.clock_turned = True
+        self._report(f"the clock of {node.name} is {node.clock.skew_ms} ms off")
+        return True
 
-    def fail_disk(self, node: Node) -> None:
+    def fail_disk(self, node: Node) -> bool:
         """The disk refuses something; later it does not, and a start reads what is there."""
         if not node.is_running:
-            return
+            return False
         operation = self.random.choice(("append", "sync", "sync", "open", "replace"))
-        self._tell(f"the disk of {node.name} fails ({operation})")
-        self.events.count("disk faults")
+        self._report(f"the disk of {node.name} fails ({operation})")
         node.files.fail(operation, "/data/", errno.EIO, times=self.random.choice((1, 3)))
+        self._repair_later(node)
+        return True
 
+    def drop_sync(self, node: Node) -> bool:
+        """A sync fails, and the system drops the pages that it did not write: a start finds the old ones."""
+        if not node.is_running or not self._may_lose(node):
+            return False
+        self._report(f"the disk of {node.name} drops what it was to sync")
+
+        def dropped(path: str) -> None:
+            self._report(f"{node.name} has lost what was not synced of {path}")
+            self.events.count("syncs that dropped data")
+            self.simulation.sync_dropped(node, path)
+
+        node.files.drop_syncs(".log", self.random.choice((1, 3)), dropped)
+        self._repair_later(node)
+        return True
+
+    def _repair_later(self, node: Node) -> None:
         def repair() -> None:
             node.files.heal()
             # Whichever process runs by now: it may have met the fault, and put its directory aside.
@@ -144,24 +286,25 @@ class Faults:
 
     # -- the network
 
-    def cut_one_way(self, node: Node) -> None:
+    def cut_one_way(self, node: Node) -> bool:
         """What the machine sends to one other does not arrive, but the other way it does."""
         other = self.random.choice(self.simulation.machine_names())
-        if other != node.name:
-            pair = (node.name, other) if self.random.random() < 0.5 else (other, node.name)
-            self._cut([pair])
+        if other == node.name:
+            return False
+        self._cut([(node.name, other) if self.random.random() < 0.5 else (other, node.name)])
+        return True
 
-    def cut_off(self, node: Node) -> None:
+    def cut_off(self, node: Node) -> bool:
         """The machine and some others do not reach each other."""
         others = [name for name in self.simulation.machine_names() if name != node.name]
         chosen = [name for name in others if self.random.random() < 0.7]
+        if not chosen:
+            return False
         self._cut([pair for name in chosen for pair in ((node.name, name), (name, node.name))])
+        return True
 
     def _cut(self, pairs: list[tuple[str, str]]) -> None:
-        if not pairs:
-            return
-        self._tell(f"nothing arrives between {pairs}")
-        self.events.count("cuts")
+        self._report(f"nothing arrives between {pairs}")
         network = self.simulation.network
         for pair in pairs:
             network.cut_off(*pair)
@@ -172,11 +315,11 @@ class Faults:
 
         self.later(mend)
 
-    def reset(self, node: Node) -> None:
+    def reset(self, node: Node) -> bool:
         """Some connections of the machine break."""
         mine = [one for one in self.simulation.network.connections() if one.machine is node.machine]
-        for one in mine:
-            if self.random.random() < 0.5:
-                self.events.count("resets")
-                self.simulation.network.reset(one)
-        self._tell(f"connections of {node.name} break")
+        chosen = [one for one in mine if self.random.random() < 0.5]
+        self._report(f"connections of {node.name} break")
+        for one in chosen:
+            self.simulation.network.reset(one)
+        return bool(chosen)

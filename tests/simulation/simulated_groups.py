@@ -1,34 +1,109 @@
-"""Groups of a simulated cluster: clients that commit positions, and ask for them."""
+"""Consumer groups of a simulated cluster: a group without members, and members of the classic protocol."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
+from change_phases import ChangePhases
 from promises import Place
-from simulated_clients import Client, Refused
+from simulated_clients import Client, Refused, node_of
 
+from tidemill.model.errors import ErrorCode
+from tidemill.net.link import LinkError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.find_coordinator import FindCoordinatorRequest
+from tidemill.wire.messages.heartbeat import HeartbeatRequest
+from tidemill.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from tidemill.wire.messages.leave_group import LeaveGroupRequest, MemberIdentity
 from tidemill.wire.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
 from tidemill.wire.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic
+from tidemill.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 
 OFFSETS = "__consumer_offsets"
 FIND_VERSION, COMMIT_VERSION, FETCH_VERSION = 3, 7, 6
+JOIN_VERSION, SYNC_VERSION, HEARTBEAT_VERSION, LEAVE_VERSION = 5, 3, 3, 4
 PAUSE_S_MEAN = 0.1
+SESSION_MS, REBALANCE_MS = 800, 600
+FENCED = (ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.REBALANCE_IN_PROGRESS)
+"""What a member of an old generation is answered. Nothing was committed then."""
+STALL_S = 2.0
+"""A member that stands still for so long is taken out of its group, and does not know."""
 
 
-class Committer(Client):
+class GroupClient(Client):
+    """What clients of groups have: the coordinator."""
+
+    def __init__(self, *client: Any, group: str) -> None:
+        super().__init__(*client)
+        self.group = group
+        self._coordinator = ""
+
+    async def _find(self) -> None:
+        request = FindCoordinatorRequest(key=self.group, key_type=0)
+        answer = await self.ask_any(ApiKey.FIND_COORDINATOR, FIND_VERSION, request)
+        if answer.error_code:
+            raise Refused(answer.error_code)
+        self._coordinator = answer.host
+
+    async def _commit(
+        self, place: Place, offset: int, generation: int = -1, member_id: str = "", order: int = -1
+    ) -> None:
+        topic, partition = place
+        one = OffsetCommitRequestPartition(
+            partition_index=partition, committed_offset=offset, committed_metadata=None
+        )
+        request = OffsetCommitRequest(
+            group_id=self.group,
+            generation_id_or_member_epoch=generation,
+            member_id=member_id,
+            topics=[OffsetCommitRequestTopic(name=topic, partitions=[one])],
+        )
+        self.promises.commit_tried(self.group, place, offset)
+        self.events.add(f"commits {offset} for {place} at {self._coordinator}")
+        sent_s = self.now
+        answer = await self.ask(self._coordinator, ApiKey.OFFSET_COMMIT, COMMIT_VERSION, request)
+        code = answer.topics[0].partitions[0].error_code
+        if code in FENCED:
+            self.events.count("commits of old generations refused")
+            self.promises.commit_refused(self.group, place, offset)
+        if code:
+            raise Refused(code)
+        self.events.add(f"{offset} for {place} is committed")
+        self.promises.commit_acknowledged(self.group, place, offset, sent_s=sent_s, generation=order)
+
+    async def _position(self, place: Place) -> tuple[int, bool]:
+        """The group's position; False when the coordinator may not know the last one."""
+        topic, partition = place
+        request = OffsetFetchRequest(
+            group_id=self.group,
+            topics=[OffsetFetchRequestTopic(name=topic, partition_indexes=[partition])],
+        )
+        least = self.promises.commits_of(self.group, place).settled
+        answer = await self.ask(self._coordinator, ApiKey.OFFSET_FETCH, FETCH_VERSION, request)
+        if answer.error_code:
+            raise Refused(answer.error_code)
+        one = answer.topics[0].partitions[0]
+        if one.error_code:
+            raise Refused(one.error_code)
+        self.events.add(f"finds {one.committed_offset} for {place} at {self._coordinator}")
+        offset, broker = one.committed_offset, node_of(self._coordinator)
+        is_sure = self.promises.committed_found(self.group, place, offset, (OFFSETS, 0), broker, least)
+        return offset, is_sure
+
+
+class Committer(GroupClient):
     """A group without members, whose one client commits a position after the other, and asks for them."""
 
-    def __init__(self, *client: Any, partition: int) -> None:
-        super().__init__(*client)
+    def __init__(self, *client: Any, group: str, partition: int) -> None:
+        super().__init__(*client, group=group)
         self.place: Place = (self.topic, partition)
-        self._coordinator = ""
+        self.promises.commits_of(group, self.place).has_no_members = True
         self._offset = 0
         self._commits = False
         self._found_in_the_end = False
@@ -46,56 +121,147 @@ class Committer(Client):
             if not self._coordinator:
                 await self._find()
             if not self._commits:
-                self._found_in_the_end = await self._ask()
+                _, self._found_in_the_end = await self._position(self.place)
                 self._coordinator = ""
                 return
             if self.random.random() < 0.3:
-                await self._ask()
-            await self._commit()
+                await self._position(self.place)
+            await self._commit(self.place, self._offset)
+            self._commits = False
         except BaseException:
             self._coordinator = ""
             raise
 
-    async def _find(self) -> None:
-        address = self.random.choice(self._bootstrap)
-        request = FindCoordinatorRequest(key=self.name, key_type=0)
-        answer = await self.ask(address, ApiKey.FIND_COORDINATOR, FIND_VERSION, request)
+
+class GroupMember(GroupClient):
+    """A member of a group: joins, is assigned partitions, and commits positions in them."""
+
+    def __init__(self, *client: Any, group: str, partitions: int, phases: ChangePhases) -> None:
+        super().__init__(*client, group=group)
+        self.partitions = partitions
+        self.phases = phases
+        self._member_id = ""
+        self._generation = -1
+        self._order = -1
+        """The place of the generation among all of the group."""
+        self._positions: dict[int, int] | None = None
+        """Of the partitions that it is assigned; None while it has no assignment."""
+
+    async def work(self) -> None:
+        if self.ended:
+            return
+        try:
+            if not self._coordinator:
+                await self._find()
+            if self._positions is None:
+                await self._join()
+            await self._consume()
+        except Refused as refused:
+            self._refused(refused.code)
+            raise
+        except LinkError:
+            self._coordinator = ""
+            raise
+
+    def _refused(self, code: int) -> None:
+        if code == ErrorCode.UNKNOWN_MEMBER_ID:
+            self._member_id = ""
+        if code in (*FENCED, ErrorCode.MEMBER_ID_REQUIRED):
+            self._positions = None
+        else:
+            self._coordinator = ""
+
+    async def _join(self) -> None:
+        """Comes into the next generation, and asks where its partitions were left."""
+        self.phases.begin("group rebalance")
+        try:
+            members = await self._ask_to_join()
+            shares = self._shares(members)
+            partitions = await self._sync(shares)
+        finally:
+            self.phases.end("group rebalance")
+        self.promises.assigned(self.group, self._order)
+        self.phases.moment("group assigned")
+        positions = {}
+        for partition in partitions:
+            positions[partition], _ = await self._position((self.topic, partition))
+        self._positions = positions
+
+    async def _ask_to_join(self) -> list[str]:
+        """The members, for the leader of the group; for others nobody."""
+        request = JoinGroupRequest(
+            group_id=self.group,
+            session_timeout_ms=SESSION_MS,
+            rebalance_timeout_ms=REBALANCE_MS,
+            member_id=self._member_id,
+            protocol_type="consumer",
+            protocols=[JoinGroupRequestProtocol(name="range", metadata=b"")],
+        )
+        answer = await self.ask(self._coordinator, ApiKey.JOIN_GROUP, JOIN_VERSION, request)
+        if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+            self._member_id = answer.member_id
         if answer.error_code:
             raise Refused(answer.error_code)
-        self._coordinator = answer.host
+        self._member_id, self._generation = answer.member_id, answer.generation_id
+        self._order = self.promises.joined(self.group, self._generation, answer.leader)
+        self.events.add(f"joins generation {self._generation} as {self._member_id}")
+        return [one.member_id for one in answer.members] if answer.leader == self._member_id else []
 
-    async def _commit(self) -> None:
-        topic, partition = self.place
-        one = OffsetCommitRequestPartition(
-            partition_index=partition, committed_offset=self._offset, committed_metadata=None
-        )
-        request = OffsetCommitRequest(
-            group_id=self.name, topics=[OffsetCommitRequestTopic(name=topic, partitions=[one])]
-        )
-        self.promises.commit_tried(self.name, self.place, self._offset)
-        self.events.add(f"commits {self._offset} at {self._coordinator}")
-        answer = await self.ask(self._coordinator, ApiKey.OFFSET_COMMIT, COMMIT_VERSION, request)
-        code = answer.topics[0].partitions[0].error_code
-        if code:
-            raise Refused(code)
-        self.events.add(f"{self._offset} is committed")
-        self.promises.commit_acknowledged(self.name, self.place, self._offset)
-        self._commits = False
+    def _shares(self, members: list[str]) -> list[SyncGroupRequestAssignment]:
+        return [
+            SyncGroupRequestAssignment(
+                member_id=member,
+                assignment=json.dumps(list(range(place, self.partitions, len(members)))).encode(),
+            )
+            for place, member in enumerate(members)
+        ]
 
-    async def _ask(self) -> bool:
-        """Asks for the position; False when nobody knows whether it is the last one."""
-        topic, partition = self.place
-        request = OffsetFetchRequest(
-            group_id=self.name,
-            topics=[OffsetFetchRequestTopic(name=topic, partition_indexes=[partition])],
+    async def _sync(self, shares: list[SyncGroupRequestAssignment]) -> list[int]:
+        request = SyncGroupRequest(
+            group_id=self.group,
+            generation_id=self._generation,
+            member_id=self._member_id,
+            assignments=shares,
         )
-        answer = await self.ask(self._coordinator, ApiKey.OFFSET_FETCH, FETCH_VERSION, request)
+        answer = await self.ask(self._coordinator, ApiKey.SYNC_GROUP, SYNC_VERSION, request)
         if answer.error_code:
             raise Refused(answer.error_code)
-        one = answer.topics[0].partitions[0]
-        if one.error_code:
-            raise Refused(one.error_code)
-        self.events.add(f"finds {one.committed_offset} at {self._coordinator}")
-        broker = int(self._coordinator.rpartition("-")[2])
-        offset = one.committed_offset
-        return self.promises.committed_found(self.name, self.place, offset, (OFFSETS, 0), broker)
+        assigned: list[int] = json.loads(answer.assignment or b"[]")
+        self.events.add(f"is assigned {assigned}")
+        return assigned
+
+    async def _consume(self) -> None:
+        """Commits what it has read; now and then it stands still, or leaves."""
+        await asyncio.sleep(self.random.expovariate(1 / PAUSE_S_MEAN))
+        luck = self.random.random()
+        if luck < 0.03:
+            self.events.add("stands still")
+            self.events.count("members that stand still")
+            await asyncio.sleep(STALL_S)
+        elif luck < 0.06:
+            await self._leave()
+            return
+        positions = self._positions or {}
+        if not positions or self.random.random() < 0.3:
+            await self._beat()
+        for partition in positions:
+            positions[partition] += self.random.choice((1, 1, 5))
+            place = (self.topic, partition)
+            await self._commit(place, positions[partition], self._generation, self._member_id, self._order)
+
+    async def _beat(self) -> None:
+        request = HeartbeatRequest(
+            group_id=self.group, generation_id=self._generation, member_id=self._member_id
+        )
+        answer = await self.ask(self._coordinator, ApiKey.HEARTBEAT, HEARTBEAT_VERSION, request)
+        if answer.error_code:
+            raise Refused(answer.error_code)
+
+    async def _leave(self) -> None:
+        self.events.add("leaves")
+        self._positions = None
+        member_id, self._member_id = self._member_id, ""
+        request = LeaveGroupRequest(group_id=self.group, members=[MemberIdentity(member_id=member_id)])
+        answer = await self.ask(self._coordinator, ApiKey.LEAVE_GROUP, LEAVE_VERSION, request)
+        if answer.error_code:
+            raise Refused(answer.error_code)

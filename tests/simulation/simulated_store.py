@@ -108,6 +108,8 @@ class StoreServer:
         """For the story of a run."""
         self.written: Callable[[str, bytes], None] = lambda path, data: None
         """Called with each node that was written, and its data."""
+        self.removed: Callable[[str], None] = lambda path: None
+        """Called with each node that was deleted."""
         self._last_session = 0x100
         self._children_versions: Counter[str] = Counter()
 
@@ -156,6 +158,8 @@ class StoreServer:
         for operation, result in zip(operations, applied.results, strict=True):
             if isinstance(operation, Create | SetData):
                 self.written(result.path, operation.data)
+            elif isinstance(operation, Delete):
+                self.removed(operation.path)
         self._deliver(applied.events)
         return applied.results
 

@@ -1,8 +1,9 @@
 """One simulated run: a cluster, its clients and its faults from a seed, and whether all promises were kept.
 
-The run has three parts. First everything happens at once for a number of steps: clients work, and things
-break. Then nothing breaks any more and everything is mended: the cluster has to come to rest within a time,
-with all replicas in sync and all the same. Last, what the logs hold is compared with what clients were told.
+The run has three parts. First everything happens at once until so many batches were acknowledged and so
+many changes made: clients work, and things break. Then nothing breaks any more: the cluster has to come to
+rest within a time, with all replicas in sync and equal, without an administrator's help. Last, the logs are
+compared with what clients were answered.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from random import Random
 from typing import Any, NamedTuple, Protocol
 from unittest import mock
 
+from change_phases import REPLICATION_PHASES, ChangePhases
 from event_log import EventLog, Violation
-from promises import Message, Place, Promises
-from simulated_clients import ALL, LEADER, Client, Consumer, Producer
+from log_inspection import LogWatch, end_on_disk, records_of
+from promises import ALL, LEADER, NONE, Message, Place, Promises, TopicSettings
+from simulated_admins import RecordDeleter
+from simulated_clients import Client, Consumer, Producer
 from simulated_disk import SimulatedFiles
 from simulated_faults import Faults
 from simulated_loop import START_S, Process, SimulatedClock, SimulatedLoop
@@ -38,10 +42,20 @@ from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
 
 TOPIC = "t"
-REST_S = 90.0
+BATCHES = 170
+"""The first part takes until so many batches were acknowledged."""
+CHANGES = 4
+"""And until administrators have made so many changes."""
+CAP_S = 45.0
+"""Or until so much simulated time is over, if faults explain it."""
+DISTURBED_SHARE = 0.5
+"""Faults explain a slow run where they, and the time to recover from them, fill this share of it."""
+REST_S = 60.0
 """The cluster comes to rest within this time, once nothing breaks any more."""
-LEADERS_EVERY = 8
-"""Steps between two looks at who takes itself for a leader."""
+OPERATOR_S = 10.0
+"""After so long a partition that has lost all of its records gets a leader by an operator."""
+LOOK_EVERY = 8
+"""Steps between two looks at the brokers' partitions."""
 
 
 class Report(NamedTuple):
@@ -52,6 +66,8 @@ class Report(NamedTuple):
     simulated_s: float
     real_s: float
     counts: dict[str, int]
+    batches: int
+    """Acknowledged, with acks=all or 1."""
     fingerprint: str
     """Identifies the events: equal for equal runs."""
 
@@ -82,12 +98,15 @@ class Node:
         self.process: Process
         self.server: Server | None = None
         self.is_running = False
+        self.started_s = 0.0
+        self.stopped_s = 0.0
 
     def boot(self) -> None:
         """Starts the process, unless it runs."""
-        if self.is_running:
+        if self.is_running or not self.machine.is_up:
             return
         self.is_running = True
+        self.started_s = self.simulation.loop.time()
         self.process = self.simulation.process(self.name)
         self.machine.process = self.process
         self.simulation.loop.create_task(self._serve(self.process), context=self.process.context)
@@ -96,6 +115,7 @@ class Node:
         events = self.simulation.events
         events.add("starts")
         server = self.simulation.make_server(self)
+        self.simulation.phases.moment("broker start")
         try:
             await server.start()
         except TidemillError as problem:
@@ -120,6 +140,7 @@ class Node:
     def stop(self) -> None:
         """The process is gone."""
         self.is_running = False
+        self.stopped_s = self.simulation.loop.time()
         self.server = None
         self.process.kill()
 
@@ -132,26 +153,70 @@ class Node:
 class Simulation:
     """A world with a cluster in it; subclasses say of which kind."""
 
-    def __init__(self, seed: int, steps: int = 2000) -> None:
+    phase_names: tuple[str, ...] = REPLICATION_PHASES
+    """What faults are aimed at."""
+
+    def __init__(self, seed: int, batches: int = BATCHES) -> None:
         self.seed = seed
-        self.steps = steps
+        self.batches = batches
         self.random = Random(seed)
         self.loop = SimulatedLoop(self.random)
         self.events = EventLog(self.loop)
-        self.promises = Promises(self.events)
+        self.promises = Promises(self.events, self.loop.time)
+        self.promises.replica_ends = self._replica_ends
+        self.promises.started_s = self._started_s
+        self.promises.stopped_s = lambda broker: self.node(broker).stopped_s
+        self.phases = ChangePhases(self.loop.time)
         choice = self.random.choice
         weather = Weather(choice((0.0002, 0.001, 0.004)), choice((0.0, 0.02, 0.1)), choice((0.02, 0.2)))
         self.network = Network(self.loop, self.random, weather)
-        self.partition_count = choice((1, 2, 3))
-        self.min_isr = choice((1, 2, 2))
+        self.partition_count = choice((1, 1, 2, 3))
+        self.topic_config = self._draw_topic_config()
         self.processes: list[Process] = []
         self.nodes = [Node(self, node_id) for node_id in range(1, 4)]
         self.producers: list[Producer] = []
         self.consumers: list[Consumer] = []
+        self.deleters: list[RecordDeleter] = []
+        self.log_watch = LogWatch(self._log_changed)
+        self.faults: Faults
         self._stopped = self.loop.create_future()
-        self._end_step = 1 << 60
-        """The first part takes until here: what it takes to come up is not counted."""
+        self._begun_s: float | None = None
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _draw_topic_config(self) -> dict[str, str]:
+        random = self.random
+        config = {
+            "min.insync.replicas": str(random.choice((1, 2, 2))),
+            "segment.bytes": str(random.choice((800, 1500, 3000, 6000))),
+            "index.interval.bytes": str(random.choice((100, 1000, 4096))),
+        }
+        if random.random() < 0.25:
+            config["flush.messages"] = "1"
+        luck = random.random()
+        if luck < 0.15:
+            config["retention.bytes"] = str(random.choice((0, 1500, 5000)))
+        elif luck < 0.25:
+            config["retention.ms"] = str(random.choice((500, 3000)))
+        return config
+
+    @property
+    def min_isr(self) -> int:
+        """``min.insync.replicas`` of the topic."""
+        return int(self.topic_config["min.insync.replicas"])
+
+    def settings(self) -> TopicSettings:
+        """What the promises need to know of the topic."""
+        config = self.topic_config
+        return TopicSettings(
+            min_isr=self.min_isr,
+            flush_each="flush.messages" in config,
+            retention_bytes=int(config.get("retention.bytes", -1)),
+            retention_ms=int(config.get("retention.ms", -1)),
+        )
+
+    def node(self, node_id: int) -> Node:
+        """A broker's machine."""
+        return self.nodes[node_id - 1]
 
     # -- what kinds of cluster differ in
 
@@ -159,9 +224,9 @@ class Simulation:
         """A broker for the process that starts on ``node``."""
         raise NotImplementedError
 
-    def cluster_faults(self) -> list[Callable[[Node], None]]:
+    def cluster_faults(self) -> dict[str, Callable[[Node], bool]]:
         """What else may break."""
-        return []
+        return {}
 
     def machine_names(self) -> list[str]:
         """Between which machines the network may be cut."""
@@ -177,6 +242,18 @@ class Simulation:
     def more_clients(self) -> list[Client]:
         """Clients beside producers and consumers."""
         return []
+
+    def changes(self) -> int:
+        """How many changes administrators have made, of :data:`CHANGES`."""
+        return self.events.counts.get("record deletions", 0)
+
+    def places(self) -> list[Place]:
+        """The partitions that have to come to rest."""
+        return list(self.promises.partitions)
+
+    def elect_unclean(self, place: Place) -> bool:
+        """An operator has a partition led by whoever has most; False where there is no such command."""
+        return False
 
     # -- the run
 
@@ -207,7 +284,15 @@ class Simulation:
         elapsed = time.perf_counter() - began
         simulated_s = self.loop.time() - START_S
         fingerprint = self.events.fingerprint()
-        return Report(self.seed, self.loop.steps, simulated_s, elapsed, self.events.counts, fingerprint)
+        return Report(
+            self.seed,
+            self.loop.steps,
+            simulated_s,
+            elapsed,
+            self.events.counts,
+            self.batches_acknowledged,
+            fingerprint,
+        )
 
     def _run_to_the_end(self) -> None:
         task = self.loop.create_task(self._run(), context=WORLD)
@@ -236,12 +321,13 @@ class Simulation:
         for node in self.nodes:
             node.boot()
         await self._begin_clients()
-        self._end_step = self.loop.steps + self.steps
-        faults = Faults(self)
-        breaking = self.loop.create_task(faults.run(), context=WORLD)
+        self._begun_s = self.loop.time()
+        self.faults = Faults(self)
+        breaking = self.loop.create_task(self.faults.run(), context=WORLD)
         await self._stopped
         self._check_stopped()
-        faults.ended = True
+        self._check_progress()
+        self.faults.ended = True
         breaking.cancel()
         self.events.add("*** nothing breaks any more")
         self._mend()
@@ -250,15 +336,60 @@ class Simulation:
 
     def _look(self) -> None:
         steps = self.loop.steps
-        if steps % LEADERS_EVERY == 0:
+        if steps % LOOK_EVERY == 0:
             for node in self.nodes:
-                for partition in node.partitions:
+                partitions = node.partitions
+                self.log_watch.look(node.node_id, partitions)
+                for partition in partitions:
                     if partition.is_leader and not partition.failed:
                         place = (partition.topic, int(partition.index))
                         epoch = int(partition.leader_epoch)
                         self.promises.leads(place, partition.log.topic_id, epoch, node.node_id)
-        if steps >= self._end_step and not self._stopped.done():
+        if self._begun_s is not None and not self._stopped.done() and self._is_enough(self._begun_s):
             self._stopped.set_result(None)
+
+    def _is_enough(self, begun_s: float) -> bool:
+        if self.loop.time() - begun_s > CAP_S:
+            return True
+        return self.batches_acknowledged >= self.batches and self.changes() >= self._changes_wanted
+
+    @property
+    def _changes_wanted(self) -> int:
+        return CHANGES if self.deleters else 0
+
+    @property
+    def batches_acknowledged(self) -> int:
+        """By all producers."""
+        counts = self.events.counts
+        return sum(counts.get(f"batches acknowledged with acks={acks}", 0) for acks in (ALL, LEADER))
+
+    def _check_progress(self) -> None:
+        """A run that took until its cap had faults that explain it."""
+        if self.batches_acknowledged >= self.batches:
+            return
+        self.events.count("runs that took until their cap")
+        share = self.faults.disturbed_s / CAP_S
+        if share < DISTURBED_SHARE:
+            self.promises.broken(
+                "progress",
+                f"{self.batches_acknowledged} batches were acknowledged within {CAP_S:.0f} s, and faults with"
+                f" the recovery from them take {share:.0%} of it",
+            )
+            raise _Stopped
+
+    def _log_changed(self, what: str) -> None:
+        self.events.count(what)
+        if what in self.phase_names:
+            self.phases.moment(what)
+
+    def _replica_ends(self, place: Place) -> dict[int, int]:
+        return {node.node_id: int(partition.log.end_offset) for node, partition in self._replicas(place)}
+
+    def _started_s(self, node_id: int) -> float | None:
+        node = self.node(node_id)
+        if not node.is_running:
+            return None
+        return node.started_s if node.server is not None else self.loop.time()
 
     def _stop(self) -> None:
         self.loop.call_soon(self._raise, context=WORLD)
@@ -279,44 +410,121 @@ class Simulation:
             "%s", context.get("message"), exc_info=(type(problem), problem, problem.__traceback__)
         )
 
+    # -- what the store holds
+
+    def state_written(self, place: Place, leader: int, epoch: int, isr: tuple[int, ...]) -> None:
+        """The store has another state of a partition."""
+        known = self.promises.partitions.get(place)
+        if known is not None:
+            before = set(known.holders.isr)
+            if epoch != known.epoch:
+                self.phases.moment("leader change")
+            if before - set(isr):
+                self.phases.moment("ISR shrink")
+            elif before and set(isr) - before:
+                self.phases.moment("ISR expand")
+        self.promises.state_written(place, leader, epoch, isr)
+
+    # -- what disks lose
+
+    def check_synced(self, node: Node) -> None:
+        """With flush.messages=1 a machine that lost its power has all that was acknowledged."""
+        for place, known in self.promises.partitions.items():
+            if not self.promises.settings_of(place[0]).flush_each:
+                continue
+            log = self.promises.logs[*place, known.topic_id]
+            promised = -1
+            if known.holders.since.get(node.node_id, 0.0) < 0 and node.node_id in known.holders.isr:
+                promised = max(log.acknowledged, default=-1)
+            for offset, led in log.led.items():
+                if led.leader == known.leader == node.node_id and led.epoch == known.epoch:
+                    promised = max(promised, offset)
+            end = end_on_disk(node.files, f"/data/{place[0]}-{place[1]}")
+            if end >= 0 and end <= promised:
+                self.promises.broken(
+                    "flush",
+                    f"{node.name} has {place} up to {end} on its disk, and {promised} was acknowledged",
+                )
+
+    def sync_dropped(self, node: Node, path: str) -> None:
+        """A replica has lost what it was to sync."""
+        topic, _, index = path.split("/")[-2].rpartition("-")
+        if index.isdigit():
+            self.promises.replica_lost((topic, int(index)), node.node_id)
+
     # -- clients
 
     async def _begin_clients(self) -> None:
+        self.promises.settings[TOPIC] = self.settings()
         client = self.process("admin")
         await self.loop.create_task(self.prepare(), context=client.context)
         random = self.random
-        addresses = [node.name for node in self.nodes]
-        for number in range(random.choice((1, 2, 3))):
-            is_idempotent = random.random() < 0.6
-            producer = Producer(
-                f"producer-{number}",
-                addresses,
-                TOPIC,
-                self.promises,
-                random,
-                partitions=self.partition_count,
-                acks=ALL if is_idempotent or random.random() < 0.6 else LEADER,
-                is_idempotent=is_idempotent,
-                pause_s=random.choice((0.005, 0.03, 0.1)),
-            )
-            self.producers.append(producer)
+        pause_s = random.choice((0.01, 0.04, 0.1))
+        for number in range(random.choice((1, 2, 2, 3))):
+            self.producers.append(self._make_producer(number, pause_s, must_answer=number == 0))
         for partition in range(self.partition_count):
-            consumer = Consumer(
-                f"consumer-{partition}",
-                addresses,
-                TOPIC,
-                self.promises,
-                random,
-                partition=partition,
-                again=random.choice((0.0, 0.02)),
-            )
-            self.consumers.append(consumer)
+            self.consumers.append(self._make_consumer(partition))
+        self.deleters = self._make_deleters()
         for one in self._clients():
             process = self.process(one.name)
             self._tasks.append(self.loop.create_task(one.run(), context=process.context))
 
+    @property
+    def addresses(self) -> list[str]:
+        """Of all brokers."""
+        return [node.name for node in self.nodes]
+
+    def _make_producer(self, number: int, pause_s: float, *, must_answer: bool) -> Producer:
+        random = self.random
+        is_idempotent = random.random() < 0.5
+        acks = (
+            ALL
+            if is_idempotent
+            else random.choice((ALL, LEADER, LEADER) if must_answer else (ALL, LEADER, NONE))
+        )
+        return Producer(
+            f"producer-{number}",
+            self.addresses,
+            TOPIC,
+            self.promises,
+            random,
+            partitions=self.partition_count,
+            acks=acks,
+            is_idempotent=is_idempotent,
+            pause_s=pause_s,
+            in_flight=random.choice((1, 3, 5)),
+        )
+
+    def _make_consumer(self, partition: int) -> Consumer:
+        again = self.random.choice((0.0, 0.03, 0.1))
+        return Consumer(
+            f"consumer-{partition}",
+            self.addresses,
+            TOPIC,
+            self.promises,
+            self.random,
+            partition=partition,
+            again=again,
+        )
+
+    def _make_deleters(self) -> list[RecordDeleter]:
+        if self.random.random() < 0.3:
+            return []
+        return [
+            RecordDeleter(
+                "deleter",
+                self.addresses,
+                TOPIC,
+                self.promises,
+                self.random,
+                phases=self.phases,
+                partitions=self.partition_count,
+                pause_s=self.random.choice((0.3, 1.0)),
+            )
+        ]
+
     def _clients(self) -> list[Client]:
-        return [*self.producers, *self.consumers, *self.more_clients()]
+        return [*self.producers, *self.consumers, *self.deleters, *self.more_clients()]
 
     # -- the end
 
@@ -332,51 +540,71 @@ class Simulation:
                 self.loop.resume(node.process)
 
     async def _come_to_rest(self) -> None:
-        deadline = self.loop.time() + REST_S
+        began_s = self.loop.time()
         for consumer in self.consumers:
             consumer.again = 0.0
         for client in self._clients():
             client.ended = client not in self.consumers
         while missing := self._unrest():
             self._check_stopped()
-            if self.loop.time() > deadline:
-                self.events.violate(f"the cluster does not come to rest: {missing}")
+            waited_s = self.loop.time() - began_s
+            if waited_s > REST_S:
+                self.promises.broken("rest", f"the cluster does not come to rest: {missing}")
                 raise _Stopped
-            await asyncio.sleep(0.1)
+            if waited_s > OPERATOR_S:
+                self._help_as_operator()
+            await asyncio.sleep(0.2)
+        self._check_stopped()
         for consumer in self.consumers:
             consumer.ended = True
 
+    def _help_as_operator(self) -> None:
+        """Partitions that wait for nothing but an operator get a leader."""
+        for place, known in self.promises.partitions.items():
+            if known.leader < 0 and known.holders.is_hopeless and self.elect_unclean(place):
+                self.promises.excused("needs-operator")
+
     def _unrest(self) -> str:
         """What is still amiss; empty when nothing is."""
+        for place in self.places():
+            problem = self._unrest_of(place)
+            if problem:
+                return problem
         for client in self._clients():
             if not client.is_settled:
                 return f"{client.name} does not know what became of what it asked for"
-        for place in self.places():
-            found = self._replicas(place)
-            if len(found) < len(self.nodes):
-                return f"{place} has {len(found)} replicas"
-            leaders = [node for node, partition in found if partition.is_leader]
-            if len(leaders) != 1:
-                return f"{place} is led by {[node.name for node in leaders]}"
-            ends = [int(partition.log.end_offset) for _, partition in found]
-            marks = [int(partition.high_watermark) for _, partition in found]
-            if len(set(ends + marks)) != 1:
-                return f"the logs of {place} end at {ends}, and are committed up to {marks}"
-            isr = next(partition.isr for _, partition in found if partition.is_leader)
-            if len(isr) < len(self.nodes):
-                return f"{place} has {isr} in sync"
         return self._behind()
+
+    def _unrest_of(self, place: Place) -> str:
+        known = self.promises.partitions[place]
+        if known.adding or known.removing:
+            return f"{place} is still being moved: to {known.replicas}, adding {known.adding}"
+        found = [(node, one) for node, one in self._replicas(place) if one.log.topic_id == known.topic_id]
+        having = {node.node_id for node, _ in found}
+        if having != set(known.replicas):
+            return f"{place} is on {sorted(having)}, and assigned to {known.replicas}"
+        leaders = [node for node, partition in found if partition.is_leader]
+        if len(leaders) != 1:
+            return f"{place} is led by {[node.name for node in leaders]}"
+        ends = [int(partition.log.end_offset) for _, partition in found]
+        marks = [int(partition.high_watermark) for _, partition in found]
+        if len(set(ends + marks)) != 1:
+            return f"the logs of {place} end at {ends}, and are committed up to {marks}"
+        deleted_to = self.promises.logs[*place, known.topic_id].deleted_to
+        starts = [int(partition.log.start_offset) for _, partition in found]
+        if min(starts) < deleted_to and not self.promises.may_forget(place):
+            return f"the logs of {place} start at {starts}, and records were deleted up to {deleted_to}"
+        isr = next(partition.isr for _, partition in found if partition.is_leader)
+        if set(isr) != having or set(known.holders.isr) != having:
+            return f"{place} has {isr} in sync, and {known.holders.isr} in the store"
+        return ""
 
     def _behind(self) -> str:
         for consumer in self.consumers:
-            ((_, partition), *_) = self._replicas(consumer.place)
-            if consumer.position < partition.log.end_offset:
-                return f"{consumer.name} is at {consumer.position} of {partition.log.end_offset}"
+            found = [one for _, one in self._replicas(consumer.place) if one.is_leader]
+            if found and consumer.position < found[0].log.end_offset:
+                return f"{consumer.name} is at {consumer.position} of {found[0].log.end_offset}"
         return ""
-
-    def places(self) -> list[Place]:
-        """The partitions whose logs are looked at in the end."""
-        return [(TOPIC, index) for index in range(self.partition_count)]
 
     def _replicas(self, place: Place) -> list[tuple[Node, Partition]]:
         return [
@@ -387,40 +615,55 @@ class Simulation:
         ]
 
     def _check_logs(self) -> None:
-        ordered = {one.name for one in self.producers if one.is_idempotent}
         for place in self.places():
-            contents = [records_of(partition) for _, partition in self._replicas(place)]
-            if any(content != contents[0] for content in contents[1:]):
-                self.events.violate(f"the replicas of {place} differ in the end")
-                raise _Stopped
-            if place[0] == TOPIC:
-                log = {
-                    int(record.offset): Message.decode(record.value or b"")
-                    for record in iter_records(contents[0])
-                }
-                self.promises.check_log(place, log, ordered)
-        self._check_stopped()
+            replicas = [partition for _, partition in self._replicas(place)]
+            start = max(int(partition.log.start_offset) for partition in replicas)
+            contents = [records_of(partition) for partition in replicas]
+            self._check_equal(place, start, contents)
+            if not place[0].startswith("_"):
+                leader = next(partition for partition in replicas if partition.is_leader)
+                log = [
+                    (int(record.offset), Message.decode(record.value or b""))
+                    for record in iter_records(records_of(leader))
+                ]
+                own_start, end = int(leader.log.start_offset), int(leader.log.end_offset)
+                held = [(offset, message) for offset, message in log if offset >= own_start]
+                self.promises.check_log(place, leader.log.topic_id, own_start, end, held)
+                self._check_retention(place, leader)
+            self._check_stopped()
+
+    def _check_equal(self, place: Place, start: int, contents: list[bytes]) -> None:
+        """Replicas whose logs start elsewhere are compared from where the last one starts."""
+        if all(content == contents[0] for content in contents):
+            return
+        held = [
+            [(record.offset, record.timestamp, record.key, record.value) for record in iter_records(content)]
+            for content in contents
+        ]
+        held = [[record for record in records if record[0] >= start] for records in held]
+        if any(records != held[0] for records in held[1:]):
+            self.promises.broken("equal", f"the replicas of {place} differ in the end")
+            raise _Stopped
+
+    def _check_retention(self, place: Place, leader: Partition) -> None:
+        settings = self.promises.settings_of(place[0])
+        history = self.promises.logs[*place, leader.log.topic_id]
+        start = int(leader.log.start_offset)
+        if (
+            settings.retention_bytes < 0
+            or start <= history.delete_tried_to
+            or self.promises.may_forget(place)
+        ):
+            return
+        kept = sum(int(segment.size) for segment in leader.log.segments)
+        if kept < settings.retention_bytes:
+            self.promises.broken(
+                "retention", f"{place} keeps {kept} bytes, and retention.bytes is {settings.retention_bytes}"
+            )
 
 
 class _Stopped(Exception):
     """A promise was broken, and the run is over."""
-
-
-def records_of(partition: Partition) -> bytes:
-    """All batches of a log, byte for byte."""
-    log = partition.log
-    found = b""
-    offset = int(log.start_offset)
-    end = int(log.end_offset)
-    while offset < end:
-        piece = log.read(offset, 1 << 20, end, True)
-        if piece is None:
-            break
-        data = piece.read()
-        found += data
-        last = max((int(record.offset) for record in iter_records(data)), default=end)
-        offset = last + 1
-    return found
 
 
 @contextmanager

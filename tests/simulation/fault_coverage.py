@@ -1,0 +1,39 @@
+"""What simulated seeds have to meet: a counter that stays zero means that something is never tried."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from change_phases import CLUSTER_PHASES, REPLICATION_PHASES
+from simulated_faults import CLUSTER_FAULTS, REPLICATION_FAULTS
+
+SEEDS_MIN = 1000
+"""Over so many seeds no counter may be zero."""
+EVENTS = (
+    *("truncation", "segment roll", "log emptied", "log start moved", "positions out of range"),
+    *("batches acknowledged with acks=-1", "batches acknowledged with acks=1", "batches sent with acks=0"),
+    *("record deletions", "duplicates answered", "sequences refused", "syncs that dropped data"),
+    *("in-sync sets refused", "last in-sync replicas that lost records", "partitions that may forget"),
+    *("excuse lost", "excuse forgotten", "excuse new-leader"),
+)
+CLUSTER_EVENTS = (
+    *EVENTS,
+    *("controllers", "group generations", "commits acknowledged", "commits of old generations refused"),
+    *("members that stand still", "topics made: u", "topic deletion done", "move done", "election done"),
+    *("excuse needs-operator", "excuse former-coordinator", "excuse recreated"),
+)
+REPLICATION, CLUSTER = "replication", "cluster"
+_EVENTS = {REPLICATION: EVENTS, CLUSTER: CLUSTER_EVENTS}
+_FAULTS = {REPLICATION: REPLICATION_FAULTS, CLUSTER: CLUSTER_FAULTS}
+_PHASES = {REPLICATION: REPLICATION_PHASES, CLUSTER: CLUSTER_PHASES}
+
+
+def required(kind: str) -> list[str]:
+    """The counters that seeds of a kind have to raise: events, faults, and each fault during each phase."""
+    pairs = [f"{fault} during {phase}" for fault in _FAULTS[kind] for phase in _PHASES[kind]]
+    return [*_EVENTS[kind], *(f"fault {fault}" for fault in _FAULTS[kind]), *pairs]
+
+
+def missing(kind: str, counts: Mapping[str, int]) -> list[str]:
+    """The counters that are zero."""
+    return [what for what in required(kind) if not counts.get(what)]

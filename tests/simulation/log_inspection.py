@@ -1,0 +1,90 @@
+"""Reads the logs of simulated brokers: what they hold, what is on their disks, and what happens to them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from simulated_disk import SimulatedFiles
+
+from tidemill.records.checksum import crc32c
+from tidemill.records.reader import iter_records
+from tidemill.replication.partition import Partition
+
+_BASE_AND_LENGTH = struct.Struct(">qi")
+_CRC = struct.Struct(">I")
+_LAST_DELTA = struct.Struct(">i")
+CRC_AT, CHECKED_FROM, LAST_DELTA_AT = 17, 21, 23
+
+
+def records_of(partition: Partition) -> bytes:
+    """All batches of a log, byte for byte."""
+    log = partition.log
+    found = b""
+    offset = int(log.start_offset)
+    end = int(log.end_offset)
+    while offset < end:
+        piece = log.read(offset, 1 << 20, end, True)
+        if piece is None:
+            break
+        data = piece.read()
+        found += data
+        last = max((int(record.offset) for record in iter_records(data)), default=end)
+        offset = last + 1
+    return found
+
+
+def end_on_disk(files: SimulatedFiles, directory: str) -> int:
+    """Where the whole batches end that are in the segments of a log on a disk; -1 when it has none."""
+    end = -1
+    if not files.exists(directory):
+        return end
+    for name in files.list(directory):
+        if not name.endswith(".log"):
+            continue
+        data = files.read(f"{directory}/{name}")
+        position = 0
+        while position + CHECKED_FROM + LAST_DELTA_AT <= len(data):
+            base, length = _BASE_AND_LENGTH.unpack_from(data, position)
+            size = _BASE_AND_LENGTH.size + length
+            batch = data[position : position + size]
+            if (
+                length <= 0
+                or len(batch) < size
+                or _CRC.unpack_from(batch, CRC_AT)[0] != crc32c(batch[CHECKED_FROM:])
+            ):
+                break
+            end = max(end, base + _LAST_DELTA.unpack_from(batch, LAST_DELTA_AT)[0] + 1)
+            position += size
+    return end
+
+
+class LogWatch:
+    """Notices what happens to the logs of running brokers: truncation, new segments, moved starts."""
+
+    def __init__(self, happened: Callable[[str], None]) -> None:
+        self._happened = happened
+        self._seen: dict[Any, tuple[int, int, int]] = {}
+
+    def look(self, node_id: int, partitions: Iterable[Partition]) -> None:
+        """Compares the logs of a broker with how they were when they were looked at last."""
+        for partition in partitions:
+            log = partition.log
+            key = (node_id, log.topic_id, int(partition.index))
+            now = (int(log.start_offset), int(log.end_offset), int(log.active.base_offset))
+            before = self._seen.get(key)
+            if before == now:
+                continue
+            self._seen[key] = now
+            if before is None:
+                continue
+            start, end, active = before
+            if now[1] < end:
+                self._happened("truncation")
+            if now[2] > active:
+                self._happened("segment roll")
+            if now[0] > start:
+                self._happened("log start moved")
+                if now[0] == now[1]:
+                    self._happened("log emptied")

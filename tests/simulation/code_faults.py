@@ -21,9 +21,9 @@ def truncate_by_high_watermark() -> list[Patch]:
     """Followers cut their logs to their own high watermark, as Kafka did before leader epochs (KIP-101)."""
     follow, tell = LeaderFetcher.follow, LeaderFetcher._tell
 
-    def follow_cut(self: LeaderFetcher, topic_id: bytes, partition: Partition, now_ms: int) -> None:
-        partition.truncate_to(partition.high_watermark, now_ms)
-        follow(self, topic_id, partition, now_ms)
+    def follow_cut(self: LeaderFetcher, topic_id: bytes, partition: Partition, *times: Any) -> None:
+        partition.truncate_to(partition.high_watermark, times[0])
+        follow(self, topic_id, partition, *times)
 
     def tell_without_epoch(self: LeaderFetcher, followed: Any) -> bool:
         told = tell(self, followed)
@@ -49,7 +49,7 @@ def commit_before_replicated() -> list[Patch]:
 def never_truncate() -> list[Patch]:
     """Followers keep what their leader does not have."""
 
-    def truncate_to(self: Partition, offset: int, now_ms: int) -> None:
+    def truncate_to(self: Partition, offset: int, *others: Any) -> None:
         return None
 
     return [mock.patch.object(Partition, "truncate_to", truncate_to)]
@@ -58,7 +58,7 @@ def never_truncate() -> list[Patch]:
 def let_in_too_early() -> list[Patch]:
     """Followers come back into the in-sync set before they have what is committed."""
 
-    def may_join(self: Replicas, broker: int, high_watermark: int, epoch_start: int) -> bool:
+    def may_join(self: Replicas, broker: int, *others: Any) -> bool:
         return int(broker) not in self.isr and not self.pending
 
     return [mock.patch.object(Replicas, "may_join", may_join)]

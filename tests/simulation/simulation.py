@@ -17,7 +17,7 @@ import random as global_random
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from random import Random
 from typing import Any, NamedTuple, Protocol
@@ -412,7 +412,7 @@ class Simulation:
 
     # -- what the store holds
 
-    def state_written(self, place: Place, leader: int, epoch: int, isr: tuple[int, ...]) -> None:
+    def state_written(self, place: Place, leader: int, epoch: int, isr: Sequence[int]) -> None:
         """The store has another state of a partition."""
         known = self.promises.partitions.get(place)
         if known is not None:

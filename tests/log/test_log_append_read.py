@@ -14,6 +14,7 @@ from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.log.recovery import open_log
 from tidemill.log.scan import WINDOW_BYTES
+from tidemill.log.segment import RECENT
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import RECORDS, Batch, parse_batches
@@ -88,6 +89,27 @@ def test_one_limit_holds_for_reads_of_the_active_and_of_an_older_segment(
         (8, 10, [8]),
     ):
         assert [b.base_offset for b in stored(log, offset, limit=limit)] == expected, (offset, limit)
+
+
+def test_a_read_says_whether_its_bytes_were_written_a_moment_ago(log_of: MakeLog, batch: MakeBatch) -> None:
+    log = log_of()
+    log.append([batch(2)], 0, NOW)
+    log.roll(NOW)
+    for _ in range(RECENT + 1):
+        log.append([batch(2)], 0, NOW)
+
+    def is_recent(offset: int) -> bool:
+        part = log.read(offset, 1 << 20, log.end_offset, True)
+        assert part is not None
+        return bool(part.recent)
+
+    end = int(log.end_offset)
+    # Within a batch, in the batch before the last 64, and in an older segment it has to be searched for.
+    assert [is_recent(at) for at in (0, 2, 4, 5, 6, end - 2, end - 1)] == [
+        *(False, False, True, False, True, True, False)
+    ]
+    log.close(NOW)
+    assert not is_recent(end - 2)
 
 
 def test_a_limit_in_a_later_segment_costs_no_look_into_the_files(batch: MakeBatch) -> None:
@@ -396,3 +418,43 @@ def test_a_follower_refuses_a_length_that_no_batch_has(log_of: MakeLog, batch: M
     with pytest.raises(CorruptMessage, match="says that it has"):
         log.append_as_follower(good + bad, NOW)
     assert log.end_offset == 1
+
+
+def sync(log: Log) -> None:
+    job = log.begin_flush()
+    job.run()
+    log.finish_flush(job, NOW)
+
+
+def test_what_was_not_synced_is_counted_by_the_byte(log_of: MakeLog, batch: MakeBatch) -> None:
+    size = int(batch(1).size)
+    log = log_of({"segment_bytes": 3 * size})
+    assert log.unsynced_bytes == 0
+    for count in range(1, 6):
+        log.append([batch(1)], 0, NOW)
+        assert log.unsynced_bytes == count * size
+    sync(log)
+    assert log.unsynced_bytes == 0
+    log.append([batch(1)], 0, NOW)
+    assert log.unsynced_bytes == size
+    log.append([batch(1)], 0, NOW)
+    assert log.unsynced_bytes == 2 * size
+    log.truncate_to(6, NOW)
+    assert log.unsynced_bytes == size
+
+
+@pytest.mark.parametrize(("recovery_point", "unsynced"), [(0, 3), (1, 3), (3, 0)])
+def test_a_start_counts_as_not_synced_what_it_cannot_know_of(
+    log_of: MakeLog, batch: MakeBatch, recovery_point: int, unsynced: int
+) -> None:
+    log = log_of()
+    for _ in range(3):
+        log.append([batch(1)], 0, NOW)
+    size = int(log.active.size) // 3
+    log.release()
+    again = log_of(recovery_point=recovery_point)
+    assert again.unsynced_bytes == unsynced * size
+    again.append([batch(1)], 0, NOW)
+    assert again.unsynced_bytes == (unsynced + 1) * size
+    sync(again)
+    assert again.unsynced_bytes == 0

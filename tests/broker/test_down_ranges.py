@@ -12,14 +12,15 @@ import pytest
 
 from tidemill.broker import down_conversion
 from tidemill.broker.conversion import KEPT_MAX, Conversions
-from tidemill.broker.down_conversion import KEPT_BYTES, PIECE_BYTES, DownRange
+from tidemill.broker.down_conversion import INLINE_BYTES, KEPT_BYTES, PIECE_BYTES, DownRange, unpacked_bound
 from tidemill.broker.fetch_sessions import FetchPart
 from tidemill.log.files import SystemFiles
 from tidemill.log.scan import BatchScan
 from tidemill.log.segment import Slice
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.records.batch import GZIP, LZ4, NONE
+from tidemill.records.batch import GZIP, LZ4, NONE, RECORDS
 from tidemill.records.builder import build_batch
+from tidemill.records.compression import unpacked_bytes_bound
 from tidemill.records.convert import down, whole_entries
 from tidemill.records.cursor import EntryCursor
 from tidemill.records.legacy import parse_entry
@@ -263,3 +264,31 @@ def test_a_wrapper_without_room_is_next_from_its_first_message_on() -> None:
     assert (read_whole(made.data, 0), made.next_offset) == ([(0, None, b"a")], 1)
     rest = down(stored, int(made.next_position), len(stored), 0, 1, 40)
     assert [offset for offset, _, _ in read_whole(rest.data, 1)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("codec", [NONE, GZIP, LZ4])
+def test_a_batch_is_taken_for_as_large_as_it_can_unpack(monkeypatch: pytest.MonkeyPatch, codec: int) -> None:
+    monkeypatch.setattr(down_conversion, "INLINE_BYTES", 1 << 30)
+    one = build_batch([(1, b"k", b"v" * 50, None)] * 9, codec)
+    packed = 0 if codec == NONE else int(unpacked_bytes_bound(codec, one, RECORDS, len(one)))
+    for count in (1, 2):
+        data = one * count
+        assert unpacked_bound(data) == count * (len(one) + packed)
+        # What is cut counts as far as its header tells.
+        assert unpacked_bound(data[:-1]) == (count - 1) * (len(one) + packed) + len(one)
+    assert unpacked_bound(b"") == unpacked_bound(one[: RECORDS - 1]) == 0
+
+
+@pytest.mark.parametrize(("codec", "factor"), [(NONE, 0), (GZIP, 1032), (LZ4, 255)])
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_wrapper_is_taken_for_as_large_as_its_codec_can_make_it(
+    magic: int, codec: int, factor: int
+) -> None:
+    data = build_message_set(magic, [(1, b"k", b"v" * 100)], codec)
+    assert unpacked_bound(data) == len(data) * (1 + factor)
+
+
+def test_what_is_surely_too_large_is_not_added_up() -> None:
+    one = build_batch([(1, b"k", bytes(INLINE_BYTES), None)])
+    assert unpacked_bound(one) == len(one)
+    assert unpacked_bound(one + one) == len(one)

@@ -285,6 +285,18 @@ def test_a_poll_waits_no_longer_than_it_was_told(
             assert bool(waits) == bool(timeout)
 
 
+def test_a_consumer_lists_topics_that_it_has_never_named(
+    broker_address: str, new_topic: Callable[..., str]
+) -> None:
+    first, second = new_topic(1), new_topic(3)
+    with Consumer(broker_address) as consumer:
+        assert consumer.partitions_for(first) == [TopicPartition(first, 0)]
+        names = consumer.topics()
+        assert names == sorted(names)
+        assert {first, second} <= set(names)
+        assert consumer.partitions_for(second) == [TopicPartition(second, at) for at in range(3)]
+
+
 def test_two_threads_at_once_are_refused(broker_address: str, new_topic: Callable[..., str]) -> None:
     import threading
 

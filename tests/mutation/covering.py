@@ -33,6 +33,16 @@ OPTIONS = (
 )
 """Without second tries, in the order in which they are given."""
 
+IN_PROCESSES: dict[str, tuple[str, ...]] = {
+    "broker": ("test_server_process", "test_clients_admin", "test_clients_errors", "test_client_moves"),
+    "client": ("test_client_groups", "test_client_records"),
+    "groups": ("test_clients_groups", "test_client_groups"),
+    "log": ("test_crash_stop", "test_broker_compaction"),
+    "pipeline": ("test_pipeline_jobs", "test_pipeline_spark_batch", "test_pipeline_spark_stream"),
+    "records": ("test_clients_old_formats", "test_client_records"),
+}
+"""The files whose tests start what runs the lines of a package that no test runs in its own process."""
+
 CHOSEN = "not clients and not every and not slow"
 """The marks of the tests that may be asked."""
 
@@ -127,11 +137,13 @@ def concerning(mutant: Mutant, covering: Covering, sources: dict[str, str]) -> l
     """The tests that can notice a mutant, fast ones first.
 
     They run its line. Of a line that runs at import or in another process, they run the lines that use the
-    name that it defines, or lines of modules that name its module.
+    name that it defines, or lines of modules that name its module; and those of :data:`IN_PROCESSES`.
     """
     found = covering.of(mutant.module, mutant.first_line, mutant.last_line)
     if not found:
         found = _of_definition(mutant, covering, sources)
+        files = IN_PROCESSES.get(mutant.module.split("/")[1], ())
+        found |= {test for test in covering.seconds if Path(test.partition("::")[0]).stem in files}
     return sorted(found, key=lambda test: (covering.seconds[test], test))
 
 

@@ -15,7 +15,7 @@ from tidemill.records.compression import compress
 from tidemill.records.convert import KEEP_CODEC, down, for_storage
 from tidemill.records.cursor import EntryCursor
 from tidemill.records.legacy import LZ4_OLD_HEADER, mend_lz4, pack, parse_entry, unpack_entry, xxhash32
-from tidemill.records.message_set import MessageSet, build_message_set, wrap
+from tidemill.records.message_set import MessageSet, MessageSetWriter, build_message_set, wrap
 from tidemill.records.validate import Limits
 
 TIME_MS = 1524709879130
@@ -298,3 +298,75 @@ def test_an_old_reader_gets_what_comes_before_a_batch_of_zstd_and_then_its_error
     assert caught.value.code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
     behind = down(data, 0, len(data), magic, 2, 1 << 20)
     assert [offset for offset, *_ in read_set(behind.data)] == [2]
+
+
+# -- what is written for old readers
+
+
+ROWS = [(7, b"key", b"value"), (8, None, b"v" * 30), (9, b"k", None), (10, b"", b"")]
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_message_set_takes_exactly_its_bytes_and_not_one_more(magic: int) -> None:
+    whole = build_message_set(magic, ROWS)
+    sizes = [len(build_message_set(magic, [row])) for row in ROWS]
+
+    def written(bytes_max: int) -> MessageSetWriter:
+        writer = MessageSetWriter(magic, False, bytes_max)
+        for at, (time, key, value) in enumerate(ROWS):
+            data = b"#" + (key or b"") + b"#" + (value or b"")
+            key_length, value_length = (-1 if one is None else len(one) for one in (key, value))
+            writer.append(at, time, data, 1, key_length, 2 + max(key_length, 0), value_length)
+        return writer
+
+    full = written(len(whole))
+    assert (full.getvalue(), full.size_bytes, full.count) == (whole, len(whole), 4)
+    assert full.largest_entry == max(sizes)
+    assert full.max_timestamp == (10 if magic else -1)
+    with pytest.raises(InvalidRecord, match=f"4 records take {len(whole)} bytes in message format v{magic}"):
+        written(len(whole) - 1)
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_an_old_reader_gets_as_many_messages_as_fit_to_the_byte(magic: int) -> None:
+    rows = [(time, key, value, None) for time, key, value in ROWS]
+    data = build_batch(rows, base_offset=20)
+    sizes = [len(build_message_set(magic, [row])) for row in ROWS]
+    for count in range(1, 5):
+        for spare in (0, sizes[count] - 1 if count < 4 else 100):
+            made = down(data, 0, len(data), magic, 20, sum(sizes[:count]) + spare)
+            assert [offset for offset, *_ in read_set(made.data)] == list(range(20, 20 + count))
+            assert (made.next_offset, made.record_count) == (20 + count, count)
+            assert made.next_position == (len(data) if count == 4 else 0)
+    # One at least, and from where the reader is.
+    made = down(data, 0, len(data), magic, 22, 1)
+    assert [offset for offset, *_ in read_set(made.data)] == [22]
+
+
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_compressed_batch_becomes_one_wrapper_with_the_offsets_of_its_format(
+    magic: int, codec: int
+) -> None:
+    batches = [
+        build_batch([(7 + at, b"k", b"%d" % at, None) for at in range(3)], codec, base_offset=first)
+        for first in (20, 23)
+    ]
+    data = b"".join(batches)
+    made = down(data, 0, len(data), magic, 21, 1 << 20)
+    first = parse_entry(made.data, 0, len(made.data))
+    assert (first.offset, first.magic, first.codec) == (22, magic, codec)
+    inside = unpack_entry(first, 10_000)
+    begin = 0 if magic else 20
+    offsets = [begin + at for at in range(3)]
+    size = len(inside) // 3
+    assert [struct.unpack_from(">q", inside, at * size)[0] for at in range(3)] == offsets
+    assert [(one[0], one[4]) for one in read_set(made.data)] == [
+        (20 + at, b"%d" % (at % 3)) for at in range(6)
+    ]
+    # The second one fits to the byte, or waits for the next reply.
+    for missing, count in ((0, 2), (1, 1)):
+        part = down(data, 0, len(data), magic, 21, len(made.data) - missing)
+        assert part.next_offset == 20 + 3 * count
+        assert part.next_position == sum(map(len, batches[:count]))
+        assert len(read_set(part.data)) == 3 * count

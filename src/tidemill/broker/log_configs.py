@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from tidemill.log.config import LogConfig
-from tidemill.model.configs import BrokerConfig
+from tidemill.model.configs import TOPIC_KEYS, BrokerConfig
 from tidemill.model.configs.formats import magic_of
+from tidemill.model.errors import ConfigError
 from tidemill.model.unpacked import UNPACKED_KEY
 
 log = logging.getLogger("tidemill.broker")
@@ -33,6 +34,31 @@ def log_config(config: BrokerConfig, name: str, overrides: Mapping[str, str]) ->
         # Made once: a command may name thousands of topics without settings of their own.
         _defaults = config, _read(config, name, overrides)
     return _defaults[1]
+
+
+def changed_defaults(before: BrokerConfig, after: BrokerConfig) -> set[str]:
+    """What of the settings of a topic differs between two configurations, where the topic has none of its own.
+
+    The limit of what a batch may unpack to is no topic's: where it differs, all topics are affected.
+    """
+    had, has = before.topic_config().values(), after.topic_config().values()
+    changed = {key for key in had.keys() | has.keys() if had.get(key) != has.get(key)}
+    if before.int(UNPACKED_KEY) != after.int(UNPACKED_KEY):
+        changed.add(UNPACKED_KEY)
+    return changed
+
+
+def depends_on(changed: Iterable[str], overrides: Mapping[str, str]) -> bool:
+    """Whether a topic with settings of its own has not all of ``changed`` among them, each one readable."""
+    for key in changed:
+        text = overrides.get(key)
+        if text is None:
+            return True
+        try:
+            TOPIC_KEYS[key].parse(text)
+        except ConfigError:
+            return True
+    return False
 
 
 def _read(config: BrokerConfig, name: str, overrides: Mapping[str, str]) -> LogConfig:

@@ -61,7 +61,7 @@ def plan_default_min_insync_change(
     image: ClusterImage, before: Mapping[str, str], after: Mapping[str, str]
 ) -> list[Plan]:
     """The same for the cluster's settings: of topics without a value of their own."""
-    topics = [topic for topic in image.topics.values() if MIN_INSYNC not in topic.config]
+    topics = (topic for topic in image.topics.values() if MIN_INSYNC not in topic.config)
     return plan_min_insync_change(image, topics, before, after)
 
 

@@ -268,7 +268,7 @@ def plan_broker_change(
     returned = frozenset(came)
     touched = returned.union(gone, losses)
     plans = []
-    for topic in image.topics.values():
+    for topic in image.topic_index.with_replicas_on(sorted(touched)):
         partitions = [
             p if returned.isdisjoint(p.offline) else p.with_offline(p.offline - returned)
             for p in topic.partitions

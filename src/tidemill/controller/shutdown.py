@@ -47,7 +47,7 @@ def plan_shutdown(
     stopping |= {broker}
     plans = []
     remaining = []
-    for topic in image.topics.values():
+    for topic in image.topic_index.with_replicas_on([broker]):
         changed = {}
         for partition in topic.partitions:
             if broker not in partition.replicas or len(partition.replicas) == 1:

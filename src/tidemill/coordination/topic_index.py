@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class TopicIndex:
     """Topics by name and by id, and the names of some that need care. Never changed, as images are not."""
 
-    __slots__ = ("_before", "_edition", "_touched", "by_id", "by_name", "leaderless", "moving")
+    __slots__ = ("_before", "_edition", "_touched", "by_broker", "by_id", "by_name", "leaderless", "moving")
 
     def __init__(self, by_name: Mapping[str, TopicImage]) -> None:
         self.by_name = by_name
@@ -33,6 +33,8 @@ class TopicIndex:
             name for name, topic in by_name.items() if _is_leaderless(topic)
         )
         """Topics with partitions that have no leader."""
+        self.by_broker: Mapping[int, Mapping[str, None]] = _by_broker(by_name)
+        """The topics of which a broker has replicas."""
         self._edition = object()
         # Not the edition itself: it would keep all those before it in memory.
         self._before: object = None
@@ -42,11 +44,14 @@ class TopicIndex:
         """The next edition: with topics added or replaced, and others gone."""
         by_name, by_id, moving = dict(self.by_name), dict(self.by_id), dict(self.moving)
         leaderless = dict(self.leaderless)
+        holders = _Holders(self.by_broker)
         touched: dict[str, None] = {}
         for topic in changed:
             name = topic.name
             touched[name] = None
-            _forget(by_id, by_name.get(name))
+            known = by_name.get(name)
+            _forget(by_id, known)
+            holders.replace(known, topic)
             by_name[name] = topic
             if topic.topic_id != ZERO_ID:
                 by_id[topic.topic_id] = topic
@@ -60,7 +65,9 @@ class TopicIndex:
                 leaderless.pop(name, None)
         for name in removed:
             touched[name] = None
-            _forget(by_id, by_name.pop(name, None))
+            known = by_name.pop(name, None)
+            _forget(by_id, known)
+            holders.replace(known, None)
             moving.pop(name, None)
             leaderless.pop(name, None)
         if not touched:
@@ -72,10 +79,16 @@ class TopicIndex:
         made.by_id = by_id if is_plain else _by_id(by_name)
         made.moving = moving
         made.leaderless = leaderless
+        made.by_broker = holders.by_broker
         made._edition = object()
         made._before = self._edition
         made._touched = tuple(touched)
         return made
+
+    def with_replicas_on(self, brokers: Iterable[int]) -> list[TopicImage]:
+        """The topics of which any of ``brokers`` has a replica."""
+        names = chain.from_iterable(self.by_broker.get(broker, ()) for broker in brokers)
+        return [self.by_name[name] for name in dict.fromkeys(names)]
 
     def may_differ_from(self, before: TopicIndex) -> Iterable[str]:
         """The names of the topics that may be others than in ``before``, or not be in both."""
@@ -84,6 +97,42 @@ class TopicIndex:
         if self._before is before._edition:
             return self._touched
         return chain(self.by_name, filterfalse(self.by_name.__contains__, before.by_name))
+
+
+class _Holders:
+    """The topics by broker, while an edition is made. Those of brokers where nothing changes are shared."""
+
+    def __init__(self, before: Mapping[int, Mapping[str, None]]) -> None:
+        self.by_broker = dict(before)
+        self._own: dict[int, dict[str, None]] = {}
+
+    def replace(self, old: TopicImage | None, new: TopicImage | None) -> None:
+        """Takes a topic in, replaces it or lets it go."""
+        had, has = _brokers_of(old), _brokers_of(new)
+        for broker in had - has:
+            if old is not None:
+                self._names_of(broker).pop(old.name, None)
+        for broker in has - had:
+            if new is not None:
+                self._names_of(broker)[new.name] = None
+
+    def _names_of(self, broker: int) -> dict[str, None]:
+        own = self._own.get(broker)
+        if own is None:
+            own = self._own[broker] = self.by_broker[broker] = dict(self.by_broker.get(broker, ()))
+        return own
+
+
+def _brokers_of(topic: TopicImage | None) -> set[int]:
+    return set() if topic is None else set(chain.from_iterable(one.replicas for one in topic.partitions))
+
+
+def _by_broker(by_name: Mapping[str, TopicImage]) -> dict[int, dict[str, None]]:
+    found: dict[int, dict[str, None]] = {}
+    for name, topic in by_name.items():
+        for broker in _brokers_of(topic):
+            found.setdefault(broker, {})[name] = None
+    return found
 
 
 def _by_id(by_name: Mapping[str, TopicImage]) -> dict[bytes, TopicImage]:

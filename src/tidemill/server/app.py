@@ -27,8 +27,8 @@ from tidemill.broker.down_conversion import DownConversion
 from tidemill.broker.fetch import FetchPath
 from tidemill.broker.fetch_sessions import FetchSessions
 from tidemill.broker.links import inter_broker_listener
-from tidemill.broker.log_configs import log_config
-from tidemill.broker.metadata import Delta, MetadataCache, effective_config, tell_overridden
+from tidemill.broker.log_configs import changed_defaults, depends_on, log_config
+from tidemill.broker.metadata import ClusterImage, Delta, MetadataCache, effective_config, tell_overridden
 from tidemill.broker.offsets_topic import ClusterOffsetsTopic, PartitionOffsetsLog
 from tidemill.broker.produce import ProducePath
 from tidemill.broker.requests import Requests
@@ -286,6 +286,7 @@ class BrokerServer:
         """Puts other settings into effect, and forgets what groups had of topics that are gone."""
         broker = self.broker
         if delta.broker_configs_changed:
+            before = broker.config
             broker.config = effective_config(self.static_config, delta.image, broker.node_id)
             if delta.before.broker_configs != delta.image.broker_configs:
                 tell_overridden(self.static_config, delta.image, broker.node_id)
@@ -296,12 +297,22 @@ class BrokerServer:
                 "replica.alter.log.dirs.io.max.bytes.per.second"
             )
             self.compaction.reconfigured()
-            for image in delta.image.topics.values():
-                broker.partitions.reconfigure(image.name, log_config(broker.config, image.name, image.config))
+            self._reconfigure_topics(before, delta.image)
         if delta.deleted:
             broker.groups.topics_deleted([image.name for image in delta.deleted])
         for _, image in delta.reconfigured:
             broker.partitions.reconfigure(image.name, log_config(broker.config, image.name, image.config))
+
+    def _reconfigure_topics(self, before: BrokerConfig, cluster: ClusterImage) -> None:
+        """Puts other settings of the broker into effect for the topics here which have none of their own."""
+        broker = self.broker
+        changed = changed_defaults(before, broker.config)
+        if not changed:
+            return
+        for entry in list(broker.partitions.topics.by_name.values()):
+            image = cluster.topics.get(entry.name)
+            if image is not None and depends_on(changed, image.config):
+                broker.partitions.reconfigure(image.name, log_config(broker.config, image.name, image.config))
 
     async def _logs_removed(self) -> None:
         """Takes deleted logs out of the checkpoints before their deletion is confirmed."""

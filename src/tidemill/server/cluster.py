@@ -121,12 +121,14 @@ class Cluster(Seat, Hears):
 
     async def _brokers_gone(self, delta: Delta) -> None:
         """Nobody waits any more for a follower whose broker has ended."""
-        gone = [one for one in delta.before.brokers if one not in delta.image.brokers]
-        if gone:
-            now_ms = self._broker.clock.monotonic_ms()
-            for partition in self._broker.partitions.all():
-                if partition.is_leader:
-                    for one in gone:
+        gone = {one for one in delta.before.brokers if one not in delta.image.brokers}
+        now_ms = self._broker.clock.monotonic_ms()
+        for topic in delta.image.topic_index.with_replicas_on(sorted(gone)):
+            for image in topic.partitions:
+                replicas = gone.intersection(image.replicas)
+                partition = self._broker.partitions.find(topic.name, image.partition) if replicas else None
+                if partition is not None and partition.is_leader:
+                    for one in replicas:
                         partition.follower_gone(one, now_ms)
 
     async def register(self, registration: BrokerRegistration) -> None:

@@ -1,0 +1,185 @@
+"""What the death of a broker, settings of all brokers and checkpoints cost a broker with many partitions.
+
+    python bench/many_partitions.py [--partitions 1000,10000] [--affected 10]
+
+Only ``affected`` partitions have anything to do with each change; the rest are there. Times are of the
+processor, the least of several, in milliseconds.
+
+death        the controller's decision about a dead broker with so many replicas (``plan_broker_change``), and
+             the change of the image by which other brokers are told
+told         a broker that leads all partitions is told that this broker has gone
+settings     a setting of all brokers is changed that no topic depends on
+one default  a default of topics is changed that all but so many topics override
+watermarks   the high watermarks of so many partitions moved, and are written down
+quiet        none moved since the last checkpoint
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+from tidemill.broker.broker import Broker
+from tidemill.broker.metadata import (
+    BrokerImage,
+    ClusterImage,
+    Delta,
+    MetadataCache,
+    PartitionImage,
+    TopicImage,
+)
+from tidemill.controller.elections import plan_broker_change
+from tidemill.coordination.nodes import BrokerRegistration
+from tidemill.log.config import LogConfig
+from tidemill.log.files import SystemFiles
+from tidemill.log.manager import LogManager
+from tidemill.model.clock import SystemClock
+from tidemill.model.configs import BrokerConfig
+from tidemill.replication.manager import PartitionState, ReplicaManager
+from tidemill.server.app import BrokerServer
+from tidemill.server.cluster import Cluster
+
+LEADER, FOLLOWER, DEAD = 1, 2, 3
+PARTITIONS_A_TOPIC = 10
+ROUNDS = 5
+
+
+def image_of(partitions: int, affected: int, brokers: tuple[int, ...]) -> ClusterImage:
+    """Topics whose every partition is led by one broker; the dead one has replicas of ``affected``."""
+    topics = {}
+    for first in range(0, partitions, PARTITIONS_A_TOPIC):
+        states = []
+        for index in range(PARTITIONS_A_TOPIC):
+            third = [DEAD] if first + index < affected else []
+            replicas = [LEADER, FOLLOWER, *third]
+            states.append(PartitionImage(index, LEADER, 1, replicas, list(replicas), 1))
+        name = f"topic-{first}"
+        settings = {"retention.ms": "1000"} if first >= affected else {}
+        topics[name] = TopicImage(name, b"%16d" % first, tuple(states), settings)
+    living = {one: BrokerImage(BrokerRegistration(one, (), None), one) for one in brokers}
+    return ClusterImage("c", LEADER, 1, living, topics)
+
+
+async def timed(do: Callable[[], Any], prepare: Callable[[], None] = lambda: None) -> float:
+    """The least time of several calls."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        prepare()
+        began = time.process_time()
+        result = do()
+        if isinstance(result, Awaitable):
+            await result
+        best = min(best, time.process_time() - began)
+    return best * 1000
+
+
+class Stage:
+    """A broker that leads all of these partitions."""
+
+    def __init__(self, directory: str, partitions: int, affected: int, pool: ThreadPoolExecutor) -> None:
+        self.image = image_of(partitions, affected, (LEADER, FOLLOWER, DEAD))
+        self.affected = affected
+        broker = self.broker = Broker()
+        broker.node_id = LEADER
+        broker.clock = SystemClock()
+        broker.config = BrokerConfig.of()
+        broker.metadata = MetadataCache(self.image)
+        broker.logs = LogManager(SystemFiles(), [directory])
+        broker.logs.lock()
+        broker.logs.claim("c" * 22, LEADER)
+        broker.logs.load(0, lambda topic: LogConfig())
+        loop = asyncio.get_running_loop()
+        broker.partitions = ReplicaManager(LEADER, broker.logs, broker.clock, loop, pool, pool)
+        for topic in self.image.topics.values():
+            states = [
+                PartitionState(one.partition, LEADER, 1, tuple(one.replicas), tuple(one.isr), 1)
+                for one in topic.partitions
+            ]
+            broker.partitions.put_topic(topic.name, topic.topic_id, False, states, LogConfig())
+        self.all = list(broker.partitions.all())
+
+    def dead(self) -> list[Any]:
+        """The decision about the dead broker, and what other brokers are told."""
+        before = self.image
+        after = before.with_brokers({one: had for one, had in before.brokers.items() if one != DEAD})
+        plans = plan_broker_change(after, [DEAD])
+        assert sum(len(plan.operations) for plan in plans) == self.affected
+        image = after.with_topics(plan.topic for plan in plans)
+        delta = Delta.between(before, image)
+        assert delta.changed
+        self.delta = delta
+        return plans
+
+    def told(self) -> Awaitable[None]:
+        """A broker hears of it."""
+        this: Any = SimpleNamespace(_broker=self.broker)
+        return Cluster._brokers_gone(this, self.delta)
+
+    def settings(self, **changed: str) -> Awaitable[None]:
+        """Settings of all brokers have changed."""
+        broker = self.broker
+        names = {key.replace("_", "."): value for key, value in changed.items()}
+        image = self.image.with_broker_config("<default>", names)
+        this: Any = SimpleNamespace(
+            broker=broker,
+            static_config=BrokerConfig.of(),
+            fetches=SimpleNamespace(bytes_max=0),
+            acceptor=SimpleNamespace(limits=None),
+            loop=asyncio.get_running_loop(),
+            compaction=SimpleNamespace(reconfigured=lambda: None),
+        )
+        broker.partitions.mover.bytes_per_second = 0
+        this._reconfigure_topics = lambda *arguments: BrokerServer._reconfigure_topics(this, *arguments)
+        return BrokerServer._apply(this, Delta.between(self.image, image))
+
+    def moved(self) -> None:
+        """The high watermarks of some have moved."""
+        for partition in self.all[: self.affected]:
+            partition._advance(partition.high_watermark + 1, 0)
+
+    def checkpoint(self) -> Awaitable[None]:
+        """Writes the high watermarks down."""
+        return self.broker.partitions.checkpoints.high_watermarks()
+
+
+async def measure(partitions: int, affected: int) -> dict[str, float]:
+    """All cases with so many partitions."""
+    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(1) as pool:
+        stage = Stage(directory, partitions, affected, pool)
+        await stage.checkpoint()
+        numbers = iter(range(1000, 2000))
+        return {
+            "death": await timed(stage.dead),
+            "told": await timed(stage.told),
+            "settings": await timed(lambda: stage.settings(fetch_max_bytes=str(2000 + next(numbers)))),
+            "one default": await timed(lambda: stage.settings(log_retention_ms=str(next(numbers)))),
+            "watermarks": await timed(stage.checkpoint, stage.moved),
+            "quiet": await timed(stage.checkpoint),
+        }
+
+
+def main() -> None:
+    """Prints a line for each number of partitions."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--partitions", default="1000,10000")
+    parser.add_argument("--affected", type=int, default=10)
+    options = parser.parse_args()
+    cases = ("death", "told", "settings", "default", "marks", "quiet")
+    print(f"{'partitions':>10} " + " ".join(f"{one:>9}" for one in cases) + "  ms")
+    for count in map(int, options.partitions.split(",")):
+        found = asyncio.run(measure(count, options.affected))
+        print(f"{count:10} " + " ".join(f"{one:9.3f}" for one in found.values()), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""What concerns few partitions costs as much as those few, however many others there are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.broker.log_configs import changed_defaults, depends_on
+from tidemill.controller import elections
+from tidemill.controller.elections import plan_broker_change
+from tidemill.controller.shutdown import plan_shutdown
+from tidemill.coordination.image import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
+from tidemill.coordination.nodes import BrokerRegistration
+from tidemill.coordination.topic_index import TopicIndex
+from tidemill.model.configs import BrokerConfig
+from tidemill.server.app import BrokerServer
+from tidemill.server.cluster import Cluster
+
+DEAD = 3
+OTHERS = 200
+
+
+def topic(name: str, *replicas: list[int], **settings: str) -> TopicImage:
+    states = [PartitionImage(index, one[0], 1, one, list(one), 1) for index, one in enumerate(replicas)]
+    config = {key.replace("_", "."): value for key, value in settings.items()}
+    return TopicImage(name, name.encode().ljust(16), tuple(states), config)
+
+
+def image_of(*topics: TopicImage, living: tuple[int, ...] = (1, 2, DEAD)) -> ClusterImage:
+    brokers = {one: BrokerImage(BrokerRegistration(one, (), None), one) for one in living}
+    return ClusterImage("c", 1, 1, brokers, {one.name: one for one in topics})
+
+
+def many() -> ClusterImage:
+    """One partition has a replica on the broker that dies, and many have none."""
+    others = [topic(f"other-{number}", [1, 2], [2, 1]) for number in range(OTHERS)]
+    return image_of(*others, topic("affected", [1, 2], [1, DEAD]))
+
+
+placements = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True), max_size=3)
+names = st.sampled_from(["a", "b", "c"])
+
+
+@given(st.lists(st.dictionaries(names, placements | st.none(), min_size=1), max_size=8))
+def test_the_topics_of_a_broker_are_known_through_all_changes(
+    changes: list[dict[str, list[list[int]] | None]],
+) -> None:
+    index = TopicIndex({})
+    for change in changes:
+        made = [topic(name, *replicas) for name, replicas in change.items() if replicas is not None]
+        before = index
+        known = {broker: list(before.by_broker.get(broker, ())) for broker in range(1, 5)}
+        index = index.with_changes(made, [name for name, replicas in change.items() if replicas is None])
+        for broker in range(1, 5):
+            expected = {
+                name
+                for name, one in index.by_name.items()
+                if any(broker in partition.replicas for partition in one.partitions)
+            }
+            assert {one.name for one in index.with_replicas_on([broker])} == expected
+            assert list(before.by_broker.get(broker, ())) == known[broker], "images never change"
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The topics that elections are planned for."""
+    found: list[str] = []
+    plan = elections._plan_elections
+
+    def noted(image: ClusterImage, one: TopicImage, *arguments: Any) -> Any:
+        found.append(one.name)
+        return plan(image, one, *arguments)
+
+    monkeypatch.setattr(elections, "_plan_elections", noted)
+    yield found
+
+
+def test_the_death_of_a_broker_looks_at_the_topics_that_it_has_replicas_of(looked_at: list[str]) -> None:
+    image = many()
+    after = image.with_brokers({one: had for one, had in image.brokers.items() if one != DEAD})
+    (plan,) = plan_broker_change(after, [DEAD])
+    assert plan.topic.partitions[1].isr == [1]
+    assert looked_at == ["affected"]
+
+
+def test_a_broker_that_stops_is_relieved_of_what_it_has() -> None:
+    image = image_of(topic("a", [DEAD, 1]), topic("b", [1, DEAD]), topic("c", [1, 2]), topic("d", [DEAD]))
+    found = plan_shutdown(image, DEAD, frozenset())
+    assert [plan.topic.name for plan in found.plans] == ["a", "b"]
+
+
+class Led:
+    """A partition that this broker leads, and who it heard has gone."""
+
+    is_leader = True
+
+    def __init__(self) -> None:
+        self.gone: list[int] = []
+
+    def follower_gone(self, broker: int, now_ms: int) -> None:
+        self.gone.append(broker)
+
+
+class Partitions:
+    """All that this broker has; only those that are looked up are made."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, int], Led] = {}
+
+    def find(self, name: str, index: int) -> Led:
+        return self.found.setdefault((name, index), Led())
+
+
+def test_a_leader_hears_of_a_dead_follower_where_it_has_it_as_one() -> None:
+    before = many()
+    after = before.with_brokers({one: had for one, had in before.brokers.items() if one != DEAD})
+    partitions = Partitions()
+    broker = SimpleNamespace(partitions=partitions, clock=SimpleNamespace(monotonic_ms=lambda: 0))
+    this: Any = SimpleNamespace(_broker=broker)
+    asyncio.run(Cluster._brokers_gone(this, Delta.between(before, after)))
+    assert {key: one.gone for key, one in partitions.found.items()} == {("affected", 1): [DEAD]}
+
+
+def reconfigured(before: dict[str, Any], after: dict[str, Any], *topics: TopicImage) -> list[str]:
+    """The topics that get other settings where those of the broker change."""
+    found: list[str] = []
+    entries = {one.name.encode(): SimpleNamespace(name=one.name) for one in topics}
+    partitions = SimpleNamespace(
+        topics=SimpleNamespace(by_name=entries), reconfigure=lambda name, config: found.append(name)
+    )
+    this: Any = SimpleNamespace(
+        broker=SimpleNamespace(partitions=partitions, config=BrokerConfig.of(**after))
+    )
+    BrokerServer._reconfigure_topics(this, BrokerConfig.of(**before), image_of(*topics))
+    return found
+
+
+def test_settings_of_all_brokers_touch_the_topics_that_depend_on_them() -> None:
+    topics = (
+        topic("plain", [1]),
+        topic("own", [1], retention_ms="5"),
+        topic("unreadable", [1], retention_ms="soon"),
+        topic("another", [1], segment_ms="5"),
+    )
+    assert reconfigured({}, {"fetch_max_bytes": 2000}, *topics) == []
+    assert reconfigured({}, {"log_retention_ms": 1000}, *topics) == ["plain", "unreadable", "another"]
+    assert reconfigured({"log_retention_ms": 1000}, {}, *topics) == ["plain", "unreadable", "another"]
+
+
+def test_a_limit_that_is_no_setting_of_topics_concerns_all_of_them() -> None:
+    before, after = BrokerConfig.of(), BrokerConfig.of(tidemill_unpacked_batch_bytes_max=1 << 20)
+    changed = changed_defaults(before, after)
+    assert changed
+    assert depends_on(changed, {"retention.ms": "5"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from tidemill.records import batch as layout
 from tidemill.records.batch import GZIP, parse_batch
 from tidemill.records.checksum import crc32c
 from tidemill.records.reader import iter_records
+from tidemill.replication.partition import Partition
 from tidemill.wire.header import decode_response, encode_request
 
 VERSIONS = range(3, 14)
@@ -430,6 +432,21 @@ def test_an_answer_does_not_wait_for_a_sync_that_nobody_asks_for(tmp_path: Path)
         disk.run()
         assert [client.produced(9, number)[0].base_offset for number in (third, fourth)] == [2, 3]
         assert not disk.jobs
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a socket goes along
+def test_a_broker_that_ends_while_a_produce_waits_leaves_no_partition_behind(tmp_path: Path) -> None:
+    with bench_in(tmp_path) as bench:
+        bench.partition().become(1, 5, (1, 2), (1, 2))
+        client = bench.client()
+        client.produce(9, {("t", 0): batch(b"a")})
+        assert client.is_silent()
+        assert bench.partition().waiting_appends == 1
+        where = bench.partition().log.directory
+    del bench, client
+    gc.collect()
+    left = [one for one in gc.get_objects() if isinstance(one, Partition) and one.log.directory == where]
+    assert len(left) == 0
 
 
 def test_produces_may_follow_those_that_wait_and_are_answered_in_order(tmp_path: Path) -> None:

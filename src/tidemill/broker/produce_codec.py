@@ -53,9 +53,12 @@ TEXTS_BYTES_MAX: Final[i64] = 64 * 1024
 """Of all texts of one reply, which would else be a hundred times as large as its request."""
 
 
-@mypyc_attr(acyclic=True, free_list_len=1)
+@mypyc_attr(free_list_len=1)
 class ProducePart:
-    """One partition's records of a request, and what became of them."""
+    """One partition's records of a request, and what became of them.
+
+    Not acyclic: it refers to the partition, where the request waits.
+    """
 
     def __init__(self, topic: bytes, index: i32, start: i64, end: i64) -> None:
         self.topic = topic
@@ -97,7 +100,7 @@ class ProducePart:
             self.record_errors = error.record_errors
 
 
-@mypyc_attr(acyclic=True, free_list_len=1)
+@mypyc_attr(free_list_len=1)
 class ProduceTopic:
     """One topic of a request: its name or id as it came, and its partitions."""
 

@@ -61,22 +61,43 @@ class DataDirectory:
         self.recovery_points: dict[TopicPartition, int] = {}
         """What the checkpoint file says, or may say: up to there a start takes a log for synced."""
         self.start_offsets: dict[TopicPartition, int] = {}
+        """What the checkpoint file says, or may say: no start takes a log to begin before that."""
 
     def file(self, name: str) -> str:
         """The path of a file in this directory."""
         return f"{self.path}/{name}"
 
     def overstates(self, log: Log) -> bool:
-        """Whether a start would take more of ``log``, which is here, for synced than is: it was cut."""
+        """Whether a start would take more of ``log``, which is here, for synced or for deleted than is.
+
+        The log was cut, or emptied and begun anew before its start.
+        """
+        return self.overstates_recovery_point(log) or self.overstates_start(log)
+
+    def overstates_recovery_point(self, log: Log) -> bool:
+        """Whether more of ``log`` counts as synced than is."""
         return self.recovery_points.get(log.topic_partition, 0) > log.recovery_point
+
+    def overstates_start(self, log: Log) -> bool:
+        """Whether more of ``log`` counts as deleted than is."""
+        return self.start_offsets.get(log.topic_partition, 0) > log.start_offset
 
     def stored_recovery_points(self, offsets: dict[TopicPartition, int], is_done: bool) -> None:
         """The checkpoint file is about to say this, or says it; called in the thread that writes it."""
-        if not is_done:
-            # Where the writing fails either file may be there.
-            known = self.recovery_points
-            offsets = known | {key: max(offset, known.get(key, 0)) for key, offset in offsets.items()}
-        self.recovery_points = offsets
+        self.recovery_points = _stored(self.recovery_points, offsets, is_done)
+
+    def stored_start_offsets(self, offsets: dict[TopicPartition, int], is_done: bool) -> None:
+        """As :meth:`stored_recovery_points`."""
+        self.start_offsets = _stored(self.start_offsets, offsets, is_done)
+
+
+def _stored(
+    known: dict[TopicPartition, int], offsets: dict[TopicPartition, int], is_done: bool
+) -> dict[TopicPartition, int]:
+    """What a checkpoint file may say. Until it is written either file may be there after a crash."""
+    if is_done:
+        return offsets
+    return known | {key: max(offset, known.get(key, 0)) for key, offset in offsets.items()}
 
 
 class DataDirectories:

@@ -105,11 +105,11 @@ class LogManager(DataDirectories):
         """Where a log was cut as it was opened, says so before anything is appended to it."""
         for directory in self.working:
             logs = [*directory.logs.values(), *directory.arriving.values()]
-            if any(directory.overstates(log) for log in logs):
-                try:
-                    self.recovery_points_of(directory).run()
-                except StorageError as problem:
-                    self.fail_directory(directory.path, str(problem))
+            try:
+                for job in self.lowered_checkpoints_of(directory, logs):
+                    job.run()
+            except StorageError as problem:
+                self.fail_directory(directory.path, str(problem))
 
     # -- partitions come and go
 
@@ -161,9 +161,10 @@ class LogManager(DataDirectories):
             one for one in working if one.path not in self.cordoned and (is_rebuilt or not one.is_strange)
         ]
         directory = self._choose(topic_partition, places)
-        if topic_partition in directory.recovery_points:
-            # Its files are gone, and the checkpoint would count for those that are made now.
+        if topic_partition in directory.recovery_points or topic_partition in directory.start_offsets:
+            # Its files are gone, and the checkpoints would count for those that are made now.
             self.recovery_points_of(directory).run()
+            self.start_offsets_of(directory).run()
         path = directory.file(partition_directory(topic_partition))
         log = self.make_log(path, topic_partition, topic_id, config, now_ms)
         directory.logs[topic_partition] = log
@@ -387,14 +388,28 @@ class LogManager(DataDirectories):
         path = directory.file(RECOVERY_POINTS)
         return CheckpointJob(self.files, path, offsets, directory.stored_recovery_points)
 
+    def lowered_checkpoints_of(self, directory: DataDirectory, logs: Iterable[Log]) -> list[CheckpointJob]:
+        """The checkpoints of a directory that overstate one of ``logs``, which are in it."""
+        jobs = []
+        logs = list(logs)
+        if any(map(directory.overstates_recovery_point, logs)):
+            jobs.append(self.recovery_points_of(directory))
+        if any(map(directory.overstates_start, logs)):
+            jobs.append(self.start_offsets_of(directory))
+        return jobs
+
     def start_offsets_of(self, directory: DataDirectory) -> CheckpointJob:
-        """Of one directory, as they are now; with those of logs that are on their way into it."""
+        """Of one directory, as they are now; with those of logs that are on their way into it.
+
+        Also of a log that starts with its first segment: a power cut may bring those before it back.
+        """
         offsets = {
             key: int(log.start_offset)
             for key, log in (directory.arriving | directory.logs).items()
             if log.start_offset > 0
         }
-        return CheckpointJob(self.files, directory.file(LOG_STARTS), offsets)
+        path = directory.file(LOG_STARTS)
+        return CheckpointJob(self.files, path, offsets, directory.stored_start_offsets)
 
     def _high_watermarks_of(self, directory: DataDirectory) -> CheckpointJob:
         offsets = {key: self.high_watermarks[key] for key in directory.logs if key in self.high_watermarks}

@@ -43,16 +43,19 @@ class Checkpoints:
         await self._write(self._logs.recovery_point_checkpoints)
 
     async def lowered(self, one: Log) -> None:
-        """Writes down from where the recovery of a log begins that was cut, unless that is done already.
+        """Writes down from where a log that was cut is recovered, and where it starts, unless that is done.
 
-        Before that a start would take for synced what is appended in the place of what was cut. Raises
-        StorageError.
+        Before that a start would take for synced what is appended in the place of what was cut, or for
+        deleted what is appended before the former start. Raises StorageError.
         """
         async with self._writing:
             # Whoever was first wrote it down for all that waited.
-            if one.closed or not (directory := self._logs.directory_of(one)).overstates(one):
+            if one.closed:
                 return
-            problems = await self._run([self._logs.recovery_points_of(directory)])
+            jobs = self._logs.lowered_checkpoints_of(self._logs.directory_of(one), [one])
+            if not jobs:
+                return
+            problems = await self._run(jobs)
         if problems:
             raise problems[0]
 

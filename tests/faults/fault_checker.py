@@ -188,13 +188,10 @@ class Checker:
                 "overdeleted", f"partition {place} begins at {begin}, asked was for {self._deleting[place]}"
             )
         deleted, at = self._deleted.get(place, (0, 0.0))
-        if begin >= deleted:
-            return
-        if self._excuses.is_lost_by_all(at):
-            # Where logs begin is written down now and then, also that of a log that is synced.
-            self.counts["deletions undone by power cuts of all"] += 1
-        else:
-            self._note("undeleted", f"partition {place} begins at {begin}, answered was {deleted}")
+        if begin < deleted and not self._is_lost_by_all(place, at):
+            self._note(
+                "undeleted", f"partition {place} begins at {begin}, answered was {deleted} after {at} s"
+            )
 
     def _check_acknowledgements(self, values: Mapping[int, Counter[str]]) -> None:
         kept = self._kept_from()

@@ -3,7 +3,9 @@
 | excuse | of | when |
 |---|---|---|
 | new-leader | acks=1 | the leader changed before the record was known to be committed |
-| lost-by-all | acks=all and reads, of partitions that are not synced | all that held the record lost it |
+| lost | acks=all, reads and deletions, of partitions that are not synced | all that held it lost it |
+
+They are those of ``docs/decisions/promises.md``.
 
 A leader that is cut off, or stands still, learns late that another one leads, and acknowledges until then:
 the change may have been up to ``DEPOSED_S`` before the record was sent

@@ -251,8 +251,7 @@ def report(verdict: Verdict) -> str:
     lines.append(
         f"{counts.get('deleted', 0)} deletions of records; lost and excused: "
         f"{counts.get('excused by a new leader', 0)} messages with acks=1 by a new leader, "
-        f"{counts.get('excused by power cuts of all', 0)} by power cuts of all that had them, "
-        f"{counts.get('deletions undone by power cuts of all', 0)} deletions undone likewise"
+        f"{counts.get('excused by power cuts of all', 0)} by power cuts of all that had them"
     )
     lines += [f"WRONG: {text}" for text in verdict.wrong[:WRONG_SHOWN]]
     if len(verdict.wrong) > WRONG_SHOWN:

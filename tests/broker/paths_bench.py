@@ -27,8 +27,9 @@ from tidemill.net.deadlines import Deadlines
 from tidemill.net.memory import Memory
 from tidemill.records.builder import BatchBuilder
 from tidemill.records.reader import iter_records
-from tidemill.replication.manager import PartitionState, ReplicaManager
+from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
+from tidemill.replication.states import PartitionState
 from tidemill.wire.header import decode_response, encode_request
 from tidemill.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
 from tidemill.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData

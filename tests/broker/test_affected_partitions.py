@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,7 +67,7 @@ def test_the_topics_of_a_broker_are_known_through_all_changes(
 
 
 @pytest.fixture
-def looked_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The topics that elections are planned for."""
     found: list[str] = []
     plan = elections._plan_elections
@@ -78,7 +77,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return plan(image, one, *arguments)
 
     monkeypatch.setattr(elections, "_plan_elections", noted)
-    yield found
+    return found
 
 
 def test_the_death_of_a_broker_looks_at_the_topics_that_it_has_replicas_of(looked_at: list[str]) -> None:

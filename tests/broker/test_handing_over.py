@@ -9,17 +9,26 @@ from typing import Any
 import pytest
 
 from tidemill.broker.handing_over import hand_over
+from tidemill.coordination.image import PartitionImage, TopicImage
 from tidemill.model.types import TopicPartition
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.controlled_shutdown import ControlledShutdownResponse, RemainingPartition
 
 
+def orders(replicas: list[int], offline: list[int]) -> TopicImage:
+    """A topic that broker 1 leads, and nobody else is in sync of."""
+    states = [PartitionImage(number, 1, 0, replicas, [1], offline=frozenset(offline)) for number in range(4)]
+    return TopicImage("orders", b"o" * 16, tuple(states), {})
+
+
 class Asked:
     """A controller, in the broker that stops; each time it is asked, one of ``others`` goes."""
 
-    def __init__(self, others: list[int]) -> None:
+    def __init__(self, others: list[int], replicas: list[int] | None = None) -> None:
         self.attempts = 0
         self.brokers = dict.fromkeys([1, *others])
+        self.replicas = replicas or [1, 2, 3]
+        self.offline: list[int] = []
         self._others = others
 
     async def shut_down(self, broker_id: int, epoch: int) -> list[TopicPartition]:
@@ -33,7 +42,11 @@ class Asked:
         broker: Any = SimpleNamespace(
             node_id=1,
             config=SimpleNamespace(bool=lambda key: True, int=keys.__getitem__),
-            metadata=SimpleNamespace(image=SimpleNamespace(brokers=self.brokers)),
+            metadata=SimpleNamespace(
+                image=SimpleNamespace(
+                    brokers=self.brokers, topics={"orders": orders(self.replicas, self.offline)}
+                )
+            ),
             controller=SimpleNamespace(is_active=True, leading=self),
         )
 
@@ -49,13 +62,29 @@ def test_the_last_broker_waits_for_nobody() -> None:
 
 
 def test_a_broker_that_becomes_the_last_one_waits_no_longer() -> None:
-    assert Asked([2, 3]).attempts_of(5) == 2
+    assert Asked([3, 2]).attempts_of(5) == 2
 
 
 def test_the_others_may_get_in_sync_meanwhile() -> None:
     asked = Asked([])
     asked.brokers[2] = None
     assert asked.attempts_of(5) == 5
+
+
+def test_leaders_are_not_waited_for_whose_other_replicas_are_on_brokers_that_are_down() -> None:
+    asked = Asked([], replicas=[1, 2])
+    asked.brokers[3] = None
+    assert asked.attempts_of(5) == 1, "broker 3 has none"
+    asked = Asked([], replicas=[1, 3])
+    asked.brokers[3] = None
+    asked.offline = [3]
+    assert asked.attempts_of(5) == 1, "broker 3 cannot read it"
+
+
+def test_leaders_are_waited_for_no_longer_once_the_last_other_replica_has_gone() -> None:
+    asked = Asked([2], replicas=[1, 2])
+    asked.brokers[3] = None
+    assert asked.attempts_of(5) == 1
 
 
 class Elsewhere:
@@ -77,7 +106,9 @@ def handed_over(link: Elsewhere | None, retries: int, caplog: pytest.LogCaptureF
     broker: Any = SimpleNamespace(
         node_id=1,
         config=SimpleNamespace(bool=lambda key: True, int=keys.__getitem__),
-        metadata=SimpleNamespace(image=SimpleNamespace(brokers={1: None, 2: None})),
+        metadata=SimpleNamespace(
+            image=SimpleNamespace(brokers={1: None, 2: None}, topics={"orders": orders([1, 2], [])})
+        ),
         controller=SimpleNamespace(is_active=False),
         controller_link=link,
     )

@@ -13,8 +13,9 @@ from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_batch
 from tidemill.replication.cut_off import CutOff
-from tidemill.replication.manager import PartitionState, ReplicaManager
+from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
+from tidemill.replication.states import PartitionState
 from tidemill.testing.files import FaultyFiles
 
 NODE, FOLLOWER = 1, 2

@@ -22,8 +22,9 @@ from tidemill.model.clock import SystemClock
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, parse_batch
 from tidemill.records.builder import build_batch
-from tidemill.replication.manager import PartitionState, ReplicaManager
+from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
+from tidemill.replication.states import PartitionState
 
 NODE = 1
 KEY = TopicPartition("t", 0)

@@ -20,8 +20,9 @@ from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, parse_batch
 from tidemill.records.builder import build_batch
 from tidemill.replication.follows import Follows
-from tidemill.replication.manager import PartitionState, ReplicaManager
+from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
+from tidemill.replication.states import PartitionState
 from tidemill.replication.topics import counters_of
 from tidemill.replication.waiting import CommitCallback
 from tidemill.testing.files import FaultyFiles

@@ -24,9 +24,10 @@ from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_batch, build_end_marker
 from tidemill.records.reader import read_records
-from tidemill.replication.manager import PartitionState, ReplicaManager
+from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.moves import Mover
 from tidemill.replication.partition import Partition
+from tidemill.replication.states import PartitionState
 from tidemill.testing.files import FaultyFiles, Killed
 
 NODE = 1

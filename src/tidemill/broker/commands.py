@@ -33,7 +33,7 @@ from tidemill.coordination.port import StoreError
 from tidemill.model.configs import all_unreadable
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.model.types import TopicPartition
-from tidemill.replication.manager import PartitionState
+from tidemill.replication.states import PartitionState
 from tidemill.wire.messages.leader_and_isr import (
     LeaderAndIsrPartitionError,
     LeaderAndIsrPartitionState,

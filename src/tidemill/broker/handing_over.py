@@ -51,9 +51,36 @@ async def hand_over(
                 len(remaining),
                 *remaining[0],
             )
+            if not await _may_move(broker, remaining, rest_s if attempts_left else 0.0):
+                log.info("no other broker that runs has a replica of them: they are not waited for")
+                return
+            continue
         if not attempts_left or _is_alone(broker):
             return
         await asyncio.sleep(rest_s)
+
+
+async def _may_move(broker: Broker, remaining: Sequence[TopicPartition], rest_s: float) -> bool:
+    """Waits for so long; False as soon as no other broker that lives has a replica of ``remaining``."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + rest_s
+    while any(_has_others(broker, one) for one in remaining):
+        left_s = deadline - loop.time()
+        if left_s <= 0:
+            return True
+        await asyncio.sleep(min(AGAIN_S, left_s))
+    return False
+
+
+def _has_others(broker: Broker, key: TopicPartition) -> bool:
+    """Whether another broker that lives has a replica which it can read and write."""
+    image = broker.metadata.image
+    topic = image.topics.get(key.topic)
+    partition = topic.partition(key.partition) if topic is not None else None
+    return partition is None or any(
+        one != broker.node_id and one in image.brokers and one not in partition.offline
+        for one in partition.replicas
+    )
 
 
 def _is_alone(broker: Broker) -> bool:

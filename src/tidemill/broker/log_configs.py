@@ -37,7 +37,7 @@ def log_config(config: BrokerConfig, name: str, overrides: Mapping[str, str]) ->
 
 
 def changed_defaults(before: BrokerConfig, after: BrokerConfig) -> set[str]:
-    """What of the settings of a topic differs between two configurations, where the topic has none of its own.
+    """The settings of topics that differ between two configurations, where a topic has none of its own.
 
     The limit of what a batch may unpack to is no topic's: where it differs, all topics are affected.
     """

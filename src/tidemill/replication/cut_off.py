@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 
-from tidemill.replication.manager import PartitionState, ReplicaManager
+from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
+from tidemill.replication.states import PartitionState
 
 log = logging.getLogger("tidemill.replication")
 

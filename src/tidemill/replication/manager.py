@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import NamedTuple
 
 from tidemill.log.config import LogConfig
 from tidemill.log.errors import DiskFull, failure_of, is_disk_broken, may_pass
@@ -29,38 +28,12 @@ from tidemill.replication.full_disks import FullDisks
 from tidemill.replication.moves import Mover
 from tidemill.replication.partition import Partition, PartitionEvents
 from tidemill.replication.start_saving import StartSaving
+from tidemill.replication.states import PartitionState
 from tidemill.replication.storage import limits_of, storage_of
 from tidemill.replication.topics import TopicEntry, TopicTable
 from tidemill.replication.write_back import WriteBack
 
 log = logging.getLogger("tidemill.replication")
-
-
-class PartitionState(NamedTuple):
-    """What the controller says of one partition."""
-
-    partition: int
-    leader: int
-    leader_epoch: int
-    replicas: tuple[int, ...]
-    isr: tuple[int, ...]
-    partition_epoch: int = -1
-    """The version of this state; later ones have a larger one, or a larger leader epoch."""
-    adding: tuple[int, ...] = ()
-    """Those of the replicas that a move to other brokers brings in."""
-
-    @classmethod
-    def of(cls, partition: Partition) -> PartitionState:
-        """What holds at present."""
-        return cls(
-            int(partition.index),
-            int(partition.leader),
-            int(partition.leader_epoch),
-            partition.replicas,
-            partition.isr,
-            int(partition.partition_epoch),
-            partition.adding,
-        )
 
 
 class ReplicaManager(PartitionEvents):

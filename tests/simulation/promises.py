@@ -10,7 +10,7 @@ machines lose. Times are simulated seconds.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,6 +20,8 @@ from event_log import EventLog
 PROMISES = {
     "acks-all": "a record acknowledged with acks=all can be read for as long as a replica holds it that was "
     "in sync or eligible then, and has lost nothing since",
+    "in-sync": "a replica of the in-sync set has every record that was acknowledged with acks=all, unless it "
+    "has lost something since",
     "read": "a record that a consumer has read is kept like one that was acknowledged with acks=all",
     "acks-1": "a record acknowledged with acks=1 can be read for as long as its leader stays the leader and "
     "has lost nothing",
@@ -244,9 +246,13 @@ class Promises:
         if known is None:
             return
         had_forgotten = known.holders.has_forgotten
+        joined = [broker for broker in isr if broker not in known.holders.isr]
         known.holders.state_written(self.now(), leader, isr, self._unregistered)
         known.leader, known.epoch, known.changed_s = leader, epoch, self.now()
         self._note_forgotten(place, known, had_forgotten)
+        acknowledged = self.logs[*place, known.topic_id].acknowledged
+        if acknowledged and not known.holders.has_forgotten:
+            self._check_in_sync(place, known, joined, max(acknowledged) + 1)
 
     def replicas_lost(self, broker: int, *, everything: bool) -> None:
         """A machine lost what was not synced, or everything."""
@@ -332,6 +338,7 @@ class Promises:
             return
         if acks == ALL:
             self._check_min_isr(place, known, base_offset + len(messages), sent_s)
+            self._check_in_sync(place, known, known.holders.isr, base_offset + len(messages))
         for offset, message in enumerate(messages, base_offset):
             self._agree(place, offset, message, log, acks == ALL)
             if acks == ALL:
@@ -358,6 +365,18 @@ class Promises:
                 f"{place} offset {end - 1} was acknowledged while {having} of {known.replicas} had it"
                 f" (log ends {dict(ends)}, min.insync.replicas {least})",
             )
+
+    def _check_in_sync(self, place: Place, known: PartitionHistory, members: Iterable[int], end: int) -> None:
+        """``members`` of the in-sync set have all records before ``end``, which were acknowledged."""
+        ends = self.replica_ends(place)
+        for broker in members:
+            if broker in known.holders.since and ends.get(broker, end) < end:
+                self.broken(
+                    "in-sync",
+                    f"{place} offset {end - 1} was acknowledged, and broker {broker} of the in-sync set"
+                    f" {known.holders.isr} has it not (log ends {dict(ends)})",
+                )
+                return
 
     def refused_sequence(self, place: Place, topic_id: bytes, refusal: str, *, in_doubt: bool) -> None:
         """An idempotent producer is refused although nothing is missing before its batch."""

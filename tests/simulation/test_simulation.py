@@ -8,14 +8,17 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import fault_coverage
 import pytest
 from acknowledged_holders import ALWAYS, Holders
 from campaign import Progress
 from code_faults import CODE_FAULTS
+from event_log import EventLog
 from full_cluster import FullCluster
-from promises import EXCUSES, PROMISES
+from promises import ALL, EXCUSES, PROMISES, Message, Promises, Sent
 from replication_cluster import ReplicationCluster
 
 from simulation import Simulation
@@ -27,6 +30,7 @@ CODE_FAULT_SEEDS = 100
 RARELY_FOUND = {"let-in-too-early"}
 """It takes many seeds."""
 SIMULATE = Path(__file__).parent / "simulate.py"
+ID = bytes(range(16))
 PAGE = Path(__file__).parents[2] / "docs" / "decisions" / "promises.md"
 
 
@@ -135,6 +139,59 @@ def test_a_replica_that_has_not_reported_its_loss_holds_nothing_by_being_in_sync
     holders.state_written(20.0, 1, [1, 2], set())
     holders.state_written(30.0, 1, [1, 2, 3], {3})
     assert set(holders.since) == {1, 2}
+
+
+class Checked:
+    """A partition of three replicas whose records are acknowledged, and what its checker finds broken."""
+
+    def __init__(self) -> None:
+        self.broken: list[str] = []
+        self.ends = {1: 10, 2: 10, 3: 10}
+        events = cast(EventLog, SimpleNamespace(violate=self.broken.append, count=lambda *_: None))
+        self.promises = Promises(events, lambda: 20.0)
+        self.promises.replica_ends = lambda _: self.ends
+        self.promises.topic_written("t", ID, {0: [1, 2, 3]}, {}, {})
+        self.written(1, 2, 3)
+
+    def written(self, *isr: int) -> None:
+        """The store has another in-sync set."""
+        self.promises.state_written(("t", 0), 1, 1, isr)
+
+    def acknowledged(self, offset: int) -> None:
+        """A record was acknowledged with acks=all."""
+        message = Message("p", offset)
+        sent = Sent(place=("t", 0), acks=ALL, session=-1, sequence=0, topic_id=ID)
+        self.promises.sending(message, sent)
+        self.promises.acknowledged(("t", 0), ID, offset, [message], 19.0, 1)
+
+
+def test_a_member_of_the_in_sync_set_that_lacks_what_is_acknowledged_is_found() -> None:
+    checked = Checked()
+    checked.acknowledged(9)
+    assert checked.broken == []
+    checked.ends[3] = 9
+    checked.acknowledged(9)
+    (broken,) = checked.broken
+    assert broken.startswith("in-sync: ('t', 0) offset 9 was acknowledged, and broker 3 of the in-sync set")
+
+
+def test_a_replica_that_joins_the_in_sync_set_without_what_was_acknowledged_is_found() -> None:
+    checked = Checked()
+    checked.written(1, 2)
+    checked.ends[3] = 9
+    checked.acknowledged(9)
+    assert checked.broken == [], "it is not in sync"
+    checked.written(1, 2, 3)
+    (broken,) = checked.broken
+    assert broken.startswith("in-sync: ")
+
+
+def test_a_replica_that_has_lost_its_disk_may_lack_what_was_acknowledged() -> None:
+    checked = Checked()
+    checked.promises.replicas_lost(3, everything=True)
+    checked.ends[3] = 0
+    checked.acknowledged(9)
+    assert checked.broken == []
 
 
 # -- coverage, and campaigns that resume

@@ -24,6 +24,72 @@ def test_defaults_are_todays() -> None:
     assert consumer["auto.offset.reset"] == "latest"
 
 
+INT, LONG = 2**31 - 1, 2**63 - 1
+NUMBERS = {
+    "request.timeout.ms": (30_000, 0, LONG),
+    "socket.connection.setup.timeout.ms": (10_000, 0, LONG),
+    "reconnect.backoff.ms": (50, 0, LONG),
+    "reconnect.backoff.max.ms": (1_000, 0, LONG),
+    "retry.backoff.ms": (100, 0, LONG),
+    "retry.backoff.max.ms": (1_000, 0, LONG),
+    "metadata.max.age.ms": (300_000, 0, LONG),
+    "send.buffer.bytes": (128 * 1024, -1, INT),
+    "receive.buffer.bytes": (-1, -1, INT),
+    "connections.max.idle.ms": (540_000, -1, LONG),
+    "response.bytes.max": (256 * 1024 * 1024, 0, INT),
+    "batch.size": (128 * 1024, 0, INT),
+    "linger.ms": (5, 0, LONG),
+    "buffer.memory": (64 * 1024 * 1024, 1, LONG),
+    "max.block.ms": (60_000, -1, LONG),
+    "max.request.size": (1024 * 1024, 0, INT),
+    "delivery.timeout.ms": (120_000, 0, INT),
+    "retries": (INT, 0, INT),
+    "max.in.flight.requests.per.connection": (5, 1, INT),
+    "auto.commit.interval.ms": (5_000, 0, LONG),
+    "fetch.min.bytes": (1, 0, INT),
+    "fetch.max.wait.ms": (500, 0, INT),
+    "fetch.max.bytes": (50 * 1024 * 1024, 0, INT),
+    "max.partition.fetch.bytes": (1024 * 1024, 0, INT),
+    "tidemill.unpacked.batch.bytes.max": (64 * 1024 * 1024, 0, INT),
+    "max.poll.records": (500, 1, INT),
+    "max.poll.interval.ms": (300_000, 0, INT),
+    "session.timeout.ms": (45_000, 0, INT),
+    "heartbeat.interval.ms": (3_000, 0, INT),
+    "default.api.timeout.ms": (60_000, 0, INT),
+}
+"""The numbers among the keys: default, least, most."""
+
+
+def test_every_number_among_the_keys_has_its_default_and_its_bounds() -> None:
+    found = {name for name, key in KEYS.items() if isinstance(key.default, int) and key.default is not True}
+    assert found - {"acks"} == set(NUMBERS)
+    for name, (default, least, most) in NUMBERS.items():
+        key = KEYS[name]
+        assert (name, key.default) == (name, default)
+        assert (key.read(name, least), key.read(name, str(most))) == (least, most)
+        for value in (least - 1, most + 1):
+            with pytest.raises(
+                ConfigError, match=f"{name}={value} is out of range; allowed are {least} to {most}"
+            ):
+                key.read(name, value)
+
+
+def test_what_is_on_or_off_where_nothing_is_set() -> None:
+    states = {name: key.default for name, key in KEYS.items() if isinstance(key.default, bool)}
+    assert states == dict.fromkeys(
+        ("enable.auto.commit", "check.crcs", "allow.auto.create.topics", "exclude.internal.topics"), True
+    )
+
+
+@pytest.mark.parametrize(("text", "port"), [("h:0", None), ("h:1", 1), ("h:65535", 65535), ("h:65536", None)])
+def test_a_port_has_sixteen_bits_and_is_not_0(text: str, port: int | None) -> None:
+    if port is not None:
+        assert parse_address(text) == ("h", port)
+        return
+    with pytest.raises(ConfigError, match="which is no host:port"):
+        parse_address(text)
+
+
 def test_keywords_are_keys_with_underscores() -> None:
     assert producer(linger_ms=7, compression_type="zstd").int("linger.ms") == 7
 

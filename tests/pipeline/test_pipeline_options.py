@@ -118,6 +118,44 @@ def test_what_cannot_be_used_is_refused_with_name_value_and_what_is_allowed(
 
 
 @pytest.mark.parametrize(
+    ("name", "field", "least", "most", "default"),
+    [
+        ("minPartitions", "partitions_min", 1, None, None),
+        ("maxRecordsPerPartition", "records_per_partition_max", 1, None, None),
+        ("fetchOffset.numRetries", "retries", 0, None, 3),
+        ("batchRows", "batch_rows", 1, None, 128 * 1024),
+        ("batchBytes", "batch_bytes", 1, 1024 * 1024 * 1024, 16 * 1024 * 1024),
+        ("maxOffsetsPerTrigger", "offsets_per_trigger_max", 1, None, None),
+        ("minOffsetsPerTrigger", "offsets_per_trigger_min", 1, None, None),
+    ],
+)
+def test_a_number_among_the_options_has_its_bounds(
+    name: str, field: str, least: int, most: int | None, default: int | None
+) -> None:
+    def parsed(**more: str) -> int | None:
+        found = parse_source_options(batch(**more), streaming=name.endswith("PerTrigger"))
+        value = getattr(found, field)
+        assert value is None or isinstance(value, int)
+        return value
+
+    assert parsed() == default
+    for good in (least, most or 2**63 - 1):
+        assert parsed(**{name: str(good)}) == good
+    for bad in (least - 1, (most or 2**63 - 1) + 1):
+        with pytest.raises(ConfigError, match=f"option {name}='{bad}'"):
+            parsed(**{name: str(bad)})
+
+
+def test_waits_between_tries_are_told_in_milliseconds() -> None:
+    assert parse_source_options(batch(), streaming=False).retry_interval_s == 0.1
+    for text, seconds in (("0", 0.0), ("2500", 2.5)):
+        more = {"fetchOffset.retryIntervalMs": text}
+        assert parse_source_options(batch(**more), streaming=False).retry_interval_s == seconds
+    with pytest.raises(ConfigError, match=r"fetchOffset.retryIntervalMs='-1'"):
+        parse_source_options(batch(**{"fetchOffset.retryIntervalMs": "-1"}), streaming=False)
+
+
+@pytest.mark.parametrize(
     ("more", "words"),
     [
         ({"endingOffsets": "latest"}, ["endingOffsets", "spark.read"]),

@@ -370,3 +370,18 @@ def test_a_compressed_batch_becomes_one_wrapper_with_the_offsets_of_its_format(
         assert part.next_offset == 20 + 3 * count
         assert part.next_position == sum(map(len, batches[:count]))
         assert len(read_set(part.data)) == 3 * count
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_an_old_reader_behind_stored_messages_goes_on_after_them(magic: int) -> None:
+    rows = [(5, b"k", b"%d" % at) for at in range(3)]
+    data = build_message_set(magic, rows, NONE, base_offset=40)
+    size = len(data) // 3
+    for first, count in ((0, 3), (40, 3), (41, 2), (42, 1), (43, 0)):
+        made = down(data, 0, len(data), magic, first, 1 << 20)
+        assert [offset for offset, *_ in read_set(made.data)] == list(range(43 - count, 43))
+        assert (made.next_offset, made.next_position) == (43, len(data))
+        # They stay as they are, and are not counted as converted.
+        assert (made.data, made.record_count) == (data[len(data) - count * size :], 0)
+    made = down(data, 0, len(data), magic, 41, size)
+    assert (made.next_offset, made.next_position) == (42, 2 * size)

@@ -36,6 +36,7 @@ from tidemill.client.errors import (
 from tidemill.client.outcomes import Outcomes
 from tidemill.client.sender import Sender
 from tidemill.model.errors import ErrorCode
+from tidemill.records.batch import parse_batch
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.init_producer_id import InitProducerIdResponse
 
@@ -529,5 +530,35 @@ def test_sequences_go_on_with_0_after_the_largest(
             found.append(topic, 0, 1, None, b"v", None, None, 0.0)
         sender._send_ready(time.monotonic() + 1)
     assert broker.sequences == sequences
+    for descriptor in (sender._wake_read, sender._wake_write):
+        os.close(descriptor)
+
+
+def test_a_batch_without_idempotence_names_no_producer() -> None:
+    found, topic = accumulator(), TopicQueues("t", 1)
+    found.topics["t"] = topic
+    found.append(topic, 0, 1, None, b"v", None, None, 0.0)
+    (waiting,) = topic.queues[0].waiting
+    assert (topic.queues[0].producer_id, topic.queues[0].producer_epoch) == (-1, -1)
+    data = waiting.builder.build(waiting.producer_id, waiting.producer_epoch, waiting.sequence)
+    batch = parse_batch(data, 0, len(data))
+    assert (batch.producer_id, batch.producer_epoch, batch.base_sequence) == (-1, -1, -1)
+
+
+@pytest.mark.parametrize(("epoch", "after"), [(0, (7, 1)), (32766, (7, 32767)), (32767, (-1, 32767))])
+def test_after_the_largest_epoch_a_producer_gets_another_id(epoch: int, after: tuple[int, int]) -> None:
+    found, topic = accumulator(), TopicQueues("t", 1)
+    found.topics["t"] = topic
+    sender = Sender(Cluster(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"})), found)
+    sender._producer_id, sender._producer_epoch = 7, 0
+    found.append(topic, 0, 1, None, b"v", None, None, 0.0)
+    queue = topic.queues[0]
+    (waiting,) = queue.waiting
+    waiting.sequence, queue.next_sequence, queue.bump_due = 8, 9, True
+    queue.producer_id, queue.producer_epoch = 7, epoch
+    sender._bump(queue)
+    assert (queue.producer_id, queue.producer_epoch) == after
+    assert sender._producer_id == after[0]
+    assert (queue.bump_due, queue.next_sequence, waiting.sequence) == (False, 0, -1)
     for descriptor in (sender._wake_read, sender._wake_write):
         os.close(descriptor)

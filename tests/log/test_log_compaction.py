@@ -28,6 +28,7 @@ from tidemill.log.compaction import CleanerSettings, candidate, choose
 from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.model.errors import CorruptMessage
+from tidemill.records.builder import build_end_marker
 from tidemill.testing.files import FaultyFiles
 
 DAY = 24 * 60 * 60 * 1000
@@ -342,6 +343,27 @@ def test_aborted_records_go_and_markers_stay_until_nothing_is_left_of_their_tran
     log.roll(NOW)
     clean(log, NOW + DAY)
     assert [int(one.base_offset) for one in batches(log) if one.is_control] == [marker + 2]
+
+
+def test_the_marker_that_tells_the_epoch_of_a_producer_stays_and_older_ones_go(log: Log) -> None:
+    put(log, ("k", "1"), producer_id=7, producer_epoch=0, base_sequence=0, transactional=True)
+    old = end_transaction(log, 7, committed=True)
+    bump = int(log.end_offset)
+    marker = build_end_marker(True, NOW, 7, 1, 0, leader_epoch=0, base_offset=bump)
+    log.append_as_follower(marker, NOW)
+    put(log, ("k", "2"))
+    log.roll(NOW)
+    clean(log)
+    assert [int(one.base_offset) for one in batches(log) if one.is_control] == [old, bump]
+    for days in (1, 2):
+        put(log, ("z", str(days)))
+        log.roll(NOW)
+        clean(log, NOW + days * DAY)
+    found = [(int(one.base_offset), int(one.producer_epoch)) for one in batches(log) if one.producer_id == 7]
+    assert found == [(bump, 1)]
+    # It has no record any more, and is read at a start all the same.
+    again = opened(log.files, log.directory)
+    assert (again.end_offset, rows(again)) == (log.end_offset, rows(log))
 
 
 def test_a_producer_that_aborted_before_what_is_dirty_is_not_taken_to_abort_again(log: Log) -> None:

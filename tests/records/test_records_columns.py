@@ -14,6 +14,7 @@ from tidemill.model.errors import CorruptMessage
 from tidemill.records.arrow import to_record_batch
 from tidemill.records.builder import build_batch, build_end_marker, stamp_append_time
 from tidemill.records.columns import decode_columns
+from tidemill.records.message_set import build_message_set
 from tidemill.records.reader import iter_records
 from tidemill.records.vectors import MILLISECONDS_MAX, to_microseconds
 
@@ -61,6 +62,51 @@ def test_columns_are_what_the_reader_reads(groups, start, end, headers):
     assert columns.count == len(expected)
     if data:
         assert columns.next_offset == min(offset, end)
+
+
+old_sets = st.tuples(
+    st.integers(0, 1),
+    st.sampled_from([0, 1, 2, 3]),
+    st.lists(
+        st.tuples(
+            st.integers(0, 2**45),
+            st.one_of(st.none(), st.binary(max_size=9)),
+            st.one_of(st.none(), st.binary()),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    st.booleans(),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(old_sets, max_size=4), st.integers(0, 12), st.integers(0, 20), st.booleans())
+def test_columns_of_messages_of_old_formats_are_what_the_reader_reads(groups, start, end, headers):
+    data, offset = b"", 0
+    for magic, codec, records, append_time in groups:
+        data += build_message_set(magic, records, codec, None, offset, NOW_MS if append_time else -1)
+        offset += len(records)
+        data += value_batch(offset, 1)
+        offset += 1
+    expected = [
+        (r.offset, r.timestamp * 1000, r.timestamp_type, r.key, r.value, *((None,) if headers else ()))
+        for r in iter_records(data)
+        if start <= r.offset < end
+    ]
+    columns = decode_columns(data, start, end, want_headers=headers)
+    assert rows(columns) == expected
+    if data:
+        assert columns.next_offset == min(offset, end)
+    # In steps of one record at least it is the same.
+    found, position, begin = [], 0, start
+    while True:
+        columns = decode_columns(data, begin, end, want_headers=headers, position=position, bytes_max=1)
+        found += rows(columns)
+        position, begin = columns.next_position, columns.next_offset
+        if not columns.unfinished:
+            break
+    assert found == expected
 
 
 def test_schema_is_sparks_kafka_source():

@@ -1,0 +1,110 @@
+"""Requests for the controller that another broker passes on: who may, what may, and what is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidemill.broker.context import Listener, Peer, RequestContext
+from tidemill.broker.handlers import envelope
+from tidemill.broker.registry import APIS
+from tidemill.model.errors import ErrorCode
+from tidemill.wire.apis import ApiKey, response_class
+from tidemill.wire.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
+from tidemill.wire.messages.envelope import EnvelopeRequest, EnvelopeResponse
+from tidemill.wire.schema import decode, encode
+
+VERSION = 3
+LISTENER = Listener("INSIDE", "h", 1)
+
+
+def request_bytes(key: int = ApiKey.CREATE_PARTITIONS, version: int = VERSION) -> bytes:
+    """A request of a client with header version 2, from the API key on."""
+    header = key.to_bytes(2, "big") + version.to_bytes(2, "big") + (77).to_bytes(4, "big")
+    return header + b"\0\3app" + b"\0" + encode(CreatePartitionsRequest(timeout_ms=5), VERSION)
+
+
+def answer(data: bytes, *, is_open: bool = True, is_active: bool = True, **fields: Any) -> EnvelopeResponse:
+    """What the handler answers to an envelope."""
+    peer = Peer(LISTENER, "tenant", "User:broker-2", "10.0.0.2", 5)
+    context = RequestContext(peer, "broker-2", ApiKey.ENVELOPE, 0, 1, None)
+    broker: Any = SimpleNamespace(
+        commands=SimpleNamespace(are_open_to=lambda asked: is_open and asked is context),
+        controller=SimpleNamespace(is_active=is_active),
+    )
+    given = {"client_host_address": ipaddress.ip_address("10.0.0.9").packed, "request_principal": b"User:ann"}
+    return asyncio.run(
+        envelope.handle(broker, context, EnvelopeRequest(request_data=data, **{**given, **fields}))
+    )
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RequestContext, Any]]:
+    """The requests that the handler of CreatePartitions got."""
+    asked: list[tuple[RequestContext, Any]] = []
+
+    async def handle(broker: object, context: RequestContext, request: object) -> CreatePartitionsResponse:
+        asked.append((context, request))
+        return CreatePartitionsResponse(throttle_time_ms=9, results=[])
+
+    monkeypatch.setattr(APIS[ApiKey.CREATE_PARTITIONS], "handle", handle)
+    return asked
+
+
+def test_the_request_inside_is_answered_as_its_client_would_be(
+    served: list[tuple[RequestContext, Any]],
+) -> None:
+    found = answer(request_bytes())
+    assert found.error_code == 0
+    assert found.response_data is not None
+    assert found.response_data[:5] == (77).to_bytes(4, "big") + b"\0", "the header of the client's request"
+    inside = decode(response_class(ApiKey.CREATE_PARTITIONS), VERSION, found.response_data[5:])
+    assert inside.throttle_time_ms == 9
+    ((context, request),) = served
+    assert request.timeout_ms == 5
+    assert (context.api_key, context.api_version, context.correlation_id) == (37, VERSION, 77)
+    assert (context.client_id, context.principal, context.tenant) == ("app", "User:ann", "tenant")
+    assert (context.peer.address, context.listener) == ("10.0.0.9", LISTENER)
+
+
+def test_without_a_principal_it_is_the_brokers(served: list[tuple[RequestContext, Any]]) -> None:
+    answer(request_bytes(), request_principal=None)
+    assert served[0][0].principal == "User:broker-2"
+
+
+@pytest.mark.parametrize(
+    ("is_open", "is_active", "code"),
+    [
+        (False, True, ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
+        (False, False, ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
+        (True, False, ErrorCode.NOT_CONTROLLER),
+    ],
+)
+def test_only_brokers_may_pass_on_and_only_to_the_controller(
+    served: list[tuple[RequestContext, Any]], is_open: bool, is_active: bool, code: ErrorCode
+) -> None:
+    found = answer(request_bytes(), is_open=is_open, is_active=is_active)
+    assert (found.error_code, found.response_data, served) == (code, None, [])
+
+
+@pytest.mark.parametrize(
+    ("data", "fields"),
+    [
+        (request_bytes(key=ApiKey.PRODUCE), {}),
+        (request_bytes(key=ApiKey.ENVELOPE), {}),
+        (request_bytes(key=999), {}),
+        (request_bytes(version=4), {}),
+        (request_bytes()[:-3], {}),
+        (b"", {}),
+        (request_bytes(), {"client_host_address": b"12345"}),
+    ],
+)
+def test_what_no_controller_is_asked_is_not_passed_on(
+    served: list[tuple[RequestContext, Any]], data: bytes, fields: dict[str, Any]
+) -> None:
+    found = answer(data, **fields)
+    assert (found.error_code, found.response_data, served) == (ErrorCode.INVALID_REQUEST, None, [])

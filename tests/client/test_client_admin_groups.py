@@ -1,0 +1,135 @@
+"""An administrator of groups: offsets that are told, set, moved and forgotten, members and lag."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tidemill.client import Admin, Consumer, Producer, TopicPartition
+from tidemill.client.errors import ClientError
+from tidemill.client.group_offsets import Committed
+from tidemill.model.errors import ErrorCode
+
+NewTopic = Callable[..., str]
+
+
+def fill(address: str, topic: str, *counts: int) -> list[TopicPartition]:
+    """So many records in each partition, at times from 1000 ms on; the partitions."""
+    with Producer(address) as producer:
+        for partition, count in enumerate(counts):
+            for at in range(count):
+                producer.send(topic, b"v", partition=partition, timestamp_ms=1000 + at).result(10)
+    return [TopicPartition(topic, partition) for partition in range(len(counts))]
+
+
+def offsets(admin: Admin, group: str) -> dict[TopicPartition, int]:
+    return {item: at.offset for item, at in admin.group_offsets(group).items()}
+
+
+def test_offsets_of_a_group_are_set_told_and_forgotten(admin: Admin, new_topic: NewTopic, group: str) -> None:
+    topic = new_topic(3)
+    first, second, third = (TopicPartition(topic, at) for at in range(3))
+    admin.alter_group_offsets(group, {first: 5, second: Committed(7, 3, "note")})
+    found = admin.group_offsets(group)
+    assert offsets(admin, group) == {first: 5, second: 7}
+    assert [(at.leader_epoch, at.metadata) for at in (found[first], found[second])] == [(-1, ""), (3, "note")]
+    assert admin.group_offsets(group, [second, third]) == {second: found[second]}
+    admin.delete_group_offsets(group, [first])
+    assert offsets(admin, group) == {second: 7}
+    admin.delete_group(group)
+    assert admin.group_offsets(group) == {}
+    with pytest.raises(ClientError) as gone:
+        admin.delete_group(group)
+    assert gone.value.code == ErrorCode.GROUP_ID_NOT_FOUND
+    with pytest.raises(ClientError) as unknown:
+        admin.delete_group_offsets(group, [first])
+    assert unknown.value.code == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def test_a_group_is_moved_within_what_the_log_has(
+    admin: Admin, broker_address: str, new_topic: NewTopic, group: str
+) -> None:
+    topic = new_topic(2)
+    first, second = fill(broker_address, topic, 6, 4)
+    admin.delete_records({first: 2})
+    admin.alter_group_offsets(group, {first: 4})
+    for arguments, expected in (
+        ({"to": "earliest"}, 2),
+        ({"to": "latest"}, 6),
+        ({"to": 3}, 3),
+        ({"to": 0}, 2),
+        ({"to": 99}, 6),
+        ({"shift_by": 1}, 5),
+        ({"shift_by": -1}, 3),
+        ({"shift_by": -99}, 2),
+        ({"timestamp_ms": 1003}, 3),
+        ({"timestamp_ms": 1000}, 2),
+        ({"timestamp_ms": 9999}, 6),
+    ):
+        assert admin.reset_group_offsets(group, dry_run=True, **arguments) == {first: (4, expected)}
+    assert offsets(admin, group) == {first: 4}
+    with pytest.raises(ValueError, match="reset to 'middle': use earliest, latest or an offset"):
+        admin.reset_group_offsets(group, to="middle")
+    both = {first: (4, 5), second: (None, 1)}
+    assert admin.reset_group_offsets(group, [topic], shift_by=1) == both
+    assert offsets(admin, group) == {first: 5, second: 1}
+    assert admin.reset_group_offsets(group, partitions=[second], to="latest") == {second: (1, 4)}
+    assert offsets(admin, group) == {first: 5, second: 4}
+
+
+def test_lag_is_told_of_what_a_group_has_committed_and_of_what_it_reads(
+    admin: Admin, broker_address: str, new_topic: NewTopic, group: str
+) -> None:
+    topic = new_topic(2)
+    first, second = fill(broker_address, topic, 6, 4)
+    admin.delete_records({first: 2})
+    admin.alter_group_offsets(group, {first: 5})
+    (row,) = admin.group_lag(group)
+    assert tuple(row) == (topic, 0, 5, 2, 6, 1, "", "", "")
+    admin.alter_group_offsets(group, {first: 99})
+    assert admin.group_lag(group)[0].lag == 0
+    admin.alter_group_offsets(group, {first: 6})
+    with Consumer(broker_address, group_id=group, client_id="reader", auto_offset_reset="latest") as consumer:
+        consumer.subscribe([topic])
+        deadline = time.monotonic() + 30
+        while not consumer.assignment() and time.monotonic() < deadline:
+            consumer.poll(0.1)
+        description = admin.describe_group(group)
+        (member,) = description.members
+        assert (description.group_id, description.state, description.protocol_type) == (
+            group,
+            "Stable",
+            "consumer",
+        )
+        assert (member.client_id, sorted(member.partitions)) == ("reader", [first, second])
+        rows = admin.group_lag(group)
+        assert [(one.partition, one.member_id, one.client_id) for one in rows] == [
+            (0, member.member_id, "reader"),
+            (1, member.member_id, "reader"),
+        ]
+        assert rows[0].lag == 0
+        for call in (
+            lambda: admin.alter_group_offsets(group, {first: 3}),
+            lambda: admin.delete_group(group),
+            lambda: admin.await_empty(group, 0.3),
+        ):
+            with pytest.raises(ClientError) as refused:
+                call()
+            assert refused.value.code == ErrorCode.NON_EMPTY_GROUP
+        with pytest.raises(ClientError) as subscribed:
+            admin.delete_group_offsets(group, [first])
+        assert subscribed.value.code == ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+        admin.remove_member(group, member_id=member.member_id)
+        with pytest.raises(ClientError) as stranger:
+            admin.remove_member(group, member_id="nobody")
+        assert stranger.value.code == ErrorCode.UNKNOWN_MEMBER_ID
+    admin.await_empty(group, 30)
+    assert admin.describe_group(group).members == []
+
+
+def test_a_group_that_is_not_there_has_no_lag_and_no_description(admin: Admin, group: str) -> None:
+    for call in (admin.describe_group, admin.group_lag):
+        with pytest.raises(ClientError, match=f"cannot describe group '{group}': GROUP_ID_NOT_FOUND"):
+            call(group)

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from types import SimpleNamespace
 from typing import Any
 
 from tidemill.broker.handlers.describe_log_dirs import handle
+from tidemill.broker.turns import Turns
 from tidemill.log.directories import DataDirectory
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.describe_log_dirs import DescribeLogDirsRequest
+
+
+def described(broker: Any) -> list[Any]:
+    """The results for all directories."""
+
+    async def ask() -> list[Any]:
+        context = SimpleNamespace(internal_name=str, external_name=str, turns=Turns())
+        results: list[Any] = handle(broker, context, DescribeLogDirsRequest(topics=None)).results
+        return results
+
+    return asyncio.run(ask())
 
 
 def test_a_partition_whose_log_cannot_be_had_is_in_no_directory() -> None:
@@ -23,8 +36,7 @@ def test_a_partition_whose_log_cannot_be_had_is_in_no_directory() -> None:
         partitions=SimpleNamespace(all=lambda: [partition(0, ""), partition(1, "no room to make it")]),
         logs=SimpleNamespace(directories=[there], working=[there], directory_of=lambda log: there),
     )
-    context: Any = SimpleNamespace(internal_name=str, external_name=str)
-    (result,) = handle(broker, context, DescribeLogDirsRequest(topics=None)).results
+    (result,) = described(broker)
     (topic,) = result.topics
     assert [one.partition_index for one in topic.partitions] == [0]
 
@@ -50,8 +62,7 @@ def test_a_directory_whose_disk_is_gone_costs_the_others_nothing() -> None:
         partitions=SimpleNamespace(all=list),
         logs=SimpleNamespace(directories=directories, working=[directories[0], directories[2]]),
     )
-    context: Any = SimpleNamespace(internal_name=str, external_name=str)
-    gone, broken, there = handle(broker, context, DescribeLogDirsRequest(topics=None)).results
+    gone, broken, there = described(broker)
     assert (gone.log_dir, gone.error_code) == ("/gone", ErrorCode.KAFKA_STORAGE_ERROR)
     assert (broken.log_dir, broken.error_code) == ("/failed", ErrorCode.KAFKA_STORAGE_ERROR)
     assert (there.error_code, there.total_bytes, there.usable_bytes) == (ErrorCode.NONE, 1000, 400)

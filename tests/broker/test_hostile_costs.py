@@ -5,6 +5,7 @@ Counts are what a frame of a few megabytes could name; times are of plain Python
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import time
 from collections.abc import Iterator
@@ -385,3 +386,24 @@ def test_bombs_of_many_at_once_are_taken_one_after_the_other(broker: Broker) -> 
         for peer in peers:
             peer.frame()
             peer.close()
+
+
+def test_large_replies_that_nobody_reads_stay_within_the_bound_on_memory() -> None:
+    resources = [
+        DescribeConfigsResource(resource_type=32, resource_name=f"g{number}", configuration_keys=None)
+        for number in range(1500)
+    ]
+    request = DescribeConfigsRequest(resources=resources, include_synonyms=True, include_documentation=True)
+    frame = encode_request(ApiKey.DESCRIBE_CONFIGS, 4, 1, "greedy", request)
+    with Broker({"queued.max.request.bytes": str(8 << 20)}) as small:
+        with Peer(small) as peer:
+            peer.socket.sendall(frame)
+            reply_bytes = len(peer.frame())
+        with contextlib.ExitStack() as stack:
+            peers = [stack.enter_context(Peer(small)) for _ in range(40)]
+            assert 40 * reply_bytes > 100 << 20
+            with under_attack(small, 60):
+                for peer in peers:
+                    peer.socket.sendall(frame)
+                time.sleep(4)
+        check_log(small)

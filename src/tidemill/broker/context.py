@@ -6,6 +6,8 @@ from typing import Any
 
 from mypy_extensions import i16, i32, i64
 
+from tidemill.broker.turns import Turns
+
 DEFAULT_TENANT = "default"
 ANONYMOUS = "User:ANONYMOUS"
 
@@ -79,6 +81,17 @@ class RequestContext:
         self.api_version: i16 = api_version
         self.correlation_id: i32 = correlation_id
         self.connection = connection
+        self.lane: Any = None
+        """Where requests work that are not done within a slice."""
+        self._turns: Any = None
+
+    @property
+    def turns(self) -> Turns:
+        """In which its handler works through lists."""
+        if self._turns is None:
+            self._turns = Turns(self.lane)
+        turns: Turns = self._turns
+        return turns
 
     @property
     def listener(self) -> Listener:

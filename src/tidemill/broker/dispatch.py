@@ -16,18 +16,26 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
 from tidemill.broker.context import Peer, RequestContext
-from tidemill.broker.error_texts import bound_texts
+from tidemill.broker.error_texts import bound_texts, bound_texts_in_slices
 from tidemill.broker.handlers.common import going_on
 from tidemill.broker.registry import APIS, Api
+from tidemill.broker.turns import Lane
 from tidemill.controller.configs import ResourceType
 from tidemill.coordination.port import StoreUnavailable
 from tidemill.model.counters import TimeHistogram
 from tidemill.model.errors import KafkaError, ProtocolError
 from tidemill.net.connection import Connection, Reply
+from tidemill.net.memory import Memory
 from tidemill.net.sending import FileRange
 from tidemill.wire.apis import ApiKey, request_class
-from tidemill.wire.header import encode_response, parse_request_header
-from tidemill.wire.schema import decode_prefix
+from tidemill.wire.header import encode_response, parse_request_header, response_head
+from tidemill.wire.schema import (
+    Struct,
+    decode_in_slices,
+    decode_prefix,
+    encode_in_slices,
+    let_go_in_slices,
+)
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
@@ -36,6 +44,11 @@ log = logging.getLogger("tidemill.broker")
 
 SIZE = struct.Struct(">i")
 READ_AHEAD_BYTES = 1024 * 1024
+AT_ONCE_BYTES = 4 * 1024
+"""A larger request is decoded in slices: this is half a millisecond of it."""
+PIECES_MAX = 2000
+"""Pieces of a response that are joined at a time."""
+ENDED = object()
 STOP_S_MAX = 5.0
 """What handlers get at the stop to end what they began, a change of the cluster for instance."""
 
@@ -43,8 +56,15 @@ STOP_S_MAX = 5.0
 class Dispatch:
     """Finds the handler of a request and carries its answer back."""
 
-    def __init__(self, broker: Broker, loop: asyncio.AbstractEventLoop, readers: Executor) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        loop: asyncio.AbstractEventLoop,
+        readers: Executor,
+        memory: Memory | None = None,
+    ) -> None:
         self.broker = broker
+        self.lane = Lane(memory)
         self.loop = loop
         self.readers = readers
         self.tasks: set[asyncio.Task[None]] = set()
@@ -77,15 +97,18 @@ class Dispatch:
             connection.reply_now(encode_response(ApiKey.API_VERSIONS, 0, correlation_id, unsupported()))
             return
         header = parse_request_header(data, start, end)
-        # What follows the request is ignored, as Apache Kafka does: librdkafka's Metadata 13 has bytes there.
-        request, _ = decode_prefix(request_class(api_key), version, data, header.body_position, end)
         peer: Peer = connection.context
         context = RequestContext(peer, header.client_id, api_key, version, correlation_id, connection)
+        context.lane = self.lane
         started = time.perf_counter()
-        if api.to_controller and self._belongs_elsewhere(request):
-            outcome: Any = self._pass_on(api, context, request, data[start:end])
+        if end - header.body_position > AT_ONCE_BYTES:
+            # By itself, so that it does not hold the whole of what was received.
+            frame = data[start:end]
+            outcome: Any = self._take_large(api, context, frame, header.body_position - start)
         else:
-            outcome = api.handler()(self.broker, context, request)
+            # What follows it is ignored, as Apache Kafka does: librdkafka's Metadata 13 has bytes there.
+            request, _ = decode_prefix(request_class(api_key), version, data, header.body_position, end)
+            outcome = self._outcome(api, context, request, data, start, end)
         if inspect.iscoroutine(outcome):
             reply = connection.reply_later()
             task = self.loop.create_task(self.finish(context, outcome, reply, started))
@@ -95,6 +118,31 @@ class Dispatch:
         bound_texts(outcome)
         connection.reply_now(encode_response(ApiKey(api_key), version, correlation_id, outcome))
         self.note(api_key, started)
+
+    def _outcome(
+        self, api: Api, context: RequestContext, request: Any, data: bytes, start: int, end: int
+    ) -> Any:
+        """What the handler answers, or a coroutine for that."""
+        if api.to_controller and self._belongs_elsewhere(request):
+            return self._pass_on(api, context, request, data[start:end])
+        return api.handler()(self.broker, context, request)
+
+    async def _take_large(self, api: Api, context: RequestContext, frame: bytes, body: int) -> Any:
+        """What the handler answers to a request that is decoded in slices."""
+        memory = self.lane.memory
+        if memory is not None:
+            memory.take(len(frame))
+        try:
+            cls = request_class(context.api_key)
+            work = decode_in_slices(cls, context.api_version, frame, body, len(frame))
+            request, _ = await context.turns.finish(work)
+            outcome = self._outcome(api, context, request, frame, 0, len(frame))
+            response = await outcome if inspect.isawaitable(outcome) else outcome
+            await context.turns.finish(let_go_in_slices(request))
+        finally:
+            if memory is not None:
+                memory.release(len(frame))
+        return response
 
     def _belongs_elsewhere(self, request: Any) -> bool:
         """Whether the controller, another broker, has to answer. Levels of loggers are each broker's own."""
@@ -119,12 +167,8 @@ class Dispatch:
         connection = context.connection
         try:
             response = await outcome
-            if isinstance(response, bytes):
-                encoded = response  # passed on from the controller
-            else:
-                key = ApiKey(context.api_key)
-                bound_texts(response)
-                encoded = encode_response(key, context.api_version, context.correlation_id, response)
+            # What comes as bytes was passed on from the controller.
+            parts = [response] if isinstance(response, bytes) else await self._encoded(context, response)
         except asyncio.CancelledError:
             raise
         except ProtocolError as problem:
@@ -138,8 +182,29 @@ class Dispatch:
             connection.crash(problem)
         else:
             if not connection.closed:
-                reply.complete([encoded])
+                reply.complete(parts)
             self.note(context.api_key, started)
+        finally:
+            context.turns.end()
+
+    async def _encoded(self, context: RequestContext, response: Struct) -> list[bytes]:
+        """A response in slices: its parts, and nothing left of it."""
+        turns = context.turns
+        await turns.finish(bound_texts_in_slices(response))
+        parts: list[bytes] = []
+        pieces: list[bytes] = []
+        work = encode_in_slices(response, context.api_version, pieces)
+        while True:
+            ended = next(work, ENDED) is ENDED
+            if ended or len(pieces) > PIECES_MAX:
+                parts.append(b"".join(pieces))
+                pieces.clear()
+            if ended:
+                break
+            await turns.step()
+        await turns.finish(let_go_in_slices(response))
+        key = ApiKey(context.api_key)
+        return [response_head(key, context.api_version, context.correlation_id, parts), *parts]
 
     async def stop(self) -> None:
         """Lets handlers end, and changes that outlived their requests; breaks off those that do not."""

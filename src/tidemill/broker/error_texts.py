@@ -6,6 +6,7 @@ first partition with an error; and of all texts of a response so many as there i
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Final
 
 from tidemill.wire.schema import Field, Struct
@@ -14,6 +15,7 @@ TEXTS_CHARACTERS_MAX: Final = 64 * 1024
 """Of the texts of all items of one response."""
 
 TEXT: Final = "error_message"
+ITEMS_A_SLICE: Final = 500
 
 _paths: dict[type[Struct], list[tuple[Field, Field | None]]] = {}
 """By class of response: its arrays of items with texts, alone or inside of the items of another array."""
@@ -21,15 +23,25 @@ _paths: dict[type[Struct], list[tuple[Field, Field | None]]] = {}
 
 def bound_texts(response: Struct) -> None:
     """Takes out the texts that are too many; does nothing where a response has no items with texts."""
+    for _ in bound_texts_in_slices(response):
+        pass
+
+
+def bound_texts_in_slices(response: Struct) -> Generator[None, None, None]:
+    """The same, with a pause after some items each."""
     cls = type(response)
     paths = _paths.get(cls)
     if paths is None:
         paths = _paths[cls] = _find(cls)
     left = TEXTS_CHARACTERS_MAX
+    count = 0
     for outer, inner in paths:
         for item in getattr(response, outer.name) or ():
             told = False
             for one in (item,) if inner is None else getattr(item, inner.name) or ():
+                count += 1
+                if count % ITEMS_A_SLICE == 0:
+                    yield
                 text = one.error_message
                 if text is None:
                     continue

@@ -102,6 +102,7 @@ def decode(request: FetchFields, data: bytes, position: i64, end: i64) -> None:
         request.session_epoch = read_i32_be(data, position + 4)
         position += 8
     topics, position = read_length(data, position, end, flexible, True)
+    check_items(topics, ITEMS_MAX)
     left: i64 = ITEMS_MAX - topics
     while topics > 0:
         position = decode_topic(request.parts, data, position, end, version, left)

@@ -29,7 +29,7 @@ from tidemill.records.message_set import MessageSet
 from tidemill.replication.partition import Partition
 from tidemill.replication.waiting import AppendWaiter
 from tidemill.wire.fast import (
-    ITEMS_MAX,
+    PRODUCE_ITEMS_MAX,
     check_end,
     check_items,
     known_error,
@@ -135,7 +135,8 @@ def decode(request: ProduceFields, data: bytes, position: i64, end: i64) -> None
     request.timeout_ms = i64(read_i32_be(data, position + 2))
     position += 6
     topics, position = read_length(data, position, end, flexible, True)
-    left: i64 = ITEMS_MAX - topics
+    check_items(topics, PRODUCE_ITEMS_MAX)
+    left: i64 = PRODUCE_ITEMS_MAX - topics
     while topics > 0:
         key, position = read_topic_key(data, position, end, flexible, version >= BY_ID)
         topic = ProduceTopic(key)

@@ -31,10 +31,6 @@ API_KEYS: Final = 128
 TIMED_EVERY: Final = 16
 """Of so many requests of Produce, and of Fetch, the first is timed: two looks at the clock and two notes
 are a few per cent of a small request."""
-LARGE_REPLIES: Final = frozenset(
-    {3, 9, 15, 16, 32, 35, 46, 61, 75}  # Metadata, OffsetFetch, and what else describes or lists
-)
-"""APIs whose reply may be large though the request is small."""
 COLD_BYTES_MAX: Final = 16 * 1024 * 1024
 """A request that carries no records is larger only when somebody wants to keep the broker busy: it is taken
 apart in one go. The largest honest ones are assignments of large groups."""
@@ -67,9 +63,7 @@ class Requests(FrameHandler):
                 return False
         elif connection.context.busy:
             connection.context.busy = False
-        if (end - start > FREE_BYTES or api_key in LARGE_REPLIES) and not connection.memory.may_answer(
-            connection
-        ):
+        if end - start > FREE_BYTES and api_key <= FETCH and not connection.memory.may_answer(connection):
             return False
         version = read_i16_be(data, start + 2)
         if api_key == PRODUCE and produce_codec.FIRST_VERSION <= version <= produce_codec.LAST_VERSION:

@@ -405,7 +405,7 @@ class Connection(Sender):
         self._go_on()
 
     def resume_frames(self) -> None:
-        """There is room for the reply of a request that was held up: it is looked at in the loop's next turn."""
+        """There is room for the reply of a request that was held up: the next turn of the loop takes it."""
         if not self._next_turn and not self.closed:
             self._next_turn = True
             self.loop.call_soon(self._take_turn)

@@ -233,7 +233,7 @@ class BrokerServer:
         self.fetches.selector = selection_of(broker)
         self.down_conversion = DownConversion(self.loop, self.conversions)
         self.fetches.down = self.down_conversion
-        self.dispatch = Dispatch(broker, self.loop, self._readers)
+        self.dispatch = Dispatch(broker, self.loop, self._readers, self.memory)
         self.requests = Requests(self.produces, self.fetches, self.dispatch)
         self.acceptor = Acceptor(
             self.loop,

@@ -15,6 +15,8 @@ from tidemill.wire.schema import MISSING, STRING, ElementType, Field, Struct, Wi
 STRING_BYTES_MAX: Final = 32767
 """Kafka's own limit: the length of the not-compact form is a signed INT16."""
 INDENT: Final = "    "
+SLICE_ITEMS: Final = 63
+"""After one more items of arrays, code that works in slices lets its caller look at the time."""
 
 
 def carries(field: Field, version: int) -> bool:
@@ -62,8 +64,10 @@ def constructor(cls: type[Struct]) -> Callable[..., None]:
 class CodeWriter:
     """What both directions share: lines, the pending run, names for the generated code."""
 
-    def __init__(self, cls: type[Struct], version: int) -> None:
+    def __init__(self, cls: type[Struct], version: int, paced: bool = False) -> None:
         self.cls = cls
+        self.paced = paced
+        """The code is a generator, which pauses in its loops."""
         self.version = version
         self.flexible = is_flexible(cls, version)
         self.lines: list[str] = []
@@ -88,6 +92,20 @@ class CodeWriter:
         name = f"{prefix}_{len(self.names)}"
         self.names[name] = value
         return name
+
+    def pace(self) -> None:
+        """In the body of a loop: in code that works in slices, a pause after so many items."""
+        if self.paced:
+            self.emit("s -= 1")
+            self.emit("if s < 0:")
+            self.emit(f"    s = {SLICE_ITEMS}")
+            self.emit("    yield")
+
+    def begin_pacing(self) -> None:
+        """At the start of code that works in slices: it is a generator, with loops or without."""
+        if self.paced:
+            self.emit(f"s = {SLICE_ITEMS}")
+            self.emit("if s < 0: yield")
 
     def where(self, path: str) -> str:
         """The literal that names a field in errors."""

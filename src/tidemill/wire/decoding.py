@@ -32,12 +32,12 @@ anything is made, and all arrays of one message together hold at most ``ELEMENTS
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Final, NoReturn
 
 from tidemill.model.errors import ProtocolError
 from tidemill.wire.codegen import STRING_BYTES_MAX, CodeWriter, allows_null
-from tidemill.wire.primitives import read_uvarint, skip_tags
+from tidemill.wire.primitives import TAGS_MAX, read_uvarint, skip_tags
 from tidemill.wire.schema import STRING, UUID, ElementType, Field, Struct, WireType
 
 ELEMENTS_MAX: Final = 4_000_000
@@ -62,6 +62,15 @@ def make_decoder(cls: type[Struct], version: int) -> Callable[[bytes, int, int],
     return built
 
 
+def make_paced_decoder(
+    cls: type[Struct], version: int
+) -> Callable[[bytes, int, int], Generator[None, None, tuple[Any, int]]]:
+    """The same as a generator, which returns them, and pauses after some items each."""
+    built: Callable[[bytes, int, int], Generator[None, None, tuple[Any, int]]]
+    built = _DecoderWriter(cls, version, paced=True).build()
+    return built
+
+
 def elements_max(cls: type[Struct]) -> int:
     """How many items all arrays of one message may hold together."""
     if cls.__name__.endswith("Request") and cls.__name__ not in BETWEEN_BROKERS:
@@ -70,8 +79,8 @@ def elements_max(cls: type[Struct]) -> int:
 
 
 class _DecoderWriter(CodeWriter):
-    def __init__(self, cls: type[Struct], version: int) -> None:
-        super().__init__(cls, version)
+    def __init__(self, cls: type[Struct], version: int, paced: bool = False) -> None:
+        super().__init__(cls, version, paced)
         self.run: list[tuple[str, int, str]] = []
         self.end = "end"
         self.names.update(
@@ -88,6 +97,7 @@ class _DecoderWriter(CodeWriter):
 
     def build(self) -> Any:
         self.emit(f"left = {elements_max(self.cls)}")
+        self.begin_pacing()
         message = self.struct(self.cls, "")
         self.emit(f"return {message}, p")
         return self.compile("decode", "def decode(data, p, end):")
@@ -223,6 +233,7 @@ class _DecoderWriter(CodeWriter):
         self.emit(f"{target} = {items} = []")
         self.emit(f"for _ in range({count}):")
         self.depth += 1
+        self.pace()
         if isinstance(element, WireType):
             self.sized(element, False, item, path)
         else:
@@ -237,6 +248,7 @@ class _DecoderWriter(CodeWriter):
             self.emit(f"if {count}: p = skip_tags(data, p, {self.end}, {count})")
             return
         tag, size, stop, outer = self.name("t"), self.name("s"), self.name("e"), self.end
+        self.emit(f"if {count} > {TAGS_MAX}: too_many({self.where(path)}, {count}, {TAGS_MAX})")
         self.emit(f"if {count} * 2 > {outer} - p: lying({self.where(path)}, {count}, p, {outer})")
         self.emit(f"for _ in range({count}):")
         self.depth += 1

@@ -8,7 +8,7 @@ type makes it stumble, and :func:`first_bad_value` finds out afterwards where th
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Final, NoReturn
 
 from tidemill.wire.codegen import STRING_BYTES_MAX, CodeWriter, allows_null, carries
@@ -35,9 +35,18 @@ def make_encoder(cls: type[Struct], version: int) -> Callable[[Any, Callable[[An
     return built
 
 
+def make_paced_encoder(
+    cls: type[Struct], version: int
+) -> Callable[[Any, Callable[[Any], None]], Generator[None, None, None]]:
+    """The same as a generator, which pauses after some items each."""
+    built: Callable[[Any, Callable[[Any], None]], Generator[None, None, None]]
+    built = _EncoderWriter(cls, version, paced=True).build()
+    return built
+
+
 class _EncoderWriter(CodeWriter):
-    def __init__(self, cls: type[Struct], version: int) -> None:
-        super().__init__(cls, version)
+    def __init__(self, cls: type[Struct], version: int, paced: bool = False) -> None:
+        super().__init__(cls, version, paced)
         self.run: list[tuple[str, str]] = []
         self.out = "out"
         self.names.update(
@@ -46,6 +55,7 @@ class _EncoderWriter(CodeWriter):
         self.names.update(long_string=_long_string)
 
     def build(self) -> Any:
+        self.begin_pacing()
         self.struct(self.cls, "m", "")
         self.flush()
         if not self.lines:
@@ -160,6 +170,7 @@ class _EncoderWriter(CodeWriter):
         item = self.name("m")
         self.emit(f"for {item} in {values}:")
         self.depth += 1
+        self.pace()
         if element is UUID:
             self.emit(f"if len({item}) != 16: not_id({self.where(path)}, {item})")
             self.emit(f"{self.out}({item})")

@@ -19,6 +19,9 @@ ITEMS_MAX: Final[i64] = 100_000 if _mode.compiled else 20_000
 """Topics and partitions of one request: a few bytes each on the wire, hundreds in memory, and work that
 holds up everybody else, plain Python several times longer."""
 
+PRODUCE_ITEMS_MAX: Final[i64] = 15_000
+"""The same for Produce: a request of a megabyte, the limit of producers, has room for no more batches."""
+
 TOPIC_ID_BYTES: Final = 16
 
 
@@ -78,11 +81,11 @@ def write_count(out: BytesWriter, count: i64, flexible: bool) -> None:
         write_i32_be(out, i32(count))
 
 
-def check_items(count: i64, count_max: i64) -> None:
-    """Raises ProtocolError when an array holds more items than are left of a request's ``ITEMS_MAX``."""
-    if count > count_max:
+def check_items(count: i64, left: i64) -> None:
+    """Raises ProtocolError when an array holds more items than are left of those that a request may name."""
+    if count > left:
         raise ProtocolError(
-            f"{count} more partitions, of {ITEMS_MAX} topics and partitions that one request may name"
+            f"{count} more topics or partitions are more than one request may name: {left} are left"
         )
 
 

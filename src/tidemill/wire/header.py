@@ -145,6 +145,17 @@ def encode_response(key: int, version: int, correlation_id: int, message: Struct
     return _frame(header, message, version)
 
 
+def response_head(key: int, version: int, correlation_id: int, parts: list[bytes]) -> bytes:
+    """What stands before the body of a response that was encoded to ``parts``: its size and its header."""
+    header = struct.pack(">i", correlation_id)
+    if response_header_version(key, version) > 0:
+        header += b"\0"
+    size = len(header) + sum([len(part) for part in parts])
+    if size > FRAME_BYTES_MAX:
+        raise ValueError(f"a response of {size} bytes is over {FRAME_BYTES_MAX}, a frame's most")
+    return struct.pack(">i", size) + header
+
+
 def _frame(header: bytes, message: Struct, version: int) -> bytes:
     parts = encode_parts(message, version)
     size = len(header) + sum([len(part) for part in parts])

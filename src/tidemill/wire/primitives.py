@@ -11,10 +11,15 @@ Source: the protocol guide, section "protocol primitive types"; KIP-482.
 
 from __future__ import annotations
 
+from typing import Final
+
 from librt.strings import BytesWriter
 from mypy_extensions import i64
 
 from tidemill.model.errors import ProtocolError
+
+TAGS_MAX: Final = 20
+"""Tagged fields of one structure: the protocol has ten at most, and a frame has room for 50 million."""
 
 
 def short(position: i64, size: i64, end: i64) -> ProtocolError:
@@ -42,6 +47,8 @@ def read_uvarint(data: bytes, position: i64, end: i64) -> tuple[i64, i64]:
 
 def skip_tags(data: bytes, position: i64, end: i64, count: i64) -> i64:
     """Steps over ``count`` tagged fields that nobody asked for: the position behind them."""
+    if count > TAGS_MAX:
+        raise ProtocolError(f"{count} tagged fields before byte {position}; {TAGS_MAX} are allowed")
     if count * 2 > end - position:
         raise ProtocolError(
             f"{count} tagged fields cannot be in the {end - position} bytes from {position} on"

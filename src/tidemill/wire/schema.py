@@ -35,7 +35,7 @@ Source of the encoding rules: the protocol guide, KIP-482 (flexible versions) an
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar, dataclass_transform
 
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError, TidemillError
@@ -43,6 +43,7 @@ from tidemill.model.types import ZERO_ID
 
 VERSION_MAX: Final = 32767
 REPR_BYTES_MAX: Final = 64
+LET_GO_ITEMS: Final = 100
 
 
 class EncodeError(TidemillError, ValueError):
@@ -199,6 +200,7 @@ class StructMeta(type):
         namespace["flexible_"] = flexible
         namespace["encoders_"] = {}
         namespace["decoders_"] = {}
+        namespace["paced_"] = {}
         return super().__new__(mcs, name, bases, namespace)
 
     def __init__(
@@ -220,6 +222,7 @@ class Struct(metaclass=StructMeta):
     flexible_: ClassVar[str]
     encoders_: ClassVar[dict[int, _Encoder]]
     decoders_: ClassVar[dict[int, _Decoder]]
+    paced_: ClassVar[dict[tuple[str, int], Any]]
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, **values: Any) -> None:
@@ -309,6 +312,64 @@ def decode_prefix(cls: type[S], version: int, data: bytes, position: int, end: i
         return decoder(data, position, end)
     except UnicodeDecodeError as problem:
         raise ProtocolError(f"{cls.__name__} v{version}: a string is not UTF-8: {problem}") from None
+
+
+def decode_in_slices(
+    cls: type[S], version: int, data: bytes, position: int, end: int
+) -> Generator[None, None, tuple[S, int]]:
+    """As :func:`decode_prefix`, with a pause after some items each: for messages of many."""
+    from tidemill.wire.decoding import make_paced_decoder
+
+    if not 0 <= position <= end <= len(data):
+        raise ProtocolError(f"{cls.__name__} v{version}: no bytes {position} to {end} in {len(data)} bytes")
+    decoder = cls.paced_.get(("decode", version))
+    if decoder is None:
+        _check_version(cls, version, ProtocolError)
+        decoder = cls.paced_["decode", version] = make_paced_decoder(cls, version)
+    try:
+        found: tuple[S, int] = yield from decoder(data, position, end)
+    except UnicodeDecodeError as problem:
+        raise ProtocolError(f"{cls.__name__} v{version}: a string is not UTF-8: {problem}") from None
+    return found
+
+
+def encode_in_slices(message: Struct, version: int, parts: list[bytes]) -> Generator[None, None, None]:
+    """As :func:`encode_parts`, with a pause after some items each, in which ``parts`` may be emptied."""
+    from tidemill.wire.encoding import make_paced_encoder
+
+    cls = type(message)
+    encoder = cls.paced_.get(("encode", version))
+    if encoder is None:
+        _check_version(cls, version, EncodeError)
+        encoder = cls.paced_["encode", version] = make_paced_encoder(cls, version)
+    try:
+        yield from encoder(message, parts.append)
+    except (struct.error, AttributeError, TypeError, ValueError) as problem:
+        if isinstance(problem, EncodeError):
+            raise
+        raise EncodeError(_explain(message, version, problem)) from problem
+
+
+def let_go_in_slices(message: Struct) -> Generator[None, None, None]:
+    """Empties the arrays of messages in ``message``, with a pause after some items each.
+
+    A message of 100,000 items that is dropped as a whole holds its thread as long as to make one does. Arrays
+    of plain values stay: they may be another's, a partition's replicas for instance.
+    """
+    for one in message.fields_:
+        if not one.is_array or isinstance(one.element, WireType):
+            continue
+        items = getattr(message, one.name)
+        if not isinstance(items, list):
+            continue
+        if any(field.is_array and isinstance(field.element, type) for field in one.element.fields_):
+            for number, item in enumerate(items):
+                if number % LET_GO_ITEMS == 0:
+                    yield
+                yield from let_go_in_slices(item)
+        while items:
+            del items[-LET_GO_ITEMS:]
+            yield
 
 
 def _make_encoder(cls: type[Struct], version: int) -> _Encoder:

@@ -37,7 +37,8 @@ async def handle(
         allow_replication_factor_change=allowed, error_code=0, error_message=None, responses=[]
     )
     try:
-        errors = await within(request.timeout_ms, _alter(broker, context, wishes, allowed))
+        work = _alter(broker, context, wishes, allowed)
+        errors = await context.turns.rest(within(request.timeout_ms, work))
     except (KafkaError, StoreError) as problem:
         error = problem if isinstance(problem, KafkaError) else store_error(problem)
         response.error_code, response.error_message = error.code, external_text(error)

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from tidemill.broker.audit import note
+from tidemill.broker.turns import in_slices
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.messages.alter_replica_log_dirs import (
@@ -22,16 +23,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidemill.broker")
 
 
-def handle(
+@in_slices
+async def handle(
     broker: Broker, context: RequestContext, request: AlterReplicaLogDirsRequest
 ) -> AlterReplicaLogDirsResponse:
     """Begins the moves, and answers at once: DescribeLogDirs shows how far they are."""
     results: dict[str, list[AlterReplicaLogDirPartitionResult]] = {}
     started: list[str] = []
-    for wanted in request.dirs:
-        for topic in wanted.topics:
+    async for wanted in context.turns.over(request.dirs):
+        async for topic in context.turns.over(wanted.topics):
             told = results.setdefault(topic.name, [])
-            for index in topic.partitions:
+            async for index in context.turns.over(topic.partitions):
                 key = TopicPartition(context.internal_name(topic.name), index)
                 code = begin(broker, key, wanted.path)
                 if code == ErrorCode.NONE:

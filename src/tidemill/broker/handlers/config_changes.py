@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -25,8 +23,6 @@ VERBS = {
     AlterOperation.APPEND: "extended by",
     AlterOperation.SUBTRACT: "reduced by",
 }
-RESOURCES_A_TURN = 50
-"""After so many the loop does its other work."""
 
 
 class Resource(Protocol):
@@ -52,18 +48,18 @@ async def alter(
 
     A resource that comes more than once is refused each time. ``result`` is the message of one outcome.
     """
-    counts = Counter((resource.resource_type, resource.resource_name) for resource in resources)
+    counts = await context.turns.counts(
+        (resource.resource_type, resource.resource_name) for resource in resources
+    )
     results: list[Result] = []
-    for resource in resources:
-        if len(results) % RESOURCES_A_TURN == 0:
-            await asyncio.sleep(0)
+    async for resource in context.turns.over(resources):
         kind, name = resource.resource_type, resource.resource_name
         error: KafkaError | None = None
         try:
             if counts[kind, name] > 1:
                 raise KafkaError("the resource comes twice in this request", ErrorCode.INVALID_REQUEST)
             command = command_for(kind, internal_resource(context, kind, name), resource)
-            await _carry_out(broker, command, validate_only)
+            await context.turns.rest(_carry_out(broker, command, validate_only))
             if not validate_only:
                 note(context, "settings altered", [described(command)])
         except KafkaError as problem:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.broker.handlers.describe_acls import NO_AUTHORIZER
+from tidemill.broker.turns import in_slices
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.create_acls import AclCreationResult, CreateAclsRequest, CreateAclsResponse
 
@@ -13,11 +14,12 @@ if TYPE_CHECKING:
     from tidemill.broker.context import RequestContext
 
 
-def handle(broker: Broker, context: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
+@in_slices
+async def handle(broker: Broker, context: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
     """The same refusal for each rule."""
-    return CreateAclsResponse(
-        results=[
+    response = CreateAclsResponse()
+    async for _ in context.turns.over(request.creations):
+        response.results.append(
             AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
-            for _ in request.creations
-        ]
-    )
+        )
+    return response

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from tidemill.broker.audit import note
@@ -25,7 +24,7 @@ async def handle(
     broker: Broker, context: RequestContext, request: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
     """One result a topic; a name that comes twice is refused."""
-    counts = Counter(topic.name for topic in request.topics)
+    counts = await context.turns.counts(topic.name for topic in request.topics)
     growths = [
         Growth(
             context.internal_name(topic.name),
@@ -44,7 +43,8 @@ async def handle(
     }
     if growths:
         try:
-            grown = await within(request.timeout_ms, _grow(broker, context, growths, request.validate_only))
+            work = _grow(broker, context, growths, request.validate_only)
+            grown = await context.turns.rest(within(request.timeout_ms, work))
         except KafkaError as error:
             grown = [Outcome(growth.name, error=error) for growth in growths]
         for outcome in grown:

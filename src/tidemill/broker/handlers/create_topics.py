@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -31,10 +30,10 @@ async def handle(
     broker: Broker, context: RequestContext, request: CreateTopicsRequest
 ) -> CreateTopicsResponse:
     """One result a topic; a name that comes twice is refused each time."""
-    counts = Counter(topic.name for topic in request.topics)
+    counts = await context.turns.counts(topic.name for topic in request.topics)
     outcomes: dict[str, Outcome] = {}
     wanted = []
-    for topic in request.topics:
+    async for topic in context.turns.over(request.topics):
         try:
             if len(counts) > PARTITIONS_PER_REQUEST_MAX:
                 raise KafkaError(
@@ -44,20 +43,22 @@ async def handle(
                 )
             if counts[topic.name] > 1:
                 raise KafkaError(f"{topic.name!r} comes twice in this request", ErrorCode.INVALID_REQUEST)
-            wanted.append(_wanted(context, topic))
+            wanted.append(await _wanted(context, topic))
         except KafkaError as error:
             outcomes[topic.name] = Outcome(topic.name, error=error)
     if wanted:
         try:
-            made = await within(request.timeout_ms, _create(broker, context, wanted, request.validate_only))
+            work = _create(broker, context, wanted, request.validate_only)
+            made = await context.turns.rest(within(request.timeout_ms, work))
         except KafkaError as error:
             made = [Outcome(topic.name, error=error) for topic in wanted]
         for outcome in made:
             outcomes[context.external_name(outcome.name)] = outcome
     shown = Shown(broker.config)
-    return CreateTopicsResponse(
-        topics=[_result(shown, name, outcomes[name], request.validate_only) for name in counts]
-    )
+    response = CreateTopicsResponse()
+    async for name in context.turns.over(counts):
+        response.topics.append(_result(shown, name, outcomes[name], request.validate_only))
+    return response
 
 
 async def _create(
@@ -76,9 +77,9 @@ def described(topic: TopicImage) -> str:
     return f"{topic.name} with {len(topic.partitions)} partitions of {replicas} replicas{settings}"
 
 
-def _wanted(context: RequestContext, topic: CreatableTopic) -> NewTopic:
+async def _wanted(context: RequestContext, topic: CreatableTopic) -> NewTopic:
     assignments: dict[int, list[int]] = {}
-    for assignment in topic.assignments:
+    async for assignment in context.turns.over(topic.assignments):
         if assignment.partition_index in assignments:
             raise KafkaError(
                 f"partition {assignment.partition_index} is assigned twice",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.broker.handlers.describe_acls import NO_AUTHORIZER
+from tidemill.broker.turns import in_slices
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.delete_acls import (
     DeleteAclsFilterResult,
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
     from tidemill.broker.context import RequestContext
 
 
-def handle(broker: Broker, context: RequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
+@in_slices
+async def handle(broker: Broker, context: RequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
     """The same refusal for each filter."""
-    return DeleteAclsResponse(
-        filter_results=[
+    response = DeleteAclsResponse()
+    async for _ in context.turns.over(request.filters):
+        response.filter_results.append(
             DeleteAclsFilterResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
-            for _ in request.filters
-        ]
-    )
+        )
+    return response

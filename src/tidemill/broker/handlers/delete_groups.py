@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.broker.audit import note
+from tidemill.broker.turns import slices_of
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.delete_groups import (
     DeletableGroupResult,
@@ -21,13 +22,11 @@ async def handle(
     broker: Broker, context: RequestContext, request: DeleteGroupsRequest
 ) -> DeleteGroupsResponse:
     """Answers each group by itself."""
-    asked = tuple(dict.fromkeys(request.groups_names))
-    errors = await broker.groups.delete_groups(tuple(context.internal_name(name) for name in asked))
-    deleted = [name for name, error in zip(asked, errors, strict=True) if error == ErrorCode.NONE]
-    note(context, "groups deleted", deleted)
-    return DeleteGroupsResponse(
-        results=[
-            DeletableGroupResult(group_id=name, error_code=error)
-            for name, error in zip(asked, errors, strict=True)
-        ]
-    )
+    results = []
+    for names in slices_of(list(dict.fromkeys(request.groups_names))):
+        work = broker.groups.delete_groups(tuple([context.internal_name(name) for name in names]))
+        errors = await context.turns.rest(work)
+        for name, error in zip(names, errors, strict=True):
+            results.append(DeletableGroupResult(group_id=name, error_code=error))
+    note(context, "groups deleted", [one.group_id for one in results if one.error_code == ErrorCode.NONE])
+    return DeleteGroupsResponse(results=results)

@@ -47,10 +47,10 @@ async def handle(
     """Deletes up to the offset that each partition names; -1 stands for its high watermark."""
     topics = []
     deletions = []
-    for topic in request.topics:
+    async for topic in context.turns.over(request.topics):
         name = context.internal_name(topic.name)
         results = []
-        for wanted in topic.partitions:
+        async for wanted in context.turns.over(topic.partitions):
             result = DeleteRecordsPartitionResult(
                 partition_index=wanted.partition_index, low_watermark=NO_WATERMARK
             )
@@ -65,7 +65,7 @@ async def handle(
         if deletions:
             texts = [f"{one.partition.topic}-{one.partition.index} below {one.offset}" for one in deletions]
             note(context, "records deleted", texts)
-            await _wait(broker, deletions, request.timeout_ms)
+            await context.turns.rest(_wait(broker, deletions, request.timeout_ms))
     finally:
         for one in deletions:
             one.partition.stop_waiting_deleted(one.waiter)

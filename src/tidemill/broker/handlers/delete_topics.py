@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from tidemill.broker.audit import note
@@ -35,15 +34,22 @@ async def handle(
         states = request.topics
     else:
         states = [DeleteTopicState(name=name, topic_id=ZERO_ID) for name in request.topic_names]
-    named = [_named(broker, context, state) for state in states]
-    counts = Counter(result.name for result in named)
-    results = list({(result.name, result.topic_id): result for result in named}.values())
-    for result in results:
+    named = []
+    async for state in context.turns.over(states):
+        named.append(_named(broker, context, state))
+    counts = await context.turns.counts(result.name for result in named)
+    distinct: dict[tuple[str | None, bytes], DeletableTopicResult] = {}
+    async for result in context.turns.over(named):
+        distinct[result.name, result.topic_id] = result
+    results = list(distinct.values())
+    async for result in context.turns.over(results):
         if result.error_code == ErrorCode.NONE and counts[result.name] > 1:
             _refuse(result, KafkaError("the topic comes twice in this request", ErrorCode.INVALID_REQUEST))
     wanted = [result for result in results if result.error_code == ErrorCode.NONE]
     if wanted:
-        await _delete(broker, context, request.timeout_ms, wanted)
+        await context.turns.rest(_delete(broker, context, request.timeout_ms, wanted))
+    await context.turns.let_go(counts)
+    await context.turns.let_go(distinct)
     return DeleteTopicsResponse(responses=results)
 
 

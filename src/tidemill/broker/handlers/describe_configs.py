@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from tidemill.broker import loggers
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
 RESOURCES_MAX = 10_000
 """A few bytes of a request become kilobytes of its response: more would fill the broker's memory."""
 
-RESOURCES_A_TURN = 20
-"""After so many the loop does its other work."""
-
 DYNAMIC_DEFAULT_BROKER, DEFAULT, DYNAMIC_LOGGER = 3, 5, 6
 """Where a value is from; the others come with the value."""
 
@@ -41,14 +37,12 @@ async def handle(
 ) -> DescribeConfigsResponse:
     """One result a resource; what is named twice is described for all keys that any of both asks for."""
     resources: dict[tuple[int, str], DescribeConfigsResource] = {}
-    for resource in request.resources:
+    async for resource in context.turns.over(request.resources):
         known = resources.setdefault((resource.resource_type, resource.resource_name), resource)
         if known is not resource:
             _join_keys(known, resource)
     results: list[DescribeConfigsResult] = []
-    for resource in resources.values():
-        if len(results) % RESOURCES_A_TURN == RESOURCES_A_TURN - 1:
-            await asyncio.sleep(0)
+    async for resource in context.turns.over(resources.values()):
         if len(results) < RESOURCES_MAX:
             results.append(_result(broker, context, request, resource))
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.handlers.common import shortened
+from tidemill.broker.turns import in_slices
 from tidemill.groups.effects import DescribedGroup as GroupView
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.describe_groups import (
@@ -21,10 +22,13 @@ if TYPE_CHECKING:
 MISSING_GROUP_TOLD_FROM: Final = 6
 
 
-def handle(broker: Broker, context: RequestContext, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
+@in_slices
+async def handle(
+    broker: Broker, context: RequestContext, request: DescribeGroupsRequest
+) -> DescribeGroupsResponse:
     """Answers each group by itself, in the order asked; once, however often it is named."""
     groups = []
-    for group_id in dict.fromkeys(request.groups):
+    async for group_id in context.turns.over(dict.fromkeys(request.groups)):
         view = broker.groups.describe(context.internal_name(group_id))
         if isinstance(view, ErrorCode):
             groups.append(DescribedGroup(group_id=group_id, error_code=view))

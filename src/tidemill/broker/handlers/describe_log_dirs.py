@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from tidemill.broker.turns import in_slices
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.describe_log_dirs import (
     DescribeLogDirsPartition,
@@ -22,19 +23,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("tidemill.broker")
 
 
-def handle(
+@in_slices
+async def handle(
     broker: Broker, context: RequestContext, request: DescribeLogDirsRequest
 ) -> DescribeLogDirsResponse:
     """Tells the sizes of the partitions that are asked for; of all when none is named."""
     wanted: set[tuple[str, int]] | None = None
     if request.topics is not None:
-        wanted = {
-            (context.internal_name(topic.topic), index)
-            for topic in request.topics
-            for index in topic.partitions
-        }
+        wanted = set()
+        async for topic in context.turns.over(request.topics):
+            name = context.internal_name(topic.topic)
+            async for index in context.turns.over(topic.partitions):
+                wanted.add((name, index))
     by_directory: dict[str, dict[str, list[DescribeLogDirsPartition]]] = {}
-    for partition in broker.partitions.all():
+    async for partition in context.turns.over(list(broker.partitions.all())):
         if wanted is not None and (partition.topic, partition.index) not in wanted:
             continue
         if partition.failed:

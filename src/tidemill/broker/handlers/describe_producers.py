@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.broker.handlers.common import external_text
+from tidemill.broker.turns import in_slices
 from tidemill.model.errors import KafkaError
 from tidemill.wire.messages.describe_producers import (
     DescribeProducersRequest,
@@ -20,15 +21,16 @@ if TYPE_CHECKING:
     from tidemill.replication.partition import Partition
 
 
-def handle(
+@in_slices
+async def handle(
     broker: Broker, context: RequestContext, request: DescribeProducersRequest
 ) -> DescribeProducersResponse:
     """Tells each partition's producers."""
     topics = []
-    for topic in request.topics:
+    async for topic in context.turns.over(request.topics):
         name = context.internal_name(topic.name)
         partitions = []
-        for index in dict.fromkeys(topic.partition_indexes):
+        async for index in context.turns.over(dict.fromkeys(topic.partition_indexes)):
             answer = PartitionResponse(partition_index=index)
             try:
                 partition = broker.partition(name, index)

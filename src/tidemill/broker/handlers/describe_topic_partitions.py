@@ -17,6 +17,7 @@ from tidemill.broker.handlers.common import (
     served_partitions,
 )
 from tidemill.broker.metadata import ClusterImage, PartitionImage
+from tidemill.broker.turns import in_slices
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.messages.describe_topic_partitions import (
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
 
 
-def handle(
+@in_slices
+async def handle(
     broker: Broker, context: RequestContext, request: DescribeTopicPartitionsRequest
 ) -> DescribeTopicPartitionsResponse:
     """One page, from the cursor on (its topic included)."""
@@ -44,14 +46,15 @@ def handle(
     if cursor is not None and (
         cursor.partition_index < 0 or (request.topics and cursor.topic_name not in names)
     ):
-        return DescribeTopicPartitionsResponse(
-            topics=[_refused(name, ErrorCode.INVALID_REQUEST) for name in sorted(names)]
-        )
+        refused = DescribeTopicPartitionsResponse()
+        async for name in context.turns.over(sorted(names)):
+            refused.topics.append(_refused(name, ErrorCode.INVALID_REQUEST))
+        return refused
     first = cursor.topic_name if cursor is not None else ""
     limit = broker.config.int("max.request.partition.size.limit")
     left = max(1, min(limit, request.response_partition_limit))
     response = DescribeTopicPartitionsResponse()
-    for name in sorted(name for name in names if name >= first):
+    async for name in context.turns.over(sorted(name for name in names if name >= first)):
         start = cursor.partition_index if cursor is not None and name == first else 0
         topic = image.topics.get(context.internal_name(name))
         if topic is None:

@@ -41,7 +41,7 @@ async def handle(
     failure: KafkaError | None = None
     try:
         work = _elect(broker, context, wanted, request.election_type)
-        results = await within(request.timeout_ms, work)
+        results = await context.turns.rest(within(request.timeout_ms, work))
     except KafkaError as error:
         failure = error
     except StoreError as error:

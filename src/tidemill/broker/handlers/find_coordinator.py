@@ -30,10 +30,10 @@ BATCHED_FROM: Final = 4
 async def handle(
     broker: Broker, context: RequestContext, request: FindCoordinatorRequest
 ) -> FindCoordinatorResponse:
-    """Answers each key by itself."""
+    """Answers each key by itself; once, however often it is named."""
     if context.api_version >= BATCHED_FROM:
         found = []
-        for key in request.coordinator_keys:
+        async for key in context.turns.over(dict.fromkeys(request.coordinator_keys)):
             error, message, endpoint = await _find(broker, context, request.key_type, key)
             found.append(
                 Coordinator(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tidemill.broker.turns import in_slices
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 
@@ -14,24 +15,28 @@ if TYPE_CHECKING:
 GROUP_TYPE: Final = "classic"
 
 
-def handle(broker: Broker, context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
+@in_slices
+async def handle(broker: Broker, context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
     """Filters know no case; one that is unknown matches nothing."""
     error, groups = broker.groups.list_groups()
     if error is not ErrorCode.NONE:
         return ListGroupsResponse(error_code=error)
-    states = {state.strip().lower() for state in request.states_filter}
-    types = {kind.strip().lower() for kind in request.types_filter}
+    turns = context.turns
+    states = {state.strip().lower() async for state in turns.over(request.states_filter)}
+    types = {kind.strip().lower() async for kind in turns.over(request.types_filter)}
     if types and GROUP_TYPE not in types:
         groups = []
-    return ListGroupsResponse(
-        groups=[
-            ListedGroup(
-                group_id=context.external_name(group.group_id),
-                protocol_type=group.protocol_type,
-                group_state=group.state,
-                group_type=GROUP_TYPE,
+    response = ListGroupsResponse()
+    async for group in turns.over(groups):
+        if not states or group.state.lower() in states:
+            response.groups.append(
+                ListedGroup(
+                    group_id=context.external_name(group.group_id),
+                    protocol_type=group.protocol_type,
+                    group_state=group.state,
+                    group_type=GROUP_TYPE,
+                )
             )
-            for group in groups
-            if not states or group.state.lower() in states
-        ]
-    )
+    await turns.let_go(states)
+    await turns.let_go(types)
+    return response

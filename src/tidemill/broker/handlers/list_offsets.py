@@ -7,9 +7,9 @@ time, newest first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tidemill.broker.turns import Turns, in_slices
 from tidemill.log.time_lookup import TimeLookup, is_warm
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.replication.waiting import CONSUMER
@@ -50,25 +50,27 @@ Found = dict[tuple[str, int], TimeLookup]
 """Look-ups that a thread did, by topic and partition."""
 
 
-def handle(
-    broker: Broker, context: RequestContext, request: ListOffsetsRequest
-) -> ListOffsetsResponse | Coroutine[Any, Any, ListOffsetsResponse]:
+@in_slices
+async def handle(broker: Broker, context: RequestContext, request: ListOffsetsRequest) -> ListOffsetsResponse:
     """Looks each partition up; in a thread first where that would wait for the disk."""
-    cold = cold_lookups(broker, context, request) if context.api_version > 0 else {}
+    found: Found = {}
+    cold = await cold_lookups(broker, context, request) if context.api_version > 0 else {}
     if cold:
-        return answer_cold(broker, context, request, cold)
-    return answer(broker, context, request, {})
+        found = await look_up_cold(context.turns, cold)
+    return await answer(broker, context, request, found)
 
 
-def cold_lookups(broker: Broker, context: RequestContext, request: ListOffsetsRequest) -> Found:
+async def cold_lookups(broker: Broker, context: RequestContext, request: ListOffsetsRequest) -> Found:
     """The look-ups by time whose pages are not all in memory. What is wrong with others is told later."""
     cold: Found = {}
-    for topic in request.topics:
+    seen: set[tuple[str, int]] = set()
+    async for topic in context.turns.over(request.topics):
         name = context.internal_name(topic.name)
-        for wanted in topic.partitions:
+        async for wanted in context.turns.over(topic.partitions):
             key = (name, wanted.partition_index)
-            if key in cold or (wanted.timestamp < 0 and wanted.timestamp != MAX_TIMESTAMP):
+            if key in seen or (wanted.timestamp < 0 and wanted.timestamp != MAX_TIMESTAMP):
                 continue
+            seen.add(key)
             try:
                 partition = broker.partition(*key)
                 if request.replica_id != DEBUGGING_REPLICA:
@@ -77,19 +79,18 @@ def cold_lookups(broker: Broker, context: RequestContext, request: ListOffsetsRe
                     cold[key] = TimeLookup(partition.log, wanted.timestamp)
             except KafkaError:
                 continue
+    await context.turns.let_go(seen)
     return cold
 
 
-async def answer_cold(
-    broker: Broker, context: RequestContext, request: ListOffsetsRequest, cold: Found
-) -> ListOffsetsResponse:
-    """Answers once a thread has looked."""
+async def look_up_cold(turns: Turns, cold: Found) -> Found:
+    """What a thread finds."""
     found: Found = {}
     loop = asyncio.get_running_loop()
     for _ in range(COLD_TRIES):
-        await loop.run_in_executor(None, run_all, list(cold.values()))
+        await turns.rest(loop.run_in_executor(None, run_all, list(cold.values())))
         again: Found = {}
-        for key, lookup in cold.items():
+        async for key, lookup in turns.over(cold.items()):
             if lookup.is_true():
                 found[key] = lookup
             elif not lookup.log.closed:
@@ -97,7 +98,7 @@ async def answer_cold(
         cold = again
         if not cold:
             break
-    return answer(broker, context, request, found)
+    return found
 
 
 def run_all(lookups: list[TimeLookup]) -> None:
@@ -106,34 +107,46 @@ def run_all(lookups: list[TimeLookup]) -> None:
         lookup.run()
 
 
-def answer(
+async def answer(
     broker: Broker, context: RequestContext, request: ListOffsetsRequest, found: Found
 ) -> ListOffsetsResponse:
     """The response, with what was looked up already; each partition once."""
     topics = []
     seen: set[tuple[str, int]] = set()
-    for topic in request.topics:
+    async for topic in context.turns.over(request.topics):
         name = context.internal_name(topic.name)
         answers = []
-        for wanted in topic.partitions:
+        async for wanted in context.turns.over(topic.partitions):
             key = (name, wanted.partition_index)
-            try:
-                if key in seen:
-                    raise KafkaError("the partition comes twice in this request", ErrorCode.INVALID_REQUEST)
+            if key in seen:
+                told = ListOffsetsPartitionResponse(error_code=ErrorCode.INVALID_REQUEST)
+            else:
                 seen.add(key)
-                partition = broker.partition(*key)
-                if context.api_version == 0:
-                    told = look_up_segments(partition, wanted, request.replica_id, broker.clock.wall_ms())
-                else:
-                    told = look_up(partition, wanted, request, context.api_version, found.get(key))
-            except KafkaError as error:
-                told = ListOffsetsPartitionResponse(error_code=error.code)
+                told = _told(broker, context, request, key, wanted, found.get(key))
             told.partition_index = wanted.partition_index
             if context.api_version < EPOCHS_FROM:
                 told.leader_epoch = -1
             answers.append(told)
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
+    await context.turns.let_go(seen)
     return ListOffsetsResponse(topics=topics)
+
+
+def _told(
+    broker: Broker,
+    context: RequestContext,
+    request: ListOffsetsRequest,
+    key: tuple[str, int],
+    wanted: ListOffsetsPartition,
+    done: TimeLookup | None,
+) -> ListOffsetsPartitionResponse:
+    try:
+        partition = broker.partition(*key)
+        if context.api_version == 0:
+            return look_up_segments(partition, wanted, request.replica_id, broker.clock.wall_ms())
+        return look_up(partition, wanted, request, context.api_version, done)
+    except KafkaError as error:
+        return ListOffsetsPartitionResponse(error_code=error.code)
 
 
 def look_up(

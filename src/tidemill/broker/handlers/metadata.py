@@ -6,6 +6,7 @@ Apache Kafka sends its clients away to ask again.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from tidemill.broker.handlers.common import (
     served_partitions,
 )
 from tidemill.broker.metadata import ClusterImage, PartitionImage, TopicImage
+from tidemill.broker.turns import in_slices
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.messages.metadata import (
@@ -47,11 +49,12 @@ CREATIONS_MAX = 100
 def handle(
     broker: Broker, context: RequestContext, request: MetadataRequest
 ) -> MetadataResponse | Coroutine[Any, Any, MetadataResponse]:
-    """Answers at once, unless topics have to be made first."""
-    missing = _to_create(broker, context, request)
-    if missing:
-        return _create_and_answer(broker, context, request, missing)
-    return _answer(broker, context, request, {})
+    """Answers at once, unless topics have to be made first, or there are many."""
+    may_create = request.topics and request.allow_auto_topic_creation
+    if may_create and broker.config.bool("auto.create.topics.enable"):
+        return _create_and_answer(broker, context, request)
+    work: MetadataResponse | Coroutine[Any, Any, MetadataResponse] = _answer(broker, context, request, {})
+    return work
 
 
 def wants_all(request: MetadataRequest, version: int) -> bool:
@@ -59,46 +62,57 @@ def wants_all(request: MetadataRequest, version: int) -> bool:
     return request.topics is None or (version == 0 and not request.topics)
 
 
-def _to_create(broker: Broker, context: RequestContext, request: MetadataRequest) -> list[str]:
-    if not request.topics or not request.allow_auto_topic_creation:
-        return []
+async def _to_create(broker: Broker, context: RequestContext, request: MetadataRequest) -> list[str]:
     topics = broker.metadata.image.topics
     missing = []
-    for wanted in request.topics:
+    async for wanted in context.turns.over(request.topics or ()):
         if wanted.name is not None and wanted.topic_id == ZERO_ID:
             name = context.internal_name(wanted.name)
             if name not in topics and missing_topic_error(name) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 missing.append(name)
-    if missing and not broker.config.bool("auto.create.topics.enable"):
-        return []
     return list(dict.fromkeys(missing))[:CREATIONS_MAX]
 
 
 async def _create_and_answer(
-    broker: Broker, context: RequestContext, request: MetadataRequest, missing: Sequence[str]
+    broker: Broker, context: RequestContext, request: MetadataRequest
 ) -> MetadataResponse:
+    errors: dict[str, ErrorCode] = {}
+    missing = await _to_create(broker, context, request)
+    if missing:
+        errors = await context.turns.rest(_create(broker, context, missing))
+    outcome = _answer(broker, context, request, errors)
+    response: MetadataResponse = await outcome if inspect.isawaitable(outcome) else outcome
+    return response
+
+
+async def _create(broker: Broker, context: RequestContext, missing: Sequence[str]) -> dict[str, ErrorCode]:
     try:
         problems = await make_topics(broker, missing)
         made = [name for name in missing if name not in problems]
         note(context, "topics created as a client asked for their metadata", made)
     except KafkaError as error:
-        errors = dict.fromkeys(missing, error.code)
-    else:
-        errors = {name: problem.code for name, problem in problems.items()}
-    return _answer(broker, context, request, errors)
+        return dict.fromkeys(missing, error.code)
+    return {name: problem.code for name, problem in problems.items()}
 
 
-def _answer(
+@in_slices
+async def _answer(
     broker: Broker, context: RequestContext, request: MetadataRequest, errors: dict[str, ErrorCode]
 ) -> MetadataResponse:
     image: ClusterImage = broker.metadata.image
     version = context.api_version
     operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else -(2**31)
+    topics = []
     if wants_all(request, version):
-        topics = [_topic(broker, image, context, topic, operations) for topic in image.topics.values()]
+        async for topic in context.turns.over(list(image.topics.values())):
+            topics.append(await _topic(broker, image, context, topic, operations))
     else:
-        asked = {(wanted.topic_id, wanted.name): wanted for wanted in request.topics or ()}
-        topics = [_wanted(broker, image, context, wanted, operations, errors) for wanted in asked.values()]
+        asked = {}
+        async for wanted in context.turns.over(request.topics or ()):
+            asked[wanted.topic_id, wanted.name] = wanted
+        async for wanted in context.turns.over(asked.values()):
+            topics.append(await _wanted(broker, image, context, wanted, operations, errors))
+        await context.turns.let_go(asked)
     return MetadataResponse(
         brokers=[
             MetadataResponseBroker(node_id=found.broker_id, host=host, port=port, rack=found.rack)
@@ -113,7 +127,7 @@ def _answer(
     )
 
 
-def _wanted(
+async def _wanted(
     broker: Broker,
     image: ClusterImage,
     context: RequestContext,
@@ -132,7 +146,7 @@ def _wanted(
             return MetadataResponseTopic(
                 error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=wanted.topic_id
             )
-        return _topic(broker, image, context, topic, operations)
+        return await _topic(broker, image, context, topic, operations)
     if wanted.name is None:
         return MetadataResponseTopic(error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=ZERO_ID)
     name = context.internal_name(wanted.name)
@@ -140,10 +154,10 @@ def _wanted(
     if topic is None or name in errors:
         code = errors.get(name) or missing_topic_error(name)
         return MetadataResponseTopic(error_code=code, name=wanted.name, is_internal=False)
-    return _topic(broker, image, context, topic, operations)
+    return await _topic(broker, image, context, topic, operations)
 
 
-def _topic(
+async def _topic(
     broker: Broker, image: ClusterImage, context: RequestContext, topic: TopicImage, operations: int
 ) -> MetadataResponseTopic:
     return MetadataResponseTopic(
@@ -151,19 +165,19 @@ def _topic(
         name=context.external_name(topic.name),
         topic_id=topic.topic_id,
         is_internal=topic.internal,
-        partitions=_partitions(image, context, served_partitions(broker, topic)),
+        partitions=await _partitions(image, context, served_partitions(broker, topic)),
         topic_authorized_operations=operations,
     )
 
 
-def _partitions(
+async def _partitions(
     image: ClusterImage, context: RequestContext, partitions: Sequence[PartitionImage]
 ) -> list[MetadataResponsePartition]:
     version = context.api_version
     listener = context.listener.name
     brokers = image.brokers
     answered = []
-    for partition in partitions:
+    async for partition in context.turns.over(partitions):
         error = leader_error(image, partition, listener)
         if error == ErrorCode.LISTENER_NOT_FOUND and version < 6:
             error = ErrorCode.LEADER_NOT_AVAILABLE

@@ -5,8 +5,10 @@ v0 keeps them in the coordination store, whoever coordinates the group. v10 name
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from tidemill.broker.turns import slices_of
 from tidemill.groups.effects import CommitRequest, OffsetToCommit
 from tidemill.groups.stored_offsets import PartitionOffset, StoredOffsets
 from tidemill.model.errors import ErrorCode
@@ -31,38 +33,47 @@ TOPIC_IDS_FROM: Final = 10
 async def handle(
     broker: Broker, context: RequestContext, request: OffsetCommitRequest
 ) -> OffsetCommitResponse:
-    """Commits what names a partition that exists; the rest gets an error of its own."""
+    """Commits what names a partition that exists; the rest gets an error of its own.
+
+    Of a partition that comes twice the last offset counts. So many at a time are committed as one slice has
+    room for: to the group these are commits that follow each other.
+    """
+    turns = context.turns
     topics = []
-    answers: list[OffsetCommitResponsePartition] = []
-    offsets: list[OffsetToCommit] = []
-    for topic in request.topics:
+    answers: list[tuple[OffsetCommitResponsePartition, tuple[str, int]]] = []
+    offsets: dict[tuple[str, int], OffsetToCommit] = {}
+    async for topic in turns.over(request.topics):
         image, unknown = _topic(broker, context, topic)
         partitions = []
-        for one in topic.partitions:
+        async for one in turns.over(topic.partitions):
             answer = OffsetCommitResponsePartition(partition_index=one.partition_index)
             partitions.append(answer)
             if image is None or not 0 <= one.partition_index < len(image.partitions):
                 answer.error_code = unknown if image is None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 continue
-            answers.append(answer)
-            offsets.append(
-                OffsetToCommit(
-                    image.name,
-                    one.partition_index,
-                    one.committed_offset,
-                    one.committed_leader_epoch,
-                    one.committed_metadata,
-                    image.topic_id,
-                    one.commit_timestamp,
-                )
+            key = (image.name, one.partition_index)
+            answers.append((answer, key))
+            offsets[key] = OffsetToCommit(
+                image.name,
+                one.partition_index,
+                one.committed_offset,
+                one.committed_leader_epoch,
+                one.committed_metadata,
+                image.topic_id,
+                one.commit_timestamp,
             )
         topics.append(
             OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=partitions)
         )
-    if offsets:
-        errors = await _commit(broker, context, request, offsets)
-        for answer, error in zip(answers, errors, strict=True):
-            answer.error_code = error
+    errors: dict[tuple[str, int], ErrorCode] = {}
+    for some in slices_of(list(offsets.values())):
+        told = await turns.rest(_commit(broker, context, request, some))
+        for offset, error in zip(some, told, strict=True):
+            errors[offset.topic, offset.partition] = error
+    async for answer, key in turns.over(answers):
+        answer.error_code = errors[key]
+    await turns.let_go(offsets)
+    await turns.let_go(errors)
     return OffsetCommitResponse(topics=topics)
 
 
@@ -77,7 +88,7 @@ def _topic(
 
 
 async def _commit(
-    broker: Broker, context: RequestContext, request: OffsetCommitRequest, offsets: list[OffsetToCommit]
+    broker: Broker, context: RequestContext, request: OffsetCommitRequest, offsets: Sequence[OffsetToCommit]
 ) -> tuple[ErrorCode, ...]:
     group_id = context.internal_name(request.group_id)
     if context.api_version == 0:
@@ -97,7 +108,7 @@ async def _commit(
 
 
 async def _commit_to_store(
-    broker: Broker, group_id: str, offsets: list[OffsetToCommit]
+    broker: Broker, group_id: str, offsets: Sequence[OffsetToCommit]
 ) -> tuple[ErrorCode, ...]:
     longest = broker.groups.config.offset_metadata_size_max
     too_large = [len(offset.metadata or "") > longest for offset in offsets]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.broker.audit import note
+from tidemill.broker.turns import slices_of
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.offset_delete import (
     OffsetDeleteRequest,
@@ -22,30 +23,32 @@ async def handle(
     broker: Broker, context: RequestContext, request: OffsetDeleteRequest
 ) -> OffsetDeleteResponse:
     """Partitions that do not exist are told so; what the group says counts for the rest."""
+    turns = context.turns
     topics = []
-    answers: list[OffsetDeleteResponsePartition] = []
-    asked: list[tuple[str, int]] = []
-    for topic in request.topics:
+    answers: list[tuple[OffsetDeleteResponsePartition, tuple[str, int]]] = []
+    asked: dict[tuple[str, int], ErrorCode] = {}
+    async for topic in turns.over(request.topics):
         image = broker.metadata.topic(context.internal_name(topic.name))
         partitions = []
-        for one in topic.partitions:
+        async for one in turns.over(topic.partitions):
             answer = OffsetDeleteResponsePartition(partition_index=one.partition_index)
             partitions.append(answer)
             if image is None or not 0 <= one.partition_index < len(image.partitions):
                 answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             else:
-                answers.append(answer)
-                asked.append((image.name, one.partition_index))
+                key = (image.name, one.partition_index)
+                answers.append((answer, key))
+                asked[key] = ErrorCode.NONE
         topics.append(OffsetDeleteResponseTopic(name=topic.name, partitions=partitions))
-    result = await broker.groups.delete_offsets(context.internal_name(request.group_id), tuple(asked))
-    if result.error is not ErrorCode.NONE:
-        return OffsetDeleteResponse(error_code=result.error)
-    for answer, error in zip(answers, result.errors, strict=True):
-        answer.error_code = error
-    done = [
-        f"{name}-{index}"
-        for (name, index), error in zip(asked, result.errors, strict=True)
-        if error == ErrorCode.NONE
-    ]
+    group_id = context.internal_name(request.group_id)
+    for some in slices_of(list(asked)) or [[]]:
+        result = await turns.rest(broker.groups.delete_offsets(group_id, tuple(some)))
+        if result.error is not ErrorCode.NONE:
+            return OffsetDeleteResponse(error_code=result.error)
+        asked.update(zip(some, result.errors, strict=True))
+    async for answer, key in turns.over(answers):
+        answer.error_code = asked[key]
+    done = [f"{name}-{index}" for (name, index), error in asked.items() if error == ErrorCode.NONE]
     note(context, f"offsets of group {request.group_id} deleted", done)
+    await turns.let_go(asked)
     return OffsetDeleteResponse(topics=topics)

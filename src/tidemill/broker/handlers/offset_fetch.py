@@ -42,7 +42,7 @@ async def handle(broker: Broker, context: RequestContext, request: OffsetFetchRe
     """Answers from memory; a group of another coordinator, or one that comes twice, gets an error."""
     if context.api_version >= BATCHED_FROM:
         groups: dict[str, OffsetFetchResponseGroup] = {}
-        for group in request.groups:
+        async for group in context.turns.over(request.groups):
             if group.group_id in groups:
                 groups[group.group_id] = OffsetFetchResponseGroup(
                     group_id=group.group_id, error_code=ErrorCode.INVALID_REQUEST
@@ -57,9 +57,11 @@ async def handle(broker: Broker, context: RequestContext, request: OffsetFetchRe
     if error is not ErrorCode.NONE and context.api_version >= GROUP_ERROR_FROM:
         return OffsetFetchResponse(error_code=error)
     topics = []
-    for name, partitions in _asked(context, request.topics, offsets):
-        committed = offsets.get(context.internal_name(name), {})
-        answers = [_partition(index, committed.get(index, NO_COMMIT), error) for index in partitions]
+    async for name, partitions in context.turns.over(_asked(context, request.topics, dict(offsets))):
+        committed = dict(offsets.get(context.internal_name(name), {}))
+        answers = []
+        async for index in context.turns.over(partitions):
+            answers.append(_partition(index, committed.get(index, NO_COMMIT), error))
         topics.append(OffsetFetchResponseTopic(name=name, partitions=answers))
     return OffsetFetchResponse(topics=topics)
 
@@ -70,7 +72,7 @@ def _asked(
     """The topics asked for, by the client's names, with their partitions; null asks for all."""
     if topics is not None:
         for topic in topics:
-            yield topic.name, topic.partition_indexes
+            yield topic.name, list(dict.fromkeys(topic.partition_indexes))
     else:
         for name, committed in offsets.items():
             yield context.external_name(name), list(committed)
@@ -114,14 +116,14 @@ async def _group(
     if error is not ErrorCode.NONE:
         return OffsetFetchResponseGroup(group_id=group.group_id, error_code=error)
     if group.topics is None:
-        topics = _all_topics(broker, context, offsets)
+        topics = await _all_topics(broker, context, offsets)
     else:
         topics = []
-        for topic in group.topics:
+        async for topic in context.turns.over(group.topics):
             answer = OffsetFetchResponseTopics(name=topic.name, topic_id=topic.topic_id)
             name, error = _topic_name(broker, context, topic.name, topic.topic_id)
             committed = offsets.get(name, {})
-            for index in topic.partition_indexes:
+            async for index in context.turns.over(dict.fromkeys(topic.partition_indexes)):
                 offset = committed.get(index, NO_COMMIT)
                 if topic.topic_id not in (ZERO_ID, offset.topic_id) and offset.topic_id != ZERO_ID:
                     offset = NO_COMMIT  # Of a topic of that name that was deleted since.
@@ -137,14 +139,18 @@ def _topic_name(broker: Broker, context: RequestContext, name: str, topic_id: by
     return ("", ErrorCode.UNKNOWN_TOPIC_ID) if image is None else (image.name, ErrorCode.NONE)
 
 
-def _all_topics(broker: Broker, context: RequestContext, offsets: Offsets) -> list[OffsetFetchResponseTopics]:
+async def _all_topics(
+    broker: Broker, context: RequestContext, offsets: Offsets
+) -> list[OffsetFetchResponseTopics]:
     """Everything committed; topics that are gone have no id to be named by."""
     topics = []
-    for name, committed in offsets.items():
+    async for name, committed in context.turns.over(list(offsets.items())):
         image = broker.metadata.topic(name)
         if context.api_version >= TOPIC_IDS_FROM and image is None:
             continue
-        partitions = [_partitions(index, offset, ErrorCode.NONE) for index, offset in committed.items()]
+        partitions = []
+        async for index, offset in context.turns.over(list(committed.items())):
+            partitions.append(_partitions(index, offset, ErrorCode.NONE))
         topics.append(
             OffsetFetchResponseTopics(
                 name=context.external_name(name),

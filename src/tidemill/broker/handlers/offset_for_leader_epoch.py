@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tidemill.broker.turns import in_slices
 from tidemill.model.errors import KafkaError
 from tidemill.wire.messages.offset_for_leader_epoch import (
     EpochEndOffset,
@@ -18,21 +19,19 @@ if TYPE_CHECKING:
     from tidemill.broker.context import RequestContext
 
 
-def handle(
+@in_slices
+async def handle(
     broker: Broker, context: RequestContext, request: OffsetForLeaderEpochRequest
 ) -> OffsetForLeaderEpochResponse:
     """For each partition the largest epoch up to the asked one, and the offset at which it ended."""
-    return OffsetForLeaderEpochResponse(
-        topics=[
-            OffsetForLeaderTopicResult(
-                topic=topic.topic,
-                partitions=[
-                    look_up(broker, context.internal_name(topic.topic), wanted) for wanted in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
+    response = OffsetForLeaderEpochResponse()
+    async for topic in context.turns.over(request.topics):
+        result = OffsetForLeaderTopicResult(topic=topic.topic)
+        name = context.internal_name(topic.topic)
+        async for wanted in context.turns.over(topic.partitions):
+            result.partitions.append(look_up(broker, name, wanted))
+        response.topics.append(result)
+    return response
 
 
 def look_up(broker: Broker, topic: str, wanted: OffsetForLeaderPartition) -> EpochEndOffset:

@@ -1,0 +1,240 @@
+"""Large requests work in turns: none holds the loop for longer than a slice, and one at a time goes on.
+
+A request's work is cut into slices of some milliseconds, with the loop's other work between them. A request
+that is not done within its first slice enters the lane, where such requests go on one after the other, in the
+order in which they came: what they hold meanwhile, some hundred bytes an item, is held once. It leaves the
+lane when it is answered, and while it waits for something else than its turn.
+
+Handlers go through a client's lists with :meth:`Turns.over`, whatever the length.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import types
+from collections import deque
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Hashable,
+    Iterable,
+    Sequence,
+)
+from typing import Any, Final, TypeVar
+
+from tidemill.net.memory import Holder, Memory
+
+SLICE_S: Final = 0.002
+"""Work of one request before it is the turn of the others. What was begun is ended: the loop looks at the
+clock after a few items."""
+
+LET_GO_ITEMS: Final = 500
+LOOKS_MIN: Final = 16
+"""So many looks at the clock a slice has at least: a process that had to wait for a processor is not slow."""
+AT_ONCE_MAX: Final = 200
+"""Items of work that cannot be left in between, as a commit of offsets: some ten microseconds each."""
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+Result = TypeVar("Result")
+
+
+class Room(Holder):
+    """Waits for memory for a reply."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.there = asyncio.Event()
+
+    def resume_frames(self) -> None:
+        self.there.set()
+
+
+class Lane:
+    """The requests of a broker that are not done within a slice."""
+
+    def __init__(self, memory: Memory | None = None) -> None:
+        self.memory = memory
+        self.entered = 0
+        """How many came into it."""
+        self._holder: Turns | None = None
+        self._collects = False
+        """Whether Python looked for cycles before the holder came."""
+        self._waiting: deque[tuple[Turns, asyncio.Future[None]]] = deque()
+
+    async def enter(self, turns: Turns) -> None:
+        """Returns when it is the turn of ``turns``."""
+        if self._holder is None and not self._waiting:
+            self._hold(turns)
+        else:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((turns, future))
+            try:
+                await future
+            except asyncio.CancelledError:
+                self.leave(turns)
+                raise
+        self.entered += 1
+        memory = self.memory
+        if memory is None:
+            return
+        room = Room()
+        try:
+            while not memory.may_answer(room):
+                room.there.clear()
+                await room.there.wait()
+        except asyncio.CancelledError:
+            memory.forget(room)
+            self.leave(turns)
+            raise
+
+    def _hold(self, turns: Turns) -> None:
+        self._holder = turns
+        # Its items, hundreds of thousands of objects without a cycle, would be looked at over and over.
+        self._collects = gc.isenabled()
+        gc.disable()
+
+    def leave(self, turns: Turns) -> None:
+        """It is the turn of the next one."""
+        if self._holder is not turns:
+            self._waiting = deque([one for one in self._waiting if one[0] is not turns])
+            return
+        self._holder = None
+        if self._collects:
+            gc.enable()
+        while self._waiting and self._holder is None:
+            following, future = self._waiting.popleft()
+            if not future.done():
+                self._hold(following)
+                future.set_result(None)
+
+
+class Turns:
+    """The turns of one request."""
+
+    __slots__ = ("_in_lane", "_lane", "_looks", "_now", "_until")
+
+    def __init__(self, lane: Lane | None = None) -> None:
+        self._lane = lane
+        self._in_lane = False
+        self._now = asyncio.get_running_loop().time
+        self._until = self._now() + SLICE_S
+        self._looks = 0
+
+    async def step(self) -> None:
+        """Lets the loop do its other work, if the slice is over."""
+        self._looks += 1
+        if self._now() > self._until and self._looks > LOOKS_MIN:
+            await self._pass()
+
+    async def over(self, items: Iterable[Item]) -> AsyncIterator[Item]:
+        """Each of ``items``, with the loop's other work between them where the slice is over."""
+        for item in items:
+            self._looks += 1
+            if self._now() > self._until and self._looks > LOOKS_MIN:
+                await self._pass()
+            yield item
+
+    async def counts(self, keys: Iterable[Key]) -> dict[Key, int]:
+        """How often each key comes, in the order in which they come first: what comes twice is refused."""
+        found: dict[Key, int] = {}
+        async for key in self.over(keys):
+            found[key] = found.get(key, 0) + 1
+        return found
+
+    async def finish(self, work: Generator[None, None, Result]) -> Result:
+        """What ``work`` returns, which pauses now and then."""
+        while True:
+            try:
+                next(work)
+            except StopIteration as done:
+                found: Result = done.value
+                return found
+            # Many items each.
+            self._looks += LOOKS_MIN
+            if self._now() > self._until and self._looks > LOOKS_MIN:
+                await self._pass()
+
+    async def let_go(self, items: dict[Any, Any] | set[Any]) -> None:
+        """Empties a collection of many items, which would hold the loop if it were dropped as a whole."""
+        take = items.popitem if isinstance(items, dict) else items.pop
+        while items:
+            for _ in range(min(len(items), LET_GO_ITEMS)):
+                take()
+            await self.step()
+
+    async def rest(self, work: Awaitable[Result]) -> Result:
+        """What ``work`` returns, which waits for others: the lane is free meanwhile."""
+        self.end()
+        result = await work
+        self._begin()
+        return result
+
+    async def _pass(self) -> None:
+        if self._lane is not None and not self._in_lane:
+            await self._lane.enter(self)
+            self._in_lane = True
+        await asyncio.sleep(0)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._until = self._now() + SLICE_S
+        self._looks = 0
+
+    def end(self) -> None:
+        """Leaves the lane."""
+        if self._in_lane and self._lane is not None:
+            self._in_lane = False
+            self._lane.leave(self)
+
+
+def in_slices(handle: Callable[..., Coroutine[Any, Any, Result]]) -> Callable[..., Any]:
+    """For a handler that waits for its turns only, and for futures: it is begun at once.
+
+    Where it is done within its first slice, that is the response, without a task; else a coroutine goes on.
+    """
+
+    @functools.wraps(handle)
+    def begin(*arguments: Any) -> Any:
+        work = handle(*arguments)
+        try:
+            first = work.send(None)
+        except StopIteration as done:
+            return done.value
+        return _go_on(work, first)
+
+    return begin
+
+
+async def _go_on(work: Coroutine[Any, Any, Result], awaited: Any) -> Result:
+    result: Result = await _resumed(work, awaited)
+    return result
+
+
+@types.coroutine
+def _resumed(work: Coroutine[Any, Any, Any], awaited: Any) -> Generator[Any, Any, Any]:
+    """Goes on with a coroutine that was begun, and waits for ``awaited``."""
+    while True:
+        try:
+            sent = yield awaited
+        except GeneratorExit:
+            work.close()
+            raise
+        except BaseException as problem:  # noqa: BLE001 - it is the coroutine's to take
+            step = functools.partial(work.throw, problem)
+        else:
+            step = functools.partial(work.send, sent)
+        try:
+            awaited = step()
+        except StopIteration as done:
+            return done.value
+
+
+def slices_of(items: Sequence[Item]) -> list[Sequence[Item]]:
+    """``items`` in pieces for work that cannot be left in between."""
+    return [items[at : at + AT_ONCE_MAX] for at in range(0, len(items), AT_ONCE_MAX)]

@@ -14,6 +14,9 @@ SETTLE_S = 25.0
 """How long a group may take to agree before its test fails."""
 POLL_S = 0.05
 JOIN_MS = 500
+SESSION_MS = 20_000
+"""More than a broker takes to come back on a busy machine: librdkafka joins anew when its session ran out, and
+a static member gets another id then."""
 
 
 class Member(ABC):
@@ -77,7 +80,7 @@ class ConfluentMember(Member):
             "auto.offset.reset": "earliest",
             "partition.assignment.strategy": self.strategy,
             "heartbeat.interval.ms": 200,
-            "session.timeout.ms": 6000,
+            "session.timeout.ms": SESSION_MS,
             "log_level": 0,
         }
         if self.instance is not None:
@@ -121,7 +124,7 @@ class KafkaPythonMember(Member):
             auto_offset_reset="earliest",
             partition_assignment_strategy=[assignors[self.strategy]],
             heartbeat_interval_ms=200,
-            session_timeout_ms=6000,
+            session_timeout_ms=SESSION_MS,
         )
         consumer.subscribe(self.topics)
         while not self.stopping.is_set():
@@ -163,7 +166,7 @@ class AiokafkaMember(Member):
             auto_offset_reset="earliest",
             partition_assignment_strategy=[assignors[self.strategy]],
             heartbeat_interval_ms=200,
-            session_timeout_ms=6000,
+            session_timeout_ms=SESSION_MS,
         )
         await consumer.start()
         try:

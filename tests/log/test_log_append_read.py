@@ -381,6 +381,19 @@ def test_a_follower_begins_a_segment_behind_what_compaction_left_nothing_of(
         assert one.offset_for_timestamp(NOW + 2) == (NOW + 2, FAR + 4)
 
 
+@pytest.mark.parametrize("offset", [2, 7, FAR])
+def test_a_log_is_cut_in_a_gap_between_segments_where_it_is_told(
+    log_of: MakeLog, batch: MakeBatch, offset: int
+) -> None:
+    log = log_of()
+    for base in (0, FAR):
+        log.append_as_follower(batch(2, base_offset=base, leader_epoch=0).to_bytes(), NOW)
+    assert log.truncate_to(offset, NOW)
+    assert (log.end_offset, [b.base_offset for b in stored(log, 0)]) == (offset, [0])
+    log.append_as_follower(batch(1, base_offset=offset, leader_epoch=0).to_bytes(), NOW)
+    assert [b.base_offset for b in stored(log, 0) + stored(log, offset)][-1] == offset
+
+
 @pytest.mark.parametrize("codec", [0, 1])
 @pytest.mark.parametrize("magic", [0, 1])
 def test_a_follower_stores_messages_of_old_formats_behind_such_a_gap(

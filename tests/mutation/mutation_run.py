@@ -52,7 +52,7 @@ TEST_TIMEOUT_S = 120
 TESTS_MAX = 400
 STEADY = ("records", "log", "groups")
 """Tests in other directories wait for processes with a limit, and fail now and then on a busy machine: what
-one of them notices is tried twice."""
+one of them notices is tried twice, and once without the mutant."""
 
 
 class Result(NamedTuple):
@@ -99,9 +99,10 @@ class Worker(threading.Thread):
         after = mutated(mutant, before)
         tests = self.run_.tests_of(mutant)
         began = time.monotonic()
-        self._write(mutant.module, after)
+        outcome, by = "not run", ""
         try:
-            outcome, by = ("not run", "") if not tests else self._outcome(tests)
+            if tests:
+                outcome, by = self._outcome(tests, mutant.module, before, after)
         finally:
             self._write(mutant.module, before)
         took_s = round(time.monotonic() - began, 1)
@@ -114,14 +115,19 @@ class Worker(threading.Thread):
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
             compiled.unlink()  # It may have the same size and second.
 
-    def _outcome(self, tests: Sequence[str]) -> tuple[str, str]:
+    def _outcome(self, tests: Sequence[str], module: str, before: str, after: str) -> tuple[str, str]:
         left = list(tests)
         while True:
+            self._write(module, after)
             by = self._failing(left)
             if by is None:
                 return "survived", ""
-            if by not in left or by.split("/")[1] in STEADY or self._failing([by]) is not None:
+            if by not in left or by.split("/")[1] in STEADY:
                 return "found", by
+            if self._failing([by]) is not None:
+                self._write(module, before)
+                if self._failing([by]) is None:
+                    return "found", by
             left.remove(by)
 
     def _failing(self, tests: Sequence[str]) -> str | None:
@@ -143,8 +149,11 @@ class Worker(threading.Thread):
         if code == 0:
             return None
         told = output.read_text(errors="replace")
-        failed = re.search(r"^(?:FAILED|ERROR) (tests/\S+)", told, re.MULTILINE)
-        return failed.group(1) if failed else f"exit code {code}: {told.strip()[-200:]}"
+        for line in told.splitlines():
+            kind, _, what = line.partition(" ")
+            if kind in ("FAILED", "ERROR"):
+                return next((test for test in tests if what == test or what.startswith(f"{test} - ")), what)
+        return f"exit code {code}: {told.strip()[-200:]}"
 
 
 def copy_source(target: Path) -> None:

@@ -31,6 +31,7 @@ from tidemill.records.validate import (
     RECORD_ERRORS_MAX,
     Limits,
     RecordWalk,
+    add_timestamp,
     begin_validation,
     finish_validation,
     is_costly,
@@ -360,3 +361,36 @@ def test_costly_is_what_could_unpack_large_or_walk_long() -> None:
 
 def test_with_crc_is_what_the_builder_writes() -> None:
     assert with_crc(GOOD) == GOOD
+
+
+LEAST, MOST = -(2**63), 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("base", "delta", "fits"),
+    [
+        (0, LEAST, True),
+        (-1, LEAST, False),
+        (1, LEAST, True),
+        (LEAST, 0, True),
+        (LEAST, -1, False),
+        (LEAST, MOST, True),
+        (0, MOST, True),
+        (1, MOST, False),
+        (-1, MOST, True),
+        (MOST, 0, True),
+        (MOST, 1, False),
+        (MOST, LEAST, True),
+        (2**61, 2**61, True),
+        (-(2**62), -(2**62), True),
+        (-(2**62), -(2**62) - 1, False),
+        (2**62, 2**62 - 1, True),
+        (2**62, 2**62, False),
+    ],
+)
+def test_times_are_added_as_far_as_int64_goes(base: int, delta: int, fits: bool) -> None:
+    if fits:
+        assert add_timestamp(base, delta) == base + delta
+        return
+    with pytest.raises(InvalidRecord, match="leads beyond int64"):
+        add_timestamp(base, delta)

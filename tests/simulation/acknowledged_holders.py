@@ -68,6 +68,13 @@ class Holders:
         """A replica lost what it had not synced, or all."""
         self.since.pop(broker, None)
 
+    def better_than(self, leader: int) -> list[int]:
+        """The replicas that hold what a leader lacks."""
+        own = self.since.get(leader, float("inf"))
+        return [
+            broker for broker, since in self.since.items() if since < own and broker not in self.suspected
+        ]
+
     def holds(self, acknowledged_s: float) -> bool:
         """Whether a replica must still have what was committed at this time."""
         return any(since <= acknowledged_s for since in self.since.values())

@@ -110,7 +110,7 @@ def chunks(
     kinds: dict[str, type[Simulation]], seeds: int, digest: str
 ) -> Iterator[tuple[str, type[Simulation], int]]:
     """The chunks of a campaign, the kinds in turn."""
-    base = int(digest[:8], 16) * 100_000
+    base = int(digest[:5], 16) * 10_000
     for place in range(0, -(-seeds // len(kinds)), CHUNK_SEEDS):
         for kind, simulation in kinds.items():
             yield kind, simulation, base + place

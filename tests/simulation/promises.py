@@ -36,10 +36,12 @@ PROMISES = {
     "order": "the records of an idempotent producer are there once, in its order, without a gap",
     "sequence": "an idempotent producer whose records were all acknowledged is not refused",
     "log-start": "only DeleteRecords and retention move the start of a log",
-    "delete-records": "records below an offset that DeleteRecords has answered are not read any more",
+    "delete-records": "records below an offset that DeleteRecords has answered are not read any more, "
+    "for as long as a replica is there that was in sync then",
     "retention": "retention keeps the newest retention.bytes, and records that are younger than retention.ms",
     "new-topic": "a topic made anew holds no record of the topic of that name before",
     "one-leader": "a leader epoch has one leader",
+    "election": "a replica that reported a loss is not elected while another holds all that was committed",
     "redundancy": "a move drops a replica only when all replicas that stay are in sync",
     "positions": "a position that a group was acknowledged, or has found, is found again, or a later one",
     "generation": "a member of an old generation commits nothing once the next one has its assignment",
@@ -57,6 +59,8 @@ EXCUSES = {
     "new-leader": "acks-1: the leader changed after the record was sent",
     "recreated": "acks-all, acks-1, read: the topic was deleted",
     "former-coordinator": "positions: a deposed coordinator that has not heard of it shows what it knew",
+    "deleted-without": "delete-records: a replica leads that was not in sync when the records were deleted: "
+    "those that were are gone",
     "deleted-in-doubt": "sequence: a batch without an answer was stored, and deleted before a retry",
     "in-doubt": "positions: an unanswered commit without a group generation may take effect later",
     "needs-operator": "rest: no replica is known to hold what was committed; an operator decides",
@@ -129,6 +133,8 @@ class LogHistory:
     delete_tried_to: float = 0
     """DeleteRecords was asked for this offset."""
     deleted_s: float = 0.0
+    deleted_by: set[int] = field(default_factory=set)
+    """The replicas that know of this."""
 
 
 @dataclass(slots=True)
@@ -247,17 +253,33 @@ class Promises:
             return
         had_forgotten = known.holders.has_forgotten
         joined = [broker for broker in isr if broker not in known.holders.isr]
+        if epoch != known.epoch and leader >= 0 and leader not in self._unregistered:
+            better = known.holders.better_than(leader)
+            if better:
+                self.broken("election", f"{leader} leads {place}, and lacks what {better} hold")
         known.holders.state_written(self.now(), leader, isr, self._unregistered)
         known.leader, known.epoch, known.changed_s = leader, epoch, self.now()
+        self._follow_deletion(self.logs[*place, known.topic_id], leader, isr)
         self._note_forgotten(place, known, had_forgotten)
         acknowledged = self.logs[*place, known.topic_id].acknowledged
         if acknowledged and not known.holders.has_forgotten:
             self._check_in_sync(place, known, joined, max(acknowledged) + 1)
 
+    def _follow_deletion(self, log: LogHistory, leader: int, isr: Sequence[int]) -> None:
+        """A replica gets in sync with the start of its leader."""
+        if leader in log.deleted_by:
+            log.deleted_by.update(isr)
+        elif leader >= 0 and log.deleted_to:
+            self.excused("deleted-without")
+            log.deleted_to = 0
+            log.deleted_by.clear()
+
     def replicas_lost(self, broker: int, *, everything: bool) -> None:
         """A machine lost what was not synced, or everything."""
         self._unregistered.add(broker)
         for place, known in self.partitions.items():
+            if everything:
+                self.logs[*place, known.topic_id].deleted_by.discard(broker)
             if everything or not self.settings_of(place[0]).flush_each:
                 self.replica_lost(place, broker)
             else:
@@ -488,6 +510,8 @@ class Promises:
         self.events.count("record deletions")
         if offset > log.deleted_to:
             log.deleted_to, log.deleted_s = offset, self.now()
+            known = self.partitions.get(place)
+            log.deleted_by = set() if known is None else {known.leader, *known.holders.isr}
 
     # -- groups
 

@@ -345,8 +345,8 @@ class Simulation:
                         place = (partition.topic, int(partition.index))
                         epoch = int(partition.leader_epoch)
                         self.promises.leads(place, partition.log.topic_id, epoch, node.node_id)
-        if self._begun_s is not None and not self._stopped.done() and self._is_enough(self._begun_s):
-            self._stopped.set_result(None)
+            if self._begun_s is not None and not self._stopped.done() and self._is_enough(self._begun_s):
+                self._stopped.set_result(None)
 
     def _is_enough(self, begun_s: float) -> bool:
         if self.loop.time() - begun_s > CAP_S:

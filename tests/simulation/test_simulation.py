@@ -113,6 +113,14 @@ def test_a_replica_that_leaves_while_the_in_sync_set_is_too_small_is_still_count
     assert holders.since == {2: ALWAYS, 3: ALWAYS}
 
 
+def test_a_replica_that_lost_its_disk_is_worse_than_those_that_left_before_it() -> None:
+    holders = held(2)
+    holders.state_written(20.0, 1, [1], set())
+    holders.lost(1)
+    assert holders.better_than(1) == [2, 3]
+    assert holders.better_than(2) == []
+
+
 def test_a_replica_that_leaves_while_enough_are_in_sync_is_not_counted_on() -> None:
     holders = held(1)
     holders.state_written(20.0, 1, [1], set())

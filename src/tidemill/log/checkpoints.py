@@ -108,10 +108,13 @@ class CheckpointJob:
         self,
         files: Files,
         path: str,
-        offsets: dict[TopicPartition, int],
+        offsets: dict[TopicPartition, int] | Callable[[], dict[TopicPartition, int]],
         stored: Callable[[dict[TopicPartition, int], bool], None] | None = None,
     ) -> None:
-        """``stored`` is called with the offsets before they are written (False), and once they are (True)."""
+        """``offsets`` may be made when the file is written.
+
+        ``stored`` is called with the offsets before they are written (False), and once they are (True).
+        """
         self._files = files
         self._path = path
         self._offsets = offsets
@@ -119,15 +122,16 @@ class CheckpointJob:
 
     def run(self) -> None:
         """Writes the file, and waits for the disk. Raises StorageError."""
+        offsets = self._offsets() if callable(self._offsets) else self._offsets
         if self._stored is not None:
-            self._stored(self._offsets, False)
-        self._write()
+            self._stored(offsets, False)
+        self._write(offsets)
         if self._stored is not None:
-            self._stored(self._offsets, True)
+            self._stored(offsets, True)
 
-    def _write(self) -> None:
+    def _write(self, offsets: dict[TopicPartition, int]) -> None:
         try:
-            write_offsets(self._files, self._path, self._offsets)
+            write_offsets(self._files, self._path, offsets)
         except OSError as problem:
             raise storage_error("write", self._path, problem) from problem
 

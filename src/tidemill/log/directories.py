@@ -34,6 +34,8 @@ class DataDirectory:
         "is_strange",
         "lock",
         "logs",
+        "marks_changed",
+        "marks_stored",
         "may_have_lost",
         "meta",
         "path",
@@ -51,6 +53,10 @@ class DataDirectory:
         self.is_blank = False
         """It holds no logs, and nobody has heeded yet what it may have held: it is new, or an empty disk is
         in the place of another."""
+        self.marks_changed = 0
+        """Counts what the checkpoint of high watermarks has to hold since the start."""
+        self.marks_stored = 0
+        """What :attr:`marks_changed` was when that was written last."""
         self.lock: Any = None
         self.meta: DirectoryMeta | None = None
         self.is_strange = False

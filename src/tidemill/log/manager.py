@@ -263,6 +263,7 @@ class LogManager(DataDirectories):
         directory.logs.pop(topic_partition, None)
         directory.recovery_points.pop(topic_partition, None)
         directory.start_offsets.pop(topic_partition, None)
+        directory.marks_changed += 1
         self.high_watermarks.pop(topic_partition, None)
         log.closed = True
         log.release()
@@ -372,9 +373,22 @@ class LogManager(DataDirectories):
     def high_watermark_checkpoints(
         self, high_watermarks: Mapping[TopicPartition, int]
     ) -> list[CheckpointJob]:
-        """The high watermarks, to be written in a thread."""
-        self.high_watermarks.update(high_watermarks)
-        return [self._high_watermarks_of(directory) for directory in self.working]
+        """The high watermarks, to be written in a thread, of directories where those that moved lie.
+
+        Of the others the files are as they should be.
+        """
+        for key, offset in high_watermarks.items():
+            self.set_high_watermark(key, offset)
+        return [
+            self._high_watermarks_of(one) for one in self.working if one.marks_stored != one.marks_changed
+        ]
+
+    def set_high_watermark(self, topic_partition: TopicPartition, offset: int) -> None:
+        """Has the next checkpoint hold it."""
+        self.high_watermarks[topic_partition] = offset
+        log = self.logs.get(topic_partition)
+        if log is not None:
+            self.directory_of(log).marks_changed += 1
 
     def checkpoint_recovery_points(self) -> None:
         """Writes from where recovery would begin. Raises StorageError; waits for the disk."""
@@ -412,8 +426,19 @@ class LogManager(DataDirectories):
         return CheckpointJob(self.files, path, offsets, directory.stored_start_offsets)
 
     def _high_watermarks_of(self, directory: DataDirectory) -> CheckpointJob:
-        offsets = {key: self.high_watermarks[key] for key in directory.logs if key in self.high_watermarks}
-        return CheckpointJob(self.files, directory.file(HIGH_WATERMARKS), offsets)
+        known, keys, changes = dict(self.high_watermarks), list(directory.logs), directory.marks_changed
+
+        def stored(offsets: dict[TopicPartition, int], is_done: bool) -> None:
+            if is_done:
+                directory.marks_stored = changes
+
+        return CheckpointJob(
+            self.files,
+            directory.file(HIGH_WATERMARKS),
+            # In the thread: there are many, and copies are made at once.
+            lambda: {key: known[key] for key in keys if key in known},
+            stored,
+        )
 
     # -- the end
 

@@ -163,6 +163,8 @@ class Move:
         for offsets in (old.logs, old.recovery_points, old.start_offsets):
             offsets.pop(self.key, None)
         self.target.logs[self.key] = future
+        old.marks_changed += 1
+        self.target.marks_changed += 1
         logs.logs[self.key] = future
         source.closed = True
         source.release()

@@ -13,6 +13,7 @@ from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
 from tidemill.model.errors import StorageError
 from tidemill.model.types import TopicPartition
+from tidemill.replication.partition import Partition
 
 log = logging.getLogger("tidemill.replication")
 
@@ -25,18 +26,28 @@ class Checkpoints:
         logs: LogManager,
         loop: asyncio.AbstractEventLoop,
         threads: Executor,
-        high_watermarks: Callable[[], dict[TopicPartition, int]],
     ) -> None:
         self.under_way: set[asyncio.Future[list[StorageError]]] = set()
         self._logs = logs
         self._loop = loop
         self._threads = threads
-        self._high_watermarks = high_watermarks
+        self.moved: dict[Partition, None] = {}
+        """Partitions with another high watermark than was written down."""
         self._writing = asyncio.Lock()
 
     async def high_watermarks(self) -> None:
-        """Writes every partition's high watermark down."""
-        await self._write(lambda: self._logs.high_watermark_checkpoints(self._high_watermarks()))
+        """Writes down the high watermarks, where some have moved since."""
+        await self._write(lambda: self._logs.high_watermark_checkpoints(self._take_moved()))
+
+    def _take_moved(self) -> dict[TopicPartition, int]:
+        moved, self.moved = self.moved, {}
+        for partition in moved:
+            partition.has_moved = False
+        return {
+            TopicPartition(partition.topic, int(partition.index)): int(partition.high_watermark)
+            for partition in moved
+            if not partition.deleted
+        }
 
     async def recovery_points(self) -> None:
         """Writes down from where recovery would begin."""

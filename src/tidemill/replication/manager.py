@@ -56,7 +56,7 @@ class ReplicaManager(PartitionEvents):
         self.topics = TopicTable()
         self.mover = Mover(self)
         self.write_back = WriteBack(loop, writers)
-        self.checkpoints = Checkpoints(logs, loop, syncers, self.high_watermarks)
+        self.checkpoints = Checkpoints(logs, loop, syncers)
         self.leadership_listeners: list[Callable[[Partition, bool], None]] = []
         """Called with a partition and whether this broker leads it, when that changes."""
         self.change_isr: Callable[[Partition, tuple[int, ...], int], None] | None = None
@@ -189,6 +189,7 @@ class ReplicaManager(PartitionEvents):
         # What lies above what was known to be committed may be on no other replica.
         known = max(self.logs.high_watermarks.get(key, 0), int(found.start_offset))
         partition.high_watermark = min(known, int(found.end_offset))
+        partition.note_move()
         return partition
 
     def _offline(self, entry: TopicEntry, index: int, config: LogConfig, problem: StorageError) -> Partition:
@@ -283,10 +284,7 @@ class ReplicaManager(PartitionEvents):
             self._change(partition, PartitionState.of(partition)._replace(leader=-1))
 
     def keep_replicas(self, is_assigned: Callable[[Partition], bool]) -> list[Partition]:
-        """Lets go of every partition that is not assigned to this broker. The logs stay.
-
-        Returns the partitions that it led.
-        """
+        """Lets go of partitions that are not assigned to this broker; those that it led. The logs stay."""
         led = []
         for partition in list(self.all()):
             if is_assigned(partition):
@@ -294,7 +292,7 @@ class ReplicaManager(PartitionEvents):
             if partition.is_leader and not partition.failed:
                 led.append(partition)
             key = TopicPartition(partition.topic, int(partition.index))
-            self.logs.high_watermarks[key] = int(partition.high_watermark)
+            self.logs.set_high_watermark(key, int(partition.high_watermark))
             self.stop_leading(partition)
             self.stop_replica(partition.topic, int(partition.index), delete=False)
         return led
@@ -512,6 +510,10 @@ class ReplicaManager(PartitionEvents):
         if paths:
             for problem in await self.loop.run_in_executor(self.syncers, self.logs.remove_paths, paths):
                 log.error("%s", problem)
+
+    def high_watermark_moved(self, partition: Partition) -> None:
+        """The next checkpoint writes it down."""
+        self.checkpoints.moved[partition] = None
 
     def high_watermarks(self) -> dict[TopicPartition, int]:
         """Every partition's high watermark."""

@@ -36,6 +36,9 @@ class PartitionEvents:
     def storage_trouble(self, partition: Partition, error: KafkaError) -> None:
         """An append or a read was answered with KAFKA_STORAGE_ERROR."""
 
+    def high_watermark_moved(self, partition: Partition) -> None:
+        """It is another than was written down; told once until ``has_moved`` is taken back."""
+
     def start_moved(self, partition: Partition) -> None:
         """The start of the log has followed the leader's: write it down, then call ``start_saved``."""
         partition.start_saved(partition.log.start_offset)
@@ -525,6 +528,7 @@ class Partition(Readable):
         was_cut: bool = self.log.truncate_to(offset, now_ms)
         self._report_cut(start, end, size, reason)
         self.high_watermark = min(self.high_watermark, self.log.end_offset)
+        self.note_move()
         self._flushed_end = min(self._flushed_end, self.log.end_offset)
         self.tell_news()
         if was_cut:
@@ -539,6 +543,7 @@ class Partition(Readable):
         self.log.truncate_fully(offset, now_ms)
         self._report_cut(start, end, size, f"the leader's log starts at offset {offset}")
         self.high_watermark = self._flushed_end = offset
+        self.note_move()
         self.tell_news()
         self._want_flush()
 
@@ -556,6 +561,12 @@ class Partition(Readable):
             self.tell_news()
             # Followers that wait for appends are told at once: DeleteRecords waits for them.
             self._wake_followers(0)
+
+    def note_move(self) -> None:
+        """The high watermark is another than was written down."""
+        if not self.has_moved:
+            self.has_moved = True
+            self.events.high_watermark_moved(self)
 
     def start_saved(self, offset: i64) -> None:
         """A start of the log at ``offset`` holds after a crash."""

@@ -80,6 +80,8 @@ class Awaited:
     def __init__(self, high_watermark: i64) -> None:
         self.high_watermark: i64 = high_watermark
         """Everything below is on all replicas in sync."""
+        self.has_moved = False
+        """The high watermark is another than was written down, and whoever writes it down knows."""
         self._append_waiters: list[tuple[i64, AppendWaiter]] = []
         self._sync_waiters: list[tuple[i64, AppendWaiter]] = []
         self._deletion_waiters: list[tuple[i64, AppendWaiter]] = []
@@ -161,6 +163,8 @@ class Awaited:
         if offset <= self.high_watermark:
             return
         self.high_watermark = offset
+        if not self.has_moved:
+            self.note_move()
         if self._append_waiters:
             self._wake_appends()
         if self._fetch_waiters:
@@ -168,6 +172,10 @@ class Awaited:
         if self._follower_waiters:
             for waiter in list(self._follower_waiters):
                 waiter.on_news(self, True)
+
+    def note_move(self) -> None:
+        """The high watermark is another than was written down."""
+        self.has_moved = True
 
     def _wake_appends(self) -> None:
         waiters = self._append_waiters

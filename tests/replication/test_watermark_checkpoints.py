@@ -1,0 +1,133 @@
+"""The checkpoints of high watermarks: what is written when few of many have moved, and what a start finds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_replication_manager import DIRECTORIES, FLUSHED, NODE, Stage, made, staged
+
+from tidemill.log.checkpoints import read_offsets
+from tidemill.log.config import LogConfig
+from tidemill.model.types import TopicPartition
+from tidemill.replication.states import PartitionState
+
+FILE = "replication-offset-checkpoint"
+
+
+def written(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The directories whose checkpoint is written from now on."""
+    found: list[str] = []
+    replace = stage.files.replace
+
+    def noted(path: str, data: bytes) -> None:
+        if path.endswith(FILE):
+            found.append(path.removesuffix(f"/{FILE}"))
+        replace(path, data)
+
+    monkeypatch.setattr(stage.files, "replace", noted)
+    return found
+
+
+def stored(stage: Stage) -> dict[str, int]:
+    """What the checkpoints say, by partition."""
+    found: dict[TopicPartition, int] = {}
+    for directory in DIRECTORIES:
+        found |= read_offsets(stage.files, f"{directory}/{FILE}")
+    return {str(key): offset for key, offset in found.items()}
+
+
+def append(stage: Stage, topic: str) -> None:
+    stage.partition(topic).append([made()], 1, 0)
+
+
+def plain(stage: Stage, *names: str) -> None:
+    """Topics of one partition, in the directories by turns."""
+    for number, name in enumerate(names):
+        stage.topic(name, config=LogConfig(), number=number + 1)
+
+
+def test_only_directories_where_a_high_watermark_moved_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(stage: Stage) -> None:
+        checkpoint = stage.replicas.checkpoints.high_watermarks
+        plain(stage, "first", "second")
+        await checkpoint()
+        found = written(stage, monkeypatch)
+        await checkpoint()
+        assert found == [], "nothing has moved"
+        append(stage, "second")
+        append(stage, "second")
+        await checkpoint()
+        assert found == ["/disk/b"]
+        assert stored(stage) == {"first-0": 0, "second-0": 2}
+        append(stage, "second")
+        append(stage, "first")
+        await checkpoint()
+        assert sorted(found[1:]) == ["/disk/a", "/disk/b"]
+        assert stored(stage) == {"first-0": 1, "second-0": 3}
+
+    staged(test)
+
+
+def test_the_cost_goes_by_those_that_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(stage: Stage) -> None:
+        topics = [f"t{number}" for number in range(40)]
+        plain(stage, *topics)
+        await stage.replicas.checkpoints.high_watermarks()
+        looked_at: list[Any] = []
+        monkeypatch.setattr(
+            stage.logs, "set_high_watermark", lambda key, offset: looked_at.append((str(key), offset))
+        )
+        append(stage, "t7")
+        await stage.replicas.checkpoints.high_watermarks()
+        assert looked_at == [("t7-0", 1)]
+
+    staged(test)
+
+
+def test_what_was_cut_deleted_or_made_anew_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(stage: Stage) -> None:
+        checkpoint = stage.replicas.checkpoints.high_watermarks
+        plain(stage, "cut", "gone", "kept")
+        for topic in ("cut", "gone", "kept"):
+            append(stage, topic)
+        await checkpoint()
+        stage.partition("cut").truncate_to(0, 0)
+        stage.replicas.remove_topic("gone", bytes([2]) * 16)
+        await checkpoint()
+        assert stored(stage) == {"cut-0": 0, "kept-0": 1}
+        stage.topic("gone", config=FLUSHED, number=9)
+        await checkpoint()
+        assert stored(stage) == {"cut-0": 0, "kept-0": 1, "gone-0": 0}
+
+    staged(test)
+
+
+def test_a_checkpoint_that_could_not_be_written_is_written_the_next_time() -> None:
+    async def test(stage: Stage) -> None:
+        checkpoint = stage.replicas.checkpoints.high_watermarks
+        plain(stage, "t")
+        await checkpoint()
+        append(stage, "t")
+        stage.files.fail("replace", FILE)
+        await checkpoint()
+        stage.files.heal()
+        assert stored(stage) == {"t-0": 0}
+        await checkpoint()
+        assert stored(stage) == {"t-0": 1}
+
+    staged(test)
+
+
+def test_a_replica_that_is_let_go_keeps_its_high_watermark() -> None:
+    async def test(stage: Stage) -> None:
+        plain(stage, "t")
+        append(stage, "t")
+        stage.replicas.keep_replicas(lambda partition: False)
+        await stage.replicas.checkpoints.high_watermarks()
+        assert stored(stage) == {"t-0": 1}
+        state = PartitionState(0, NODE, 0, (NODE,), (NODE,))
+        stage.replicas.put_topic("t", bytes([1]) * 16, False, [state], LogConfig())
+        assert stage.partition("t").high_watermark == 1
+
+    staged(test)

@@ -4,7 +4,16 @@ import pickle
 
 import pytest
 
-from tidemill.client.config import COMMON, CONSUMER, KEYS, PRODUCER, ClientConfig, parse_address
+from tidemill.client.config import (
+    ALIASES,
+    COMMON,
+    CONSUMER,
+    KEYS,
+    PRODUCER,
+    ClientConfig,
+    check_setting,
+    parse_address,
+)
 from tidemill.model.errors import ConfigError
 
 
@@ -192,3 +201,23 @@ def test_a_configuration_can_be_pickled() -> None:
 )
 def test_addresses(text: str, expected: tuple[str, int]) -> None:
     assert parse_address(text) == expected
+
+
+@pytest.mark.parametrize(("name", "value"), [("linger.ms", "5"), ("fetch.wait.max.ms", 100), ("acks", "all")])
+def test_a_setting_that_some_client_takes_is_good(name: str, value: object) -> None:
+    assert KEYS[ALIASES.get(name, name)].read(name, value) in (5, 100, -1)
+    check_setting(name, value)
+    check_setting("client.dns.lookup", "whatever")  # of other clients, without effect here
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("linger.ms", "soon", "linger.ms='soon' is no integer"),
+        ("linger.mss", "5", "linger.mss is no key of a client; did you mean linger.ms"),
+        ("zookeeper.connect", "h:1", "zookeeper.connect has no meaning for this client"),
+    ],
+)
+def test_a_setting_that_no_client_takes_is_refused(name: str, value: object, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        check_setting(name, value)

@@ -9,10 +9,10 @@ import pytest
 from legacy_samples import entry_bytes, messages, read_set
 
 from tidemill.model.errors import CorruptMessage, ErrorCode, InvalidRecord, KafkaError
-from tidemill.records.batch import GZIP, LZ4, NONE, SNAPPY, ZSTD
+from tidemill.records.batch import GZIP, LZ4, NONE, RECORDS, SNAPPY, ZSTD
 from tidemill.records.builder import build_batch
 from tidemill.records.compression import compress
-from tidemill.records.convert import KEEP_CODEC, down, for_storage
+from tidemill.records.convert import COSTLY_MESSAGES, KEEP_CODEC, down, for_storage, is_costly_for_storage
 from tidemill.records.cursor import EntryCursor
 from tidemill.records.legacy import LZ4_OLD_HEADER, mend_lz4, pack, parse_entry, unpack_entry, xxhash32
 from tidemill.records.message_set import MessageSet, MessageSetWriter, build_message_set, wrap
@@ -385,3 +385,44 @@ def test_an_old_reader_behind_stored_messages_goes_on_after_them(magic: int) -> 
         assert (made.data, made.record_count) == (data[len(data) - count * size :], 0)
     made = down(data, 0, len(data), magic, 41, size)
     assert (made.next_offset, made.next_position) == (42, 2 * size)
+
+
+# -- what a thread does
+
+
+def is_costly(data: bytes, magic: int, codec: int = KEEP_CODEC) -> bool:
+    return is_costly_for_storage(data, 0, len(data), magic, codec)
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize(("count", "costly"), [(COSTLY_MESSAGES, False), (COSTLY_MESSAGES + 1, True)])
+def test_a_batch_of_many_records_is_written_as_messages_in_a_thread(
+    magic: int, count: int, costly: bool
+) -> None:
+    data = build_batch([(5, None, b"v", None)] * count)
+    assert is_costly(data, magic) is costly
+    assert is_costly(data, 2) is False
+
+
+@pytest.mark.parametrize("magic", [0, 1, 2])
+def test_messages_are_looked_at_in_a_thread_where_there_could_be_many(magic: int) -> None:
+    least = 26 * (COSTLY_MESSAGES + 1)
+    assert is_costly(entry_bytes(0, value=bytes(least - 26)), magic) is True
+    assert is_costly(entry_bytes(0, value=bytes(least - 27)), magic) is False
+
+
+@pytest.mark.parametrize(("codec", "bytes_max"), [(GZIP, 32 * 1024), (LZ4, 256 * 1024)])
+def test_a_batch_is_compressed_anew_in_a_thread_from_a_size_on(codec: int, bytes_max: int) -> None:
+    overhead = len(build_batch([(5, None, bytes(bytes_max - 100), None)])) - RECORDS - (bytes_max - 100)
+    for more, costly in ((0, False), (1, True)):
+        data = build_batch([(5, None, bytes(bytes_max - overhead + more), None)])
+        assert len(data) - RECORDS == bytes_max + more
+        assert is_costly(data, 2, codec) is costly
+        assert is_costly(data, 2) is False
+
+
+def test_what_is_refused_at_once_needs_no_thread() -> None:
+    good = build_batch([(5, None, bytes(100_000), None)])
+    assert is_costly(good, 2, GZIP) is True
+    assert is_costly(good[:-1], 2, GZIP) is False
+    assert is_costly(b"x" * 100_000, 1) is False

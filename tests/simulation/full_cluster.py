@@ -14,7 +14,7 @@ from change_phases import CLUSTER_PHASES
 from promises import ALL, LEADER, Place, TopicSettings
 from simulated_admins import TEMPORARY_TOPIC, UNCLEAN, Admin, ClusterAdmin
 from simulated_clients import BY_TOPIC_ID, PORT, Client, Consumer, Refused, TemporaryProducer
-from simulated_groups import OFFSETS, Committer, GroupMember
+from simulated_groups import OFFSETS, Committer, GroupMember, GroupMembers
 from simulated_loop import PROCESS, Process
 from simulated_network import WORLD, Listening
 from simulated_store import SimulatedStore, StoreServer
@@ -122,14 +122,10 @@ class FullCluster(Simulation):
             self._client(Committer, f"committer-{number}", TOPIC, group=f"group-{number}", partition=0)
             for number in range(random.choice((0, 1, 1)))
         ]
+        members = GroupMembers(self.partition_count)
         self.members = [
             self._client(
-                GroupMember,
-                f"member-{number}",
-                TOPIC,
-                group="members",
-                partitions=self.partition_count,
-                phases=self.phases,
+                GroupMember, f"member-{number}", TOPIC, group="members", members=members, phases=self.phases
             )
             for number in range(random.choice((0, 1, 2, 3)))
         ]

@@ -45,8 +45,11 @@ PROMISES = {
     "redundancy": "a move drops a replica only when all replicas that stay are in sync",
     "positions": "a position that a group was acknowledged, or has found, is found again, or a later one",
     "generation": "a member of an old generation commits nothing once the next one has its assignment",
+    "owner": "in a generation of a group a partition has one owner",
+    "producer-id": "a producer id is given to one producer",
     "equal": "at rest all replicas of a partition are equal, and no other broker has one",
-    "rest": "the cluster comes to rest once nothing breaks any more: every replica in sync, every move done",
+    "rest": "the cluster comes to rest once nothing breaks any more: every replica in sync, every move done, "
+    "every partition owned by a living member of each group",
     "progress": "producers are acknowledged unless faults prevent it",
     "no-error": "the program reports no fault of its own",
 }
@@ -184,6 +187,9 @@ class Promises:
         self._generations: dict[str, dict[tuple[int, str], int]] = {}
         """The generations of each group in their order, by number and leader."""
         self._assignments: dict[str, tuple[int, float]] = {}
+        self._owners: dict[tuple[str, int], dict[int, str]] = {}
+        """By group and generation: the member that owns a partition."""
+        self._producer_ids: dict[int, str] = {}
         self.clock_turned = False
 
     def broken(self, promise: str, text: str) -> None:
@@ -414,6 +420,12 @@ class Promises:
         is_retained = settings.retention_bytes >= 0 or settings.retention_ms >= 0
         return is_retained or self.logs[*place, topic_id].delete_tried_to > 0
 
+    def producer_id_given(self, producer: str, producer_id: int) -> None:
+        """A producer asked for an id, and got this one."""
+        other = self._producer_ids.setdefault(producer_id, producer)
+        if other != producer or producer_id < 0:
+            self.broken("producer-id", f"{producer} is given id {producer_id}, which {other} has")
+
     # -- consumers
 
     def saw(self, place: Place, topic_id: bytes, offset: int, message: Message, asked_s: float) -> None:
@@ -552,8 +564,16 @@ class Promises:
             self.events.count("group generations")
         return known[key]
 
-    def assigned(self, group: str, order: int) -> None:
+    def assigned(self, group: str, order: int, member: str, partitions: Iterable[int]) -> None:
         """A member was given its assignment, in the generation that :meth:`joined` gave this number."""
+        owners = self._owners.setdefault((group, order), {})
+        for partition in partitions:
+            owner = owners.setdefault(partition, member)
+            if owner != member:
+                self.broken(
+                    "owner",
+                    f"{member} and {owner} of {group} own partition {partition} in generation {order}",
+                )
         newest, _ = self._assignments.get(group, (-1, 0.0))
         if order > newest:
             self._assignments[group] = (order, self.now())

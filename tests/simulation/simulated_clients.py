@@ -237,6 +237,7 @@ class Producer(Client):
         answer = await self.ask_any(ApiKey.INIT_PRODUCER_ID, INIT_VERSION, request)
         if answer.error_code:
             raise Refused(answer.error_code)
+        self.promises.producer_id_given(f"{self.name}, session {self._session}", answer.producer_id)
         self._id = (answer.producer_id, answer.producer_epoch)
 
     async def _send_some(self, partition: int, address: str) -> None:

@@ -34,6 +34,8 @@ FENCED = (ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.R
 """What a member of an old generation is answered. Nothing was committed then."""
 STALL_S = 2.0
 """A member that stands still for so long is taken out of its group, and does not know."""
+REST_S = 2 * SESSION_MS / 1000
+"""A group is at rest when it has had one assignment for so long: sessions of former members are over."""
 
 
 class GroupClient(Client):
@@ -133,12 +135,36 @@ class Committer(GroupClient):
             raise
 
 
+class GroupMembers:
+    """The members of a group that live, which come to rest together: until then they send heartbeats."""
+
+    def __init__(self, partitions: int) -> None:
+        self.partitions = partitions
+        self.members: list[GroupMember] = []
+        self.are_at_rest = False
+        self._calm: tuple[int, float] | None = None
+        """The generation in which all partitions have an owner, and since when."""
+
+    def look(self, now: float) -> None:
+        """Finds out whether all members have been in one generation for a while, and own all partitions."""
+        orders = {one.order for one in self.members}
+        owned = sorted(partition for one in self.members for partition in one.owned)
+        if len(orders) != 1 or -1 in orders or owned != list(range(self.partitions)):
+            self._calm = None
+        elif self._calm is None or self._calm[0] not in orders:
+            self._calm = (*orders, now)
+        else:
+            self.are_at_rest = now - self._calm[1] >= REST_S
+
+
 class GroupMember(GroupClient):
     """A member of a group: joins, is assigned partitions, and commits positions in them."""
 
-    def __init__(self, *client: Any, group: str, partitions: int, phases: ChangePhases) -> None:
+    def __init__(self, *client: Any, group: str, members: GroupMembers, phases: ChangePhases) -> None:
         super().__init__(*client, group=group)
-        self.partitions = partitions
+        self.members = members
+        members.members.append(self)
+        self.partitions = members.partitions
         self.phases = phases
         self._member_id = ""
         self._generation = -1
@@ -147,15 +173,32 @@ class GroupMember(GroupClient):
         self._positions: dict[int, int] | None = None
         """Of the partitions that it is assigned; None while it has no assignment."""
 
+    @property
+    def order(self) -> int:
+        """Of the generation in which it has its assignment; -1 while it has none."""
+        return -1 if self._positions is None else self._order
+
+    @property
+    def owned(self) -> list[int]:
+        """The partitions that it is assigned."""
+        return list(self._positions or ())
+
+    @property
+    def is_settled(self) -> bool:
+        return self.members.are_at_rest
+
     async def work(self) -> None:
-        if self.ended:
-            return
         try:
             if not self._coordinator:
                 await self._find()
             if self._positions is None:
                 await self._join()
-            await self._consume()
+            if self.ended:
+                await asyncio.sleep(self.random.expovariate(1 / PAUSE_S_MEAN))
+                await self._beat()
+                self.members.look(self.now)
+            else:
+                await self._consume()
         except Refused as refused:
             self._refused(refused.code)
             raise
@@ -180,7 +223,7 @@ class GroupMember(GroupClient):
             partitions = await self._sync(shares)
         finally:
             self.phases.end("group rebalance")
-        self.promises.assigned(self.group, self._order)
+        self.promises.assigned(self.group, self._order, self._member_id, partitions)
         self.phases.moment("group assigned")
         positions = {}
         for partition in partitions:
@@ -240,6 +283,11 @@ class GroupMember(GroupClient):
             await asyncio.sleep(STALL_S)
         elif luck < 0.06:
             await self._leave()
+            return
+        elif luck < 0.08:
+            self.events.add("is started anew")
+            self.events.count("members that end without leaving")
+            self._member_id, self._positions = "", None
             return
         positions = self._positions or {}
         if not positions or self.random.random() < 0.3:

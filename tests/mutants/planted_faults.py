@@ -490,7 +490,7 @@ LOG: Final = (
     Fault(
         "log-starts-not-written",
         "log/manager.py",
-        "            if log.start_offset > log.segments[0].base_offset\n",
+        "            if log.start_offset > 0\n",
         "            if False\n",
         "Where a log starts is written down when no file name tells it.",
     ),

@@ -406,6 +406,41 @@ def test_messages_that_expire_name_what_the_broker_answered_last() -> None:
     )
 
 
+@pytest.mark.parametrize("code", [None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])
+@pytest.mark.parametrize(("count", "noun"), [(1, "1 message"), (2, "2 messages")])
+def test_messages_that_were_never_sent_name_what_is_known_of_their_topic(
+    code: ErrorCode | None, count: int, noun: str
+) -> None:
+    found, topic = accumulator(), TopicQueues("t", 1)
+    found.topics["t"] = topic
+    cluster = Cluster(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"}))
+    if code is not None:
+        cluster.errors["t"] = int(code)
+    outcomes = Outcomes(cluster, found)
+    deliveries = [found.append(topic, 0, 1, None, b"x", None, None, time.monotonic()) for _ in range(count)]
+    assert outcomes.trouble() is None
+    assert outcomes.expire(time.monotonic() + 1000)
+    more = f" (the topic: {code.name})" if code is not None else ""
+    assert {str(one.exception(0)) for one in deliveries} == {
+        f"{noun} for t-0 waited longer than delivery.timeout.ms{more}; is its leader running, and reachable "
+        "from here?"
+    }
+
+
+def test_a_topic_that_was_refused_an_id_says_so_when_its_messages_expire() -> None:
+    found, topic = accumulator(), TopicQueues("t", 1)
+    found.topics["t"] = topic
+    outcomes = Outcomes(Cluster(ClientConfig(PRODUCER, {"bootstrap.servers": "unused:1"})), found)
+    outcomes.id_problem = error_for(ErrorCode.COORDINATOR_NOT_AVAILABLE, "get a producer id", step="wait")
+    delivery = found.append(topic, 0, 1, None, b"x", None, None, time.monotonic())
+    assert outcomes.trouble() is outcomes.id_problem
+    assert outcomes.expire(time.monotonic() + 1000)
+    assert str(delivery.exception(0)) == (
+        "1 message for t-0 waited longer than delivery.timeout.ms: cannot get a producer id: "
+        "COORDINATOR_NOT_AVAILABLE; wait"
+    )
+
+
 @pytest.mark.parametrize("retries", [0, 1, 3])
 def test_a_batch_is_sent_again_exactly_as_often_as_retries_says(retries: int) -> None:
     found, topic = accumulator(), TopicQueues("t", 1)

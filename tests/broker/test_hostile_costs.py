@@ -9,6 +9,7 @@ import contextlib
 import struct
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hostile_frames import framed, produce_frame
@@ -407,3 +408,27 @@ def test_large_replies_that_nobody_reads_stay_within_the_bound_on_memory() -> No
                     peer.socket.sendall(frame)
                 time.sleep(4)
         check_log(small)
+
+
+@pytest.mark.parametrize("distinct", [False, True])
+def test_others_wait_little_while_one_asks_for_the_offsets_of_20000_partitions(
+    broker: Broker, distinct: bool
+) -> None:
+    asked = [
+        ListOffsetsPartition(
+            partition_index=number if distinct else 0, timestamp=1_700_000_000_000, current_leader_epoch=-1
+        )
+        for number in range(20_000)
+    ]
+    request = ListOffsetsRequest(replica_id=-1, topics=[ListOffsetsTopic(name="honest", partitions=asked)])
+    # What this process does meanwhile would hold up the honest client, which is a thread of it.
+    frame = encode_request(ApiKey.LIST_OFFSETS, 8, 1, "greedy", request)
+    with under_attack(broker, GROWTH_MB_MAX) as witness, Peer(broker, 60) as peer:
+        before = witness.rounds
+        peer.socket.sendall(frame)
+        answered = peer.frame()
+        assert witness.rounds > before
+    answer: Any = decode_response(ApiKey.LIST_OFFSETS, 8, answered)[1]
+    codes = [one.error_code for one in answer.topics[0].partitions]
+    assert len(codes) == 20_000
+    assert set(codes[1:]) <= {ErrorCode.INVALID_REQUEST, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.model.errors import ProtocolError
-from tidemill.wire.primitives import encode_uvarint, read_uvarint, skip_tag_section, skip_tags
+from tidemill.wire.header import parse_request_header
+from tidemill.wire.primitives import (
+    TAGS_MAX,
+    encode_uvarint,
+    read_uvarint,
+    skip_tag_section,
+    skip_tags,
+)
 
 
 @pytest.mark.parametrize(
@@ -60,3 +67,13 @@ def test_tagged_fields_are_stepped_over() -> None:
     for size in range(1, len(section)):
         with pytest.raises(ProtocolError):
             skip_tags(section[:size], 1, size, 2)
+
+
+def test_a_header_with_more_tagged_fields_than_there_are_is_refused_without_a_look_at_them() -> None:
+    metadata_12 = bytes.fromhex("0003 000c 00000001 ffff")
+    for count in (1, TAGS_MAX):
+        frame = metadata_12 + encode_uvarint(count) + b"\x63\0" * count
+        assert parse_request_header(frame).body_position == len(frame)
+    for count in (TAGS_MAX + 1, 50_000_000):
+        with pytest.raises(ProtocolError, match=f"{count} tagged fields"):
+            parse_request_header(metadata_12 + encode_uvarint(count) + b"\x63\0" * 30)

@@ -13,8 +13,9 @@ from tidemill.log.dump import DumpOptions, entries, lines
 from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.model.errors import ConfigError
-from tidemill.records.batch import Batch
+from tidemill.records.batch import ATTRIBUTES, CRC, RECORDS, Batch
 from tidemill.records.builder import build_batch, build_end_marker
+from tidemill.records.checksum import crc32c
 
 FILES = SystemFiles()
 TIME = 1524709879130
@@ -46,6 +47,24 @@ def test_a_wrong_checksum_and_a_marker_are_shown(directory: str) -> None:
     shown = list(lines(FILES, str(path), DumpOptions(deep=True)))
     assert shown[2].endswith("isvalid: false")
     assert shown[4].endswith("headerKeys: [] endTxnMarker: ABORT coordinatorEpoch: 3")
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(2, "LEADER_CHANGE(2)"), (3, "SNAPSHOT_HEADER(3)"), (6, "KRAFT_VOTERS(6)"), (77, "UNKNOWN(77)")],
+)
+def test_control_records_of_other_kinds_are_shown_by_their_names(
+    directory: str, number: int, shown: str
+) -> None:
+    path = Path(directory, "00000000000000000000.log")
+    data = bytearray(build_end_marker(True, TIME, 7, 1, 3))
+    key = bytes(data).index(b"\0\0\0\1", RECORDS)
+    data[key : key + 4] = struct.pack(">hh", 0, number)
+    data[CRC:ATTRIBUTES] = struct.pack(">I", crc32c(memoryview(bytes(data))[ATTRIBUTES:]))
+    path.write_bytes(bytes(data))
+    told = list(lines(FILES, str(path), DumpOptions(deep=True)))
+    assert told[2].endswith("isvalid: true")
+    assert told[3].endswith(f"controlType: {shown}")
 
 
 def test_indexes_snapshots_and_epochs_are_shown(log_of: MakeLog, batch: MakeBatch, directory: str) -> None:

@@ -200,7 +200,12 @@ class Stage:
             for one in topic.partitions:
                 if one.leader < 0 or len(one.isr) < len(one.replicas):
                     return f"{topic.name}-{one.partition}: leader {one.leader}, in-sync set {one.isr}"
-        return ""
+        # What a broker tells that was cut off may be what was so before.
+        states = self.states(topics)
+        for key, state in states.items():
+            if len(state.isr) < len(found[key.topic].partitions[key.partition].replicas):
+                return f"{key}: leader {state.leader}, in-sync set {state.isr} in the store"
+        return "" if states else "the store does not answer"
 
     def settle(self, topics: list[str], patience_s: float) -> str:
         """Waits until everything is in sync; what is not after that time."""

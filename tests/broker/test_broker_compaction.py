@@ -495,6 +495,25 @@ def test_changed_settings_end_a_rest(stage: Stage) -> None:
     asyncio.run(asyncio.wait_for(test(), 12))
 
 
+@pytest.mark.parametrize("turns", range(4))
+def test_a_broker_that_stops_just_when_settings_change_does_stop(stage: Stage, turns: int) -> None:
+    """The wait that the cancellation ends has ended so many turns of the loop before."""
+
+    async def story() -> None:
+        task = asyncio.create_task(stage.compaction.run())
+        await asyncio.sleep(0.05)
+        stage.compaction.reconfigured()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=1.0)
+        is_done = task in done
+        task.cancel()
+        assert is_done
+
+    asyncio.run(story())
+
+
 def test_the_process_ends_with_its_broker(tmp_path: Path) -> None:
     """The process of a broker that was killed must be gone before the next one cleans the same log."""
     program = (

@@ -123,7 +123,8 @@ class CleanerProcess:
         code = None
         if self._process is not None:
             with contextlib.suppress(TimeoutError):
-                code = await asyncio.wait_for(self._process.wait(), END_S)
+                async with asyncio.timeout(END_S):
+                    code = await self._process.wait()
         if code is None:
             return Failure(DIED, f"the cleaner process could not be used: {problem}")
         how = f"by signal {-code}" if code < 0 else f"with code {code}"
@@ -136,7 +137,8 @@ class CleanerProcess:
         if process.stdin is not None:
             process.stdin.close()
         try:
-            await asyncio.wait_for(process.wait(), END_S)
+            async with asyncio.timeout(END_S):
+                await process.wait()
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

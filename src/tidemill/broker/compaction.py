@@ -188,8 +188,10 @@ class Compaction:
     async def _rest(self) -> None:
         """Waits for ``log.cleaner.backoff.ms``, or until that is changed."""
         backoff_s = max(self.config().int("log.cleaner.backoff.ms") / 1000, 0.1)
+        # Not wait_for(): in Python 3.11 a cancellation gets lost there when the wait has just ended.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._look.wait(), backoff_s)
+            async with asyncio.timeout(backoff_s):
+                await self._look.wait()
 
     async def clean_dirtiest(self) -> bool:
         """Cleans the log that needs it most; False when none does, or that one could not be cleaned."""

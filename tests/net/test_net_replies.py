@@ -1,4 +1,4 @@
-"""The bound on memory holds for replies that their readers do not take, and nobody waits for such readers long."""
+"""The bound on memory holds for replies that their readers do not take, and nobody waits long for these."""
 
 from __future__ import annotations
 

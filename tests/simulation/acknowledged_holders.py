@@ -26,6 +26,8 @@ class Holders:
         """Times in simulated seconds; :data:`ALWAYS` for a replica that lacks nothing."""
         self.suspected: set[int] = set()
         """Replicas that report a loss, and hold everything all the same: no record waited for a sync."""
+        self.failed: set[int] = set()
+        """Replicas that have lost something before, or met a disk error: reports of it may come late."""
         self._is_new = True
 
     def state_written(
@@ -33,6 +35,10 @@ class Holders:
     ) -> None:
         """The store has another state. Those in ``unregistered`` have not reported their loss yet."""
         before, after = set(self.isr), set(isr)
+        if leader not in self.since and leader not in before and leader in after and self.is_hopeless:
+            # The partition recovers without those that are not trusted.
+            self.since.clear()
+            self.eligible.clear()
         self.suspected -= after - before
         is_first, self._is_new = self._is_new, False
         if len(after) >= self.min_isr:
@@ -66,14 +72,18 @@ class Holders:
 
     def lost(self, broker: int) -> None:
         """A replica lost what it had not synced, or all."""
+        self.failed.add(broker)
         self.since.pop(broker, None)
 
+    def suspect(self, broker: int) -> None:
+        """A replica will report a loss, and holds everything all the same."""
+        self.suspected.add(broker)
+        self.failed.add(broker)
+
     def better_than(self, leader: int) -> list[int]:
-        """The replicas that hold what a leader lacks."""
+        """The replicas that hold what a leader lacks, and never failed."""
         own = self.since.get(leader, float("inf"))
-        return [
-            broker for broker, since in self.since.items() if since < own and broker not in self.suspected
-        ]
+        return [broker for broker, since in self.since.items() if since < own and broker not in self.failed]
 
     def holds(self, acknowledged_s: float) -> bool:
         """Whether a replica must still have what was committed at this time."""

@@ -12,18 +12,19 @@ SEEDS_MIN = 1000
 EVENTS = (
     *("truncation", "segment roll", "log emptied", "log start moved", "positions out of range"),
     *("batches acknowledged with acks=-1", "batches acknowledged with acks=1", "batches sent with acks=0"),
-    *("record deletions", "duplicates answered", "sequences refused", "syncs that dropped data"),
-    *("in-sync sets refused", "last in-sync replicas that lost records", "partitions that may forget"),
+    *("record deletions", "retries acknowledged", "sequences refused", "syncs that dropped data"),
+    *("last in-sync replicas that lost records", "partitions that may forget"),
     *("excuse lost", "excuse forgotten", "excuse new-leader"),
 )
+REPLICATION_EVENTS = (*EVENTS, "in-sync sets refused")
 CLUSTER_EVENTS = (
     *EVENTS,
     *("controllers", "group generations", "commits acknowledged", "commits of old generations refused"),
     *("members that stand still", "topics made: u", "topic deletion done", "move done", "election done"),
-    *("excuse needs-operator", "excuse former-coordinator", "excuse recreated"),
+    *("excuse needs-operator", "excuse former-coordinator"),
 )
 REPLICATION, CLUSTER = "replication", "cluster"
-_EVENTS = {REPLICATION: EVENTS, CLUSTER: CLUSTER_EVENTS}
+_EVENTS = {REPLICATION: REPLICATION_EVENTS, CLUSTER: CLUSTER_EVENTS}
 _FAULTS = {REPLICATION: REPLICATION_FAULTS, CLUSTER: CLUSTER_FAULTS}
 _PHASES = {REPLICATION: REPLICATION_PHASES, CLUSTER: CLUSTER_PHASES}
 

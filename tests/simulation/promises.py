@@ -41,7 +41,7 @@ PROMISES = {
     "retention": "retention keeps the newest retention.bytes, and records that are younger than retention.ms",
     "new-topic": "a topic made anew holds no record of the topic of that name before",
     "one-leader": "a leader epoch has one leader",
-    "election": "a replica that reported a loss is not elected while another holds all that was committed",
+    "election": "a replica that reported a loss is not elected while one that never did holds everything",
     "redundancy": "a move drops a replica only when all replicas that stay are in sync",
     "positions": "a position that a group was acknowledged, or has found, is found again, or a later one",
     "generation": "a member of an old generation commits nothing once the next one has its assignment",
@@ -57,6 +57,8 @@ PROMISES = {
 
 EXCUSES = {
     "lost": "acks-all, read: every replica that held the record lost its disk, or its power before a sync",
+    "not-trusted": "acks-all, read, flush: a replica reports a loss after a power cut or disk error, but has "
+    "everything: a partition may recover without it",
     "forgotten": "one-record, high-watermark, no-gap, order, sequence, positions, log-start, delete-records: "
     "the partition has lost committed records in this way",
     "new-leader": "acks-1: the leader changed after the record was sent",
@@ -263,7 +265,10 @@ class Promises:
             better = known.holders.better_than(leader)
             if better:
                 self.broken("election", f"{leader} leads {place}, and lacks what {better} hold")
+        was_held = bool(known.holders.since)
         known.holders.state_written(self.now(), leader, isr, self._unregistered)
+        if was_held and not had_forgotten and known.holders.has_forgotten:
+            self.excused("not-trusted")
         known.leader, known.epoch, known.changed_s = leader, epoch, self.now()
         self._follow_deletion(self.logs[*place, known.topic_id], leader, isr)
         self._note_forgotten(place, known, had_forgotten)
@@ -289,7 +294,12 @@ class Promises:
             if everything or not self.settings_of(place[0]).flush_each:
                 self.replica_lost(place, broker)
             else:
-                known.holders.suspected.add(broker)
+                known.holders.suspect(broker)
+
+    def disk_failed(self, broker: int) -> None:
+        """A broker met a disk error: it reports a loss at its next start, as pages may be gone."""
+        for known in self.partitions.values():
+            known.holders.suspect(broker)
 
     def replica_lost(self, place: Place, broker: int) -> None:
         """One replica lost what was not synced."""

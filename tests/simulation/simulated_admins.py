@@ -99,7 +99,7 @@ class ClusterAdmin(Admin):
         if self.ended:
             return
         luck = self.random.random()
-        if luck < 0.4:
+        if luck < 0.35:
             count = self.random.choice((1, 2, 2, 3, 3))
             replicas = self.random.sample(self.brokers, count)
             await self._move(self.random.randrange(self.partitions), replicas)

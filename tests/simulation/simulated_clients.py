@@ -311,8 +311,8 @@ class Producer(Client):
             self._unsettled[partition].remove(batch)
             self.last_acknowledged_s = self.now
             offset = answer.base_offset if code == 0 else -1
-            if code:
-                self.events.count("duplicates answered")
+            if batch.is_in_doubt:
+                self.events.count("retries acknowledged")
             self.promises.acknowledged(
                 place, self._log_id(batch), offset, batch.messages, batch.first_sent_s, node_of(address)
             )

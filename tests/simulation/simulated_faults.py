@@ -89,7 +89,7 @@ class Faults:
         self._weights = [random.choice((1, 1, 3)) for _ in self._names]
         self._pause_s = random.choice((0.3, 0.8, 2.0, 4.0))
         pairs = [(name, phase) for name in names for phase in simulation.phase_names]
-        self._aimed = random.sample(pairs, random.choice((0, 4, 8, 12)))
+        self._aimed = random.sample(pairs, min(len(pairs), random.choice((0, 8, 16, 24))))
         self.phases.on_begin = self._aim
         self.ended = False
         self.quiet_from_s = 0.0
@@ -119,7 +119,7 @@ class Faults:
     def _aim(self, phase: str) -> None:
         for pair in self._aimed:
             name, aimed = pair
-            if aimed == phase and self.random.random() < 0.5:
+            if aimed == phase and self.random.random() < 0.8:
                 self._aimed.remove(pair)
                 delay_s = self.random.choice((0.0, self.random.expovariate(1 / AIM_DELAY_S_MEAN)))
                 self._break_at(self.simulation.loop.time() + delay_s, name)
@@ -257,6 +257,7 @@ class Faults:
             return False
         operation = self.random.choice(("append", "sync", "sync", "open", "replace"))
         self._report(f"the disk of {node.name} fails ({operation})")
+        self.promises.disk_failed(node.node_id)
         node.files.fail(operation, "/data/", errno.EIO, times=self.random.choice((1, 3)))
         self._repair_later(node)
         return True
@@ -270,6 +271,7 @@ class Faults:
         def dropped(path: str) -> None:
             self._report(f"{node.name} has lost what was not synced of {path}")
             self.events.count("syncs that dropped data")
+            self.promises.disk_failed(node.node_id)
             self.simulation.sync_dropped(node, path)
 
         node.files.drop_syncs(".log", self.random.choice((1, 3)), dropped)

@@ -44,7 +44,7 @@ from tidemill.replication.partition import Partition
 TOPIC = "t"
 BATCHES = 170
 """The first part takes until so many batches were acknowledged."""
-CHANGES = 4
+CHANGES = 6
 """And until administrators have made so many changes."""
 CAP_S = 45.0
 """Or until so much simulated time is over, if faults explain it."""

@@ -141,6 +141,18 @@ def test_after_a_recovery_only_what_is_acknowledged_from_then_on_is_counted_on()
     assert holders.since == {2: 30.0, 3: 30.0}
 
 
+def test_a_partition_recovers_without_a_replica_that_is_not_trusted() -> None:
+    holders = held(2)
+    holders.lost(1)
+    holders.lost(3)
+    holders.suspected.add(2)
+    holders.state_written(20.0, -1, [], set())
+    assert holders.holds(15.0)
+    assert holders.is_hopeless
+    holders.state_written(30.0, 3, [3], set())
+    assert not holders.holds(15.0)
+
+
 def test_a_replica_that_has_not_reported_its_loss_holds_nothing_by_being_in_sync() -> None:
     holders = held(1)
     holders.lost(3)

@@ -195,12 +195,23 @@ class Checker:
 
     def _check_acknowledgements(self, values: Mapping[int, Counter[str]]) -> None:
         kept = self._kept_from()
+        read: dict[int, dict[int, str]] = defaultdict(dict)
+        for reader in self._clients.to_end:
+            for step, _, records in self._polls.get(reader, []):
+                if step == "poll":
+                    for place, offset, value in records:
+                        read[place][offset] = value
         for one in self._acked:
             begin = self._begins[one.place]
             writer, number = one.value.split()
             is_kept = int(number) >= kept[one.place, writer]
             if one.offset < begin and (one.offset >= 0 or not is_kept):
                 self.counts["deleted messages"] += 1
+                seen = read[one.place].get(one.offset, one.value)
+                if seen != one.value and not self._is_excused(one):
+                    self._note(
+                        "lost", f"{one.value} of partition {one.place} at {one.offset}: {seen} was read"
+                    )
                 continue
             if not values[one.place][one.value]:
                 kind, held = "lost", "nothing"

@@ -173,6 +173,13 @@ def test_what_was_deleted_may_be_gone_and_nothing_else() -> None:
     assert kinds(events) == {"undeleted"}
 
 
+def test_what_was_acknowledged_was_read_before_it_was_deleted() -> None:
+    events = innocent()
+    polls("reader")(events)[0][1][2] = "a 3"
+    deleted_to(events, 3, 3, 3)
+    assert "lost" in kinds(events)
+
+
 def test_an_acknowledgement_without_an_offset_is_kept_after_a_kept_one() -> None:
     events = innocent()
     next(one for one in events if one["op"] == "ack" and one["by"] == "b" and one["n"] == 1)["o"] = -1

@@ -22,7 +22,7 @@ from simulated_store import SimulatedStore, StoreServer
 from simulation import BATCHES, CHANGES, TOPIC, Node, Simulation
 from tidemill.broker.handlers import common
 from tidemill.controller import office
-from tidemill.coordination.nodes import PartitionStateNode, TopicNode
+from tidemill.coordination.nodes import ControllerEpochNode, PartitionStateNode, TopicNode
 from tidemill.model.configs import BrokerConfig
 from tidemill.net.link import LinkError
 from tidemill.replication.manager import ReplicaManager
@@ -226,6 +226,8 @@ class FullCluster(Simulation):
         elif path == "/controller":
             self.events.count("controllers")
             self.phases.moment("controller change")
+        elif path == "/controller_epoch":
+            self.promises.controller_begins(ControllerEpochNode.decode(data))
         elif path.startswith("/admin/delete_topics/"):
             self.phases.begin("topic deletion written")
         elif path.startswith("/brokers/topics/") and len(parts) == 4:
@@ -233,7 +235,9 @@ class FullCluster(Simulation):
         elif path.startswith("/brokers/topics/") and parts[-1] == "state":
             state = PartitionStateNode.decode(parts[3], int(parts[5]), data)
             self.events.add(f"{parts[3]}-{parts[5]} is {state}", "the store")
-            self.state_written((parts[3], int(parts[5])), state.leader, state.leader_epoch, tuple(state.isr))
+            place = (parts[3], int(parts[5]))
+            self.promises.controller_wrote(place, state.controller_epoch)
+            self.state_written(place, state.leader, state.leader_epoch, tuple(state.isr))
 
     def _topic_written(self, topic: str, data: bytes) -> None:
         assignment = TopicNode.decode(topic, data)

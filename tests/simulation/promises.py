@@ -42,6 +42,8 @@ PROMISES = {
     "new-topic": "a topic made anew holds no record of the topic of that name before",
     "one-leader": "a leader epoch has one leader",
     "election": "a replica that reported a loss is not elected while one that never did holds everything",
+    "one-controller": "a controller epoch has one controller, which writes no state once there is a later "
+    "one",
     "redundancy": "a move drops a replica only when all replicas that stay are in sync",
     "positions": "a position that a group was acknowledged, or has found, is found again, or a later one",
     "generation": "a member of an old generation commits nothing once the next one has its assignment",
@@ -192,6 +194,7 @@ class Promises:
         self._owners: dict[tuple[str, int], dict[int, str]] = {}
         """By group and generation: the member that owns a partition."""
         self._producer_ids: dict[int, str] = {}
+        self._controller_epoch = 0
         self.clock_turned = False
 
     def broken(self, promise: str, text: str) -> None:
@@ -332,6 +335,20 @@ class Promises:
         """Whether a partition may have lost committed records, or does not exist any more."""
         known = self.partitions.get(place)
         return known is None or known.holders.has_forgotten
+
+    def controller_begins(self, epoch: int) -> None:
+        """A broker takes the office of controller, in this epoch."""
+        if epoch <= self._controller_epoch:
+            self.broken("one-controller", f"epoch {epoch} comes after epoch {self._controller_epoch}")
+        self._controller_epoch = epoch
+
+    def controller_wrote(self, place: Place, epoch: int) -> None:
+        """The controller of this epoch wrote the state of a partition."""
+        if epoch != self._controller_epoch:
+            self.broken(
+                "one-controller",
+                f"the controller of epoch {epoch} wrote a state of {place} in epoch {self._controller_epoch}",
+            )
 
     def leads(self, place: Place, topic_id: bytes, epoch: int, broker: int) -> None:
         """A broker takes itself for the leader."""

@@ -19,6 +19,7 @@ from tidemill.broker.following import Fetching, Following, LeaderLoop
 from tidemill.log.config import LogConfig
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, StorageError
+from tidemill.model.ports import Clock
 from tidemill.net.connection import Connection
 from tidemill.net.link import Link, LinkRefused, Poster
 from tidemill.records.batch import parse_batch
@@ -323,11 +324,14 @@ def test_what_comes_with_every_change_of_the_cluster_is_a_warning_only_when_it_l
     stage.run(stage.following.stop)
 
 
-class ManualClock(SystemClock):
+class ManualClock(Clock):
     """A clock that goes on when a test says so."""
 
     def __init__(self) -> None:
         self.now = 1000.0
+
+    def wall_ms(self) -> int:
+        return int(self.now * 1000)
 
     def monotonic(self) -> float:
         return self.now

@@ -59,6 +59,15 @@ def test_what_comes_behind_a_refused_batch_is_refused_alike(bench: Bench, known:
     assert stored(bench) == [b"%d" % sequence for sequence in range(5)]
 
 
+def test_a_batch_behind_a_refused_one_is_refused_however_its_topic_is_named(bench: Bench) -> None:
+    client = bench.client()
+    bench.put("t", 3, replicas=(1, 2), min_insync_replicas=2)
+    assert write(client, 0, version=13) == NOT_ENOUGH
+    bench.put("t", 3, replicas=(1, 2), min_insync_replicas=1)
+    assert write(client, 1, version=9) == NOT_ENOUGH
+    assert [write(client, sequence, version=9) for sequence in (0, 1)] == [(0, 0), (0, 1)]
+
+
 def test_the_first_batches_of_an_epoch_keep_their_order_as_well(bench: Bench) -> None:
     client = bench.client()
     assert write(client, 0) == (0, 0)

@@ -253,8 +253,12 @@ class ProducePath:
                 return
         if batch is not None:
             partition = part.partition
-            state = None if partition is None else partition.log.producer_state
-            self.refusals.note(part.topic, part.index, batch, error, state, now_ms)
+            if partition is None:
+                self.refusals.note(part.topic, part.index, batch, error, None, now_ms)
+            else:
+                # By its name: the same client may name a topic by id in one request, and not in the next.
+                name = partition.topic.encode()
+                self.refusals.note(name, part.index, batch, error, partition.log.producer_state, now_ms)
 
     def prepare_other(
         self, request: ProduceRequest, part: ProducePart, partition: Partition, now_ms: i64
@@ -338,7 +342,12 @@ class ProducePath:
         try:
             if batch is not None:
                 if self.refusals.noted:
-                    self.refusals.check(part.topic, part.index, batch, partition.log.producer_state, now_ms)
+                    state = partition.log.producer_state
+                    name = partition.topic.encode()
+                    self.refusals.check(name, part.index, batch, state, now_ms)
+                    if part.topic != name:
+                        # It was refused by its id before this broker knew the topic.
+                        self.refusals.check(part.topic, part.index, batch, state, now_ms)
                 result = partition.append([batch], request.acks, now_ms)
             elif messages is not None:
                 result = partition.append_messages(messages, request.acks, now_ms)

@@ -39,7 +39,7 @@ PASSING: Final = frozenset(
 """Errors after which clients send a batch again."""
 
 Place = tuple[bytes, int, int]
-"""Topic as the client names it, partition, producer id."""
+"""Topic by its name (as the client names it where this broker does not know it), partition, producer id."""
 
 
 class Refusal:

@@ -43,7 +43,7 @@ from tidemill.log.manager import LogManager
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.replication.manager import ReplicaManager
-from tidemill.replication.states import PartitionState
+from tidemill.replication.partition_state import PartitionState
 from tidemill.server.app import BrokerServer
 from tidemill.server.cluster import Cluster
 

@@ -29,7 +29,7 @@ from tidemill.records.builder import BatchBuilder
 from tidemill.records.reader import iter_records
 from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
-from tidemill.replication.states import PartitionState
+from tidemill.replication.partition_state import PartitionState
 from tidemill.wire.header import decode_response, encode_request
 from tidemill.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic, ForgottenTopic
 from tidemill.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData

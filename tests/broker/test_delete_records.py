@@ -27,7 +27,7 @@ from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
 from tidemill.replication.fetcher import FetchLimits
 from tidemill.replication.manager import ReplicaManager
-from tidemill.replication.states import PartitionState
+from tidemill.replication.partition_state import PartitionState
 from tidemill.testing.files import FaultyFiles
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.delete_records import (

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tidemill.broker.handlers.describe_log_dirs import handle
-from tidemill.broker.turns import Turns
+from tidemill.broker.request_slices import Turns
 from tidemill.log.directories import DataDirectory
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.describe_log_dirs import DescribeLogDirsRequest

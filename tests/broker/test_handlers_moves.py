@@ -16,7 +16,7 @@ from tidemill.controller.isr import IsrChange
 from tidemill.controller.shell import Controller
 from tidemill.coordination.image import Delta, PartitionImage
 from tidemill.coordination.loading import load_image
-from tidemill.coordination.losses import LostReplicas
+from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import (
     BrokerNode,
     BrokerRegistration,

@@ -14,7 +14,7 @@ from replica_stage import Broker as Logs
 from tidemill.broker.isr_changes import RETRY_S, IsrChanges
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.replication.partition import Partition
-from tidemill.replication.states import PartitionState
+from tidemill.replication.partition_state import PartitionState
 from tidemill.wire.messages.alter_partition import (
     AlterPartitionRequest,
     AlterPartitionResponse,

@@ -24,7 +24,7 @@ from tidemill.controller.elections import (
 )
 from tidemill.controller.isr import ANY_EPOCH, IsrChange, plan_isr_change
 from tidemill.coordination.image import NO_BROKER, ClusterImage, PartitionImage
-from tidemill.coordination.losses import LostReplicas
+from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.port import SetData
 from tidemill.model.errors import ErrorCode, KafkaError
 

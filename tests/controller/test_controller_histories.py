@@ -20,7 +20,7 @@ from tidemill.controller.reassignment import plan_progress, plan_reassignment
 from tidemill.controller.shutdown import plan_shutdown
 from tidemill.controller.topics import Plan
 from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
-from tidemill.coordination.losses import NOTHING_LOST, LostReplicas
+from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas
 from tidemill.coordination.nodes import BrokerRegistration, TopicNode
 from tidemill.coordination.port import SetData
 from tidemill.model.types import TopicPartition

@@ -7,7 +7,7 @@ import pytest
 from tidemill.controller.elections import ElectionPolicy
 from tidemill.controller.isr import ANY_EPOCH, IsrChange, plan_isr_change
 from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage
-from tidemill.coordination.losses import NOTHING_LOST, LostReplicas
+from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.model.errors import ErrorCode, KafkaError
 

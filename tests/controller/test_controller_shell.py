@@ -19,7 +19,7 @@ from tidemill.controller.topics import Growth, NewTopic
 from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.image import ClusterImage
 from tidemill.coordination.loading import load_image
-from tidemill.coordination.losses import LostReplicas
+from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import (
     DEFAULT_ENTITY,
     ConfigNode,

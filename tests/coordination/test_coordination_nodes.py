@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tidemill.coordination.encoding import NodeFormatError, decode_id, encode_id, new_id
-from tidemill.coordination.losses import LOST_BYTES_MAX, LostReplicas, encode_lost
+from tidemill.coordination.lost_replicas import LOST_BYTES_MAX, LostReplicas, encode_lost
 from tidemill.coordination.nodes import (
     DEFAULT_ENTITY,
     BrokerNode,

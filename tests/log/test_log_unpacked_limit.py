@@ -23,7 +23,7 @@ from tidemill.log.log import Log
 from tidemill.log.verify import check_partition
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError, UnpackedTooLarge
-from tidemill.model.unpacked import UNPACKED_BYTES_MAX, UNPACKED_KEY
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX, UNPACKED_KEY
 from tidemill.records.batch import GZIP, LZ4, parse_batch
 from tidemill.records.builder import build_batch
 from tidemill.records.columns import OFFSET_MAX, decode_columns
@@ -177,4 +177,4 @@ def test_no_other_module_has_a_limit_of_its_own() -> None:
         for path in SOURCES.rglob("*.py")
         if re.search(r"^\w*UNPACKED_BYTES_MAX\w*(: \w+)? =|UNPACKED_FACTOR", path.read_text(), re.MULTILINE)
     ]
-    assert found == ["model/unpacked.py"]
+    assert found == ["model/unpacked_limit.py"]

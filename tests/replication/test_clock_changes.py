@@ -16,7 +16,7 @@ from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_batch
 from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
-from tidemill.replication.states import PartitionState
+from tidemill.replication.partition_state import PartitionState
 from tidemill.testing.files import FaultyFiles
 
 HOUR_MS = 3_600_000

@@ -15,7 +15,7 @@ from tidemill.records.builder import build_batch
 from tidemill.replication.cut_off import CutOff
 from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
-from tidemill.replication.states import PartitionState
+from tidemill.replication.partition_state import PartitionState
 from tidemill.testing.files import FaultyFiles
 
 NODE, FOLLOWER = 1, 2

@@ -24,7 +24,7 @@ from tidemill.records.batch import Batch, parse_batch
 from tidemill.records.builder import build_batch
 from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
-from tidemill.replication.states import PartitionState
+from tidemill.replication.partition_state import PartitionState
 
 NODE = 1
 KEY = TopicPartition("t", 0)

@@ -22,7 +22,7 @@ from tidemill.records.builder import build_batch
 from tidemill.replication.follows import Follows
 from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
-from tidemill.replication.states import PartitionState
+from tidemill.replication.partition_state import PartitionState
 from tidemill.replication.topics import counters_of
 from tidemill.replication.waiting import CommitCallback
 from tidemill.testing.files import FaultyFiles

@@ -27,7 +27,7 @@ from tidemill.records.reader import read_records
 from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.moves import Mover
 from tidemill.replication.partition import Partition
-from tidemill.replication.states import PartitionState
+from tidemill.replication.partition_state import PartitionState
 from tidemill.testing.files import FaultyFiles, Killed
 
 NODE = 1

@@ -10,7 +10,7 @@ from test_replication_manager import DIRECTORIES, FLUSHED, NODE, Stage, made, st
 from tidemill.log.checkpoints import read_offsets
 from tidemill.log.config import LogConfig
 from tidemill.model.types import TopicPartition
-from tidemill.replication.states import PartitionState
+from tidemill.replication.partition_state import PartitionState
 
 FILE = "replication-offset-checkpoint"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tidemill.coordination.image import ClusterImage, PartitionImage, TopicImage
-from tidemill.coordination.losses import NOTHING_LOST, LostReplicas
+from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas
 from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
 from tidemill.log.manager import LogManager

@@ -17,7 +17,7 @@ from tidemill.log.directories import DataDirectories
 from tidemill.log.files import SystemFiles
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.server.cluster import Cluster
-from tidemill.server.distrusted import DistrustedDirectories
+from tidemill.server.failed_sync_store import DistrustedDirectories
 
 
 class Failover:

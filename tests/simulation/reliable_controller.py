@@ -18,7 +18,7 @@ from simulated_network import Network
 from tidemill.controller.elections import ElectionPolicy, LogEnd, plan_broker_change, plan_takeover
 from tidemill.controller.isr import IsrChange, plan_isr_change
 from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
-from tidemill.coordination.losses import LostReplicas
+from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import BrokerRegistration, Endpoint
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition

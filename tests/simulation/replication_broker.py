@@ -31,7 +31,7 @@ from tidemill.broker.requests import Requests
 from tidemill.broker.slow_lane import SlowLane
 from tidemill.controller.isr import ANY_EPOCH, IsrChange
 from tidemill.coordination.image import ClusterImage, PartitionImage
-from tidemill.coordination.losses import LostReplicas
+from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.log.manager import LogManager
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError, StorageError

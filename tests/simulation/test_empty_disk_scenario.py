@@ -13,7 +13,7 @@ from event_log import Violation
 
 from tidemill.broker import isr_changes
 from tidemill.controller.isr import ANY_EPOCH
-from tidemill.coordination.losses import NOTHING_LOST
+from tidemill.coordination.lost_replicas import NOTHING_LOST
 from tidemill.replication.partition import Partition
 from tidemill.server import app
 

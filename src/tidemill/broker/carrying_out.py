@@ -16,7 +16,7 @@ from tidemill.log.errors import failure_of
 from tidemill.model.errors import KafkaError
 from tidemill.model.ports import Clock
 from tidemill.model.types import TopicPartition
-from tidemill.replication.states import PartitionState
+from tidemill.replication.partition_state import PartitionState
 
 log = logging.getLogger("tidemill.broker")
 

@@ -33,7 +33,7 @@ from tidemill.coordination.port import StoreError
 from tidemill.model.configs import all_unreadable
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.model.types import TopicPartition
-from tidemill.replication.states import PartitionState
+from tidemill.replication.partition_state import PartitionState
 from tidemill.wire.messages.leader_and_isr import (
     LeaderAndIsrPartitionError,
     LeaderAndIsrPartitionState,
@@ -250,7 +250,7 @@ class Commands(CarryingOut):
             return UpdateMetadataResponse(error_code=0)
 
     def _stop_leading_for(self, request: UpdateMetadataRequest) -> None:
-        """Stops leading what others lead in later epochs; LeaderAndIsr says whom to follow."""
+        """Stops leading partitions that other brokers lead in later epochs."""
         partitions = self._broker.partitions
         for topic in request.topic_states:
             for one in topic.partition_states:

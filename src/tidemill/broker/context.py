@@ -6,7 +6,7 @@ from typing import Any
 
 from mypy_extensions import i16, i32, i64
 
-from tidemill.broker.turns import Turns
+from tidemill.broker.request_slices import Turns
 
 DEFAULT_TENANT = "default"
 ANONYMOUS = "User:ANONYMOUS"

@@ -19,7 +19,7 @@ from tidemill.broker.context import Peer, RequestContext
 from tidemill.broker.error_texts import bound_texts, bound_texts_in_slices
 from tidemill.broker.handlers.common import going_on
 from tidemill.broker.registry import APIS, Api
-from tidemill.broker.turns import Lane
+from tidemill.broker.request_slices import Lane
 from tidemill.controller.configs import ResourceType
 from tidemill.coordination.port import StoreUnavailable
 from tidemill.model.counters import TimeHistogram

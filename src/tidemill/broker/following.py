@@ -40,7 +40,7 @@ TOLD_AGAIN_MS = 60_000
 ORDINARY_MS = 5_000
 """What every change of the cluster brings is no trouble before it has lasted for so long."""
 TOLD_MAX = 10_000
-"""Partitions of which it is remembered what was logged of them."""
+"""Limit of the partitions whose last log line is remembered."""
 
 Connect = Callable[[int], Awaitable[Link]]
 

@@ -14,7 +14,7 @@ from tidemill.controller.isr import IsrChange
 from tidemill.coordination.port import StoreError
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.replication.partition import Partition
-from tidemill.replication.states import PartitionState
+from tidemill.replication.partition_state import PartitionState
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.alter_partition import (
     AlterPartitionRequest,

@@ -10,7 +10,7 @@ from tidemill.log.config import LogConfig
 from tidemill.model.configs import TOPIC_KEYS, BrokerConfig
 from tidemill.model.configs.formats import magic_of
 from tidemill.model.errors import ConfigError
-from tidemill.model.unpacked import UNPACKED_KEY
+from tidemill.model.unpacked_limit import UNPACKED_KEY
 
 log = logging.getLogger("tidemill.broker")
 

@@ -1,4 +1,4 @@
-"""Asks replicas how far their logs reach, for elections among replicas of which none is in sync or eligible.
+"""Asks replicas for their log ends, for elections without an in-sync or eligible replica.
 
 Other brokers are asked by ListOffsets with the replica id of a debugger, which any replica answers. Apache
 Kafka's brokers answer it in the same way.

@@ -179,7 +179,7 @@ def decode_parts(
 
 
 def is_transactional(data: bytes, position: i64) -> bool:
-    """Whether the batch at ``position``, of which at least a header of v2 is there, is transactional."""
+    """Whether the batch at ``position`` is transactional. The data must hold a whole v2 header."""
     if data[position + MAGIC] != CURRENT_MAGIC:
         return False
     return i64(read_i16_be(data, position + ATTRIBUTES)) & TRANSACTIONAL_FLAG != 0

@@ -26,7 +26,7 @@ BAR_FROM_BYTES = 200_000_000
 def unpacked_bytes_max(config_file: str | None, sets: tuple[str, ...]) -> int:
     """What the records of a batch may unpack to, by the configuration of the broker whose files these are."""
     from tidemill.model.configs import BrokerConfig
-    from tidemill.model.unpacked import UNPACKED_KEY
+    from tidemill.model.unpacked_limit import UNPACKED_KEY
 
     pairs("--set", sets)
     return BrokerConfig.from_sources(config_file, list(sets), os.environ).int(UNPACKED_KEY)

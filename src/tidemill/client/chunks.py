@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tidemill.client.fetching import Answer, next_offset
 from tidemill.model.errors import KafkaError
 from tidemill.model.types import TopicPartition
-from tidemill.model.unpacked import UNPACKED_BYTES_MAX
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import Batch
 from tidemill.records.builder import ABORT_MARKER
 from tidemill.records.columns import OFFSET_MAX, decode_columns, end_marker

@@ -15,7 +15,7 @@ from typing import Any
 from tidemill.model.configs.clients import IDLE_CLIENT_KEYS
 from tidemill.model.configs.listeners import join_address
 from tidemill.model.errors import ConfigError
-from tidemill.model.unpacked import UNPACKED_BYTES_MAX, UNPACKED_KEY
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX, UNPACKED_KEY
 
 LOG = logging.getLogger(__name__)
 

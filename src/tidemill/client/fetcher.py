@@ -20,7 +20,7 @@ from tidemill.client.errors import ClientError, code_of, error_for
 from tidemill.client.offsets import EARLIEST, LATEST
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.types import TopicPartition
-from tidemill.model.unpacked import UNPACKED_KEY
+from tidemill.model.unpacked_limit import UNPACKED_KEY
 from tidemill.wire.apis import ApiKey
 
 LEADER_MOVED = frozenset(

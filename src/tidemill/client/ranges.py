@@ -34,7 +34,7 @@ from tidemill.client.group_offsets import commit_offsets
 from tidemill.client.offsets import EARLIEST, LATEST, list_offsets
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.model.types import ZERO_ID, TopicPartition
-from tidemill.model.unpacked import UNPACKED_KEY
+from tidemill.model.unpacked_limit import UNPACKED_KEY
 from tidemill.wire.apis import ApiKey
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from tidemill.coordination.image import TOPIC, ClusterImage, TopicImage
 from tidemill.coordination.loading import load_topics
 from tidemill.coordination.nodes import DELETE_TOPICS, TOPICS, DeleteTopicNode, TopicNode
 from tidemill.coordination.port import Delete, Event, EventKind, StoreError, Watch
-from tidemill.model.texts import in_lines
+from tidemill.model.log_lines import in_lines
 
 logger = logging.getLogger(__name__)
 

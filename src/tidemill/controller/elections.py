@@ -21,7 +21,7 @@ from typing import NamedTuple
 from tidemill.controller.topics import Plan
 from tidemill.coordination.encoding import new_id
 from tidemill.coordination.image import NO_BROKER, ClusterImage, PartitionImage, TopicImage, partition_state
-from tidemill.coordination.losses import LostReplicas
+from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import PartitionStateNode, TopicNode
 from tidemill.coordination.port import Create, Operation, SetData
 from tidemill.model.types import ZERO_ID, TopicPartition
@@ -135,7 +135,7 @@ def recovery_candidates(
     policy: ElectionPolicy,
     stopping: frozenset[int] = NOBODY,
 ) -> list[int]:
-    """The replicas of a leaderless partition one of which has to lead although it may lack committed records.
+    """The candidates for the leader of a leaderless partition that may lack committed records.
 
     Empty as long as the partition waits: for a member of its in-sync set or ELR, for its last leader, or for
     an unclean election.

@@ -16,7 +16,7 @@ from tidemill.coordination.image import Delta
 from tidemill.coordination.nodes import PartitionListNode
 from tidemill.coordination.port import BadVersion, Delete, NoNode, StoreError
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.texts import in_lines
+from tidemill.model.log_lines import in_lines
 from tidemill.model.types import TopicPartition
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from tidemill.coordination.image import Delta, PartitionImage
 from tidemill.coordination.nodes import ReassignmentNode
 from tidemill.coordination.port import BadVersion, NoNode
 from tidemill.model.errors import KafkaError
-from tidemill.model.texts import in_lines
+from tidemill.model.log_lines import in_lines
 from tidemill.model.types import TopicPartition
 
 logger = logging.getLogger(__name__)

@@ -70,13 +70,13 @@ from tidemill.coordination.port import (
 )
 from tidemill.model.configs import MIN_INSYNC, BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.log_lines import in_lines
 from tidemill.model.ports import Clock
-from tidemill.model.texts import in_lines
 from tidemill.model.types import ZERO_ID
 
 logger = logging.getLogger(__name__)
 admin_log = logging.getLogger("tidemill.admin")
-"""What administrators do; see :mod:`tidemill.broker.audit`."""
+"""What administrators do; see :mod:`tidemill.broker.admin_log`."""
 
 NO_CONTROLLER_VERSION = -1
 

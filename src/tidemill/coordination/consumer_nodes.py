@@ -30,7 +30,7 @@ _OFFSET_MAX = 2**63 - 1
 
 
 class GroupPartition(NamedTuple):
-    """A group, and a partition of which it has an offset."""
+    """A consumer group and a partition with a committed offset."""
 
     group: str
     partition: TopicPartition

@@ -42,7 +42,7 @@ from tidemill.coordination.encoding import (
     read_json,
     write_json,
 )
-from tidemill.coordination.losses import NOTHING_LOST, LostReplicas, decode_lost, encode_lost
+from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas, decode_lost, encode_lost
 from tidemill.model.types import TopicPartition
 
 CONTROLLER = "/controller"

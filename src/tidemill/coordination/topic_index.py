@@ -34,7 +34,7 @@ class TopicIndex:
         )
         """Topics with partitions that have no leader."""
         self.by_broker: Mapping[int, Mapping[str, None]] = _by_broker(by_name)
-        """The topics of which a broker has replicas."""
+        """Topic names by the id of each broker that has replicas."""
         self._edition = object()
         # Not the edition itself: it would keep all those before it in memory.
         self._before: object = None

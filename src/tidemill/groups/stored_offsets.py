@@ -93,7 +93,7 @@ class StoredOffsets:
         )
 
     async def _write_one(self, change: SetData) -> ErrorCode:
-        """Sets or makes one node, whoever else makes or deletes it: in vain only when that goes on."""
+        """Writes one node, and retries while other clients create or delete it at the same time."""
         problem: StoreError | None = None
         for _ in range(3):
             try:

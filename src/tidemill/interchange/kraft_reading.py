@@ -25,7 +25,7 @@ from tidemill.log.names import DANGLING, LOG, OFFSET_DIGITS, offset_of
 from tidemill.log.scan import BatchScan
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.ports import Files
-from tidemill.model.unpacked import UNPACKED_BYTES_MAX
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import check_crc, parse_batch
 from tidemill.records.reader import read_records
 from tidemill.wire.schema import Struct

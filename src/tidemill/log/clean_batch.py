@@ -25,7 +25,7 @@ from librt.vecs import vec
 from mypy_extensions import i64
 
 from tidemill.log.offset_map import GROUP, OffsetMap
-from tidemill.model.unpacked import UNPACKED_BYTES_MAX
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import (
     APPEND_TIME_FLAG,
     CODEC_MASK,

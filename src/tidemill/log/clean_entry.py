@@ -18,7 +18,7 @@ from librt.strings import BytesWriter, write_i64_be
 from mypy_extensions import i64
 
 from tidemill.log.offset_map import OffsetMap
-from tidemill.model.unpacked import UNPACKED_BYTES_MAX
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import LENGTH, NO_TIMESTAMP, NONE
 from tidemill.records.cursor import EntryCursor
 from tidemill.records.legacy import Entry, parse_entry

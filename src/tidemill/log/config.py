@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidemill.model.unpacked import UNPACKED_BYTES_MAX
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 
 INT64_MAX: Final = 0x7FFFFFFFFFFFFFFF
 INT32_MAX: Final = 0x7FFFFFFF
@@ -17,7 +17,7 @@ class LogConfig:
     ``message_magic`` is what ``message.format.version`` stores: 0, 1 or 2.
     ``-1`` stands for no limit in ``retention_ms`` and ``retention_bytes``. ``preallocate`` is kept for
     DescribeConfigs and has no effect: appends are sequential, and file systems allocate for them late.
-    ``unpacked_bytes_max`` is the broker's, for all topics (:mod:`tidemill.model.unpacked`).
+    ``unpacked_bytes_max`` is the broker's, for all topics (:mod:`tidemill.model.unpacked_limit`).
     """
 
     __slots__ = (

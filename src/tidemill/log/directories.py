@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tidemill.log.distrust import mark_itself, write_ids
 from tidemill.log.errors import storage_error
+from tidemill.log.failed_sync_marks import mark_itself, write_ids
 from tidemill.log.log import Log
 from tidemill.log.meta import VERSION, DirectoryMeta, new_id, read_meta, write_meta
 from tidemill.log.names import BOOT, LOCK, META_PROPERTIES

@@ -34,7 +34,7 @@ from tidemill.log.time_index import TimeIndex
 from tidemill.log.transaction_index import Aborted
 from tidemill.model.errors import ConfigError, StorageError
 from tidemill.model.ports import File, Files
-from tidemill.model.unpacked import UNPACKED_BYTES_MAX
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import CURRENT_MAGIC, NO_PRODUCER_ID
 
 CONTROL_NAMES: Final = {

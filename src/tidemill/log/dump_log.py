@@ -8,7 +8,7 @@ from typing import Any, Final
 from tidemill.log.scan import BatchScan
 from tidemill.model.errors import KafkaError
 from tidemill.model.ports import Files
-from tidemill.model.unpacked import UNPACKED_BYTES_MAX
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import CURRENT_MAGIC, NONE, Batch, check_crc, parse_batch
 from tidemill.records.legacy import Entry, entry_crc, parse_entry, unpack_entry
 from tidemill.records.reader import Record, read_records, read_stored

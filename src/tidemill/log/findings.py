@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from tidemill.model.ports import Files
-from tidemill.model.unpacked import UNPACKED_BYTES_MAX
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 
 FINDINGS_KEPT: Final = 50
 """Of one directory; the rest is counted only, however much is broken."""

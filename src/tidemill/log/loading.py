@@ -30,8 +30,8 @@ from tidemill.log.checkpoints import (
 )
 from tidemill.log.config import LogConfig
 from tidemill.log.directories import DataDirectories, DataDirectory
-from tidemill.log.distrust import NO_BOOT, read_ids
 from tidemill.log.errors import is_disk_broken, storage_error
+from tidemill.log.failed_sync_marks import NO_BOOT, read_ids
 from tidemill.log.log import Log
 from tidemill.log.losses import loss_of
 from tidemill.log.names import (
@@ -358,7 +358,7 @@ class Loading:
         )
         if lost and not place.is_future:
             if opening.cut_warning >= 0:
-                # One cut is told of once.
+                # Each cut gets one warning.
                 opening.warnings[opening.cut_warning] += f". {lost}"
             else:
                 opening.warnings.append(lost)

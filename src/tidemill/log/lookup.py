@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from tidemill.log.scan import BatchScan
 from tidemill.log.segment import Segment, first_reaching
-from tidemill.model.unpacked import UNPACKED_BYTES_MAX
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import APPEND_TIME_FLAG, CODEC_MASK, CONTROL_FLAG, NONE, RECORD_COUNT
 from tidemill.records.cursor import open_cursor
 

@@ -415,7 +415,7 @@ class Opening:
         lost = segment.size - position
         text = f"{self.topic_partition}: {self._cut_offsets(segment, gone, walk)}"
         if self._tail_warning:
-            # One cut is told of once.
+            # Each cut gets one warning.
             self.warnings.remove(self._tail_warning)
             self._tail_warning = ""
             text += ", although the last stop was a clean one"
@@ -431,7 +431,7 @@ class Opening:
         self.warnings.append(text + cut_segment(self.files, segment, position, keep=self._keeps_cut))
 
     def _cut_offsets(self, segment: Segment, gone: list[Segment], walk: Walk) -> str:
-        """Which records are cut, in words, as far as headers behind the fault and the checkpoint tell."""
+        """Describes the records that are cut, from the headers behind the fault and the checkpoint."""
         first = int(walk.next_offset)
         end = self._synced_end
         for later in gone:

@@ -20,7 +20,7 @@ from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
 from tidemill.log.time_index import TimeIndex
 from tidemill.model.errors import KafkaError
 from tidemill.model.ports import File, Files
-from tidemill.model.unpacked import UNPACKED_BYTES_MAX
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import CODEC_MASK, LENGTH, LOG_OVERHEAD, MAGIC, Batch
 from tidemill.records.cursor import open_cursor
 from tidemill.records.legacy import TIMESTAMP

@@ -50,7 +50,7 @@ from tidemill.log.verify_segment import PartitionWalk, check_segment
 from tidemill.model.errors import TidemillError
 from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
-from tidemill.model.unpacked import UNPACKED_BYTES_MAX
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 
 SMALL_FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 """Checkpoints and snapshots are read whole: a larger one is no such file."""

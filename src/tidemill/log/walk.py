@@ -15,7 +15,7 @@ from tidemill.log.segment import Segment
 from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
 from tidemill.log.transaction_index import Aborted
 from tidemill.model.errors import KafkaError
-from tidemill.model.unpacked import UNPACKED_BYTES_MAX
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import ATTRIBUTES, CODEC_MASK, CRC, LOG_OVERHEAD, MAGIC
 from tidemill.records.checksum import crc32c
 from tidemill.records.cursor import open_cursor

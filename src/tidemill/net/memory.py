@@ -135,7 +135,7 @@ class Memory:
                 one.resume_frames()
 
     def _close_slow_readers(self) -> None:
-        """Gives up on those who take next to nothing while others wait for their memory."""
+        """Closes connections that read almost nothing while others wait for memory."""
         for holder in list(self.senders):
             if holder.bytes_out - holder.sent_before >= PROGRESS_BYTES:
                 holder.slow_ticks = 0

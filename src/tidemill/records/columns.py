@@ -35,7 +35,7 @@ from librt.vecs import append
 from mypy_extensions import i32, i64
 
 from tidemill.model.errors import CorruptMessage
-from tidemill.model.unpacked import UNPACKED_BYTES_MAX
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import (
     CODEC_MASK,
     CURRENT_MAGIC,

@@ -26,7 +26,7 @@ from librt.strings import BytesWriter, read_i32_be, write_i32_be
 from mypy_extensions import i32, i64
 
 from tidemill.model.errors import CorruptMessage, ErrorCode, InvalidRecord, UnpackedTooLarge
-from tidemill.model.unpacked import UNPACKED_KEY
+from tidemill.model.unpacked_limit import UNPACKED_KEY
 from tidemill.records.batch import GZIP, LZ4, NONE, SNAPPY, ZSTD
 
 CODEC_NAMES: Final = ["none", "gzip", "snappy", "lz4", "zstd"]

@@ -15,7 +15,7 @@ from librt.strings import read_i32_be, read_i64_be
 from mypy_extensions import i64
 
 from tidemill.model.errors import CorruptMessage, InvalidRecord
-from tidemill.model.unpacked import UNPACKED_BYTES_MAX
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import (
     CODEC_MASK,
     CURRENT_MAGIC,

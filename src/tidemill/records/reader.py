@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from mypy_extensions import i64
 
-from tidemill.model.unpacked import UNPACKED_BYTES_MAX
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import (
     CURRENT_MAGIC,
     MAGIC,

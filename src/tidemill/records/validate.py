@@ -34,7 +34,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from tidemill import _mode
 from tidemill.model.errors import ErrorCode, InvalidRecord, KafkaError
-from tidemill.model.unpacked import UNPACKED_BYTES_MAX
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX
 from tidemill.records.batch import (
     GZIP,
     NO_TIMESTAMP,

@@ -12,7 +12,7 @@ import logging
 
 from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
-from tidemill.replication.states import PartitionState
+from tidemill.replication.partition_state import PartitionState
 
 log = logging.getLogger("tidemill.replication")
 

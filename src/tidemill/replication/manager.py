@@ -25,10 +25,10 @@ from tidemill.replication.checkpoints import Checkpoints
 from tidemill.replication.flushing import Flushing
 from tidemill.replication.follows import Follows
 from tidemill.replication.full_disks import FullDisks
+from tidemill.replication.log_start_checkpoint import StartSaving
 from tidemill.replication.moves import Mover
 from tidemill.replication.partition import Partition, PartitionEvents
-from tidemill.replication.start_saving import StartSaving
-from tidemill.replication.states import PartitionState
+from tidemill.replication.partition_state import PartitionState
 from tidemill.replication.storage import limits_of, storage_of
 from tidemill.replication.topics import TopicEntry, TopicTable
 from tidemill.replication.write_back import WriteBack
@@ -80,7 +80,7 @@ class ReplicaManager(PartitionEvents):
         self.flushing = Flushing(self)
         self.starts = StartSaving(self)
         self.is_registered: Callable[[int], bool] = lambda broker: True
-        """Whether a broker lives, as far as this one knows."""
+        """Whether a broker is registered, in the metadata of this broker."""
 
     @property
     def full(self) -> list[str]:

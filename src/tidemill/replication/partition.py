@@ -128,7 +128,7 @@ class Partition(Readable):
 
     @property
     def is_settling(self) -> bool:
-        """Whether something has yet to reach the disk before a leader is told of it.
+        """Whether a sync or a checkpoint is pending that the leader must not count on yet.
 
         That is a sync that appends wait for, or the start of the log: a leader answers DeleteRecords when its
         followers tell of the new one, and it must hold when one of them leads after a crash.

@@ -50,12 +50,19 @@ class CommitCallback(AppendWaiter):
         self.call(error)
 
 
-class DeletionCallback(CommitCallback):
-    """Calls a function once the records are deleted (with None) or it has failed (with the error)."""
+class DeletionCallback(AppendWaiter):
+    """Calls a function with None once all live replicas have deleted the records, or with the error."""
+
+    def __init__(self, call: Callable[[KafkaError | None], None]) -> None:
+        self.call = call
 
     def on_committed(self, partition: Awaited) -> None:
-        """All live replicas have deleted them."""
+        """All live replicas have deleted the records."""
         self.call(None)
+
+    def on_append_failed(self, partition: Awaited, error: KafkaError) -> None:
+        """The partition is gone, has another leader, or its disk failed."""
+        self.call(error)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from tidemill.coordination.image import ClusterImage
-from tidemill.coordination.losses import LostReplicas
+from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.log.manager import LogManager
 from tidemill.model.types import ZERO_ID, TopicPartition
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tidemill.controller.shell import Controller
 from tidemill.coordination.image import NO_BROKER
-from tidemill.coordination.losses import NOTHING_LOST
+from tidemill.coordination.lost_replicas import NOTHING_LOST
 from tidemill.coordination.nodes import CONTROLLER, BrokerNode, BrokerRegistration, ControllerNode
 from tidemill.coordination.port import Event, SessionState, SetData, Store, StoreError
 from tidemill.model.errors import ErrorCode, KafkaError, TidemillError

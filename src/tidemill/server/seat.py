@@ -19,7 +19,7 @@ from tidemill.coordination.image import Delta
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.coordination.port import StoreError
 from tidemill.model.errors import StorageError
-from tidemill.server.distrusted import DistrustedDirectories
+from tidemill.server.failed_sync_store import DistrustedDirectories
 from tidemill.server.membership import Events, Membership
 
 log = logging.getLogger("tidemill.server")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from tidemill.broker.audit import note
-from tidemill.broker.turns import in_slices
+from tidemill.broker.admin_log import note
+from tidemill.broker.request_slices import in_slices
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.messages.alter_replica_log_dirs import (

@@ -13,7 +13,7 @@ from tidemill.controller.configs import ResourceType
 from tidemill.coordination.port import StoreError
 from tidemill.model.configs import Key
 from tidemill.model.errors import ErrorCode, KafkaError
-from tidemill.model.texts import cut_short
+from tidemill.model.log_lines import cut_short
 from tidemill.model.topic_names import name_problem
 from tidemill.model.types import TopicPartition
 

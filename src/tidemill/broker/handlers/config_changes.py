@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tidemill.broker import loggers
-from tidemill.broker.audit import note
+from tidemill.broker.admin_log import note
 from tidemill.broker.context import RequestContext
 from tidemill.broker.handlers.common import external_text, internal_resource
 from tidemill.controller.configs import AlterOperation, ResourceType

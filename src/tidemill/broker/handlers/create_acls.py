@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.broker.handlers.describe_acls import NO_AUTHORIZER
-from tidemill.broker.turns import in_slices
+from tidemill.broker.request_slices import in_slices
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.create_acls import AclCreationResult, CreateAclsRequest, CreateAclsResponse
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tidemill.broker.audit import note
+from tidemill.broker.admin_log import note
 from tidemill.broker.context import RequestContext
 from tidemill.broker.handlers.common import external_text, shown_keys, within
 from tidemill.controller.shell import Outcome

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidemill.broker.audit import note
+from tidemill.broker.admin_log import note
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.replication.waiting import DeletionCallback
 from tidemill.wire.messages.delete_records import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tidemill.broker.handlers.common import shortened
-from tidemill.broker.turns import in_slices
+from tidemill.broker.request_slices import in_slices
 from tidemill.groups.effects import DescribedGroup as GroupView
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.describe_groups import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from tidemill.broker.turns import in_slices
+from tidemill.broker.request_slices import in_slices
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.describe_log_dirs import (
     DescribeLogDirsPartition,

@@ -17,7 +17,7 @@ from tidemill.broker.handlers.common import (
     served_partitions,
 )
 from tidemill.broker.metadata import ClusterImage, PartitionImage
-from tidemill.broker.turns import in_slices
+from tidemill.broker.request_slices import in_slices
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.messages.describe_topic_partitions import (

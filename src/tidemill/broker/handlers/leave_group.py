@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.turns import slices_of
+from tidemill.broker.request_slices import slices_of
 from tidemill.groups.effects import LeavingMember
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberResponse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.turns import in_slices
+from tidemill.broker.request_slices import in_slices
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 

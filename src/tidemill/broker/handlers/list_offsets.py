@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from tidemill.broker.turns import Turns, in_slices
+from tidemill.broker.request_slices import Turns, in_slices
 from tidemill.log.time_lookup import TimeLookup, is_warm
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.replication.waiting import CONSUMER

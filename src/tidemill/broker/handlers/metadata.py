@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tidemill.broker.audit import note
+from tidemill.broker.admin_log import note
 from tidemill.broker.automatic_topics import make_topics
 from tidemill.broker.context import RequestContext
 from tidemill.broker.handlers.common import (
@@ -24,7 +24,7 @@ from tidemill.broker.handlers.common import (
     served_partitions,
 )
 from tidemill.broker.metadata import ClusterImage, PartitionImage, TopicImage
-from tidemill.broker.turns import in_slices
+from tidemill.broker.request_slices import in_slices
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.messages.metadata import (

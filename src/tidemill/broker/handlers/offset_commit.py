@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.turns import slices_of
+from tidemill.broker.request_slices import slices_of
 from tidemill.groups.effects import CommitRequest, OffsetToCommit
 from tidemill.groups.stored_offsets import PartitionOffset, StoredOffsets
 from tidemill.model.errors import ErrorCode

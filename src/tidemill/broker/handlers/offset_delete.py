@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidemill.broker.audit import note
-from tidemill.broker.turns import slices_of
+from tidemill.broker.admin_log import note
+from tidemill.broker.request_slices import slices_of
 from tidemill.model.errors import ErrorCode
 from tidemill.wire.messages.offset_delete import (
     OffsetDeleteRequest,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidemill.broker.turns import in_slices
+from tidemill.broker.request_slices import in_slices
 from tidemill.model.errors import KafkaError
 from tidemill.wire.messages.offset_for_leader_epoch import (
     EpochEndOffset,

@@ -31,7 +31,7 @@ from tidemill.model.configs.keys import (
     YES,
     Row,
 )
-from tidemill.model.unpacked import UNPACKED_BYTES_MAX, UNPACKED_KEY
+from tidemill.model.unpacked_limit import UNPACKED_BYTES_MAX, UNPACKED_KEY
 
 ONE_VIEW = "no effect: watches tell what changes, nobody waits for followers of ZooKeeper"
 PEM_ONLY = "no effect: files for TLS to ZooKeeper are in PEM format, certificates without a password"

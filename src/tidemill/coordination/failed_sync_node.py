@@ -1,6 +1,6 @@
 """The node that keeps which data directories of a broker are not to be trusted. Apache Kafka has none such.
 
-See :mod:`tidemill.log.distrust`.
+See :mod:`tidemill.log.failed_sync_marks`.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ class Turns:
 def in_slices(handle: Callable[..., Coroutine[Any, Any, Result]]) -> Callable[..., Any]:
     """For a handler that waits for its turns only, and for futures: it is begun at once.
 
-    Where it is done within its first slice, that is the response, without a task; else a coroutine goes on.
+    Returns the response if the first slice completes it, else a coroutine that goes on.
     """
 
     @functools.wraps(handle)

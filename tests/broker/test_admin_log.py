@@ -10,7 +10,7 @@ import pytest
 from test_handlers_moves import PREFERRED, brokers_in
 from test_handlers_topics import BROKER, LOGGER, SET, TOPIC, broker_in, metadata_of, new_topics, run
 
-from tidemill.broker import audit
+from tidemill.broker import admin_log
 from tidemill.broker.context import Listener, Peer, RequestContext
 from tidemill.coordination.nodes import PartitionListNode, ReassignmentNode
 from tidemill.coordination.port import Create
@@ -162,11 +162,11 @@ def test_elections_that_are_asked_for_are_logged(tmp_path: Path, caplog: pytest.
 def test_what_a_client_calls_itself_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     peer = Peer(Listener("PLAINTEXT", "localhost", 9092), "default", "User:x", "10.0.0.7", 1)
     context = RequestContext(peer, "c" * 30_000, 0, 0, 1, None)
-    audit.note(context, "topics deleted", ["t" * 10_000, *(str(number) for number in range(100))])
+    admin_log.note(context, "topics deleted", ["t" * 10_000, *(str(number) for number in range(100))])
     found = lines(caplog)
     assert len(found) == 3, "fifty things a line"
     assert all(len(line) < 1000 for line in found)
-    audit.note(context, "topics deleted", [])
+    admin_log.note(context, "topics deleted", [])
     assert lines(caplog) == []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.broker.turns import AT_ONCE_MAX, SLICE_S, Lane, Turns, in_slices, slices_of
+from tidemill.broker.request_slices import AT_ONCE_MAX, SLICE_S, Lane, Turns, in_slices, slices_of
 from tidemill.net.memory import Holder, Memory
 from tidemill.wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
 from tidemill.wire.messages.list_offsets import (

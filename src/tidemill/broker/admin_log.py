@@ -1,4 +1,4 @@
-"""The log of what administrators do: each change that took effect, at INFO, with who asked for it.
+"""Logs the changes of administrators at INFO, each with its requester, once it has taken effect.
 
 Its logger is ``tidemill.admin``. Changes that fail are answered, and not logged. What is changed in ZooKeeper
 is logged by the controller, which cannot know who wrote it.
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from tidemill.model.texts import cut_short, in_lines
+from tidemill.model.log_lines import cut_short, in_lines
 
 if TYPE_CHECKING:
     from tidemill.broker.context import RequestContext

@@ -1,7 +1,7 @@
 """The directories of this broker in which a sync failed, as the coordination store knows them.
 
 The disk that failed may not take the mark that keeps the next start from trusting it, and a broker may have
-no other. See :mod:`tidemill.log.distrust`.
+no other. See :mod:`tidemill.log.failed_sync_marks`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 import logging
 from typing import Final
 
-from tidemill.coordination.distrusted_node import DistrustedNode
 from tidemill.coordination.encoding import NodeFormatError
+from tidemill.coordination.failed_sync_node import DistrustedNode
 from tidemill.coordination.port import SetData, Store, StoreError, ensure_paths
 from tidemill.log.directories import DataDirectories
 

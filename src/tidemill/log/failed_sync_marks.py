@@ -10,7 +10,7 @@ The disk that failed may refuse the mark. It is left in several places, and any 
 - in the directory itself, where ``.tidemill-boot`` then names no boot, or is gone;
 - in each of the broker's other directories: ``.tidemill-distrusted`` has the ids of the directories that are
   not to be trusted (``directory.id`` of ``meta.properties``), one a line;
-- in the coordination store (:mod:`tidemill.server.distrusted`).
+- in the coordination store (:mod:`tidemill.server.failed_sync_store`).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from paths_bench import NODE, NOW, Bench, Client, bench_in, parts_of
 
 from tidemill.broker.handlers.list_offsets import LATEST, MAX_TIMESTAMP, look_up
 from tidemill.log.aborted import AbortedTransactions
+from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_batch, build_end_marker
 from tidemill.wire.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest
@@ -146,3 +147,23 @@ def test_a_record_of_an_open_transaction_is_not_found_by_its_time(bench: Bench) 
         for level in (0, 1)
     ]
     assert (first, [one.offset for one in found]) == ([0, 0], [1, -1])
+
+
+def test_any_replica_tells_a_debugger_where_its_log_ends_and_of_which_epoch_that_is(bench: Bench) -> None:
+    """Kafka's replica id for debuggers is -2; controllers ask with it before they elect."""
+    partition = bench.partition()
+    partition.become(NODE, 3, (NODE, 2), (NODE, 2))
+    data = build_batch([(NOW, None, b"v", None)])
+    partition.append([parse_batch(data, 0, len(data))], 1, NOW)
+    partition.become(2, 8, (NODE, 2), (2,))
+    wanted = ListOffsetsPartition(timestamp=LATEST, current_leader_epoch=-1)
+    found = look_up(partition, wanted, ListOffsetsRequest(replica_id=-2, isolation_level=0), 9, None)
+    assert (found.offset, found.leader_epoch) == (1, 3)
+    for replica_id in (-1, 2):
+        with pytest.raises(KafkaError) as refused:
+            look_up(partition, wanted, ListOffsetsRequest(replica_id=replica_id, isolation_level=0), 9, None)
+        assert refused.value.code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+    partition.fail("the disk is gone")
+    with pytest.raises(KafkaError) as offline:
+        look_up(partition, wanted, ListOffsetsRequest(replica_id=-2, isolation_level=0), 9, None)
+    assert offline.value.code == ErrorCode.KAFKA_STORAGE_ERROR

@@ -163,6 +163,20 @@ def test_run_time_settings_of_one_broker_and_of_all() -> None:
     ]
 
 
+def test_a_cluster_always_has_one_minimum_of_replicas_in_sync() -> None:
+    config = BrokerConfig.of({"zookeeper.connect": "zk:2181"})
+    image = image_with({}, {"<default>": {"min.insync.replicas": "2", "log.retention.ms": "1"}})
+    with pytest.raises(KafkaError, match="the same for all brokers of a cluster") as refused:
+        plan_broker_config(image, "3", 3, config, [Alteration("min.insync.replicas", SET, "1")])
+    assert refused.value.code == ErrorCode.INVALID_REQUEST
+    changed = plan_broker_config(image, "", 3, config, [Alteration("min.insync.replicas", SET, "3")])
+    assert changed.settings["min.insync.replicas"] == "3"
+    deleted = plan_broker_config(image, "", 3, config, [Alteration("min.insync.replicas", DELETE, None)])
+    assert deleted.settings["min.insync.replicas"] == "1"
+    replaced = plan_broker_config(image, "", 3, config, None, [("log.retention.ms", "7")])
+    assert replaced.settings == {"min.insync.replicas": "2", "log.retention.ms": "7"}
+
+
 @pytest.mark.parametrize("name", ["4", "x", "-3", " 3"])
 def test_another_brokers_settings_are_not_changed_here(name: str) -> None:
     with pytest.raises(KafkaError) as caught:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.broker.metadata import effective_config
+from tidemill.broker.metadata import effective_config, warn_overridden
 from tidemill.client import Admin, ConfigResource, ResourceType
 from tidemill.coordination.embedded import FILE_NAME, EmbeddedStore
 from tidemill.coordination.image import ClusterImage
@@ -74,3 +74,25 @@ def test_settings_of_all_brokers_that_contradict_each_other_do_not_count(
     assert config.int("num.partitions") == 3
     assert config.int("group.min.session.timeout.ms") == 6000
     assert "it contradicts itself: group.min.session.timeout.ms=9000 is above" in caplog.text
+
+
+def test_a_cluster_has_one_minimum_of_replicas_in_sync_whatever_files_say(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    shared = {"<default>": {"min.insync.replicas": "2"}, "1": {"min.insync.replicas": "3"}}
+    image = ClusterImage("c", 0, 1, {}, {}, shared)
+    in_cluster = BrokerConfig.of({"zookeeper.connect": "zk:2181", "min.insync.replicas": "1"})
+    assert effective_config(in_cluster, image, 1).int("min.insync.replicas") == 2
+    warn_overridden(in_cluster, image, 1)
+    told = [one.getMessage() for one in caplog.records]
+    assert [text.partition(": change")[0] for text in told] == [
+        "min.insync.replicas=1 in its file is overridden by the cluster's, 2",
+        "min.insync.replicas=3 in the store, for broker 1 alone is overridden by the cluster's, 2",
+    ]
+    caplog.clear()
+    # What is not set, or set alike, is no surprise; and a broker on its own store has its own settings.
+    warn_overridden(BrokerConfig.of({"zookeeper.connect": "zk:2181"}), image, 2)
+    alone = BrokerConfig.of({"min.insync.replicas": "1"})
+    warn_overridden(alone, image, 1)
+    assert caplog.records == []
+    assert effective_config(alone, image, 1).int("min.insync.replicas") == 3

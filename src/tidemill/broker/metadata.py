@@ -101,7 +101,7 @@ def effective_config(config: BrokerConfig, image: ClusterImage, broker_id: int) 
         return config.with_overrides({}, {})
 
 
-def tell_overridden(config: BrokerConfig, image: ClusterImage, broker_id: int) -> None:
+def warn_overridden(config: BrokerConfig, image: ClusterImage, broker_id: int) -> None:
     """Warns of a ``min.insync.replicas`` of this broker that the cluster's overrides.
 
     Controller and leaders have to count with the same value: see docs/decisions/eligible-leader-replicas.md.

@@ -28,7 +28,7 @@ from tidemill.broker.fetch import FetchPath
 from tidemill.broker.fetch_sessions import FetchSessions
 from tidemill.broker.links import inter_broker_listener
 from tidemill.broker.log_configs import changed_defaults, depends_on, log_config
-from tidemill.broker.metadata import ClusterImage, Delta, MetadataCache, effective_config, tell_overridden
+from tidemill.broker.metadata import ClusterImage, Delta, MetadataCache, effective_config, warn_overridden
 from tidemill.broker.offsets_topic import ClusterOffsetsTopic, PartitionOffsetsLog
 from tidemill.broker.produce import ProducePath
 from tidemill.broker.requests import Requests
@@ -135,7 +135,7 @@ class BrokerServer:
         version = VERSION_ON_ZOOKEEPER if is_shared else VERSION
         broker.logs.claim(image.cluster_id, broker.node_id, version)
         broker.config = effective_config(config, image, broker.node_id)
-        tell_overridden(config, image, broker.node_id)
+        warn_overridden(config, image, broker.node_id)
         await self.seat.distrusted.load()
         self._load_logs(image.topics)
         self._build_request_path()
@@ -289,7 +289,7 @@ class BrokerServer:
             before = broker.config
             broker.config = effective_config(self.static_config, delta.image, broker.node_id)
             if delta.before.broker_configs != delta.image.broker_configs:
-                tell_overridden(self.static_config, delta.image, broker.node_id)
+                warn_overridden(self.static_config, delta.image, broker.node_id)
             self.fetches.bytes_max = broker.config.int("fetch.max.bytes")
             self.acceptor.limits = await self.loop.run_in_executor(None, limits_of, broker.config)
             broker.logs.producer_expiration_ms = broker.config.int("producer.id.expiration.ms")

@@ -210,6 +210,110 @@ def test_a_kill_while_a_damaged_log_is_recovered_leaves_no_hole(batch: MakeBatch
     assert step > 50
 
 
+def test_a_power_cut_after_a_damaged_log_was_recovered_leaves_no_hole(batch: MakeBatch) -> None:
+    files = FaultyFiles()
+    log = started(files).create(KEY, bytes(16), config(), NOW)
+    written: list[bytes] = []
+    for number in range(16):
+        written.append(append(log, batch, number))
+        if number % 4 == 3:
+            log.roll(NOW)
+    log.flush(NOW)
+    second = f"{log.directory}/{4:020d}.log"
+    files.kill()
+    files.open(second).write_at(int(files.size(second)) // 2 + 70, b"damage")
+    files.open(second).sync()
+    recovered = started(files).get(KEY)
+    assert recovered is not None
+    assert values(recovered) == written[:6]
+    files.power_cut()
+    again = started(files).get(KEY)
+    assert again is not None
+    assert values(again) == written[:6]
+
+
+def test_a_power_cut_while_a_cut_log_is_synced_leaves_no_hole(batch: MakeBatch) -> None:
+    step = 0
+    died = True
+    while died:
+        files = DyingFiles()
+        manager = started(files)
+        log = manager.create(KEY, bytes(16), config(), NOW)
+        written: list[bytes] = []
+        for number in range(16):
+            written.append(append(log, batch, number))
+            if number % 4 == 3:
+                log.roll(NOW)
+        log.flush(NOW)
+        manager.checkpoint_recovery_points()
+        log.truncate_to(6, NOW)
+        files.dies_in = step
+        try:
+            log.flush(NOW)
+            died = False
+        except Killed:
+            died = True
+        files.dies_in = -1
+        files.power_cut()
+        again = started(files).get(KEY)
+        assert again is not None
+        stored = values(again)
+        assert stored == written[: len(stored)]
+        assert 6 <= len(stored) <= 16 if died else len(stored) == 6
+        step += 1
+    assert step > 3
+
+
+def test_a_power_cut_after_a_log_was_cut_while_it_was_synced_leaves_no_hole(batch: MakeBatch) -> None:
+    files = FaultyFiles()
+    log = started(files).create(KEY, bytes(16), config(), NOW)
+    written: list[bytes] = []
+    for number in range(16):
+        written.append(append(log, batch, number))
+        if number % 4 == 3:
+            log.roll(NOW)
+    log.flush(NOW)
+    log.recovery_point = 0
+    job = log.begin_flush()
+    log.truncate_to(6, NOW)
+    job.run()
+    files.power_cut()
+    again = started(files).get(KEY)
+    assert again is not None
+    assert values(again) == written[:6]
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+@pytest.mark.parametrize("more", [0, 2])
+def test_a_power_cut_that_takes_the_end_of_a_segment_leaves_no_hole(
+    batch: MakeBatch, left: int, more: int
+) -> None:
+    files = FaultyFiles()
+    log = started(files).create(KEY, bytes(16), config(), NOW)
+    written = [append(log, batch, 0)]
+    log.flush(NOW)
+    log.roll(NOW)
+    size = 0
+    for number in (1, 2, 3):
+        written.append(append(log, batch, number))
+        size = int(log.active.size) if number == left else size
+    path = log.active.path
+    log.roll(NOW)
+    for number in range(4, 4 + more):
+        append(log, batch, number)
+    # The system writes back names and records in any order.
+    for name in files.list(log.directory):
+        files.open(f"{log.directory}/{name}").sync()
+    files.sync_directory(log.directory)
+    files.open(path).truncate(size)
+    files.open(path).sync()
+    files.power_cut()
+    again = started(files).get(KEY)
+    assert again is not None
+    assert values(again) == written[: 1 + left]
+    assert append(again, batch, 9) == values(again)[-1]
+
+
 def test_a_name_without_a_directory_sync_is_lost() -> None:
     files = FaultyFiles()
     files.make_directory("/d")

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.log.checkpoints import read_offsets, write_checkpoints
+from tidemill.log.checkpoints import read_offsets
 from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
 from tidemill.log.flush import FlushJob
 from tidemill.log.manager import LogManager
 from tidemill.log.moves import begin_move
 from tidemill.log.names import CLEAN_SHUTDOWN
+from tidemill.log.offset_checkpoint import write_checkpoints
 from tidemill.log.open_files import OPEN_FILES
 from tidemill.log.removals import Removals
 from tidemill.model.errors import ConfigError, ErrorCode, KafkaError, StorageError
@@ -591,6 +592,30 @@ def started(files: FaultyFiles) -> LogManager:
     return manager
 
 
+def test_of_a_log_that_was_cut_nothing_new_counts_as_compacted(batch: Callable[..., Batch]) -> None:
+    files, key = FaultyFiles(), TopicPartition("t", 0)
+    manager = started(files)
+    log = manager.create(key, TOPIC_ID, LogConfig(), NOW)
+    for _ in range(20):
+        log.append([batch(3)], 0, NOW)
+    log.clean_end = 50
+    log.note_move()
+    (directory,) = manager.directories
+    assert directory.cleaner_offsets.take()
+    directory.cleaner_offsets.write()
+    assert not directory.overstates_clean_end(log)
+    log.truncate_to(30, NOW)
+    assert directory.overstates(log)
+    for checkpoint in manager.lowered_checkpoints_of(directory, [log]):
+        checkpoint.write()
+    assert not directory.overstates_clean_end(log)
+    for _ in range(10):
+        log.append([batch(3)], 1, NOW)
+    files.kill()
+    (again,) = started(files).directories
+    assert again.cleaner_offsets.load() == {key: 30}
+
+
 def test_a_start_that_went_back_counts_before_anything_is_appended(batch: Callable[..., Batch]) -> None:
     files, key = FaultyFiles(), TopicPartition("t", 0)
     manager = started(files)
@@ -598,15 +623,15 @@ def test_a_start_that_went_back_counts_before_anything_is_appended(batch: Callab
     for _ in range(20):
         log.append([batch(3)], 0, NOW)
     log.advance_start(50)
-    for job in manager.start_offset_checkpoints():
-        job.run()
+    for checkpoint in manager.start_offset_checkpoints():
+        checkpoint.write()
     (directory,) = manager.directories
     assert not directory.overstates(log)
     # The new leader's log is shorter: this one is emptied, and begins where that one begins.
     log.truncate_fully(0, NOW)
     assert directory.overstates(log)
-    for job in manager.lowered_checkpoints_of(directory, [log]):
-        job.run()
+    for checkpoint in manager.lowered_checkpoints_of(directory, [log]):
+        checkpoint.write()
     assert not directory.overstates(log)
     for _ in range(5):
         log.append([batch(3)], 1, NOW)
@@ -622,8 +647,8 @@ def test_a_log_whose_files_vanished_begins_anew_at_its_first_offset(batch: Calla
     for _ in range(20):
         log.append([batch(3)], 0, NOW)
     log.advance_start(50)
-    for job in manager.start_offset_checkpoints():
-        job.run()
+    for checkpoint in manager.start_offset_checkpoints():
+        checkpoint.write()
     files.kill()
     for name in files.list("/data/t-0"):
         files.remove(f"/data/t-0/{name}")

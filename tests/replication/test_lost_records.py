@@ -17,6 +17,7 @@ from tidemill.cli.log import command
 from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
 from tidemill.log.manager import LogManager
+from tidemill.log.names import BOOT
 from tidemill.log.verify import DirectoryCheck
 from tidemill.model.clock import SystemClock
 from tidemill.model.types import TopicPartition
@@ -182,6 +183,28 @@ def test_what_is_cut_after_a_clean_stop_is_kept_and_a_gap_follows(
     assert any("is what a start cut from a damaged log" in one.text for one in checks[0].findings)
 
 
+def test_what_was_written_after_a_gap_survives_a_power_cut(data: Path) -> None:
+    last = sorted((data / "t-0").glob("*.log"))[-1]
+    last.write_bytes(b"\0" * last.stat().st_size)
+    after = data.with_name("after")
+
+    async def write() -> None:
+        with started(data) as (_, replicas):
+            partition = served(replicas)
+            assert partition.log.end_offset == WHOLE
+            partition.append([made()], 1, 0)
+            partition.log.flush(0)
+            shutil.copytree(data, after)
+
+    async def read() -> None:
+        with started(after) as (_, replicas):
+            assert served(replicas).log.end_offset == WHOLE + 3
+
+    asyncio.run(write())
+    (after / BOOT).write_text("before the power cut")
+    asyncio.run(read())
+
+
 def test_a_partition_that_is_cut_to_nothing_begins_where_it_ended(
     data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -213,7 +236,7 @@ def test_after_an_unclean_stop_a_torn_end_is_cut_as_ever(
 def test_a_topic_made_anew_takes_nothing_over(data: Path) -> None:
     async def run() -> None:
         with started(data) as (logs, replicas):
-            replicas.remove_topic("t", bytes([1]) * 16)
+            list(replicas.removing("t", bytes([1]) * 16))
             logs.create(KEY, bytes([2]) * 16, SMALL, 0)
             state = PartitionState(0, NODE, 0, (NODE,), (NODE,))
             replicas.put_topic("t", bytes([2]) * 16, False, [state], SMALL)

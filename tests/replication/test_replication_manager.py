@@ -14,6 +14,7 @@ from tidemill.log.checkpoints import read_offsets
 from tidemill.log.config import LogConfig
 from tidemill.log.errors import DiskFull, storage_error
 from tidemill.log.manager import LogManager
+from tidemill.log.names import LOG_STARTS
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.types import TopicPartition
@@ -299,6 +300,60 @@ def test_every_record_that_is_cut_is_told_of_once(caplog: pytest.LogCaptureFixtu
     staged(test)
 
 
+def test_records_that_the_leader_deleted_are_not_there_after_a_crash_of_a_follower_that_began_anew() -> None:
+    """The leader's log may start within a batch, whose first records were deleted."""
+
+    async def test(stage: Stage) -> None:
+        (first,) = stage.topic("t", 1, LogConfig())
+        first.begin_at(27, 0)
+        assert first.is_settling, "the leader is told of the start before it would hold"
+        data = build_batch([(1_700_000_000_000, b"k", b"v", None)] * 5)
+        first.append_from_leader((24).to_bytes(8, "big") + data[8:], 29, 27, 0)
+        assert (first.log.start_offset, first.log.end_offset) == (27, 29)
+        while first.is_settling:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        stage.files.kill()
+        again = LogManager(stage.files, DIRECTORIES)
+        again.lock()
+        again.load(0, lambda topic: LogConfig())
+        found = again.get(first.log.topic_partition)
+        assert found is not None
+        assert (found.start_offset, found.end_offset) == (27, 29)
+
+    staged(test)
+
+
+def test_a_follower_goes_on_when_retention_moves_its_start_while_the_leaders_is_written_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test(stage: Stage) -> None:
+        (first,) = stage.topic("t", 1, LogConfig())
+        writing, moved = threading.Event(), threading.Event()
+        replace = stage.files.replace
+
+        def slowly(path: str, data: bytes) -> None:
+            writing.set()
+            moved.wait(10)
+            replace(path, data)
+
+        monkeypatch.setattr(stage.files, "replace", slowly)
+        data = build_batch([(1_700_000_000_000, b"k", b"v", None)] * 5)
+        first.append_from_leader(data, 5, 2, 0)
+        assert first.is_settling
+        while not writing.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        first.advance_start(4)
+        moved.set()
+        async with asyncio.timeout(10):
+            while first.is_settling:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        assert read_offsets(stage.files, first.log.directory.rpartition("/")[0] + "/" + LOG_STARTS) == {
+            first.log.topic_partition: 4
+        }
+
+    staged(test)
+
+
 def test_deleting_a_topic_while_it_is_flushed_fails_its_waiters_and_nothing_else() -> None:
     async def test(stage: Stage) -> None:
         (first,) = stage.topic("first")
@@ -306,7 +361,7 @@ def test_deleting_a_topic_while_it_is_flushed_fails_its_waiters_and_nothing_else
         assert third.log.directory.startswith("/disk/a")
         appended = asyncio.create_task(stage.append(first))
         await asyncio.sleep(0)
-        stage.replicas.remove_topic("first", bytes([1]) * 16)
+        list(stage.replicas.removing("first", bytes([1]) * 16))
         error = await appended
         assert error is not None
         assert "was deleted" in str(error)
@@ -333,7 +388,7 @@ def test_one_partition_that_cannot_be_renamed_keeps_no_other_from_its_deletion()
         partitions = stage.topic("first", count=3)
         stage.files.fail("rename", "/disk/a/first-0", errno.EIO)
         with pytest.raises(StorageError, match="first-0"):
-            stage.replicas.remove_topic("first", bytes([1]) * 16)
+            list(stage.replicas.removing("first", bytes([1]) * 16))
         assert all(partition.deleted for partition in partitions)
         assert not [key for key in stage.logs.logs if key.topic == "first"]
         assert not stage.files.exists("/disk/b/first-1")
@@ -350,7 +405,7 @@ def test_a_deletion_that_a_stop_interrupted_leaves_the_name_free() -> None:
 
     async def after(stage: Stage) -> None:
         assert len(stage.logs.logs) == 2
-        stage.replicas.remove_topic("first", bytes([1]) * 16)  # nobody has put it into the table
+        list(stage.replicas.removing("first", bytes([1]) * 16))  # nobody has put it into the table
         (again, _) = stage.topic("first", count=2, number=9)
         assert again.log.topic_id == bytes([9]) * 16
 
@@ -367,7 +422,7 @@ def test_what_checkpoints_say_of_a_deleted_topic_does_not_count_for_the_next_of_
             await stage.append(old)
         old.log.advance_start(9)
         await stage.replicas.checkpoints.log_starts()
-        stage.replicas.remove_topic("first", bytes([1]) * 16)
+        list(stage.replicas.removing("first", bytes([1]) * 16))
         await stage.replicas.checkpoints.removals()
         (new,) = stage.topic("first", config=LogConfig(), number=2)
         for _ in range(3):
@@ -446,7 +501,7 @@ def test_a_topic_made_anew_is_written_back_from_its_beginning() -> None:
         for _ in range(20):
             await stage.append(old)
         stage.replicas.write_back_wanted(old)
-        stage.replicas.remove_topic("first", bytes([1]) * 16)
+        list(stage.replicas.removing("first", bytes([1]) * 16))
         (new,) = stage.topic("first", config=LogConfig(), number=2)
         await stage.append(new)
         stage.replicas.write_back_wanted(new)
@@ -501,10 +556,10 @@ def test_a_topic_that_is_deleted_takes_no_directory_of_another_with_it() -> None
         state = PartitionState(0, NODE, 0, (NODE,), (NODE,))
         with pytest.raises(StorageError, match="a topic of this name with another id"):
             stage.replicas.put_topic("t", b"n" * 16, False, [state], LogConfig())
-        stage.replicas.remove_topic("t", b"n" * 16)
+        list(stage.replicas.removing("t", b"n" * 16))
         assert stage.logs.get(key) is old
         assert stage.files.exists("/disk/a/t-0")
-        stage.replicas.remove_topic("t", b"o" * 16)
+        list(stage.replicas.removing("t", b"o" * 16))
         assert stage.logs.get(key) is None
 
     staged(test)

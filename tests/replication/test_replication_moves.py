@@ -173,7 +173,7 @@ def test_deleted_records_stay_deleted_and_the_topic_may_go_meanwhile() -> None:
         assert again.log.start_offset == 33
         check_whole(again, C, 60)
         again.mover.begin(KEY, A)
-        again.replicas.remove_topic("t", again.log.topic_id)
+        list(again.replicas.removing("t", again.log.topic_id))
         await again.moved()
         for path in (A, B, C):
             assert not [name for name in again.files.list(path) if name in ("t-0", "-future")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -85,6 +87,27 @@ def test_the_cost_goes_by_those_that_moved(monkeypatch: pytest.MonkeyPatch) -> N
     staged(test)
 
 
+def test_many_high_watermarks_are_taken_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidemill.replication.checkpoints.MOVED_A_TURN", 8)
+
+    async def test(stage: Stage) -> None:
+        topics = [f"t{number}" for number in range(40)]
+        plain(stage, *topics)
+        while stage.replicas.checkpoints.moved:
+            await stage.replicas.checkpoints.high_watermarks()
+        for topic in topics:
+            append(stage, topic)
+        work = asyncio.create_task(stage.replicas.checkpoints.high_watermarks())
+        left = [40]
+        while not work.done():
+            await asyncio.sleep(0)
+            left.append(len(stage.replicas.checkpoints.moved))
+        assert max(before - after for before, after in pairwise(left)) == 8
+        assert stored(stage) == {f"{topic}-0": 1 for topic in topics}
+
+    staged(test)
+
+
 def test_what_was_cut_deleted_or_made_anew_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(stage: Stage) -> None:
         checkpoint = stage.replicas.checkpoints.high_watermarks
@@ -93,7 +116,7 @@ def test_what_was_cut_deleted_or_made_anew_is_written(monkeypatch: pytest.Monkey
             append(stage, topic)
         await checkpoint()
         stage.partition("cut").truncate_to(0, 0)
-        stage.replicas.remove_topic("gone", bytes([2]) * 16)
+        list(stage.replicas.removing("gone", bytes([2]) * 16))
         await checkpoint()
         assert stored(stage) == {"cut-0": 0, "kept-0": 1}
         stage.topic("gone", config=FLUSHED, number=9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
 from tidemill.log.manager import LogManager
 from tidemill.model.types import TopicPartition
+from tidemill.records.batch import parse_batch
+from tidemill.records.builder import build_batch
 from tidemill.server.lost_replicas import report_lost_replicas
 
 NODE = 1
@@ -115,3 +118,45 @@ def test_what_was_not_synced_is_lost_on_the_disk_that_was_not_closed(
     assert lost == LostReplicas({"t": frozenset(unsynced)}, {})
     assert not any(lost.is_lost("t", number) for number in kept)
     assert NOTHING_LOST.is_none
+
+
+def killed_after(path: Path, count: int) -> Path:
+    """Appends batches to partition 0, and is killed; the log file."""
+    manager = opened(path)
+    log = manager.create(TopicPartition("t", 0), TOPIC_ID, LogConfig(), NOW)
+    manager.loss_heeded()
+    data = build_batch([(NOW, b"k", b"v" * 50, None)])
+    for _ in range(count):
+        log.append([parse_batch(data, 0, len(data))], 0, NOW)
+    manager.unlock()
+    return path / "t-0" / f"{0:020}.log"
+
+
+def reported_after(path: Path) -> bool:
+    return report_lost_replicas(image_of([1, 2]), NODE, opened(path)).is_lost("t", 0)
+
+
+def test_a_kill_costs_the_end_of_the_last_write_at_most(tmp_path: Path) -> None:
+    file = killed_after(tmp_path / "d", 3)
+    os.truncate(file, file.stat().st_size - 7)
+    assert not reported_after(tmp_path / "d")
+
+
+@pytest.mark.parametrize("where", ["in the middle", "at the end"])
+def test_a_log_whose_pages_were_dropped_is_reported_as_lost_although_the_machine_went_on(
+    tmp_path: Path, where: str
+) -> None:
+    """A sync failed, and the process was killed before it could note that."""
+    file = killed_after(tmp_path / "d", 3)
+    size = file.stat().st_size // 3
+    with file.open("r+b") as opened_file:
+        opened_file.seek(size if where == "in the middle" else 2 * size)
+        opened_file.write(bytes(size))
+    assert reported_after(tmp_path / "d")
+
+
+def test_a_log_that_ends_before_what_was_committed_is_reported_as_lost(tmp_path: Path) -> None:
+    file = killed_after(tmp_path / "d", 3)
+    (tmp_path / "d" / "replication-offset-checkpoint").write_text("0\n1\nt 0 3\n")
+    os.truncate(file, file.stat().st_size // 3)
+    assert reported_after(tmp_path / "d")

@@ -30,10 +30,8 @@ import base64
 import binascii
 import contextlib
 import json
-from collections.abc import Callable, Iterable
 from typing import Final
 
-from tidemill.log.errors import storage_error
 from tidemill.model.errors import StorageError
 from tidemill.model.faults import fault_of
 from tidemill.model.ports import Files
@@ -97,54 +95,6 @@ def write_offsets(files: Files, path: str, offsets: dict[TopicPartition, int]) -
     """Replaces a checkpoint file, durably."""
     lines = [f"{key.topic} {key.partition} {offset}" for key, offset in sorted(offsets.items())]
     files.replace(path, render_checkpoint(lines))
-
-
-class CheckpointJob:
-    """A checkpoint file as it is to be: taken from the logs at once, written in any thread."""
-
-    __slots__ = ("_files", "_offsets", "_path", "_stored")
-
-    def __init__(
-        self,
-        files: Files,
-        path: str,
-        offsets: dict[TopicPartition, int] | Callable[[], dict[TopicPartition, int]],
-        stored: Callable[[dict[TopicPartition, int], bool], None] | None = None,
-    ) -> None:
-        """``offsets`` may be made when the file is written.
-
-        ``stored`` is called with the offsets before they are written (False), and once they are (True).
-        """
-        self._files = files
-        self._path = path
-        self._offsets = offsets
-        self._stored = stored
-
-    def run(self) -> None:
-        """Writes the file, and waits for the disk. Raises StorageError."""
-        offsets = self._offsets() if callable(self._offsets) else self._offsets
-        if self._stored is not None:
-            self._stored(offsets, False)
-        self._write(offsets)
-        if self._stored is not None:
-            self._stored(offsets, True)
-
-    def _write(self, offsets: dict[TopicPartition, int]) -> None:
-        try:
-            write_offsets(self._files, self._path, offsets)
-        except OSError as problem:
-            raise storage_error("write", self._path, problem) from problem
-
-
-def write_checkpoints(jobs: Iterable[CheckpointJob]) -> list[StorageError]:
-    """Writes each file; what is wrong with those that could not be. May run in a thread."""
-    problems = []
-    for job in jobs:
-        try:
-            job.run()
-        except StorageError as problem:
-            problems.append(problem)
-    return problems
 
 
 def encode_id(identifier: bytes) -> str:

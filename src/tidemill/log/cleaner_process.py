@@ -140,15 +140,20 @@ def serve(pipes: Pipes, job: CleanJob) -> Any:
                 pace.take(message)
     except Aborted:
         return ABORTED
-    except OSError as problem:
-        return Failure(STORAGE, str(storage_error("compact", problem.filename or job.directory, problem)))
-    except KafkaError as problem:
-        return Failure(DAMAGED, str(problem))
-    except Exception:  # noqa: BLE001 - told to the broker, which sets the partition aside
-        return Failure(FAULT, traceback.format_exc())
+    except Exception as problem:  # noqa: BLE001 - told to the broker, which sets the partition aside
+        return failure_of(problem, job)
     finally:
         run.close()
     return cleaner.counts
+
+
+def failure_of(problem: Exception, job: CleanJob) -> Failure:
+    """Reports the exception that ended a job to the broker."""
+    if isinstance(problem, OSError):
+        return Failure(STORAGE, str(storage_error("compact", problem.filename or job.directory, problem)))
+    if isinstance(problem, KafkaError):
+        return Failure(DAMAGED, str(problem))
+    return Failure(FAULT, "".join(traceback.format_exception(problem)))
 
 
 def end_with(broker: int) -> bool:

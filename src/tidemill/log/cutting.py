@@ -43,6 +43,9 @@ class CutStore(LogStore):
         gone = self.segments[keep:]
         gone.reverse()
         self._remove_files(gone, now_ms)
+        if gone and self._is_flushing():
+            # It may bring the cut below to the disk, and not the names: see FlushJob.is_cut.
+            self.files.sync_directory(self.directory)
         del self.segments[keep:]
         segment = self.segments[len(self.segments) - 1]
         self.active = segment
@@ -57,6 +60,7 @@ class CutStore(LogStore):
         self.start_offset = min(self.start_offset, self.end_offset)
         self.recovery_point = min(self.recovery_point, self.end_offset)
         self.clean_end = min(self.clean_end, self.end_offset)
+        self.note_move()
         if segment.base_offset == self._synced_base:
             self._synced_position = min(self._synced_position, position)
         self.names_changed += 1
@@ -72,6 +76,10 @@ class CutStore(LogStore):
             self.end_offset,
             now_ms,
         )
+
+    def _is_flushing(self) -> bool:
+        """Whether a thread may be syncing the log."""
+        return any(not job.ended for job in self.flushes)
 
     def _forget_empty_epochs(self) -> None:
         """An epoch that this broker led without writing is not in the log, and who leads now knows none."""
@@ -101,6 +109,7 @@ class CutStore(LogStore):
         self.end_offset = offset
         self.recovery_point = min(self.recovery_point, offset)
         self.clean_end = min(self.clean_end, offset)
+        self.note_move()
         self._synced_position = 0
         self._leader_epoch = -1
         self._limit_offset = -1
@@ -118,6 +127,7 @@ class CutStore(LogStore):
         self.truncate_fully(base_offset, now_ms)
         self.start_offset = start
         self.end_offset = start
+        self.note_move()
         self.producer_state.end_offset = start
 
     def skip_to(self, offset: i64, now_ms: i64) -> None:
@@ -144,6 +154,7 @@ class CutStore(LogStore):
         if offset <= self.start_offset:
             return False
         self.start_offset = offset
+        self.note_move()
         self._forget_epochs_before(offset)
         return True
 
@@ -165,6 +176,7 @@ class CutStore(LogStore):
         gone = self.segments[:count]
         del self.segments[:count]
         self.start_offset = max(self.start_offset, self.segments[0].base_offset)
+        self.note_move()
         self._forget_epochs_before(self.start_offset)
         try:
             self._remove_files(gone, now_ms)

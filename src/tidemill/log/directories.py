@@ -10,14 +10,23 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tidemill.log.errors import storage_error
 from tidemill.log.failed_sync_marks import mark_itself, write_ids
 from tidemill.log.log import Log
 from tidemill.log.meta import VERSION, DirectoryMeta, new_id, read_meta, write_meta
-from tidemill.log.names import BOOT, LOCK, META_PROPERTIES
+from tidemill.log.names import (
+    BOOT,
+    CLEANER_OFFSETS,
+    HIGH_WATERMARKS,
+    LOCK,
+    LOG_STARTS,
+    META_PROPERTIES,
+    RECOVERY_POINTS,
+)
+from tidemill.log.offset_checkpoint import OffsetCheckpoint
 from tidemill.model.errors import ConfigError, StorageError
 from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
@@ -27,15 +36,16 @@ class DataDirectory:
     """One of the broker's ``log.dirs``. ``failure`` is empty while it works."""
 
     __slots__ = (
+        "_known_watermarks",
         "arriving",
         "clean",
+        "cleaner_offsets",
         "failure",
+        "high_watermarks",
         "is_blank",
         "is_strange",
         "lock",
         "logs",
-        "marks_changed",
-        "marks_stored",
         "may_have_lost",
         "meta",
         "path",
@@ -43,7 +53,8 @@ class DataDirectory:
         "start_offsets",
     )
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, files: Files, path: str, high_watermarks: Mapping[TopicPartition, int]) -> None:
+        """``high_watermarks`` are those of all partitions of the broker, as they change."""
         self.path = path
         self.failure = ""
         self.clean = False
@@ -53,10 +64,6 @@ class DataDirectory:
         self.is_blank = False
         """It holds no logs, and nobody has heeded yet what it may have held: it is new, or an empty disk is
         in the place of another."""
-        self.marks_changed = 0
-        """Counts what the checkpoint of high watermarks has to hold since the start."""
-        self.marks_stored = 0
-        """What :attr:`marks_changed` was when that was written last."""
         self.lock: Any = None
         self.meta: DirectoryMeta | None = None
         self.is_strange = False
@@ -64,46 +71,79 @@ class DataDirectory:
         self.logs: dict[TopicPartition, Log] = {}
         self.arriving: dict[TopicPartition, Log] = {}
         """Logs that are being moved here from another directory (``-future``)."""
-        self.recovery_points: dict[TopicPartition, int] = {}
-        """What the checkpoint file says, or may say: up to there a start takes a log for synced."""
-        self.start_offsets: dict[TopicPartition, int] = {}
-        """What the checkpoint file says, or may say: no start takes a log to begin before that."""
+        self._known_watermarks = high_watermarks
+        self.recovery_points = OffsetCheckpoint(files, self.file(RECOVERY_POINTS), self._recovery_point)
+        """Up to there a start takes a log for synced."""
+        self.start_offsets = OffsetCheckpoint(files, self.file(LOG_STARTS), self._start_offset)
+        """No start takes a log to begin before that. Also of a log that starts with its first segment: a
+        power cut may bring those before it back."""
+        self.high_watermarks = OffsetCheckpoint(files, self.file(HIGH_WATERMARKS), self._high_watermark)
+        self.cleaner_offsets = OffsetCheckpoint(files, self.file(CLEANER_OFFSETS), self._clean_end)
 
     def file(self, name: str) -> str:
         """The path of a file in this directory."""
         return f"{self.path}/{name}"
 
+    # -- logs come, move and go
+
+    def add(self, log: Log, *, is_copy: bool = False) -> None:
+        """Takes a log in; ``is_copy``: one that is on its way here."""
+        (self.arriving if is_copy else self.logs)[log.topic_partition] = log
+        log.on_moved = self.note
+        self.note(log.topic_partition)
+
+    def remove(self, key: TopicPartition, *, is_copy: bool = False) -> Log | None:
+        """Lets go of a log, which the next checkpoints leave out; None when there is none."""
+        self.note(key)
+        return (self.arriving if is_copy else self.logs).pop(key, None)
+
+    def note(self, key: TopicPartition) -> None:
+        """An offset of a log here is another than was written, or the log has come or gone; in any thread."""
+        self.recovery_points.note(key)
+        self.start_offsets.note(key)
+        self.high_watermarks.note(key)
+        self.cleaner_offsets.note(key)
+
+    def _find(self, key: TopicPartition) -> Log | None:
+        return self.logs.get(key) or self.arriving.get(key)
+
+    def _recovery_point(self, key: TopicPartition) -> int | None:
+        log = self._find(key)
+        return None if log is None else int(log.recovery_point)
+
+    def _start_offset(self, key: TopicPartition) -> int | None:
+        log = self._find(key)
+        return None if log is None or log.start_offset <= 0 else int(log.start_offset)
+
+    def _high_watermark(self, key: TopicPartition) -> int | None:
+        return self._known_watermarks.get(key) if key in self.logs else None
+
+    def _clean_end(self, key: TopicPartition) -> int | None:
+        log = self.logs.get(key)
+        return None if log is None or log.clean_end < 0 else int(log.clean_end)
+
     def overstates(self, log: Log) -> bool:
-        """Whether a start would take more of ``log``, which is here, for synced or for deleted than is.
+        """Whether a start would take more of ``log``, which is here, for synced, deleted or clean than is.
 
         The log was cut, or emptied and begun anew before its start.
         """
-        return self.overstates_recovery_point(log) or self.overstates_start(log)
+        return (
+            self.overstates_recovery_point(log)
+            or self.overstates_start(log)
+            or self.overstates_clean_end(log)
+        )
 
     def overstates_recovery_point(self, log: Log) -> bool:
         """Whether more of ``log`` counts as synced than is."""
-        return self.recovery_points.get(log.topic_partition, 0) > log.recovery_point
+        return self.recovery_points.said(log.topic_partition) > log.recovery_point
 
     def overstates_start(self, log: Log) -> bool:
         """Whether more of ``log`` counts as deleted than is."""
-        return self.start_offsets.get(log.topic_partition, 0) > log.start_offset
+        return self.start_offsets.said(log.topic_partition) > log.start_offset
 
-    def stored_recovery_points(self, offsets: dict[TopicPartition, int], is_done: bool) -> None:
-        """The checkpoint file is about to say this, or says it; called in the thread that writes it."""
-        self.recovery_points = _stored(self.recovery_points, offsets, is_done)
-
-    def stored_start_offsets(self, offsets: dict[TopicPartition, int], is_done: bool) -> None:
-        """As :meth:`stored_recovery_points`."""
-        self.start_offsets = _stored(self.start_offsets, offsets, is_done)
-
-
-def _stored(
-    known: dict[TopicPartition, int], offsets: dict[TopicPartition, int], is_done: bool
-) -> dict[TopicPartition, int]:
-    """What a checkpoint file may say. Until it is written either file may be there after a crash."""
-    if is_done:
-        return offsets
-    return known | {key: max(offset, known.get(key, 0)) for key, offset in offsets.items()}
+    def overstates_clean_end(self, log: Log) -> bool:
+        """Whether the checkpoint calls more of ``log`` clean than is: old values would outlive tombstones."""
+        return self.cleaner_offsets.said(log.topic_partition) > max(int(log.clean_end), 0)
 
 
 class DataDirectories:
@@ -111,7 +151,9 @@ class DataDirectories:
 
     def __init__(self, files: Files, paths: Iterable[str]) -> None:
         self.files = files
-        self.directories = [DataDirectory(os.path.abspath(path)) for path in paths]
+        self.high_watermarks: dict[TopicPartition, int] = {}
+        known = self.high_watermarks
+        self.directories = [DataDirectory(files, os.path.abspath(path), known) for path in paths]
         if len({directory.path for directory in self.directories}) != len(self.directories):
             raise ConfigError(
                 f"log.dirs names a directory twice: {', '.join(d.path for d in self.directories)}"
@@ -124,6 +166,8 @@ class DataDirectories:
         """The ids of directories in which a sync failed, until that was heeded: also those that only the
         coordination store knows."""
         self._marking = threading.Lock()
+        self.damaged: set[TopicPartition] = set()
+        """Logs that have lost records, as their opening found, until that was heeded."""
         self.reported_missing: frozenset[TopicPartition] = frozenset()
         """Partitions that were in no data directory at the start, as this broker has reported."""
 
@@ -313,6 +357,7 @@ class DataDirectories:
                 directory.may_have_lost = directory.is_blank = False
                 if directory.meta is not None:
                     heeded.add(directory.meta.directory_id)
+        self.damaged.clear()
         with self._marking:
             if not heeded & self.distrusted:
                 return

@@ -25,7 +25,10 @@ class FlushJob:
         self.is_safe_point = False
         """Whether it spares a recovery so much that the new recovery point is worth writing down at once."""
         self.sync_directory = False
+        self.is_cut = False
+        """Whether segments have gone from the end since the last flush."""
         self.sync_parent = False
+        self.ended = False
         self._files = files
         self._directory = directory
         self._open: list[File] = []
@@ -42,6 +45,9 @@ class FlushJob:
     def run(self) -> None:
         """Syncs, in any thread. Raises StorageError."""
         try:
+            if self.is_cut:
+                # Before the file that was cut: a power cut in between would bring back what lay behind it.
+                self._files.sync_directory(self._directory)
             for file in self._open:
                 file.sync()
             for path in self._paths:
@@ -52,6 +58,9 @@ class FlushJob:
                 self._files.sync_directory(os.path.dirname(self._directory))
         except OSError as problem:
             raise storage_error("sync", problem.filename or self._directory, problem) from problem
+        finally:
+            self.ended = True
+            self._open = []  # Who keeps the job keeps no descriptors.
 
     def _sync_path(self, path: str) -> None:
         file: Any

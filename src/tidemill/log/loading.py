@@ -24,7 +24,6 @@ from typing import Final, NamedTuple
 
 from tidemill.log.checkpoints import (
     CheckpointDamaged,
-    read_offsets,
     read_partition_metadata,
     remove_clean_shutdown,
 )
@@ -38,18 +37,16 @@ from tidemill.log.names import (
     BOOT,
     CLEAN_SHUTDOWN,
     DANGLING,
-    HIGH_WATERMARKS,
-    LOG_STARTS,
     METADATA_DIRECTORY,
     MOVED_TO,
     PARTITION_METADATA,
-    RECOVERY_POINTS,
     directory_to_delete,
     is_delete_directory,
     parse_future_directory,
     parse_partition_directory,
     partition_directory,
 )
+from tidemill.log.offset_checkpoint import OffsetCheckpoint
 from tidemill.log.recovery import Opening
 from tidemill.log.removals import Removals
 from tidemill.log.walk import Stopped
@@ -175,9 +172,9 @@ class Loading:
         names = self.files.list(directory.path)
         is_distrusted = directory.meta is not None and directory.meta.directory_id in self.all.distrusted
         directory.clean = CLEAN_SHUTDOWN in names and not is_distrusted
-        directory.recovery_points = self._read_offsets(directory.file(RECOVERY_POINTS))
-        directory.start_offsets = self._read_offsets(directory.file(LOG_STARTS))
-        high_watermarks = self._read_offsets(directory.file(HIGH_WATERMARKS))
+        self._read_offsets(directory.recovery_points)
+        self._read_offsets(directory.start_offsets)
+        high_watermarks = self._read_offsets(directory.high_watermarks)
         self.high_watermarks |= high_watermarks
         if directory.clean:
             self.promised |= high_watermarks
@@ -264,7 +261,7 @@ class Loading:
             return None
         if MOVED_TO in children and self._was_moved(directory, key, path):
             return None
-        if not children and key not in directory.recovery_points:
+        if not children and not directory.recovery_points.holds(key):
             self.all.warnings.append(f"{path} is empty, a partition is made of it")
         return Place(key, path, False, children)
 
@@ -288,9 +285,9 @@ class Loading:
         self.removals.add(renamed, self.now_ms)
         return True
 
-    def _read_offsets(self, path: str) -> dict[TopicPartition, int]:
+    def _read_offsets(self, checkpoint: OffsetCheckpoint) -> dict[TopicPartition, int]:
         try:
-            return read_offsets(self.files, path)
+            return checkpoint.load()
         except CheckpointDamaged as problem:
             self.all.warnings.append(f"{problem}; it is left out")
             return {}
@@ -312,8 +309,8 @@ class Loading:
             removals=Removals(),
             now_ms=self.now_ms,
             topic_id=topic_id,
-            recovery_point=directory.recovery_points.get(place.key, 0),
-            start_offset=directory.start_offsets.get(place.key, 0),
+            recovery_point=directory.recovery_points.said(place.key),
+            start_offset=directory.start_offsets.said(place.key),
             clean=directory.clean,
             names=place.names,
             lost_unsynced=directory.may_have_lost,
@@ -348,14 +345,16 @@ class Loading:
                     "move one of them away"
                 )
             self.all.logs[place.key] = one
-        (directory.arriving if place.is_future else directory.logs)[place.key] = one
+        directory.add(one, is_copy=place.is_future)
         lost = loss_of(
             place.path,
             place.names or (),
             int(one.end_offset),
             self.high_watermarks.get(place.key, 0),
-            directory.recovery_points.get(place.key, 0),
+            directory.recovery_points.said(place.key),
         )
+        if (lost or opening.has_lost) and not place.is_future:
+            self.all.damaged.add(place.key)
         if lost and not place.is_future:
             if opening.cut_warning >= 0:
                 # Each cut gets one warning.
@@ -390,4 +389,4 @@ class Loading:
                 continue
             copy.closed = True
             copy.release()
-            del directory.arriving[key]
+            directory.remove(key, is_copy=True)

@@ -14,12 +14,7 @@ from operator import itemgetter
 from os.path import abspath
 from typing import Final
 
-from tidemill.log.checkpoints import (
-    CheckpointJob,
-    write_checkpoints,
-    write_clean_shutdown,
-    write_partition_metadata,
-)
+from tidemill.log.checkpoints import write_clean_shutdown, write_partition_metadata
 from tidemill.log.closing import close_logs
 from tidemill.log.config import LogConfig
 from tidemill.log.directories import DataDirectories, DataDirectory
@@ -31,14 +26,12 @@ from tidemill.log.losses import loss_of
 from tidemill.log.making import make_log
 from tidemill.log.names import (
     CLEAN_SHUTDOWN,
-    HIGH_WATERMARKS,
-    LOG_STARTS,
     PARTITION_METADATA,
-    RECOVERY_POINTS,
     directory_to_delete,
     partition_directory,
     stray_directory,
 )
+from tidemill.log.offset_checkpoint import OffsetCheckpoint, write_checkpoints
 from tidemill.log.recovery import Opening
 from tidemill.log.removals import Removals, remove_path
 from tidemill.log.retention import POLICIES, Policy, expired_segments
@@ -77,7 +70,6 @@ class LogManager(DataDirectories):
         self.missed = 0
         """Partitions that are in no data directory, while one of these may be the place of another disk."""
         self._preferred: dict[TopicPartition, str] = {}
-        self.high_watermarks: dict[TopicPartition, int] = {}
         self.promised: dict[TopicPartition, int] = {}
         """Up to where partitions held records at a clean stop: such offsets are not given out again."""
         self.removals = Removals()
@@ -94,10 +86,13 @@ class LogManager(DataDirectories):
         loading = Loading(self, self.removals, config_of, now_ms, self.recovery_threads)
         loading.run()
         loading.settle_arriving()
+        self.high_watermarks |= loading.high_watermarks
+        for directory in self.working:
+            for checkpoint in (directory.recovery_points, directory.start_offsets, directory.high_watermarks):
+                checkpoint.compare()
         self._lower_recovery_points()
         if not self.working:
             raise StorageError("no data directory can be used: " + self.directories[0].failure)
-        self.high_watermarks |= loading.high_watermarks
         self.promised |= loading.promised
         self.recovered_bytes = loading.recovered_bytes
 
@@ -106,8 +101,8 @@ class LogManager(DataDirectories):
         for directory in self.working:
             logs = [*directory.logs.values(), *directory.arriving.values()]
             try:
-                for job in self.lowered_checkpoints_of(directory, logs):
-                    job.run()
+                for checkpoint in self.lowered_checkpoints_of(directory, logs):
+                    checkpoint.write()
             except StorageError as problem:
                 self.fail_directory(directory.path, str(problem))
 
@@ -161,13 +156,14 @@ class LogManager(DataDirectories):
             one for one in working if one.path not in self.cordoned and (is_rebuilt or not one.is_strange)
         ]
         directory = self._choose(topic_partition, places)
-        if topic_partition in directory.recovery_points or topic_partition in directory.start_offsets:
+        if directory.recovery_points.said(topic_partition) or directory.start_offsets.said(topic_partition):
             # Its files are gone, and the checkpoints would count for those that are made now.
-            self.recovery_points_of(directory).run()
-            self.start_offsets_of(directory).run()
+            directory.note(topic_partition)
+            for checkpoint in self.log_checkpoints([directory]):
+                checkpoint.write()
         path = directory.file(partition_directory(topic_partition))
         log = self.make_log(path, topic_partition, topic_id, config, now_ms)
-        directory.logs[topic_partition] = log
+        directory.add(log)
         self.logs[topic_partition] = log
         if self.high_watermarks.get(topic_partition):
             self.warnings.append(
@@ -233,7 +229,7 @@ class LogManager(DataDirectories):
         if log is None:
             return False
         for other in self.working:
-            copy = other.arriving.pop(topic_partition, None)
+            copy = other.remove(topic_partition, is_copy=True)
             if copy is not None:
                 copy.closed = True
                 copy.release()
@@ -259,11 +255,7 @@ class LogManager(DataDirectories):
         log = self.logs.pop(topic_partition, None)
         if log is None:
             return None
-        directory = self.directory_of(log)
-        directory.logs.pop(topic_partition, None)
-        directory.recovery_points.pop(topic_partition, None)
-        directory.start_offsets.pop(topic_partition, None)
-        directory.marks_changed += 1
+        self.directory_of(log).remove(topic_partition)
         self.high_watermarks.pop(topic_partition, None)
         log.closed = True
         log.release()
@@ -362,83 +354,58 @@ class LogManager(DataDirectories):
                 break
         return due
 
-    def recovery_point_checkpoints(self) -> list[CheckpointJob]:
-        """From where recovery would begin, as it is now, to be written in a thread."""
-        return [self.recovery_points_of(directory) for directory in self.working]
+    def recovery_point_checkpoints(self) -> list[OffsetCheckpoint]:
+        """Where recovery would begin, to be written in a thread: of directories in which that moved."""
+        return [one.recovery_points for one in self.working if one.recovery_points.take()]
 
-    def start_offset_checkpoints(self) -> list[CheckpointJob]:
-        """The start offsets that no file name tells, as they are now, to be written in a thread."""
-        return [self.start_offsets_of(directory) for directory in self.working]
+    def start_offset_checkpoints(
+        self, directories: Iterable[DataDirectory] | None = None
+    ) -> list[OffsetCheckpoint]:
+        """The starts of logs, to be written in a thread: of directories (all) in which one moved."""
+        working = self.working
+        chosen = working if directories is None else [one for one in directories if one in working]
+        return [one.start_offsets for one in chosen if one.start_offsets.take()]
+
+    def log_checkpoints(self, directories: Iterable[DataDirectory]) -> list[OffsetCheckpoint]:
+        """Both: what the next start opens the logs in ``directories`` by."""
+        chosen = [one for one in directories if not one.failure]
+        both = [file for one in chosen for file in (one.recovery_points, one.start_offsets)]
+        return [file for file in both if file.take()]
 
     def high_watermark_checkpoints(
         self, high_watermarks: Mapping[TopicPartition, int]
-    ) -> list[CheckpointJob]:
-        """The high watermarks, to be written in a thread, of directories where those that moved lie.
+    ) -> list[OffsetCheckpoint]:
+        """The high watermarks, to be written in a thread: of directories in which one moved.
 
-        Of the others the files are as they should be.
+        ``high_watermarks`` are those that moved, as they are now.
         """
         for key, offset in high_watermarks.items():
             self.set_high_watermark(key, offset)
-        return [
-            self._high_watermarks_of(one) for one in self.working if one.marks_stored != one.marks_changed
-        ]
+        return [one.high_watermarks for one in self.working if one.high_watermarks.take()]
 
     def set_high_watermark(self, topic_partition: TopicPartition, offset: int) -> None:
         """Has the next checkpoint hold it."""
         self.high_watermarks[topic_partition] = offset
         log = self.logs.get(topic_partition)
         if log is not None:
-            self.directory_of(log).marks_changed += 1
+            self.directory_of(log).high_watermarks.note(topic_partition)
 
     def checkpoint_recovery_points(self) -> None:
         """Writes from where recovery would begin. Raises StorageError; waits for the disk."""
-        for job in self.recovery_point_checkpoints():
-            job.run()
+        for checkpoint in self.recovery_point_checkpoints():
+            checkpoint.write()
 
-    def recovery_points_of(self, directory: DataDirectory) -> CheckpointJob:
-        """Of one directory, as they are now; with those of logs that are on their way into it."""
-        logs = directory.arriving | directory.logs
-        offsets = {key: int(log.recovery_point) for key, log in logs.items()}
-        path = directory.file(RECOVERY_POINTS)
-        return CheckpointJob(self.files, path, offsets, directory.stored_recovery_points)
-
-    def lowered_checkpoints_of(self, directory: DataDirectory, logs: Iterable[Log]) -> list[CheckpointJob]:
+    def lowered_checkpoints_of(self, directory: DataDirectory, logs: Iterable[Log]) -> list[OffsetCheckpoint]:
         """The checkpoints of a directory that overstate one of ``logs``, which are in it."""
-        jobs = []
         logs = list(logs)
+        lowered = []
         if any(map(directory.overstates_recovery_point, logs)):
-            jobs.append(self.recovery_points_of(directory))
+            lowered.append(directory.recovery_points)
         if any(map(directory.overstates_start, logs)):
-            jobs.append(self.start_offsets_of(directory))
-        return jobs
-
-    def start_offsets_of(self, directory: DataDirectory) -> CheckpointJob:
-        """Of one directory, as they are now; with those of logs that are on their way into it.
-
-        Also of a log that starts with its first segment: a power cut may bring those before it back.
-        """
-        offsets = {
-            key: int(log.start_offset)
-            for key, log in (directory.arriving | directory.logs).items()
-            if log.start_offset > 0
-        }
-        path = directory.file(LOG_STARTS)
-        return CheckpointJob(self.files, path, offsets, directory.stored_start_offsets)
-
-    def _high_watermarks_of(self, directory: DataDirectory) -> CheckpointJob:
-        known, keys, changes = dict(self.high_watermarks), list(directory.logs), directory.marks_changed
-
-        def stored(offsets: dict[TopicPartition, int], is_done: bool) -> None:
-            if is_done:
-                directory.marks_stored = changes
-
-        return CheckpointJob(
-            self.files,
-            directory.file(HIGH_WATERMARKS),
-            # In the thread: there are many, and copies are made at once.
-            lambda: {key: known[key] for key in keys if key in known},
-            stored,
-        )
+            lowered.append(directory.start_offsets)
+        if any(map(directory.overstates_clean_end, logs)):
+            lowered.append(directory.cleaner_offsets)
+        return [checkpoint for checkpoint in lowered if checkpoint.take()]
 
     # -- the end
 
@@ -447,7 +414,8 @@ class LogManager(DataDirectories):
 
         Texts about what did not work; that directory will be recovered at the next start.
         """
-        self.high_watermarks.update(high_watermarks)
+        for key, offset in high_watermarks.items():
+            self.set_high_watermark(key, offset)
         working = self.working
         try:
             with ThreadPoolExecutor(max(1, len(working)), thread_name_prefix="close") as pool:
@@ -467,11 +435,8 @@ class LogManager(DataDirectories):
             self.files.sync_directory(directory.path)
         except OSError as problem:
             problems.append(str(storage_error("sync", directory.path, problem)))
-        checkpoints = [
-            self._high_watermarks_of(directory),
-            self.recovery_points_of(directory),
-            self.start_offsets_of(directory),
-        ]
+        files = (directory.high_watermarks, directory.recovery_points, directory.start_offsets)
+        checkpoints = [file for file in files if file.take()]
         problems += map(str, write_checkpoints(checkpoints))
         # Where a loss was not heeded yet, the next start has to tell of it.
         if not problems and not directory.may_have_lost:

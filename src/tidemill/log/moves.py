@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 
-from tidemill.log.checkpoints import CheckpointJob
 from tidemill.log.directories import DataDirectory
 from tidemill.log.errors import storage_error
 from tidemill.log.log import Log
@@ -32,6 +31,7 @@ from tidemill.log.names import (
     future_directory,
     partition_directory,
 )
+from tidemill.log.offset_checkpoint import OffsetCheckpoint
 from tidemill.log.segment import Slice
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.ports import Files
@@ -121,9 +121,9 @@ class Move:
             raise StorageError(f"{self.source.directory}: no whole batch was found at offset {before}")
         return len(data)
 
-    def checkpoints(self) -> list[CheckpointJob]:
+    def checkpoints(self) -> list[OffsetCheckpoint]:
         """The offsets that the destination must know before the copy is the partition."""
-        return [self.logs.recovery_points_of(self.target), self.logs.start_offsets_of(self.target)]
+        return self.logs.log_checkpoints([self.target])
 
     def mark(self) -> None:
         """Notes in the old directory, durably, that the move is decided; in any thread.
@@ -159,12 +159,9 @@ class Move:
             raise storage_error("rename", future.directory, problem) from problem
         relocate(future, path)
         old = logs.directory_of(source)
-        self.target.arriving.pop(self.key, None)
-        for offsets in (old.logs, old.recovery_points, old.start_offsets):
-            offsets.pop(self.key, None)
-        self.target.logs[self.key] = future
-        old.marks_changed += 1
-        self.target.marks_changed += 1
+        old.remove(self.key)
+        self.target.remove(self.key, is_copy=True)
+        self.target.add(future)
         logs.logs[self.key] = future
         source.closed = True
         source.release()
@@ -237,13 +234,13 @@ def begin_move(logs: LogManager, key: TopicPartition, path: str, now_ms: int) ->
     if future is not None:
         return Move(logs, source, future, target)
     future = logs.make_log(target.file(name), key, source.topic_id, source.config, now_ms)
-    target.arriving[key] = future
+    target.add(future, is_copy=True)
     return Move(logs, source, future, target)
 
 
 def call_off(logs: LogManager, directory: DataDirectory, key: TopicPartition, now_ms: int) -> None:
     """Gives up a move into ``directory``. Raises StorageError when the copy cannot be renamed."""
-    future = directory.arriving.pop(key, None)
+    future = directory.remove(key, is_copy=True)
     if future is None:
         return
     future.closed = True

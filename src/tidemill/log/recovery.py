@@ -47,7 +47,7 @@ from tidemill.log.removals import Removals
 from tidemill.log.scan import BatchScan
 from tidemill.log.segment import Segment
 from tidemill.log.store import write_snapshot
-from tidemill.log.walk import Progress, Resumption, Walk, resumption, walk_segment
+from tidemill.log.walk import Progress, Resumption, Walk, resumption, walk_segment, zeros_to_end
 from tidemill.model.ports import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
 
@@ -98,6 +98,8 @@ class Opening:
         self.cut_warning = -1
         """Which of the warnings tells what was cut last; -1: nothing was."""
         self.progress = Progress()
+        self.has_lost = False
+        """Whether more is gone than the end of a last write, which is all that a kill may cost."""
         self.producers = ProducerState(str(topic_partition))
         self.leader_epochs = LeaderEpochs(files, f"{directory}/{LEADER_EPOCHS}")
         self._tail_warning = ""
@@ -162,6 +164,7 @@ class Opening:
 
     def _restart_at_start(self, segments: list[Segment], end: int) -> Segment:
         """Offsets before the start offset were deleted by request: they are not given out again."""
+        self.has_lost = True
         self.warnings.append(
             f"{self.directory}: the log ends at offset {end}, before its start offset {self.start_offset}: "
             "what is left of it was deleted by request; it begins anew there"
@@ -348,6 +351,9 @@ class Opening:
                 self.config.unpacked_bytes_max,
             )
             resumed = None
+            if not walk.fault and self._is_end_missing(walk, limit, last):
+                walk.fault = f"the records up to offset {limit - 1} are missing"
+                walk.truncated = True
             if walk.fault:
                 self._cut(segments, at, walk)
                 if walk.again:
@@ -363,6 +369,14 @@ class Opening:
             at += 1
         self._take_epochs(runs)
         return int(segments[-1].base_offset if segments[-1].size == 0 else self.producers.end_offset)
+
+    def _is_end_missing(self, walk: Walk, limit: int, last: bool) -> bool:
+        """Whether whole batches at the end of a segment did not reach the disk, while the next segment did.
+
+        A segment begins where the one before it ends, unless compaction has left nothing there.
+        """
+        is_unsynced = self.lost_unsynced and limit > self.recovery_point
+        return is_unsynced and not last and not self.config.compact and walk.next_offset < limit
 
     def _load_producers(self, segments: list[Segment], end_offset: int) -> None:
         self.warnings += load_producers(
@@ -413,6 +427,8 @@ class Opening:
         kind = "truncation" if walk.truncated else "corruption"
         position = int(walk.position)
         lost = segment.size - position
+        if gone or not walk.truncated or zeros_to_end(segment, walk.position):
+            self.has_lost = True
         text = f"{self.topic_partition}: {self._cut_offsets(segment, gone, walk)}"
         if self._tail_warning:
             # Each cut gets one warning.
@@ -426,6 +442,9 @@ class Opening:
         # As in a truncation the last goes first: a stop in between leaves no hole.
         for later in reversed(gone):
             self._put_away(later)
+        if gone:
+            # Nor does a power cut after the file is cut: their former names may not come back.
+            self.files.sync_directory(self.directory)
         del segments[at + 1 :]
         self.cut_warning = len(self.warnings)
         self.warnings.append(text + cut_segment(self.files, segment, position, keep=self._keeps_cut))

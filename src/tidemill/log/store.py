@@ -7,6 +7,7 @@ data path needs: append and read.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 
 from mypy_extensions import i64
 
@@ -68,6 +69,10 @@ class LogStore:
         self._synced_base: i64 = self.active.base_offset
         self._synced_position: i64 = self.active.size if recovery_point >= end_offset else 0
         self.truncations: i64 = 0
+        self.truncations_synced: i64 = 0
+        """What :attr:`truncations` was when the last flush that is done began."""
+        self.flushes: list[FlushJob] = []
+        """Those that were begun, and some that have ended."""
         self.aborts_noted: i64 = 0
         """Counts the entries that indexes of aborted transactions got."""
         self.has_aborts: bool = False
@@ -76,6 +81,8 @@ class LogStore:
         """Whether compaction reads the log: its segments stay meanwhile."""
         self.clean_end: i64 = -1
         """Up to where compaction came; -1: it never was here."""
+        self.on_moved: Callable[[TopicPartition], None] | None = None
+        """Called when an offset moved that a checkpoint holds: the data directory's."""
         self._swap: Swap | None = None
         self.settled_end: i64 = -1
         self._leader_epoch: i64 = leader_epochs.latest
@@ -351,7 +358,10 @@ class LogStore:
         job.sync_directory = (
             self.names_changed != self.names_synced or self.leader_epochs.changes != self.leader_epochs.synced
         )
+        job.is_cut = self.truncations != self.truncations_synced
         job.sync_parent = self.parent_unsynced
+        self.flushes = [one for one in self.flushes if not one.ended]
+        self.flushes.append(job)
         at: i64 = self.segment_at(self.recovery_point)
         if at > 0 and self.segments[at].base_offset == self.recovery_point:
             # The segment before this one was active at the last sync: its indexes were left out.
@@ -385,10 +395,12 @@ class LogStore:
         self.parent_unsynced = False
         self.names_synced = job.names_changed
         self.leader_epochs.synced = job.epochs_changed
+        self.truncations_synced = job.truncations
         if job.truncations != self.truncations:
             return  # what was synced may be gone, and other records in its place
         if job.offset > self.recovery_point:
             self.recovery_point = job.offset
+            self.note_move()
             self._synced_base = job.base_offset
             self._synced_position = job.position
 
@@ -399,6 +411,11 @@ class LogStore:
         self.finish_flush(job, now_ms)
 
     # -- the rest
+
+    def note_move(self) -> None:
+        """The start, the recovery point or the clean end is another than was written down."""
+        if self.on_moved is not None:
+            self.on_moved(self.topic_partition)
 
     @property
     def size_bytes(self) -> i64:

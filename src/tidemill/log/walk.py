@@ -158,7 +158,7 @@ def walk_segment(
     if fault:
         return Walk(scan.position, expected, fault, False, epochs.end(), aborted)
     if scan.fault:
-        missing = scan.cut_off or _zeros_to_end(segment, scan.position)
+        missing = scan.cut_off or zeros_to_end(segment, scan.position)
         return Walk(scan.position, expected, scan.fault, missing, epochs.end(), aborted)
     return Walk(segment.size, expected, "", False, epochs.end(), aborted)
 
@@ -223,7 +223,7 @@ def _checksum_fault(scan: BatchScan) -> str:
     return ""
 
 
-def _zeros_to_end(segment: Segment, position: i64) -> bool:
+def zeros_to_end(segment: Segment, position: i64) -> bool:
     """Whether only zeros follow: blocks that the file system gave to the file, and never wrote."""
     file = segment.file()
     while position < segment.size:

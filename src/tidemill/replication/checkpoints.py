@@ -6,16 +6,20 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
+from itertools import islice
 
-from tidemill.log.checkpoints import CheckpointJob, write_checkpoints
 from tidemill.log.directories import DataDirectory
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
+from tidemill.log.offset_checkpoint import OffsetCheckpoint, write_checkpoints
 from tidemill.model.errors import StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.replication.partition import Partition
 
 log = logging.getLogger("tidemill.replication")
+
+MOVED_A_TURN = 1000
+"""High watermarks that are taken in one turn of the loop: two milliseconds."""
 
 
 class Checkpoints:
@@ -37,11 +41,19 @@ class Checkpoints:
 
     async def high_watermarks(self) -> None:
         """Writes down the high watermarks, where some have moved since."""
-        await self._write(lambda: self._logs.high_watermark_checkpoints(self._take_moved()))
+        async with self._writing:
+            # What moves meanwhile comes to the end of them, and is left to the next checkpoint.
+            for _ in range(len(self.moved) // MOVED_A_TURN):
+                for key, offset in self._take_moved(MOVED_A_TURN).items():
+                    self._logs.set_high_watermark(key, offset)
+                await asyncio.sleep(0)
+            await self._run(self._logs.high_watermark_checkpoints(self._take_moved(MOVED_A_TURN)))
 
-    def _take_moved(self) -> dict[TopicPartition, int]:
-        moved, self.moved = self.moved, {}
+    def _take_moved(self, count: int) -> dict[TopicPartition, int]:
+        """The first ``count`` of them, as they are now."""
+        moved = list(islice(self.moved, count))
         for partition in moved:
+            del self.moved[partition]
             partition.has_moved = False
         return {
             TopicPartition(partition.topic, int(partition.index)): int(partition.high_watermark)
@@ -54,19 +66,17 @@ class Checkpoints:
         await self._write(self._logs.recovery_point_checkpoints)
 
     async def lowered(self, one: Log) -> None:
-        """Writes down from where a log that was cut is recovered, and where it starts, unless that is done.
+        """Writes down from where a log that was cut is recovered, where it starts, and where it is clean.
 
-        Before that a start would take for synced what is appended in the place of what was cut, or for
-        deleted what is appended before the former start. Raises StorageError.
+        Unless that is done. Before, a start would take for synced and for compacted what is appended in the
+        place of what was cut, or for deleted what is appended before the former start. Raises StorageError.
         """
         async with self._writing:
             # Whoever was first wrote it down for all that waited.
             if one.closed:
                 return
-            jobs = self._logs.lowered_checkpoints_of(self._logs.directory_of(one), [one])
-            if not jobs:
-                return
-            problems = await self._run(jobs)
+            directory = self._logs.directory_of(one)
+            problems = await self._run(self._logs.lowered_checkpoints_of(directory, [one]))
         if problems:
             raise problems[0]
 
@@ -76,7 +86,7 @@ class Checkpoints:
 
     async def log_starts_in(self, directories: Collection[DataDirectory]) -> list[StorageError]:
         """Writes down where the logs in ``directories`` start; what is wrong where that could not be done."""
-        return await self._write(lambda: [self._logs.start_offsets_of(one) for one in directories])
+        return await self._write(lambda: self._logs.start_offset_checkpoints(directories))
 
     async def removals(self) -> None:
         """Takes deleted partitions out of the checkpoints.
@@ -84,23 +94,23 @@ class Checkpoints:
         Until that is done none of the same name may be made: after a crash the offsets of the old one would
         count for it, and records below them be lost.
         """
-        await self._write(
-            lambda: [*self._logs.recovery_point_checkpoints(), *self._logs.start_offset_checkpoints()]
-        )
+        await self._write(lambda: self._logs.log_checkpoints(self._logs.directories))
 
-    async def write(self, take: Callable[[], list[CheckpointJob]]) -> None:
+    async def write(self, take: Callable[[], list[OffsetCheckpoint]]) -> None:
         """As the others, but StorageError is raised: what comes next counts on the files."""
         problems = await self._write(take)
         if problems:
             raise problems[0]
 
-    async def _write(self, take: Callable[[], list[CheckpointJob]]) -> list[StorageError]:
+    async def _write(self, take: Callable[[], list[OffsetCheckpoint]]) -> list[StorageError]:
         """Takes the offsets here, and writes them in a thread; what is wrong where that could not be done."""
         async with self._writing:
             return await self._run(take())
 
-    async def _run(self, jobs: list[CheckpointJob]) -> list[StorageError]:
-        writing = self._loop.run_in_executor(self._threads, write_checkpoints, jobs)
+    async def _run(self, checkpoints: list[OffsetCheckpoint]) -> list[StorageError]:
+        if not checkpoints:
+            return []
+        writing = self._loop.run_in_executor(self._threads, write_checkpoints, checkpoints)
         self.under_way.add(writing)
         writing.add_done_callback(self.under_way.discard)
         # Whoever waits may be cancelled; the thread goes on, and the stop waits for it.

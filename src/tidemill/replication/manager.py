@@ -115,7 +115,7 @@ class ReplicaManager(PartitionEvents):
         """
         entry = self.topics.by_name.get(name.encode())
         if entry is not None and entry.topic_id != topic_id:
-            self.remove_topic(name, entry.topic_id)
+            list(self.removing(name, entry.topic_id))
             entry = None
         if entry is None:
             entry = TopicEntry(name, topic_id, internal)
@@ -182,6 +182,8 @@ class ReplicaManager(PartitionEvents):
         if is_alone and promised > found.end_offset:  # otherwise another replica may have the records
             log.warning("%s goes on at offset %d: none below it is given out again", key, promised)
             found.skip_to(promised, self.clock.wall_ms())
+            found.flush(self.clock.wall_ms())  # Recovery cuts at gaps after its recovery point.
+            self.logs.checkpoint_recovery_points()
         self.report_warnings()
         partition = Partition(
             entry.name, index, found, limits_of(config), self.node_id, self, storage_of(config)
@@ -317,26 +319,25 @@ class ReplicaManager(PartitionEvents):
             return
         _configure(entry.partitions, config, self.clock.monotonic_ms())
 
-    def remove_topic(self, name: str, topic_id: bytes, partition_count: int = 0) -> None:
-        """Forgets a topic; its files are removed later. Raises StorageError for those that cannot be.
+    def removing(self, name: str, topic_id: bytes, partition_count: int = 0) -> Iterator[None]:
+        """Forgets a topic, with a pause at each log; the files are removed later. Raises StorageError.
 
-        Also what a deletion left behind that a stop interrupted: logs of a topic that nobody knows any more.
-        Logs of another topic, which had this name before, stay. ``partition_count`` of the topic, where it is
-        known, spares a look at all logs for those.
+        Also logs that an interrupted deletion left behind: ``partition_count`` spares a look at all logs.
+        Logs of another topic, which had the name before, stay.
         """
         entry = self.topics.by_name.get(name.encode())
-        if entry is None:
-            keys = [TopicPartition(name, index) for index in range(partition_count)]
-            if not keys:
-                keys = [key for key in self.logs.logs if key.topic == name]
-        else:
-            keys = [TopicPartition(name, index) for index in range(len(entry.partitions))]
+        count = partition_count if entry is None else len(entry.partitions)
+        keys = [TopicPartition(name, number) for number in range(count)]
+        keys = keys or [key for key in self.logs.logs if key.topic == name]
+        if entry is not None:
             self.topics.remove(entry)
-            for partition in entry.partitions:
-                if partition is not None:
-                    self._delete(partition)
-        failure: StorageError | None = None
+            for partition in filter(None, entry.partitions):
+                yield
+                self._delete(partition)
+                entry.let_go(partition)
+        failure = None
         for key in keys:
+            yield
             found = self.logs.get(key)
             if found is not None and ZERO_ID not in (topic_id, found.topic_id) and found.topic_id != topic_id:
                 log.warning("%s stays: it is of another topic of this name", found.directory)

@@ -517,8 +517,11 @@ class Partition(Readable):
         """Starts where the leader's log does, which is told of that once it is written down."""
         if offset > self.log.start_offset:
             self.advance_start(offset)
-            self._start_unsaved = True
-            self.events.start_moved(self)
+            self._save_start()
+
+    def _save_start(self) -> None:
+        self._start_unsaved = True
+        self.events.start_moved(self)
 
     def truncate_to(self, offset: i64, now_ms: i64, reason: str = DIVERGED) -> None:
         """Cuts what the leader does not have, for ``reason``. Raises StorageError."""
@@ -546,6 +549,8 @@ class Partition(Readable):
         self.note_move()
         self.tell_news()
         self._want_flush()
+        # The leader's log may start within a batch, which then names the file: the start is written down.
+        self._save_start()
 
     def _report_cut(self, start: i64, end: i64, size: i64, reason: str) -> None:
         """Reports what a cut took of a log that reached from ``start`` to ``end``, with ``size`` bytes."""
@@ -570,7 +575,12 @@ class Partition(Readable):
 
     def start_saved(self, offset: i64) -> None:
         """A start of the log at ``offset`` holds after a crash."""
-        if self._start_unsaved and offset >= self.log.start_offset:
+        if not self._start_unsaved:
+            return
+        if offset < self.log.start_offset:
+            # Retention has moved it on meanwhile.
+            self.events.start_moved(self)
+        else:
             self._start_unsaved = False
             if self.on_flushed is not None:
                 self.on_flushed()

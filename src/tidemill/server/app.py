@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any
 
 from tidemill.broker.broker import Broker
+from tidemill.broker.carrying_out import Turn
 from tidemill.broker.cleaner_worker import CleanerProcess
 from tidemill.broker.compaction import Compaction
 from tidemill.broker.context import Listener
@@ -26,9 +27,10 @@ from tidemill.broker.dispatch import Dispatch
 from tidemill.broker.down_conversion import DownConversion
 from tidemill.broker.fetch import FetchPath
 from tidemill.broker.fetch_sessions import FetchSessions
+from tidemill.broker.large_fetches import LargeFetches
 from tidemill.broker.links import inter_broker_listener
 from tidemill.broker.log_configs import changed_defaults, depends_on, log_config
-from tidemill.broker.metadata import ClusterImage, Delta, MetadataCache, effective_config, warn_overridden
+from tidemill.broker.metadata import Delta, MetadataCache, effective_config, warn_overridden
 from tidemill.broker.offsets_topic import ClusterOffsetsTopic, PartitionOffsetsLog
 from tidemill.broker.produce import ProducePath
 from tidemill.broker.requests import Requests
@@ -234,6 +236,8 @@ class BrokerServer:
         self.down_conversion = DownConversion(self.loop, self.conversions)
         self.fetches.down = self.down_conversion
         self.dispatch = Dispatch(broker, self.loop, self._readers, self.memory)
+        self.fetches.large = LargeFetches(self.fetches, self.loop, self.dispatch.lane, self.dispatch.tasks)
+        self.sessions.end_in_slices = self.fetches.large.end
         self.requests = Requests(self.produces, self.fetches, self.dispatch)
         self.acceptor = Acceptor(
             self.loop,
@@ -297,20 +301,25 @@ class BrokerServer:
                 "replica.alter.log.dirs.io.max.bytes.per.second"
             )
             self.compaction.reconfigured()
-            self._reconfigure_topics(before, delta.image)
+            await self._reconfigure_topics(before)
         if delta.deleted:
             broker.groups.topics_deleted([image.name for image in delta.deleted])
         for _, image in delta.reconfigured:
             broker.partitions.reconfigure(image.name, log_config(broker.config, image.name, image.config))
 
-    def _reconfigure_topics(self, before: BrokerConfig, cluster: ClusterImage) -> None:
-        """Puts other settings of the broker into effect for the topics here which have none of their own."""
+    async def _reconfigure_topics(self, before: BrokerConfig) -> None:
+        """Puts other settings of the broker into effect for the topics here which have none of their own.
+
+        It goes in slices; each topic gets the settings that are valid when its turn comes.
+        """
         broker = self.broker
         changed = changed_defaults(before, broker.config)
         if not changed:
             return
+        turn = Turn(broker.clock)
         for entry in list(broker.partitions.topics.by_name.values()):
-            image = cluster.topics.get(entry.name)
+            await turn.next()
+            image = broker.metadata.image.topics.get(entry.name)
             if image is not None and depends_on(changed, image.config):
                 broker.partitions.reconfigure(image.name, log_config(broker.config, image.name, image.config))
 

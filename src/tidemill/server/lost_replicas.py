@@ -19,7 +19,8 @@ NAMED_MAX = 5
 def report_lost_replicas(image: ClusterImage, node_id: int, logs: LogManager) -> LostReplicas:
     """The losses of broker ``node_id``; ``logs`` are loaded, ``image`` is the cluster before it registers.
 
-    A log in a directory whose last stop may have cost unsynced records counts as ``unsynced``. A replica
+    A log in a directory whose last stop may have cost unsynced records counts as ``unsynced``, and so does a
+    log that has lost records in a way in which a killed process leaves none: pages were dropped. A replica
     whose log is in no directory counts as ``missing``, unless it may be in a directory that failed. A replica
     without others stays offline where a directory is new, for its disk may only not be mounted.
     """
@@ -43,6 +44,7 @@ def report_lost_replicas(image: ClusterImage, node_id: int, logs: LogManager) ->
     if all(directory.may_have_lost or directory.is_blank for directory in logs.working):
         return LostReplicas(True, _by_topic(missing))
     unsynced = [key for one in logs.working if one.may_have_lost for key in one.logs]
+    unsynced += sorted(logs.damaged.difference(unsynced))
     return LostReplicas(_by_topic(unsynced), _by_topic(missing))
 
 

@@ -15,7 +15,9 @@ from typing import Any
 from tidemill.broker.context import Listener, Peer
 from tidemill.broker.fetch import FetchPath
 from tidemill.broker.fetch_sessions import FetchSessions
+from tidemill.broker.large_fetches import LargeFetches
 from tidemill.broker.produce import ProducePath
+from tidemill.broker.request_slices import Lane
 from tidemill.broker.requests import Requests
 from tidemill.broker.slow_lane import SlowLane
 from tidemill.log.config import LogConfig
@@ -85,6 +87,15 @@ class HeldExecutor(Executor):
                 future.set_exception(problem)
 
 
+class AtOnceExecutor(HeldExecutor):
+    """Runs jobs when they are asked for: what follows does not depend on how fast a thread is."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **others: Any) -> Future[Any]:  # type: ignore[override]
+        future = super().submit(call, *arguments, **others)
+        self.run()
+        return future
+
+
 class NoOthers:
     """All other APIs; here they are none."""
 
@@ -105,7 +116,13 @@ class NoOthers:
 class Bench:
     """Two topics, ``t`` with 3 partitions and ``u`` with 1, and what serves them."""
 
-    def __init__(self, directory: Path, syncers: Executor | None = None, sessions_max: int = 10) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        syncers: Executor | None = None,
+        sessions_max: int = 10,
+        in_slices: bool = False,
+    ) -> None:
         self.directory = directory
         self.loop = asyncio.new_event_loop()
         self.clock = SetClock()
@@ -124,6 +141,12 @@ class Bench:
         self.manager.write_back.listeners.append(self.produces.set_congested)
         self.sessions = FetchSessions(self.clock, sessions_max)
         self.fetches = FetchPath(topics, self.loop, self.deadlines, self.sessions, FETCH_BYTES_MAX)
+        self.tasks: set[asyncio.Task[None]] = set()
+        if in_slices:
+            # Every fetch is handled as if it had many partitions.
+            self.fetches.large = LargeFetches(self.fetches, self.loop, Lane(self.memory), self.tasks)
+            self.sessions.end_in_slices = self.fetches.large.end
+            self.fetches.large_bytes = -1
         self.others = NoOthers()
         self.requests = Requests(self.produces, self.fetches, self.others)
         self.clients: list[Client] = []
@@ -164,6 +187,7 @@ class Bench:
         for client in self.clients:
             client.close()
         self.turn(0.02)
+        self.until(lambda: not self.tasks)
         self.loop.run_until_complete(self.slow_lane.stop())
         self.deadlines.close()
         self.loop.run_until_complete(self.manager.stop())

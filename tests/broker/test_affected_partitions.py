@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidemill.broker.carrying_out import LOGS_A_TURN
 from tidemill.broker.log_configs import changed_defaults, depends_on
 from tidemill.controller import elections
 from tidemill.controller.elections import plan_broker_change
@@ -17,6 +19,8 @@ from tidemill.controller.shutdown import plan_shutdown
 from tidemill.coordination.image import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.coordination.topic_index import TopicIndex
+from tidemill.log.config import LogConfig
+from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.server.app import BrokerServer
 from tidemill.server.cluster import Cluster
@@ -129,15 +133,20 @@ def test_a_leader_hears_of_a_dead_follower_where_it_has_it_as_one() -> None:
 def reconfigured(before: dict[str, Any], after: dict[str, Any], *topics: TopicImage) -> list[str]:
     """The topics that get other settings where those of the broker change."""
     found: list[str] = []
-    entries = {one.name.encode(): SimpleNamespace(name=one.name) for one in topics}
-    partitions = SimpleNamespace(
-        topics=SimpleNamespace(by_name=entries), reconfigure=lambda name, config: found.append(name)
-    )
-    this: Any = SimpleNamespace(
-        broker=SimpleNamespace(partitions=partitions, config=BrokerConfig.of(**after))
-    )
-    BrokerServer._reconfigure_topics(this, BrokerConfig.of(**before), image_of(*topics))
+    this = server(BrokerConfig.of(**after), topics, lambda name, config: found.append(name))
+    asyncio.run(BrokerServer._reconfigure_topics(this, BrokerConfig.of(**before)))
     return found
+
+
+def server(
+    config: BrokerConfig, topics: Sequence[TopicImage], reconfigure: Callable[[str, LogConfig], None]
+) -> Any:
+    """What of a server puts settings into effect."""
+    entries = {one.name.encode(): SimpleNamespace(name=one.name) for one in topics}
+    partitions = SimpleNamespace(topics=SimpleNamespace(by_name=entries), reconfigure=reconfigure)
+    metadata = SimpleNamespace(image=image_of(*topics))
+    broker = SimpleNamespace(partitions=partitions, config=config, metadata=metadata, clock=SystemClock())
+    return SimpleNamespace(broker=broker)
 
 
 def test_settings_of_all_brokers_touch_the_topics_that_depend_on_them() -> None:
@@ -150,6 +159,32 @@ def test_settings_of_all_brokers_touch_the_topics_that_depend_on_them() -> None:
     assert reconfigured({}, {"fetch_max_bytes": 2000}, *topics) == []
     assert reconfigured({}, {"log_retention_ms": 1000}, *topics) == ["plain", "unreadable", "another"]
     assert reconfigured({"log_retention_ms": 1000}, {}, *topics) == ["plain", "unreadable", "another"]
+
+
+def test_settings_of_all_brokers_reach_some_topics_at_a_time_with_the_loop_in_between() -> None:
+    names = [f"t{number}" for number in range(1000)]
+    reached: list[tuple[str, int]] = []
+
+    async def change() -> None:
+        this = server(
+            BrokerConfig.of(log_retention_ms=1000),
+            [topic(name, [1]) for name in names],
+            lambda name, config: reached.append((name, config.retention_ms)),
+        )
+        work = asyncio.create_task(BrokerServer._reconfigure_topics(this, BrokerConfig.of()))
+        last = 0
+        while not work.done():
+            assert len(reached) - last <= LOGS_A_TURN
+            last = len(reached)
+            if last >= 100:
+                # A topic gets a setting of its own while the others are worked on.
+                this.broker.metadata.image = image_of(
+                    *(topic(name, [1], **{"retention_ms": "5"} if name == "t900" else {}) for name in names)
+                )
+            await asyncio.sleep(0)
+
+    asyncio.run(change())
+    assert reached == [(name, 1000) for name in names if name != "t900"]
 
 
 def test_a_limit_that_is_no_setting_of_topics_concerns_all_of_them() -> None:

@@ -571,3 +571,19 @@ def test_a_cleaned_segment_that_is_not_what_was_written_is_not_put_in_its_place(
     stage.compaction._again_ms.clear()  # the time is over
     assert stage.clean()
     assert offsets(log) == [37, 38, 39]
+
+
+def test_a_log_that_ends_before_its_clean_end_is_dirty_where_it_grows_again(tmp_path: Path) -> None:
+    """As after a crash that has cost it records which had been compacted."""
+    first = Stage(tmp_path)
+    log = first.log(count=20)
+    assert first.clean()
+    assert log.clean_end == log.end_offset == 20
+    log.truncate_to(10, NOW)
+    first.close()
+    again = Stage(tmp_path)
+    (one,) = again.logs.logs.values()
+    (directory,) = again.logs.directories
+    assert one.clean_end == one.end_offset < 20
+    assert directory.cleaner_offsets.load() == {one.topic_partition: one.end_offset}
+    again.close()

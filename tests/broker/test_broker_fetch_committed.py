@@ -20,9 +20,9 @@ LONG_MS = 60_000
 VERSIONS = (4, 7, 13, 17)
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with bench_in(tmp_path) as one:
+@pytest.fixture(params=[False, True], ids=["at-once", "in-slices"])
+def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    with bench_in(tmp_path, in_slices=request.param) as one:
         one.fetches.aborted = AbortedTransactions(one.logs.files)
         yield one
 

@@ -31,10 +31,10 @@ VERSIONS = range(4, 19)
 LONG_MS = 60_000
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+@pytest.fixture(params=[False, True], ids=["at-once", "in-slices"])
+def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
     """Two topics and what serves them."""
-    with bench_in(tmp_path) as one:
+    with bench_in(tmp_path, in_slices=request.param) as one:
         yield one
 
 
@@ -367,7 +367,7 @@ def test_the_deletion_of_a_topic_wakes_who_waits(bench: Bench, version: int) -> 
     reader = bench.client()
     reader.fetch(version, {("t", 0): 0, ("u", 0): 0}, max_wait_ms=LONG_MS)
     waits(bench)
-    bench.manager.remove_topic("t", IDS["t"])
+    list(bench.manager.removing("t", IDS["t"]))
     found = parts_of(reader.fetched(version))
     gone = (
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -501,6 +501,6 @@ def test_a_topic_id_is_what_counts(bench: Bench) -> None:
     response = client.fetched(17)
     assert [topic.topic_id for topic in response.responses] == [IDS["t"]]
     assert [topic_name(topic) for topic in response.responses] == ["t"]
-    bench.manager.remove_topic("t", IDS["t"])
+    list(bench.manager.removing("t", IDS["t"]))
     client.fetch(17, {("t", 0): 0})
     assert parts_of(client.fetched(17))["t", 0].error_code == ErrorCode.UNKNOWN_TOPIC_ID

@@ -18,10 +18,10 @@ LONG_MS = 60_000
 ALL: dict[Any, Any] = {("t", 0): 0, ("t", 1): 0, ("u", 0): 0}
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+@pytest.fixture(params=[False, True], ids=["at-once", "in-slices"])
+def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
     """Two topics and what serves them."""
-    with bench_in(tmp_path) as one:
+    with bench_in(tmp_path, in_slices=request.param) as one:
         yield one
 
 
@@ -134,7 +134,7 @@ def test_a_topic_that_is_deleted_is_told_and_one_made_anew_is_found_by_its_name(
 ) -> None:
     client = bench.client()
     session = begin(client, version, {("t", 0): 0})
-    bench.manager.remove_topic("t", IDS["t"])
+    list(bench.manager.removing("t", IDS["t"]))
     client.fetch(version, {}, session_id=session, session_epoch=1)
     code = parts_of(client.fetched(version))["t", 0].error_code
     assert code == (ErrorCode.UNKNOWN_TOPIC_ID if version >= 13 else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

@@ -366,7 +366,7 @@ def test_what_a_deleted_topic_waits_for_is_answered(tmp_path: Path) -> None:
         client = bench.client()
         client.produce(9, {("t", 0): batch(b"a"), ("u", 0): batch(b"b")})
         assert client.is_silent()
-        bench.manager.remove_topic("t", IDS["t"])
+        list(bench.manager.removing("t", IDS["t"]))
         assert [(part.error_code, part.base_offset) for part in client.produced(9)] == [
             (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1),
             (0, 0),

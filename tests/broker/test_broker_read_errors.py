@@ -43,9 +43,9 @@ class BrokenFile(File):
         return 1 << 20
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    with bench_in(tmp_path) as one:
+@pytest.fixture(params=[False, True], ids=["at-once", "in-slices"])
+def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    with bench_in(tmp_path, in_slices=request.param) as one:
         yield one
 
 

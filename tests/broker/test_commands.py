@@ -333,7 +333,7 @@ def test_a_topic_made_anew_while_a_broker_was_away_begins_there_and_the_old_one_
         assert aside.endswith("-stray")
         assert "t-0" in names
         # What is said of the first topic does not reach the files of either.
-        broker.partitions.remove_topic("t", FIRST)
+        list(broker.partitions.removing("t", FIRST))
 
     commanded(story)
     (record,) = [one for one in caplog.records if one.levelname == "ERROR"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import time
 from collections.abc import Iterator
@@ -115,6 +116,23 @@ def test_a_follower_whose_fetch_comes_just_after_the_deletion_is_told_at_once(tm
         bench.partition("t", 0).advance_start(4)
         follower.round()
         assert follower.partitions[0].log.start_offset == 4
+
+
+def test_a_deletion_that_the_leader_cannot_write_down_is_not_acknowledged(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be undone by a crash of the leader, which leads again."""
+
+    def fail(path: str, data: bytes) -> None:
+        raise OSError(errno.EIO, "Input/output error", path)
+
+    follow(stage)
+    (directory,) = stage.bench.logs.directories
+    monkeypatch.setattr(directory.start_offsets, "files", SimpleNamespace(replace=fail))
+    error, _ = answered(stage.bench, delete(stage.bench, 4))
+    assert error == ErrorCode.KAFKA_STORAGE_ERROR
+    monkeypatch.undo()
+    assert answered(stage.bench, delete(stage.bench, 4)) == (0, 4)
 
 
 def test_a_replica_that_does_not_answer_in_time_is_told_of(stage: Stage) -> None:

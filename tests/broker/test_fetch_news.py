@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
-from paths_bench import IDS, NODE, Bench, Client, batch, bench_in, parts_of, topic_name
+from paths_bench import IDS, NODE, AtOnceExecutor, Bench, Client, batch, bench_in, parts_of, topic_name
 
 from tidemill.broker.fetch import FetchRequest
 from tidemill.broker.fetch_sessions import EVICT_AFTER_MS
@@ -48,7 +48,7 @@ class Side:
     """A broker, and those who read from it."""
 
     def __init__(self, directory: Path, looks_at_all: bool) -> None:
-        self.bench = Bench(directory, sessions_max=3)
+        self.bench = Bench(directory, AtOnceExecutor(), sessions_max=3)
         self.bench.fetches.aborted = AbortedTransactions(self.bench.logs.files)
         self.throttle = LeaderThrottle(NODE, RateLimit(sample_s=1e6))
         self.throttle.set_topic("t", ["*"])
@@ -374,7 +374,7 @@ class History(RuleBasedStateMachine):
     @rule(topic=st.sampled_from(["t", "u"]))
     def make_anew(self, topic: str) -> None:
         def do(side: Side) -> None:
-            side.bench.manager.remove_topic(topic, IDS[topic])
+            list(side.bench.manager.removing(topic, IDS[topic]))
             side.sequences = {key: at for key, at in side.sequences.items() if key[0] != topic}
             side.bench.put(topic, 3 if topic == "t" else 1)
             side.lead(topic)

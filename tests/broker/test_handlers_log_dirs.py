@@ -11,7 +11,13 @@ from tidemill.broker.handlers.describe_log_dirs import handle
 from tidemill.broker.request_slices import Turns
 from tidemill.log.directories import DataDirectory
 from tidemill.model.errors import ErrorCode
+from tidemill.testing.files import FaultyFiles
 from tidemill.wire.messages.describe_log_dirs import DescribeLogDirsRequest
+
+
+def data_directory(path: str) -> DataDirectory:
+    """A directory without logs, of which no file is used."""
+    return DataDirectory(FaultyFiles(), path, {})
 
 
 def described(broker: Any) -> list[Any]:
@@ -30,7 +36,7 @@ def test_a_partition_whose_log_cannot_be_had_is_in_no_directory() -> None:
         log = SimpleNamespace(size_bytes=10, end_offset=5)
         return SimpleNamespace(topic="t", index=index, log=log, high_watermark=5, failed=failed)
 
-    there = DataDirectory("/there")
+    there = data_directory("/there")
     broker: Any = SimpleNamespace(
         files=GoneFiles(),
         partitions=SimpleNamespace(all=lambda: [partition(0, ""), partition(1, "no room to make it")]),
@@ -54,9 +60,9 @@ class GoneFiles:
 
 
 def test_a_directory_whose_disk_is_gone_costs_the_others_nothing() -> None:
-    failed = DataDirectory("/failed")
+    failed = data_directory("/failed")
     failed.failure = "the disk broke"
-    directories = [DataDirectory("/gone"), failed, DataDirectory("/there")]
+    directories = [data_directory("/gone"), failed, data_directory("/there")]
     broker: Any = SimpleNamespace(
         files=GoneFiles(),
         partitions=SimpleNamespace(all=list),

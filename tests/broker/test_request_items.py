@@ -6,44 +6,62 @@ import struct
 
 import pytest
 
-from tidemill.broker.fetch_codec import decode_forgotten, decode_topic
+from tidemill.broker.fetch_codec import FetchDecoder, FetchFields
 from tidemill.broker.produce_codec import ProduceFields, ProduceTopic, decode_parts
 from tidemill.model.errors import ProtocolError
+from tidemill.wire.fast import ITEMS_MAX
 
 VERSION = 11
 """Without flexible fields: counts are int32."""
 NAME = struct.pack(">h", 1) + b"t"
+HEAD = struct.pack(">iiiibii", -1, 0, 0, 1 << 20, 0, 0, -1)
 FETCHED = struct.pack(">iiqqi", 0, -1, 0, -1, 1 << 20)
 NO_RECORDS = struct.pack(">ii", 0, -1)
 
 
-def test_what_several_topics_of_a_fetch_name_counts_together() -> None:
+def decoder_of(topics: bytes, items_max: int) -> FetchDecoder:
+    """Reads a fetch of which ``items_max`` items are left, those being counted that were begun."""
+    data = HEAD + topics + struct.pack(">h", 0)
+    decoder = FetchDecoder(FetchFields(VERSION, 1), data, 0, len(data))
+    decoder.items_left += items_max - ITEMS_MAX
+    return decoder
+
+
+def run(decoder: FetchDecoder, at_once: int) -> None:
+    """Reads all, ``at_once`` items at a time."""
+    while not decoder.run(at_once):
+        pass
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 100])
+def test_what_several_topics_of_a_fetch_name_counts_together(at_once: int) -> None:
     two = NAME + struct.pack(">i", 2) + 2 * FETCHED
-    parts: list = []
-    for _ in range(2):
-        assert decode_topic(parts, two, 0, len(two), VERSION, 5) == len(two)
-    assert len(parts) == 4
+    topics = struct.pack(">i", 2) + 2 * two + struct.pack(">i", 0)
+    decoder = decoder_of(topics, 6)
+    run(decoder, at_once)
+    assert [int(part.index) for part in decoder.request.parts] == [0, 0, 0, 0]
+    decoder = decoder_of(topics, 5)
     with pytest.raises(ProtocolError, match="2 more topics or partitions"):
-        decode_topic(parts, two, 0, len(two), VERSION, 5)
-    one = NAME + struct.pack(">i", 1) + FETCHED
-    assert decode_topic(parts, one, 0, len(one), VERSION, 5) == len(one)
-    with pytest.raises(ProtocolError, match="1 more topics or partitions"):
-        decode_topic(parts, one, 0, len(one), VERSION, 5)
-    assert len(parts) == 5
+        run(decoder, at_once)
+    assert len(decoder.request.parts) == 2
 
 
-def test_what_several_topics_of_a_fetch_forget_counts_together() -> None:
+@pytest.mark.parametrize("at_once", [1, 2, 100])
+def test_what_several_topics_of_a_fetch_forget_counts_together(at_once: int) -> None:
     two = NAME + struct.pack(">i", 2) + struct.pack(">ii", 0, 1)
-    parts: list = []
-    for _ in range(2):
-        assert decode_forgotten(parts, two, 0, len(two), VERSION, 5) == len(two)
-    assert [int(part.index) for part in parts] == [0, 1, 0, 1]
+    topics = struct.pack(">ii", 0, 2) + 2 * two
+    decoder = decoder_of(topics, 6)
+    run(decoder, at_once)
+    assert [int(part.index) for part in decoder.request.forgotten] == [0, 1, 0, 1]
+    decoder = decoder_of(topics, 5)
     with pytest.raises(ProtocolError, match="2 more topics or partitions"):
-        decode_forgotten(parts, two, 0, len(two), VERSION, 5)
-    one = NAME + struct.pack(">ii", 1, 7)
-    assert decode_forgotten(parts, one, 0, len(one), VERSION, 5) == len(one)
-    with pytest.raises(ProtocolError, match="1 more topics or partitions"):
-        decode_forgotten(parts, one, 0, len(one), VERSION, 5)
+        run(decoder, at_once)
+
+
+def test_a_fetch_that_names_more_topics_than_are_allowed_is_refused_before_they_are_read() -> None:
+    data = HEAD + struct.pack(">i", ITEMS_MAX + 1) + bytes(ITEMS_MAX + 1)
+    with pytest.raises(ProtocolError, match="more topics or partitions"):
+        FetchDecoder(FetchFields(VERSION, 1), data, 0, len(data))
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tidemill.broker.request_slices import AT_ONCE_MAX, SLICE_S, Lane, Turns, in_slices, slices_of
+from tidemill.broker.request_slices import SLICE_S, Lane, Turns, in_slices
+from tidemill.model.slices import AT_ONCE_MAX, slices_by_weight, slices_of
 from tidemill.net.memory import Holder, Memory
 from tidemill.wire.messages.find_coordinator import Coordinator, FindCoordinatorResponse
 from tidemill.wire.messages.list_offsets import (
@@ -280,3 +281,87 @@ def test_lists_that_others_use_stay_when_a_message_is_let_go() -> None:
     partition = MetadataResponsePartition(replica_nodes=replicas)
     steps(let_go_in_slices(MetadataResponse(topics=[MetadataResponseTopic(partitions=[partition])])))
     assert (replicas, partition.replica_nodes) == ([1, 2, 3], [1, 2, 3])
+
+
+def test_a_request_that_need_not_wait_for_others_lets_the_loop_do_its_work_all_the_same() -> None:
+    async def scenario() -> None:
+        done, others = asyncio.Event(), [0]
+        beside = asyncio.create_task(counted(others, done))
+        turns = Turns(Lane())
+
+        async def at_once() -> int:
+            return 1
+
+        for _ in range(1000):
+            assert await turns.rest(at_once()) == 1
+            await turns.step()
+        done.set()
+        await beside
+        turns.end()
+        assert others[0] >= 50
+
+    run(scenario())
+
+
+def test_python_looks_for_cycles_again_once_large_requests_are_answered_not_while_they_wait() -> None:
+    async def scenario() -> None:
+        lane, stored = Lane(), asyncio.Event()
+        waiting, working = Turns(lane), Turns(lane)
+        for turns in (waiting, working):
+            await turns.finish(iter_to(100))
+            turns._leave()
+        resting = asyncio.create_task(waiting.rest(stored.wait()))
+        await asyncio.sleep(0)
+        working.end()
+        assert not gc.isenabled()
+        stored.set()
+        await resting
+        assert not gc.isenabled()
+        waiting.end()
+        assert gc.isenabled()
+
+    run(scenario())
+
+
+def test_python_looks_for_cycles_again_where_a_large_request_waits_for_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tidemill.broker.request_slices.COLLECTS_AGAIN_S", 0.0)
+
+    async def scenario() -> None:
+        turns = Turns(Lane())
+        await turns.finish(iter_to(100))
+        await turns.rest(asyncio.sleep(0.01))
+        assert gc.isenabled()
+        turns.end()
+        assert gc.isenabled()
+
+    run(scenario())
+
+
+def test_names_are_brought_into_order_and_let_go_in_slices() -> None:
+    async def scenario() -> None:
+        done, others = asyncio.Event(), [0]
+        beside = asyncio.create_task(counted(others, done))
+        turns = Turns(Lane())
+        names = [f"t{number * 7919 % 20_000}" for number in range(20_000)]
+        asked = await turns.unique(names + names[:100])
+        assert list(asked) == names
+        ordered = [name async for name in turns.over(await turns.in_order(asked))]
+        assert ordered == sorted(names)
+        before = others[0]
+        for items in (asked, set(names), names):
+            await turns.let_go(items)
+            assert not items
+        assert others[0] > before + 2
+        done.set()
+        await beside
+        turns.end()
+
+    run(scenario())
+
+
+def test_items_are_cut_where_they_weigh_too_much_together() -> None:
+    cut = [list(some) for some in slices_by_weight([3, 3, 5, 20, 1, 9, 1], lambda item: item, 10)]
+    assert cut == [[3, 3], [5], [20], [1, 9], [1]]
+    assert list(slices_by_weight([], len, 10)) == []

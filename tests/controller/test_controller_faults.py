@@ -14,6 +14,7 @@ from tidemill.controller.topics import NewTopic
 from tidemill.controller.watching import Watching
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.image import Delta
+from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import (
     CONTROLLER_EPOCH,
     DELETE_TOPICS,
@@ -27,6 +28,7 @@ from tidemill.coordination.nodes import (
 )
 from tidemill.coordination.port import Create, Delete, Operation, Result, SetData, StoreUnavailable, subtree
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import TopicPartition
 
 
 def lose_answer(
@@ -224,6 +226,73 @@ def test_replicas_that_cannot_be_read_stay_so_when_the_store_is_read_again(
         assert await create(setting, "c") is None
         (partition,) = controller.image.topics["a"].partitions
         assert (partition.leader, partition.offline) == (-1, {0})
+
+    in_office(tmp_path, story)
+
+
+def registration(broker: int, **lost: bool) -> BrokerRegistration:
+    return BrokerRegistration(
+        broker, (Endpoint("PLAINTEXT", "PLAINTEXT", "localhost", 9092 + broker),), lost=LostReplicas(**lost)
+    )
+
+
+async def restart(setting: Setting, broker: int, **lost: bool) -> None:
+    """A broker is there from now on, or anew; nobody has looked yet."""
+    path = BrokerNode.path(broker)
+    if await setting.store.exists(path):
+        await setting.store.transact([Delete(path)])
+    await setting.store.transact(
+        [Create(path, BrokerNode.encode(registration(broker, **lost)), ephemeral=True)]
+    )
+
+
+async def led_by_0(setting: Setting, failover: Failover) -> bytes:
+    """Makes a topic on brokers 0 and 1, which are in sync; then 1 loses records, which nobody has heard."""
+    await restart(setting, 1)
+    await failover.brokers_changed()
+    topic = NewTopic("a", -1, -1, assignments={0: [0, 1]})
+    (outcome,) = await setting.controller.create_topics([topic])
+    assert outcome.error is None
+    await restart(setting, 1, unsynced=True)
+    return setting.controller.image.topics["a"].topic_id
+
+
+def test_one_that_was_started_again_with_a_loss_is_not_elected_for_a_leader_whose_disk_fails(
+    tmp_path: Path,
+) -> None:
+    async def story(setting: Setting) -> None:
+        failover = Failover(setting.controller)
+        topic_id = await led_by_0(setting, failover)
+        await failover.replicas_failed(0, [(topic_id, 0)])
+        (partition,) = setting.controller.image.topics["a"].partitions
+        assert (partition.leader, partition.isr, partition.elr) == (-1, [], [0])
+        assert partition.offline == {0}
+
+    in_office(tmp_path, story)
+
+
+def test_a_leader_that_stops_is_not_followed_by_one_that_was_started_again_with_a_loss(
+    tmp_path: Path,
+) -> None:
+    async def story(setting: Setting) -> None:
+        failover = Failover(setting.controller)
+        await led_by_0(setting, failover)
+        remaining = await setting.controller.leading.shut_down(0)
+        (partition,) = setting.controller.image.topics["a"].partitions
+        assert (partition.leader, partition.isr) == (0, [0])
+        assert remaining == [TopicPartition("a", 0)]
+
+    in_office(tmp_path, story)
+
+
+def test_replicas_that_failed_before_a_restart_are_readable_after_it(tmp_path: Path) -> None:
+    async def story(setting: Setting) -> None:
+        failover = Failover(setting.controller)
+        topic_id = await led_by_0(setting, failover)
+        await failover.replicas_failed(1, [(topic_id, 0)])
+        await failover.brokers_changed()
+        (partition,) = setting.controller.image.topics["a"].partitions
+        assert (partition.leader, partition.isr, partition.offline) == (0, [0], frozenset())
 
     in_office(tmp_path, story)
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import gc
+import weakref
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from controller_office import Setting, in_office
 
-from tidemill.controller.topics import NewTopic
+from tidemill.controller.command_parts import PARTITIONS_A_PART
+from tidemill.controller.topics import PARTITIONS_PER_REQUEST_MAX, NewTopic
+from tidemill.coordination.image import Delta
 from tidemill.coordination.loading import load_image
 from tidemill.coordination.nodes import (
     CONTROLLER_EPOCH,
@@ -21,6 +27,9 @@ from tidemill.coordination.nodes import (
 )
 from tidemill.coordination.port import Create, Delete, Operation, Result, SetData, StoreUnavailable
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import TopicPartition
+
+Result_ = TypeVar("Result_")
 
 
 async def create(setting: Setting, names: str) -> list[KafkaError | None]:
@@ -42,11 +51,11 @@ def test_many_topics_are_written_and_removed_in_few_transactions(
         names = [f"t{number}" for number in range(300)]
         made = await setting.controller.create_topics([NewTopic(name, 1, 1) for name in names])
         assert [outcome.error for outcome in made] == [None] * 300
-        assert sizes == [1001, 501], "each with a check of the controller's epoch"
+        assert sizes == [501, 501, 501], "each with a check of the controller's epoch"
         sizes.clear()
         gone = await setting.controller.delete_topics(names)
         assert [outcome.error for outcome in gone] == [None] * 300
-        assert len(sizes) == 3
+        assert len(sizes) == 2 * 3, "marks and removals"
         assert await setting.store.children(TOPICS) == []
 
     in_office(tmp_path, story)
@@ -120,3 +129,95 @@ def test_topics_of_a_controller_that_was_replaced_are_all_refused(tmp_path: Path
         assert await setting.store.children(TOPICS) == []
 
     in_office(tmp_path, story)
+
+
+async def passes_beside(work: Awaitable[Result_]) -> tuple[int, Result_]:
+    """How often the loop came to others while it did ``work``, and what that returned."""
+    doing = asyncio.ensure_future(work)
+    passes = 0
+    while not doing.done():
+        passes += 1
+        await asyncio.sleep(0)
+    return passes, await doing
+
+
+def test_others_have_the_loop_between_the_parts_of_a_large_command(tmp_path: Path) -> None:
+    async def story(setting: Setting) -> None:
+        controller = setting.controller
+        topics = [NewTopic(f"t{number}", 1, 1) for number in range(10 * PARTITIONS_A_PART)]
+        asked = [controller.create_topics(topics, validate_only=True), controller.create_topics(topics)]
+        for work in asked:
+            passes, outcomes = await passes_beside(work)
+            assert [outcome.error for outcome in outcomes] == [None] * len(topics)
+            assert passes >= 10
+        assert [len(delta.created) for delta in setting.deltas] == [PARTITIONS_A_PART] * 10
+        keys = [TopicPartition(topic.name, 0) for topic in topics]
+        for wanted in (keys, None):
+            passes, results = await passes_beside(controller.leading.elect(wanted))
+            assert len(results) == (0 if wanted is None else len(keys))
+            assert passes >= 10
+        passes, errors = await passes_beside(controller.moves.alter(dict.fromkeys(keys)))
+        assert {error.code for error in errors.values()} == {ErrorCode.NO_REASSIGNMENT_IN_PROGRESS}
+        assert len(errors) == len(keys)
+        assert passes >= 10
+        passes, outcomes = await passes_beside(controller.delete_topics([topic.name for topic in topics]))
+        assert [outcome.error for outcome in outcomes] == [None] * len(topics)
+        assert passes >= 10
+
+    in_office(tmp_path, story)
+
+
+@pytest.mark.parametrize("validate_only", [True, False])
+def test_topics_of_one_command_collide_and_count_together_over_its_parts(
+    tmp_path: Path, validate_only: bool
+) -> None:
+    async def story(setting: Setting) -> None:
+        first = [NewTopic("a.b", 1, 1), *(NewTopic(f"t{number}", 200, 1) for number in range(5))]
+        last = [NewTopic("a_b", 1, 1), NewTopic("large", PARTITIONS_PER_REQUEST_MAX - 1000, 1)]
+        outcomes = await setting.controller.create_topics(first + last, validate_only=validate_only)
+        codes = [outcome.error and outcome.error.code for outcome in outcomes]
+        assert codes == [None] * 6 + [ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.POLICY_VIOLATION]
+
+    in_office(tmp_path, story)
+
+
+def test_what_was_done_before_the_controller_was_replaced_is_told(tmp_path: Path) -> None:
+    async def story(setting: Setting) -> None:
+        controller, publish = setting.controller, setting.publish
+        names = [f"t{number}" for number in range(3 * PARTITIONS_A_PART)]
+
+        async def replaced(delta: Delta) -> None:
+            await publish(delta)
+            if len(setting.deltas) == 2:
+                controller.resign()
+
+        controller._announce = replaced
+        outcomes = await controller.create_topics([NewTopic(name, 1, 1) for name in names])
+        assert [outcome.name for outcome in outcomes] == names
+        made = 2 * PARTITIONS_A_PART
+        assert [outcome.error for outcome in outcomes[:made]] == [None] * made
+        codes = {outcome.error and outcome.error.code for outcome in outcomes[made:]}
+        assert codes == {ErrorCode.NOT_CONTROLLER}
+        with pytest.raises(KafkaError, match="not the controller"):
+            await controller.delete_topics(names)
+
+    in_office(tmp_path, story)
+
+
+def test_errors_of_many_topics_are_freed_without_the_collector(tmp_path: Path) -> None:
+    async def story(setting: Setting) -> None:
+        controller = setting.controller
+        made = await controller.create_topics([NewTopic(""), NewTopic("t", 1, 1, {}, {"no.such": "1"})])
+        elected = await controller.leading.elect([TopicPartition("t", 5), TopicPartition("u", 0)])
+        moved = await controller.moves.alter({TopicPartition("t", 5): None})
+        errors = [outcome.error for outcome in made] + [*elected.values(), *moved.values()]
+        watched = [weakref.ref(error) for error in errors if error is not None]
+        assert len(watched) == 5
+        del made, elected, moved, errors
+        assert [one() for one in watched] == [None] * 5
+
+    gc.disable()
+    try:
+        in_office(tmp_path, story)
+    finally:
+        gc.enable()

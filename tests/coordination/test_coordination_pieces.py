@@ -30,10 +30,10 @@ def test_pieces_are_the_same_operations_in_order(operations: list[Operation]) ->
 
 def test_pieces_are_as_large_as_they_may_be() -> None:
     states: list[Operation] = [
-        Create(f"/brokers/topics/t/partitions/{n}/state", b"x" * 80) for n in range(3800)
+        Create(f"/brokers/topics/t/partitions/{n}/state", b"x" * 80) for n in range(3 * OPERATIONS_MAX + 300)
     ]
     sizes = [len(piece) for piece in in_pieces(states)]
-    assert sizes == [OPERATIONS_MAX, OPERATIONS_MAX, OPERATIONS_MAX, 800]
+    assert sizes == [OPERATIONS_MAX, OPERATIONS_MAX, OPERATIONS_MAX, 300]
     assert list(in_pieces([])) == []
     assert BYTES_MAX + OPERATIONS_MAX * 400 < NODE_BYTES_MAX, "room for a long root above every path"
 
@@ -47,5 +47,5 @@ def test_groups_are_the_same_changes_in_order(changes: list[list[Operation]]) ->
 
 
 def test_groups_are_as_large_as_they_may_be() -> None:
-    changes = [[Create(f"/t{n}"), Create(f"/t{n}/partitions")] for n in range(1200)]
+    changes = [[Create(f"/t{n}"), Create(f"/t{n}/partitions")] for n in range(OPERATIONS_MAX + 200)]
     assert [len(group) for group in in_groups(changes)] == [OPERATIONS_MAX // 2, OPERATIONS_MAX // 2, 200]

@@ -269,16 +269,23 @@ def test_thousands_of_calls_are_in_flight_together(
             monkeypatch.setattr(loop, "call_soon_threadsafe", count)
             began = time.monotonic()
             calls = [store.transact([Create(f"/many/{n:05}", b"x" * 100)]) for n in range(2000)]
-            results = await asyncio.gather(*calls)
+            work = asyncio.gather(*calls)
+            passes = 0
+            while not work.done():
+                # The loop is busy, and what is answered meanwhile wakes it once.
+                time.sleep(0.005)  # noqa: ASYNC251 - the loop is to be busy
+                passes += 1
+                await asyncio.sleep(0)
+            results = work.result()
             took_s, wakeups_of_creates = time.monotonic() - began, wakeups
-            print(f"2,000 creates took {took_s:.2f} s and {wakeups} wake-ups of the loop")
+            print(f"2,000 creates took {took_s:.2f} s, {passes} passes of the loop and {wakeups} wake-ups")
             assert [result.path for (result,) in results] == [f"/many/{n:05}" for n in range(2000)]
             nodes = await store.get_many([f"/many/{n:05}" for n in range(2000)])
             ids = [node.creation_id for node in nodes if node is not None]
             assert len(ids) == 2000
             assert ids == sorted(set(ids))
             assert took_s < 20
-            assert wakeups_of_creates < 1000
+            assert wakeups_of_creates <= passes + 1
 
     asyncio.run(story())
 

@@ -562,3 +562,33 @@ def test_offset_delete() -> None:
             assert response.error_code == ErrorCode.GROUP_ID_NOT_FOUND
 
     asyncio.run(story())
+
+
+def test_more_protocols_or_assignments_than_a_group_can_have_are_refused_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story() -> None:
+        async with Play() as play:
+            protocols = [JoinGroupRequestProtocol(name=f"p{n}", metadata=b"") for n in range(1001)]
+            join = JoinGroupRequest(
+                group_id="g" * 500,
+                session_timeout_ms=10_000,
+                rebalance_timeout_ms=10_000,
+                member_id="",
+                protocol_type="consumer",
+                protocols=protocols,
+            )
+            joined = await play.ask(ApiKey.JOIN_GROUP, 5, join)
+            assert joined.error_code == ErrorCode.INVALID_REQUEST
+            given = [SyncGroupRequestAssignment(member_id=f"m{n}", assignment=b"") for n in range(10_001)]
+            sync = SyncGroupRequest(group_id="g", generation_id=1, member_id="m", assignments=given)
+            synced = await play.ask(ApiKey.SYNC_GROUP, 3, sync)
+            assert synced.error_code == ErrorCode.INVALID_REQUEST
+            join.protocols = protocols[:1000]
+            assert (await play.ask(ApiKey.JOIN_GROUP, 5, join)).error_code == ErrorCode.MEMBER_ID_REQUIRED
+
+    asyncio.run(story())
+    first, second = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "1001 protocols: at most 1000" in first
+    assert len(first) < 300
+    assert "10001 assignments: at most 10000" in second

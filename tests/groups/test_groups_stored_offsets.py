@@ -102,7 +102,7 @@ def test_many_offsets_are_stored_in_few_transactions_and_the_last_of_one_partiti
 
         store.transact = counted  # type: ignore[method-assign]
         assert set(await kept.commit("g", offsets)) == {0}
-        assert len(transactions) == 3
+        assert len(transactions) == 5
         assert set(await kept.commit("fresh", twice)) == {0}
         found = await kept.fetch("fresh", [TopicPartition("many", n) for n in (3, 9)])
         assert found == [StoredOffset(77), StoredOffset(9)]

@@ -5,32 +5,39 @@ A name becomes a directory, and a number the length of a list.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 from tidemill.coordination.image import ClusterImage
 from tidemill.model.errors import ProtocolError
 from tidemill.model.topic_names import name_problem
 from tidemill.wire.messages.leader_and_isr import LeaderAndIsrRequest
 from tidemill.wire.messages.update_metadata import UpdateMetadataRequest
 
+TOPICS_A_PAUSE = 200
 PARTITIONS_MAX = 1_000_000
 """Of all topics that a command names replicas of, with those that it leaves out: more than a cluster has."""
 LEFT_OUT_MAX = 10_000
 """Partitions that UpdateMetadata leaves out although it names later ones: a controller tells of all."""
 
 
-def check_replicas(request: LeaderAndIsrRequest) -> None:
-    """Raises ProtocolError for names and numbers that no topic has."""
+def checking_replicas(request: LeaderAndIsrRequest) -> Generator[None, None, None]:
+    """Raises ProtocolError for names and numbers that no topic has; it pauses after some topics each."""
     total = 0
-    for topic in request.topic_states:
+    for number, topic in enumerate(request.topic_states, 1):
+        if number % TOPICS_A_PAUSE == 0:
+            yield
         _check_name(topic.topic_name)
         total += _count(topic.topic_name, [one.partition_index for one in topic.partition_states])
     if total > PARTITIONS_MAX:
         raise ProtocolError(f"LeaderAndIsr names topics of {total} partitions; {PARTITIONS_MAX} are taken")
 
 
-def check_metadata(request: UpdateMetadataRequest, before: ClusterImage) -> None:
-    """Raises ProtocolError for names and numbers that no topic has. ``before``: what is known so far."""
+def checking_metadata(request: UpdateMetadataRequest, before: ClusterImage) -> Generator[None, None, None]:
+    """As :func:`checking_replicas`. ``before``: what is known so far."""
     left_out = 0
-    for topic in request.topic_states:
+    for number, topic in enumerate(request.topic_states, 1):
+        if number % TOPICS_A_PAUSE == 0:
+            yield
         name = topic.topic_name
         _check_name(name)
         count = _count(name, [one.partition_index for one in topic.partition_states])

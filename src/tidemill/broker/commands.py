@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from tidemill.broker.broker import Broker
 from tidemill.broker.carrying_out import CarryingOut, Taking, Turn
-from tidemill.broker.command_checks import check_metadata, check_replicas
+from tidemill.broker.command_checks import checking_metadata, checking_replicas
 from tidemill.broker.log_configs import log_config
 from tidemill.broker.metadata import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
 from tidemill.coordination.encoding import NodeFormatError
@@ -32,6 +32,7 @@ from tidemill.coordination.nodes import (
 from tidemill.coordination.port import StoreError
 from tidemill.model.configs import all_unreadable
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
+from tidemill.model.slices import with_pauses
 from tidemill.model.types import TopicPartition
 from tidemill.replication.partition_state import PartitionState
 from tidemill.wire.messages.leader_and_isr import (
@@ -146,44 +147,46 @@ class Commands(CarryingOut):
         self, request: LeaderAndIsrRequest, connection: int = UNNUMBERED
     ) -> LeaderAndIsrResponse:
         """Leads and follows as told; KAFKA_STORAGE_ERROR for partitions whose log cannot be had."""
-        check_replicas(request)
+        await with_pauses(checking_replicas(request))
         async with self._one_at_a_time:
             refusal = await self._refusal(request, connection)
             if refusal is not None:
                 return LeaderAndIsrResponse(error_code=refusal, partition_errors=[], topics=[])
             if request.type == WHOLE_IMAGE:
                 self._keep_assigned(_assigned_by_request(request, self._broker.node_id))
-            await self._learn_settings([(one.topic_name, one.topic_id) for one in request.topic_states])
             turn = Turn(self._broker.clock)
-            wanted = [self._taking(topic) for topic in request.topic_states]
+            await self._learn_settings(request, turn)
+            wanted = [await self._taking(topic, turn) for topic in request.topic_states]
             node = self._broker.node_id
             # What is led comes first: the followers that hear of it at the same time ask for it at once.
             for is_led in (True, False):
                 for one in wanted:
+                    await turn.next()
                     states = [state for state in one.states if (state.leader == node) == is_led]
                     # A failure is logged there, and its partition has failed.
                     with contextlib.suppress(KafkaError):
                         await self._take(one._replace(states=states), turn)
             if request.type == WHOLE_IMAGE:
                 self._tell_strays()
-            topics = [
-                LeaderAndIsrTopicError(
-                    topic_id=one.topic_id,
-                    partition_errors=[self._result(one.name, state.partition) for state in one.states],
-                )
-                for one in wanted
-            ]
+            topics = []
+            for one in wanted:
+                errors = []
+                for state in one.states:
+                    await turn.next()
+                    errors.append(self._result(one.name, state.partition))
+                topics.append(LeaderAndIsrTopicError(topic_id=one.topic_id, partition_errors=errors))
             return LeaderAndIsrResponse(error_code=0, partition_errors=[], topics=topics)
 
-    def _taking(self, topic: LeaderAndIsrTopicState) -> Taking:
+    async def _taking(self, topic: LeaderAndIsrTopicState, turn: Turn) -> Taking:
         name, topic_id = topic.topic_name, topic.topic_id
         image = TopicImage(name, topic_id, (), self._settings_of((name, topic_id)))
-        fresh = {
-            one.partition_index
-            for one in topic.partition_states
-            if one.is_new or not self._had(name, one.partition_index, topic_id)
-        }
-        states = [_state(one) for one in topic.partition_states]
+        fresh = set()
+        states = []
+        for one in topic.partition_states:
+            await turn.next()
+            if one.is_new or not self._had(name, one.partition_index, topic_id):
+                fresh.add(one.partition_index)
+            states.append(_state(one))
         return Taking(name, topic_id, image.internal, image.config, states, fresh)
 
     def _result(self, topic: str, index: int) -> LeaderAndIsrPartitionError:
@@ -237,12 +240,13 @@ class Commands(CarryingOut):
             if refusal is not None:
                 return UpdateMetadataResponse(error_code=refusal)
             metadata = self._broker.metadata
-            check_metadata(request, metadata.image)
+            turn = Turn(self._broker.clock)
+            await with_pauses(checking_metadata(request, metadata.image))
             if request.type == WHOLE_IMAGE:
                 self._keep_assigned(_assigned_by_request(request, self._broker.node_id))
                 self._stop_leading_for(request)
-            await self._learn_settings([(one.topic_name, one.topic_id) for one in request.topic_states])
-            delta = Delta.between(metadata.image, self._image_after(metadata.image, request))
+            await self._learn_settings(request, turn)
+            delta = Delta.between(metadata.image, await self._image_after(metadata.image, request, turn))
             delta.deleted = tuple(_told_deleted(delta, request))
             self._settings.clear()
             await metadata.publish(delta)
@@ -268,11 +272,14 @@ class Commands(CarryingOut):
                     )
                     partitions.stop_leading(known)
 
-    def _image_after(self, before: ClusterImage, request: UpdateMetadataRequest) -> ClusterImage:
+    async def _image_after(
+        self, before: ClusterImage, request: UpdateMetadataRequest, turn: Turn
+    ) -> ClusterImage:
         brokers = {one.id: _broker_image(one) for one in request.live_brokers}
         gone = set(before.topics) if request.type == WHOLE_IMAGE else set()
         changed = []
         for topic in request.topic_states:
+            await turn.next()
             name = topic.topic_name
             if any(one.leader == DURING_DELETION for one in topic.partition_states):
                 gone.add(name)
@@ -300,11 +307,17 @@ class Commands(CarryingOut):
                     self._broker.partitions.reconfigure(name, log_config(self._broker.config, name, changed))
         await super().take_settings(settings)
 
-    async def _learn_settings(self, keys: Iterable[Key]) -> None:
-        new = [key for key in keys if self._known(key) is None and key not in self._settings]
+    async def _learn_settings(self, request: LeaderAndIsrRequest | UpdateMetadataRequest, turn: Turn) -> None:
+        new = []
+        for topic in request.topic_states:
+            await turn.next()
+            key = (topic.topic_name, topic.topic_id)
+            if self._known(key) is None and key not in self._settings:
+                new.append(key)
         paths = [ConfigNode.path("topics", name) for name, _ in new]
         nodes = await self._broker.store.get_many(paths) if paths else []
         for key, path, node in zip(new, paths, nodes, strict=True):
+            await turn.next()
             try:
                 self._settings[key] = ConfigNode.decode(path, node.data) if node is not None else {}
             except NodeFormatError as problem:

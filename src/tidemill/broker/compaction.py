@@ -16,13 +16,15 @@ from concurrent.futures import Executor
 from typing import NamedTuple, Protocol
 
 from tidemill.broker.cleaner_worker import DIED, CleanerWorker
-from tidemill.log.checkpoints import CheckpointDamaged, CheckpointJob, read_offsets, write_checkpoints
+from tidemill.log.checkpoints import CheckpointDamaged
 from tidemill.log.clean_job import STORAGE, CleanCounts, CleanedGroup, Failure
 from tidemill.log.compaction import Candidate, CleanerSettings, candidate, choose, job_for
+from tidemill.log.directories import DataDirectory
 from tidemill.log.errors import storage_error
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
-from tidemill.log.names import CLEANED, CLEANER_OFFSETS
+from tidemill.log.names import CLEANED
+from tidemill.log.offset_checkpoint import write_checkpoints
 from tidemill.model.configs import BROKER_KEYS, BrokerConfig
 from tidemill.model.configs.keys import Value
 from tidemill.model.errors import CorruptMessage, StorageError
@@ -115,7 +117,6 @@ class Compaction:
         """Of which the failures were: another topic of the name has logs of its own."""
         self._deaths: dict[TopicPartition, int] = {}
         self._again_ms: dict[TopicPartition, int] = {}
-        self._written: dict[str, dict[TopicPartition, int]] = {}
         self._settings = cleaner_values(config())
         self._writing = asyncio.Lock()
         self._look = asyncio.Event()
@@ -126,33 +127,34 @@ class Compaction:
         """Takes over from the checkpoint files up to where logs are clean."""
         for directory in self.logs.working:
             try:
-                offsets = read_offsets(self.logs.files, directory.file(CLEANER_OFFSETS))
+                offsets = directory.cleaner_offsets.load()
             except (CheckpointDamaged, OSError) as problem:
                 log.warning("%s; its logs are compacted from their start", problem)
                 continue
-            # Offsets of logs that are gone are to leave the file, before others of their name come.
-            self._written[directory.path] = offsets
             for key, offset in offsets.items():
                 if key in directory.logs:
-                    directory.logs[key].clean_end = offset
+                    one = directory.logs[key]
+                    one.clean_end = min(offset, one.end_offset)
+            # Offsets of logs that are gone are to leave the file, before others of their name come.
+            directory.cleaner_offsets.compare()
+            self._lower(directory)
+
+    def _lower(self, directory: DataDirectory) -> None:
+        """Where a log was cut as it was opened, says so before anything is appended to it."""
+        checkpoint = directory.cleaner_offsets
+        if any(map(directory.overstates_clean_end, directory.logs.values())) and checkpoint.take():
+            for problem in write_checkpoints([checkpoint]):
+                log.error("%s", problem)
 
     async def checkpoint(self) -> None:
         """Writes up to where logs are clean, where that changed."""
         async with self._writing:
-            jobs = []
-            for directory in self.logs.directories:
-                offsets = {
-                    key: int(one.clean_end) for key, one in directory.logs.items() if one.clean_end >= 0
-                }
-                if not directory.failure and offsets != self._written.get(directory.path, {}):
-                    self._written[directory.path] = offsets
-                    jobs.append(CheckpointJob(self.logs.files, directory.file(CLEANER_OFFSETS), offsets))
-            if not jobs:
+            changed = [one.cleaner_offsets for one in self.logs.working if one.cleaner_offsets.take()]
+            if not changed:
                 return
-            running = asyncio.get_running_loop().run_in_executor(self.executor, write_checkpoints, jobs)
+            running = asyncio.get_running_loop().run_in_executor(self.executor, write_checkpoints, changed)
             for problem in await asyncio.shield(running):
                 log.error("%s", problem)
-                self._written.clear()  # they are all written again next time
 
     # -- the work
 
@@ -219,6 +221,7 @@ class Compaction:
             self._failed(one, result)
             return False
         one.clean_end = result.end_offset
+        one.note_move()
         self._deaths.pop(one.topic_partition, None)
         self._report(chosen, result, self.clock.monotonic() - began)
         await self.checkpoint()

@@ -38,6 +38,9 @@ def bound_texts_in_slices(response: Struct) -> Generator[None, None, None]:
     for outer, inner in paths:
         for item in getattr(response, outer.name) or ():
             told = False
+            count += 1
+            if count % ITEMS_A_SLICE == 0:
+                yield
             for one in (item,) if inner is None else getattr(item, inner.name) or ():
                 count += 1
                 if count % ITEMS_A_SLICE == 0:

@@ -38,6 +38,12 @@ ANY_REPLICA_FROM: Final = 11
 """From this version on consumers may read from followers (KIP-392)."""
 WHOLE: Final = 1 << 40
 """More bytes than a segment has."""
+LARGE_BYTES: Final = 64 * 1024
+"""A larger request is handled in slices: it names some thousand partitions."""
+LARGE_PARTS: Final = 2000
+"""More partitions are looked at in slices: some milliseconds of work."""
+RANGES_MAX: Final = 10_000
+"""Partitions whose records one reply carries: each is a range to send. Others come with the next one."""
 
 
 class FetchRequest(FetchFields):
@@ -57,6 +63,19 @@ class FetchRequest(FetchFields):
         self.throttled = False
         """Whether a follower was kept from partitions of which too much was sent lately."""
         self.done = False
+        self.is_large = False
+        """It is handled in slices, by :attr:`FetchPath.large`."""
+        self.under_way = False
+        """It is large, and does not wait for its partitions now."""
+        self.stirred = False
+        """What happened while it was under way is a reason to answer it."""
+        self.has_deadline = False
+        self.to_count = False
+        """What may be read of it has to be counted anew."""
+        self.left_bytes: i64 = 0
+        """What the reply may still take, while partitions are looked up."""
+        self.taken_bytes: i64 = 0
+        self.ranges: i64 = 0
 
     def on_readable(self, partition: Awaited, added_bytes: i64) -> None:
         """One of the partitions has more, or has changed so that the reader must be told."""
@@ -69,6 +88,9 @@ class FetchRequest(FetchFields):
             and self.isolation == READ_COMMITTED
             and (self.held_back or (isinstance(partition, Partition) and partition.has_transactions))
         ):
+            if self.is_large:
+                self.path.large.count_committed(self)
+                return
             self.path.count_committed(self)
             if self.at_once:
                 added_bytes = 0
@@ -89,7 +111,10 @@ class FetchRequest(FetchFields):
     def let_go(self) -> None:
         """Keeps nothing: its deadline, which may be far, keeps the request itself."""
         self.parts = []
+        session = self.session
         self.session = None
+        if session is not None and session.ended:
+            session.end()
 
     def on_deadline(self) -> None:
         """The client's longest wait is over."""
@@ -120,6 +145,12 @@ class FetchPath:
         :attr:`FetchPart.aborted` holds."""
         self.throttle: Any = None
         """What holds followers back that catch up, a :class:`tidemill.broker.throttling.LeaderThrottle`."""
+        self.large: Any = None
+        """Handles requests with many partitions in slices, a
+        :class:`tidemill.broker.large_fetches.LargeFetches`; None: all are handled at once."""
+        self.large_bytes: i64 = LARGE_BYTES
+        self.large_parts: i64 = LARGE_PARTS
+        self.ranges_max: i64 = RANGES_MAX
         self.errors: dict[int, int] = {}
         self._woken: list[FetchRequest] = []
 
@@ -128,47 +159,62 @@ class FetchPath:
     ) -> None:
         """Takes the request whose fields begin at ``body``. ProtocolError: it is none."""
         request = FetchRequest(self, connection, version, correlation_id)
+        if end - body > self.large_bytes and self.large is not None:
+            self.large.take(request, data[body:end])
+            return
         try:
             decode(request, data, body, end)
         except IndexError as problem:
             raise ProtocolError(f"Fetch version {version} is cut short: {problem}") from None
         if version >= 7:
-            attached = self.sessions.attach(
-                request.session_id,
-                request.session_epoch,
-                request.parts,
-                request.forgotten,
-                version >= BY_ID,
-                request.replica_id,
-                request.replica_epoch,
-                request.isolation,
-                version,
-            )
-            request.session = attached.session
-            if attached.code != 0:
-                connection.reply_now(encode_error(request, attached.code))
+            code = self.find_session(request)
+            session = request.session
+            if code == 0 and session is not None:
+                session.update(request.parts, request.forgotten)
+                code = self.sessions.count(session)
+            if code != 0:
+                connection.reply_now(encode_error(request, code))
                 return
-        session = request.session
-        is_empty = not request.parts
-        if session is not None:
-            request.incremental = session.incremental
-            is_empty = not session.parts
-            self.gather(request)
-        for part in request.parts:
-            self.resolve(part, version)
+        self.gather(request)
+        if len(request.parts) > self.large_parts and self.large is not None:
+            self.large.look(request)
+            return
         self.look_up(request, True)
-        if (
+        if self.is_answered_now(request):
+            self.send(request)
+        else:
+            self.park(request)
+
+    def find_session(self, request: FetchRequest) -> i16:
+        """Finds the session of the request, which does not yet know what it changes; an error, or 0."""
+        attached = self.sessions.find(
+            request.session_id,
+            request.session_epoch,
+            len(request.parts),
+            request.version >= BY_ID,
+            request.replica_id,
+            request.replica_epoch,
+            request.isolation,
+            request.version,
+        )
+        session = attached.session
+        request.session = session
+        request.incremental = session is not None and session.incremental
+        return attached.code
+
+    def is_answered_now(self, request: FetchRequest) -> bool:
+        """Whether a request that was looked up is to be answered without waiting for more."""
+        session = request.session
+        is_empty = not request.parts if session is None else not session.parts
+        return (
             request.found_bytes >= request.bytes_min
             or request.at_once
             or request.wait_ms <= 0
             or is_empty
-            or connection.ended
-            or connection.deaf
+            or request.connection.ended
+            or request.connection.deaf
             or self.is_enough(request)
-        ):
-            self.send(request)
-        else:
-            self.park(request)
+        )
 
     def gather(self, request: FetchRequest) -> None:
         """Takes the partitions of the request's session that have to be looked at."""
@@ -198,6 +244,8 @@ class FetchPath:
         """
         left = self.bytes_limit(request)
         count: i64 = 0
+        if request.ranges > self.large_parts:
+            return True
         for part in request.parts:
             slice_ = part.slice
             partition = part.partition
@@ -225,12 +273,32 @@ class FetchPath:
 
         With ``asked`` it was asked just now: a follower has so much at this moment.
         """
-        follows = request.replica_id >= 0
+        self.begin_look_up(request)
+        self.look_up_some(request, 0, len(request.parts), asked)
+
+    def begin_look_up(self, request: FetchRequest) -> None:
+        """Nothing is found so far."""
         left = self.bytes_limit(request)
         if request.bytes_min > left:
             request.bytes_min = left
-        found: i64 = 0
-        for part in request.parts:
+        request.left_bytes = left
+        request.taken_bytes = 0
+        request.ranges = 0
+        request.found_bytes = 0
+
+    def look_up_some(self, request: FetchRequest, begin: i64, end: i64, asked: bool) -> None:
+        """As :meth:`look_up`, those of its partitions from ``begin`` up to ``end``."""
+        follows = request.replica_id >= 0
+        version = request.version
+        parts = request.parts
+        left = request.left_bytes
+        found = request.taken_bytes
+        index = begin
+        while index < end:
+            part = parts[index]
+            index += 1
+            if asked:
+                self.resolve(part, version)
             self.look_up_part(request, part, left, found == 0)
             if follows and asked and part.error == 0:
                 self.note_follower(request, part)
@@ -240,9 +308,12 @@ class FetchPath:
             if slice_ is not None:
                 found += slice_.size
                 left -= slice_.size
-                if left < 0:
+                request.ranges += 1
+                if left < 0 or request.ranges >= self.ranges_max:
                     left = 0
-        request.found_bytes = found
+        request.left_bytes = left
+        request.found_bytes += found - request.taken_bytes
+        request.taken_bytes = found
 
     def look_up_part(self, request: FetchRequest, part: FetchPart, left: i64, first: bool) -> None:
         """Finds one partition's records."""
@@ -354,7 +425,28 @@ class FetchPath:
                 partition.wait_readable(request, request.replica_id)
         if session is not None:
             session.park(request, request.parts)
+        self.begin_waiting(request)
+
+    def wait_on_some(self, request: FetchRequest, begin: i64, end: i64) -> None:
+        """Lets a large request wait on its partitions from ``begin`` up to ``end``."""
+        session = request.session
+        index = begin
+        while index < end:
+            part = request.parts[index]
+            partition = part.partition
+            if session is not None:
+                if part.session is session:
+                    part.hang(request.replica_id)
+            elif partition is not None:
+                partition.wait_readable(request, request.replica_id)
+            index += 1
+
+    def begin_waiting(self, request: FetchRequest) -> None:
+        """The request is answered when its time is over, at the latest."""
         self.waiting += 1
+        if request.has_deadline:
+            return
+        request.has_deadline = True
         wait_ms = request.wait_ms
         if request.throttled:
             # What is held back keeps its news, and nothing else tells when it may go.
@@ -365,18 +457,27 @@ class FetchPath:
         """Whoever asked may be gone: its fetch is answered with whatever there is, and waits no longer."""
         request = connection.state
         if isinstance(request, FetchRequest) and not request.done:
-            self.answer(request)
+            if request.under_way:
+                request.stirred = True
+            else:
+                self.answer(request)
 
     def forget(self, connection: Connection) -> None:
         """The connection has ended: its fetch waits no longer."""
         request = connection.state
         connection.state = None
         if isinstance(request, FetchRequest) and not request.done:
+            if request.is_large:
+                self.large.forget(request)
+                return
             self.release(request)
             request.let_go()
 
     def wake(self, request: FetchRequest) -> None:
         """Answers ``request`` in the loop's next turn, so that all appends of this one are in it."""
+        if request.is_large:
+            self.large.answer(request)
+            return
         self.release(request)
         if not self._woken:
             self.loop.call_soon(self.answer_woken)
@@ -386,6 +487,10 @@ class FetchPath:
         """Finds how much a request that waits may read where transactions begin and end."""
         self.gather(request)
         self.look_up(request)
+        self.drop_found(request)
+
+    def drop_found(self, request: FetchRequest) -> None:
+        """Nothing keeps files open while a request waits."""
         for part in request.parts:
             part.slice = None
             part.aborted = None
@@ -413,6 +518,9 @@ class FetchPath:
 
     def answer(self, request: FetchRequest) -> None:
         """Answers with whatever there is."""
+        if request.is_large:
+            self.large.answer(request)
+            return
         self.release(request)
         self.answer_released(request)
 
@@ -423,9 +531,13 @@ class FetchPath:
             return
         try:
             self.gather(request)
+            if len(request.parts) > self.large_parts and self.large is not None:
+                self.large.answer(request)
+                return
             self.look_up(request)
             self.send(request)
         except Exception as problem:  # noqa: BLE001 - reported, and only this connection ends
+            request.let_go()
             request.connection.crash(problem)
 
     def send(self, request: FetchRequest) -> None:
@@ -437,6 +549,9 @@ class FetchPath:
 
     def finish(self, request: FetchRequest) -> None:
         """Builds the reply of what was found."""
+        if request.is_large:
+            self.large.finish(request)
+            return
         parts = request.parts
         session = request.session
         if session is not None:
@@ -444,13 +559,7 @@ class FetchPath:
         reply = encode(request, parts)
         if request.version < CURRENT_FORMAT and self.down is not None:
             reply = self.down.in_pieces(reply)
-        if request.replica_id >= 0 and self.throttle is not None and self.throttle.is_set:
-            self.throttle.note_sent(parts, self.loop.time())
-        for part in parts:
-            if part.error != 0:
-                self.errors[part.error] = self.errors.get(part.error, 0) + 1
-            part.slice = None
-            part.aborted = None
+        self.note_sent(request, parts)
         if session is not None:
             session.settle(request.parts)
         place = request.reply
@@ -463,6 +572,16 @@ class FetchPath:
         else:
             request.let_go()
         place.complete(reply)
+
+    def note_sent(self, request: FetchRequest, parts: list[FetchPart]) -> None:
+        """Counts errors and bytes of ``parts`` in the reply; the parts then refer to no records any more."""
+        if request.replica_id >= 0 and self.throttle is not None and self.throttle.is_set:
+            self.throttle.note_sent(parts, self.loop.time())
+        for part in parts:
+            if part.error != 0:
+                self.errors[part.error] = self.errors.get(part.error, 0) + 1
+            part.slice = None
+            part.aborted = None
 
 
 def diverges(part: FetchPart, partition: Partition) -> bool:

@@ -80,47 +80,114 @@ class FetchFields(FetchWaiter):
         """Where the consumer is (``client.rack``), as it is written."""
 
 
-def decode(request: FetchFields, data: bytes, position: i64, end: i64) -> None:
-    """Reads a request. IndexError or ProtocolError when it is none."""
-    version = request.version
-    flexible = version >= FLEXIBLE
-    if version <= 14:
-        request.replica_id = read_i32_be(data, position)
-        position += 4
-    request.wait_ms = i64(read_i32_be(data, position))
-    request.bytes_min = i64(read_i32_be(data, position + 4))
-    position += 8
-    request.bytes_max = BYTES_MAX
-    if version >= 3:
-        request.bytes_max = i64(read_i32_be(data, position))
-        position += 4
-    if version >= 4:
-        request.isolation = i32(data[position])
-        position += 1
-    if version >= 7:
-        request.session_id = read_i32_be(data, position)
-        request.session_epoch = read_i32_be(data, position + 4)
+class FetchDecoder:
+    """Reads a request, whole or some items at a time. IndexError or ProtocolError when it is none."""
+
+    def __init__(self, request: FetchFields, data: bytes, position: i64, end: i64) -> None:
+        self.request = request
+        self.data = data
+        self.end: i64 = end
+        version = request.version
+        self.flexible = version >= FLEXIBLE
+        if version <= 14:
+            request.replica_id = read_i32_be(data, position)
+            position += 4
+        request.wait_ms = i64(read_i32_be(data, position))
+        request.bytes_min = i64(read_i32_be(data, position + 4))
         position += 8
-    topics, position = read_length(data, position, end, flexible, True)
-    check_items(topics, ITEMS_MAX)
-    left: i64 = ITEMS_MAX - topics
-    while topics > 0:
-        position = decode_topic(request.parts, data, position, end, version, left)
-        topics -= 1
-    if version >= 7:
-        topics, position = read_length(data, position, end, flexible, True)
-        left -= topics
-        while topics > 0:
-            position = decode_forgotten(request.forgotten, data, position, end, version, left)
-            topics -= 1
-    if version >= 11:
-        length, position = read_length(data, position, end, flexible, False)
-        if length > 0:
-            request.rack = data[position : position + length]
-            position += length
-    if flexible:
-        position = decode_tags(request, data, position, end)
-    check_end(position, end)
+        request.bytes_max = BYTES_MAX
+        if version >= 3:
+            request.bytes_max = i64(read_i32_be(data, position))
+            position += 4
+        if version >= 4:
+            request.isolation = i32(data[position])
+            position += 1
+        if version >= 7:
+            request.session_id = read_i32_be(data, position)
+            request.session_epoch = read_i32_be(data, position + 4)
+            position += 8
+        self.is_wanted = True
+        """The topics that are wanted are read now, else those that the session shall forget."""
+        self.key = b""
+        self.topics_left: i64 = 0
+        self.parts_left: i64 = 0
+        """Of the topic that is being read."""
+        self.is_in_topic = False
+        self.items_left: i64 = ITEMS_MAX
+        """More topics and partitions may not come."""
+        self.position: i64 = position
+        self._begin_list()
+
+    def _begin_list(self) -> None:
+        self.topics_left, self.position = read_length(self.data, self.position, self.end, self.flexible, True)
+        check_items(self.topics_left, self.items_left)
+        self.items_left -= self.topics_left
+
+    def run(self, count: i64) -> bool:
+        """Reads ``count`` topics and partitions more; whether that was all."""
+        while self.topics_left > 0 or self.is_wanted:
+            if self.topics_left <= 0:
+                self.is_wanted = False
+                if self.request.version >= 7:
+                    self._begin_list()
+                continue
+            if count <= 0:
+                return False
+            count -= self._read_items(count)
+        self._read_end()
+        return True
+
+    def _read_items(self, count_max: i64) -> i64:
+        """Reads of one topic ``count_max`` items at most, its name being one; how many these were."""
+        request = self.request
+        data, end, version = self.data, self.end, request.version
+        position = self.position
+        count: i64 = 0
+        if not self.is_in_topic:
+            self.key, position = read_topic_key(data, position, end, self.flexible, version >= BY_ID)
+            self.parts_left, position = read_length(data, position, end, self.flexible, True)
+            check_items(self.parts_left, self.items_left)
+            self.items_left -= self.parts_left
+            self.is_in_topic = True
+            count = 1
+        key = self.key
+        left = self.parts_left
+        if self.is_wanted:
+            while left > 0 and count < count_max:
+                position = decode_part(request.parts, key, data, position, end, version)
+                left -= 1
+                count += 1
+        else:
+            while left > 0 and count < count_max:
+                request.forgotten.append(FetchPart(key, read_i32_be(data, position)))
+                position += 4
+                left -= 1
+                count += 1
+        self.parts_left = left
+        if left <= 0:
+            if self.flexible:
+                position = skip_tag_section(data, position, end)
+            self.is_in_topic = False
+            self.topics_left -= 1
+        self.position = position
+        return count
+
+    def _read_end(self) -> None:
+        """Reads what follows the topics."""
+        request, data, position = self.request, self.data, self.position
+        if request.version >= 11:
+            length, position = read_length(data, position, self.end, self.flexible, False)
+            if length > 0:
+                request.rack = data[position : position + length]
+                position += length
+        if self.flexible:
+            position = decode_tags(request, data, position, self.end)
+        check_end(position, self.end)
+
+
+def decode(request: FetchFields, data: bytes, position: i64, end: i64) -> None:
+    """Reads a whole request. IndexError or ProtocolError when it is none."""
+    FetchDecoder(request, data, position, end).run(ITEMS_MAX * 2)
 
 
 def decode_tags(request: FetchFields, data: bytes, position: i64, end: i64) -> i64:
@@ -147,38 +214,30 @@ def read_tag(data: bytes, position: i64, end: i64) -> tuple[i64, i64, i64]:
     return tag, size, position
 
 
-def decode_topic(
-    parts: list[FetchPart], data: bytes, position: i64, end: i64, version: i16, count_max: i64
+def decode_part(
+    parts: list[FetchPart], key: bytes, data: bytes, position: i64, end: i64, version: i16
 ) -> i64:
-    """Reads one topic's partitions, behind those in ``parts``; the position after them."""
-    flexible = version >= FLEXIBLE
-    key, position = read_topic_key(data, position, end, flexible, version >= BY_ID)
-    count, position = read_length(data, position, end, flexible, True)
-    check_items(count, count_max - len(parts))
-    while count > 0:
-        part = FetchPart(key, read_i32_be(data, position))
+    """Reads one partition of the topic ``key``, behind those in ``parts``; the position after it."""
+    part = FetchPart(key, read_i32_be(data, position))
+    position += 4
+    if version >= 9:
+        part.leader_epoch = i64(read_i32_be(data, position))
         position += 4
-        if version >= 9:
-            part.leader_epoch = i64(read_i32_be(data, position))
-            position += 4
-        part.offset = read_i64_be(data, position)
+    part.offset = read_i64_be(data, position)
+    position += 8
+    if version >= 12:
+        part.last_fetched_epoch = i64(read_i32_be(data, position))
+        position += 4
+    if version >= 5:
+        part.log_start_there = read_i64_be(data, position)
         position += 8
-        if version >= 12:
-            part.last_fetched_epoch = i64(read_i32_be(data, position))
-            position += 4
-        if version >= 5:
-            part.log_start_there = read_i64_be(data, position)
-            position += 8
-        part.bytes_max = i64(read_i32_be(data, position))
-        position += 4
-        if version >= HIGH_WATERMARK_FROM:
-            position = decode_part_tags(part, data, position, end)
-        elif flexible:
-            position = skip_tag_section(data, position, end)
-        parts.append(part)
-        count -= 1
-    if flexible:
+    part.bytes_max = i64(read_i32_be(data, position))
+    position += 4
+    if version >= HIGH_WATERMARK_FROM:
+        position = decode_part_tags(part, data, position, end)
+    elif version >= FLEXIBLE:
         position = skip_tag_section(data, position, end)
+    parts.append(part)
     return position
 
 
@@ -193,23 +252,6 @@ def decode_part_tags(part: FetchPart, data: bytes, position: i64, end: i64) -> i
             part.high_watermark_there = read_i64_be(data, position)
         position += size
         count -= 1
-    return position
-
-
-def decode_forgotten(
-    parts: list[FetchPart], data: bytes, position: i64, end: i64, version: i16, count_max: i64
-) -> i64:
-    """Reads what the session shall forget of one topic; the position after it."""
-    flexible = version >= FLEXIBLE
-    key, position = read_topic_key(data, position, end, flexible, version >= BY_ID)
-    count, position = read_length(data, position, end, flexible, True)
-    check_items(count, count_max - len(parts))
-    while count > 0:
-        parts.append(FetchPart(key, read_i32_be(data, position)))
-        position += 4
-        count -= 1
-    if flexible:
-        position = skip_tag_section(data, position, end)
     return position
 
 
@@ -250,45 +292,71 @@ def count_topics(parts: list[FetchPart]) -> i64:
     return count
 
 
-def encode(request: FetchFields, parts: list[FetchPart]) -> list[Any]:
-    """The reply: ``bytes`` and file ranges in turn."""
-    version = request.version
-    flexible = version >= FLEXIBLE
-    session = request.session
-    out = encode_head(request, 0, 0 if session is None else session.session_id)
-    write_count(out, count_topics(parts), flexible)
-    pieces: list[Any] = []
-    ranges: i64 = 0
-    written: i64 = 0
-    index: i64 = 0
-    total: i64 = len(parts)
-    while index < total:
-        key = parts[index].key
-        run = index
-        while run < total and parts[run].key == key:
-            run += 1
-        write_topic_key(out, key, flexible, version >= BY_ID)
-        write_count(out, run - index, flexible)
-        while index < run:
+class FetchEncoder:
+    """Makes a reply, whole or so many partitions at a time: ``bytes`` and file ranges in turn."""
+
+    def __init__(self, request: FetchFields, parts: list[FetchPart]) -> None:
+        self.request = request
+        self.parts = parts
+        self.flexible = request.version >= FLEXIBLE
+        self.pieces: list[Any] = []
+        """The reply, once :meth:`run` has returned True."""
+        session = request.session
+        self.out = encode_head(request, 0, 0 if session is None else session.session_id)
+        write_count(self.out, count_topics(parts), self.flexible)
+        self.size: i64 = 0
+        """Bytes in ``pieces``."""
+        self.index: i64 = 0
+        self.run_end: i64 = 0
+        """Where the partitions of the topic end that is being written."""
+
+    def run(self, count: i64) -> bool:
+        """Writes ``count`` partitions more; whether that was all."""
+        request, parts, flexible = self.request, self.parts, self.flexible
+        version = request.version
+        out = self.out
+        index = self.index
+        run = self.run_end
+        total: i64 = len(parts)
+        end = total if total - index <= count else index + count
+        while index < end:
+            if index == run:
+                key = parts[index].key
+                while run < total and parts[run].key == key:
+                    run += 1
+                write_topic_key(out, key, flexible, version >= BY_ID)
+                write_count(out, run - index, flexible)
             part = parts[index]
             encode_part(out, part, request)
             slice_ = part.slice
             if slice_ is not None and slice_.size > 0:
-                pieces.append(out.getvalue())
-                written += len(out)
+                self.pieces.append(out.getvalue())
+                self.size += len(out) + slice_.size
                 out = BytesWriter()
-                pieces.append(file_range(part, slice_))
-                ranges += slice_.size
+                self.pieces.append(file_range(part, slice_))
             if flexible:
                 encode_tags(out, part)
             index += 1
+            if index == run and flexible:
+                out.append(0)
+        self.out = out
+        self.index = index
+        self.run_end = run
+        if index < total:
+            return False
         if flexible:
             out.append(0)
-    if flexible:
-        out.append(0)
-    pieces.append(out.getvalue())
-    written += len(out)
-    return with_size(pieces, written + ranges - 4)
+        self.pieces.append(out.getvalue())
+        self.size += len(out)
+        with_size(self.pieces, self.size - 4)
+        return True
+
+
+def encode(request: FetchFields, parts: list[FetchPart]) -> list[Any]:
+    """The whole reply."""
+    encoder = FetchEncoder(request, parts)
+    encoder.run(len(parts))
+    return encoder.pieces
 
 
 def with_size(pieces: list[Any], size: i64) -> list[Any]:

@@ -13,7 +13,7 @@ client has it all; what did not fit into a reply keeps it, too.
 from __future__ import annotations
 
 import random
-from typing import Final
+from typing import Any, Final
 
 from mypy_extensions import i16, i32, i64
 
@@ -29,6 +29,10 @@ INITIAL_EPOCH: Final = 0
 PARTS_MAX: Final = 500_000
 """Partitions in all sessions together: some hundred bytes each. Whoever finds no room names all of its
 partitions in each fetch."""
+SORTED_MAX: Final = 10_000
+"""Of more partitions with news, those are looked at first that had news first: sorting takes too long."""
+END_AT_ONCE_MAX: Final = 2000
+"""A session with more partitions is dropped in slices."""
 EVICT_AFTER_MS: Final = 120_000
 SESSION_NOT_FOUND: Final[i16] = 70
 INVALID_EPOCH: Final[i16] = 71
@@ -151,7 +155,8 @@ class FetchPart(FetchWaiter):
 class FetchSession:
     """What one consumer or follower fetches."""
 
-    def __init__(self, session_id: i32, by_id: bool, now_ms: i64) -> None:
+    def __init__(self, owner: FetchSessions, session_id: i32, by_id: bool, now_ms: i64) -> None:
+        self.owner = owner
         self.session_id: i32 = session_id
         self.by_id = by_id
         """Whether the consumer names topics by id."""
@@ -160,10 +165,13 @@ class FetchSession:
         self.used_ms: i64 = now_ms
         self.parts: dict[tuple[bytes, int], FetchPart] = {}
         self.news: dict[FetchPart, None] = {}
-        """Those that the next fetch looks at. All others hang at their partitions."""
+        """Those that the next fetch looks at, in the order in which they came, or were answered with data.
+        All others hang at their partitions."""
         self.parked: list[FetchWaiter] = []
         """Fetches of this session that wait; more than one only when connections share it."""
         self.ended = False
+        self.counted: i64 = 0
+        """The number of its partitions that :attr:`FetchSessions.parts` includes."""
         self._replica_id: i32 = CONSUMER
         self._replica_epoch: i64 = -1
         self._isolation: i32 = 0
@@ -177,7 +185,7 @@ class FetchSession:
     def news_in_order(self) -> list[FetchPart]:
         """Those that have to be looked at, the one that waited longest first."""
         news = list(self.news)
-        if len(news) > 1:
+        if 1 < len(news) <= SORTED_MAX:
             news.sort(key=rank_of)
         return news
 
@@ -259,8 +267,6 @@ class FetchSession:
     def unpark(self, request: FetchWaiter) -> None:
         """``request`` waits no longer."""
         self.parked.remove(request)
-        if self.ended and not self.parked:
-            self.end()
 
     def settle(self, parts: list[FetchPart]) -> None:
         """Leaves those of ``parts`` alone of which the client knows everything, until something happens."""
@@ -273,14 +279,22 @@ class FetchSession:
                 self.news.pop(part, None)
 
     def end(self) -> None:
-        """Lets go of its partitions, once nobody waits for them any more. Who did is still answered."""
+        """Drops its partitions once no fetch of the session waits; waiting fetches are answered first."""
         self.ended = True
         if self.parked:
             return
-        for part in self.parts.values():
-            self._note_follower(part)
-            part.leave()
-            part.session = None
+        if len(self.parts) > END_AT_ONCE_MAX and self.owner.end_in_slices is not None:
+            self.owner.end_in_slices(self)
+        else:
+            self.let_go(len(self.parts))
+
+    def let_go(self, count: i64) -> bool:
+        """Lets go of ``count`` partitions; whether these were all."""
+        while self.parts and count > 0:
+            _, part = self.parts.popitem()
+            self._drop(part)
+            count -= 1
+        return not self.parts
 
     def changed(self, parts: list[FetchPart]) -> list[FetchPart]:
         """Those that the client must be told of; they go to the end of the order when they had data."""
@@ -305,6 +319,9 @@ class FetchSession:
                     del self.parts[key]
                     self.parts[key] = part
                     self._to_end(part)
+                if part.has_news:
+                    self.news.pop(part, None)
+                    self.news[part] = None
         return result
 
     def all_told(self, parts: list[FetchPart]) -> list[FetchPart]:
@@ -338,26 +355,31 @@ class FetchSessions:
         self.sessions: dict[int, FetchSession] = {}
         self.parts: i64 = 0
         """Partitions in all sessions together."""
+        self.end_in_slices: Any = None
+        """Called with a session of many partitions that has ended: calls :meth:`FetchSession.let_go`."""
 
-    def attach(
+    def find(
         self,
         session_id: i32,
         epoch: i32,
-        wanted: list[FetchPart],
-        forgotten: list[FetchPart],
+        count: i64,
         by_id: bool,
         replica_id: i32,
         replica_epoch: i64,
         isolation: i32,
         version: i16,
     ) -> Attachment:
-        """Finds, makes or ends the session that a request names; the rest tells how it reads."""
+        """Finds, makes or ends the session that a request names; the rest tells how it reads.
+
+        The request's ``count`` partitions are then to be taken in (:meth:`FetchSession.update`), and counted
+        (:meth:`count`).
+        """
         if epoch in (FINAL_EPOCH, INITIAL_EPOCH):
             if session_id != 0:
                 self.remove(session_id)
             if epoch == FINAL_EPOCH:
                 return Attachment(None, 0)
-            made = self.make(wanted, by_id)
+            made = self._make(count, by_id)
             if made is not None:
                 made.read_as(replica_id, replica_epoch, isolation, version)
             return Attachment(made, 0)
@@ -372,26 +394,31 @@ class FetchSessions:
         session.epoch = 1 if epoch == 0x7FFFFFFF else epoch + 1
         session.incremental = True
         session.read_as(replica_id, replica_epoch, isolation, version)
-        before: i64 = len(session.parts)
-        session.update(wanted, forgotten)
-        session.used_ms = self.clock.monotonic_ms()
-        self.parts += len(session.parts) - before
-        if self.parts > PARTS_MAX:
-            self.remove(session_id)
-            return Attachment(None, SESSION_NOT_FOUND)
         return Attachment(session, 0)
+
+    def count(self, session: FetchSession) -> i16:
+        """Counts the partitions of ``session``; an error when it has ended, or all have too many."""
+        if session.ended:
+            return SESSION_NOT_FOUND
+        session.used_ms = self.clock.monotonic_ms()
+        self.parts += len(session.parts) - session.counted
+        session.counted = len(session.parts)
+        if self.parts > PARTS_MAX:
+            self.remove(session.session_id)
+            return SESSION_NOT_FOUND
+        return 0
 
     def remove(self, session_id: i32) -> None:
         """Ends a session, if there is one."""
         session = self.sessions.pop(int(session_id), None)
         if session is not None:
-            self.parts -= len(session.parts)
+            self.parts -= session.counted
             session.end()
 
-    def make(self, wanted: list[FetchPart], by_id: bool) -> FetchSession | None:
+    def _make(self, count: i64, by_id: bool) -> FetchSession | None:
         """A new session; None when all places are taken by sessions in use."""
         now_ms = self.clock.monotonic_ms()
-        if not wanted or self.sessions_max <= 0 or self.parts + len(wanted) > PARTS_MAX:
+        if count == 0 or self.sessions_max <= 0 or self.parts + count > PARTS_MAX:
             return None
         if len(self.sessions) >= self.sessions_max:
             oldest = min(self.sessions.values(), key=used_at)
@@ -402,10 +429,8 @@ class FetchSessions:
             session_id = random.randint(1, 0x7FFFFFFF)
             if session_id not in self.sessions:
                 break
-        session = FetchSession(i32(session_id), by_id, now_ms)
-        session.update(wanted, [])
+        session = FetchSession(self, i32(session_id), by_id, now_ms)
         self.sessions[session_id] = session
-        self.parts += len(session.parts)
         return session
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import heapq
 import types
 from collections import deque
 from collections.abc import (
@@ -23,10 +24,11 @@ from collections.abc import (
     Generator,
     Hashable,
     Iterable,
-    Sequence,
+    Iterator,
 )
 from typing import Any, Final, TypeVar
 
+from tidemill.model.slices import slices_of
 from tidemill.net.memory import Holder, Memory
 
 SLICE_S: Final = 0.002
@@ -36,8 +38,9 @@ clock after a few items."""
 LET_GO_ITEMS: Final = 500
 LOOKS_MIN: Final = 16
 """So many looks at the clock a slice has at least: a process that had to wait for a processor is not slow."""
-AT_ONCE_MAX: Final = 200
-"""Items of work that cannot be left in between, as a commit of offsets: some ten microseconds each."""
+
+COLLECTS_AGAIN_S: Final = 60.0
+"""The longest time without a collection of cycles: a JoinGroup may wait for minutes."""
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -63,8 +66,11 @@ class Lane:
         self.entered = 0
         """How many came into it."""
         self._holder: Turns | None = None
+        self._large: set[Turns] = set()
+        """The requests that have been in it, and are not answered yet."""
         self._collects = False
-        """Whether Python looked for cycles before the holder came."""
+        """Whether Python looked for cycles before the first of them came."""
+        self._again: asyncio.TimerHandle | None = None
         self._waiting: deque[tuple[Turns, asyncio.Future[None]]] = deque()
 
     async def enter(self, turns: Turns) -> None:
@@ -95,9 +101,32 @@ class Lane:
 
     def _hold(self, turns: Turns) -> None:
         self._holder = turns
-        # Its items, hundreds of thousands of objects without a cycle, would be looked at over and over.
-        self._collects = gc.isenabled()
-        gc.disable()
+        if not self._large:
+            # Its items, hundreds of thousands of objects without a cycle, would be looked at over and over:
+            # also while it waits for something else, as they are there until it is answered.
+            self._collects = gc.isenabled()
+            gc.disable()
+            self._again = asyncio.get_running_loop().call_later(COLLECTS_AGAIN_S, self._collect_again)
+        self._large.add(turns)
+
+    def _collect_again(self) -> None:
+        if not self._collects:
+            return
+        # What was made meanwhile and is there still stays, as new topics do. It joins the old objects unseen:
+        # a look at hundreds of thousands takes a tenth of a second. How many there are cannot be told, as
+        # what is freed counts against the count of new ones.
+        gc.freeze()
+        gc.unfreeze()
+        gc.enable()
+
+    def end(self, turns: Turns) -> None:
+        """A request is answered: what it held is given back."""
+        self.leave(turns)
+        self._large.discard(turns)
+        if not self._large and self._again is not None:
+            self._again.cancel()
+            self._again = None
+            self._collect_again()
 
     def leave(self, turns: Turns) -> None:
         """It is the turn of the next one."""
@@ -105,8 +134,6 @@ class Lane:
             self._waiting = deque([one for one in self._waiting if one[0] is not turns])
             return
         self._holder = None
-        if self._collects:
-            gc.enable()
         while self._waiting and self._holder is None:
             following, future = self._waiting.popleft()
             if not future.done():
@@ -117,11 +144,12 @@ class Lane:
 class Turns:
     """The turns of one request."""
 
-    __slots__ = ("_in_lane", "_lane", "_looks", "_now", "_until")
+    __slots__ = ("_has_waited", "_in_lane", "_lane", "_looks", "_now", "_until")
 
     def __init__(self, lane: Lane | None = None) -> None:
         self._lane = lane
         self._in_lane = False
+        self._has_waited = False
         self._now = asyncio.get_running_loop().time
         self._until = self._now() + SLICE_S
         self._looks = 0
@@ -147,6 +175,13 @@ class Turns:
             found[key] = found.get(key, 0) + 1
         return found
 
+    async def unique(self, keys: Iterable[Key]) -> dict[Key, None]:
+        """The same keys, each once, in the order of their first occurrence; empty it with :meth:`let_go`."""
+        found: dict[Key, None] = {}
+        async for key in self.over(keys):
+            found[key] = None
+        return found
+
     async def finish(self, work: Generator[None, None, Result]) -> Result:
         """What ``work`` returns, which pauses now and then."""
         while True:
@@ -160,20 +195,44 @@ class Turns:
             if self._now() > self._until and self._looks > LOOKS_MIN:
                 await self._pass()
 
-    async def let_go(self, items: dict[Any, Any] | set[Any]) -> None:
+    async def let_go(self, items: dict[Any, Any] | set[Any] | list[Any]) -> None:
         """Empties a collection of many items, which would hold the loop if it were dropped as a whole."""
-        take = items.popitem if isinstance(items, dict) else items.pop
         while items:
-            for _ in range(min(len(items), LET_GO_ITEMS)):
-                take()
+            if isinstance(items, list):
+                del items[-LET_GO_ITEMS:]
+            else:
+                take = items.popitem if isinstance(items, dict) else items.pop
+                for _ in range(min(len(items), LET_GO_ITEMS)):
+                    take()
             await self.step()
 
+    async def in_order(self, names: Iterable[str]) -> Iterator[str]:
+        """Names in their order. They are sorted in slices, and merged where they are taken."""
+        runs = []
+        for some in slices_of(list(names), LET_GO_ITEMS):
+            runs.append(sorted(some))
+            await self.step()
+        return heapq.merge(*runs)
+
     async def rest(self, work: Awaitable[Result]) -> Result:
-        """What ``work`` returns, which waits for others: the lane is free meanwhile."""
-        self.end()
+        """What ``work`` returns, which waits for others: the lane is free meanwhile.
+
+        If ``work`` did not wait, the present slice goes on.
+        """
+        self._leave()
+        self._has_waited = False
+        note = asyncio.get_running_loop().call_soon(self._note_waited)
         result = await work
-        self._begin()
+        if self._has_waited:
+            self._begin()
+        else:
+            note.cancel()
+            self._looks += LOOKS_MIN
+            await self.step()
         return result
+
+    def _note_waited(self) -> None:
+        self._has_waited = True
 
     async def _pass(self) -> None:
         if self._lane is not None and not self._in_lane:
@@ -186,11 +245,16 @@ class Turns:
         self._until = self._now() + SLICE_S
         self._looks = 0
 
-    def end(self) -> None:
-        """Leaves the lane."""
+    def _leave(self) -> None:
         if self._in_lane and self._lane is not None:
             self._in_lane = False
             self._lane.leave(self)
+
+    def end(self) -> None:
+        """Leaves the lane for good."""
+        self._in_lane = False
+        if self._lane is not None:
+            self._lane.end(self)
 
 
 def in_slices(handle: Callable[..., Coroutine[Any, Any, Result]]) -> Callable[..., Any]:
@@ -233,8 +297,3 @@ def _resumed(work: Coroutine[Any, Any, Any], awaited: Any) -> Generator[Any, Any
             awaited = step()
         except StopIteration as done:
             return done.value
-
-
-def slices_of(items: Sequence[Item]) -> list[Sequence[Item]]:
-    """``items`` in pieces for work that cannot be left in between."""
-    return [items[at : at + AT_ONCE_MAX] for at in range(0, len(items), AT_ONCE_MAX)]

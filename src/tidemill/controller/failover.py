@@ -47,6 +47,7 @@ class Failover:
         """Called with all registered brokers when they were read."""
         self._dead: dict[int, int] = {}
         """Brokers that were found dead, and the epochs of their registrations, which may live on."""
+        office.look_at_brokers = self.look
         # Who finds out that one lives is told of only as long as the office is held.
         office.office_listeners.append(lambda is_ours: self._dead.clear())
 
@@ -63,37 +64,47 @@ class Failover:
 
         Raises StoreError, NOT_CONTROLLER.
         """
+        async with self._office.changing():
+            await self.look()
+
+    async def look(self, but: int | None = None) -> None:
+        """The same, to be called within :meth:`Office.changing`.
+
+        To be called before others are elected for another reason, too: one that was started again since may
+        have lost records. Broker ``but`` stays as it is known.
+        """
         office = self._office
-        async with office.changing():
-            unreadable: dict[str, NodeFormatError] = {}
-            registered = await load_brokers(office.store, unreadable, office.image.brokers)
-            office.note_unreadable(REGISTRATION, unreadable)
-            for listener in self.registered_listeners:
-                listener(registered)
-            self._dead = {
-                broker: epoch
-                for broker, epoch in self._dead.items()
-                if broker in registered and registered[broker].epoch == epoch
-            }
-            living = {broker: one for broker, one in registered.items() if broker not in self._dead}
-            known = office.image.brokers
-            came = [broker for broker, one in living.items() if _epoch(known, broker) != one.epoch]
-            gone = [broker for broker in known if broker not in living]
-            changed = [
-                broker
-                for broker, one in living.items()
-                if broker in known and _said(known[broker]) != _said(one)
-            ]
-            if not came and not gone and not changed:
-                return
-            logger.info("brokers that came: %s, that went: %s; there are %s", came, gone, list(living))
-            image = office.image.with_brokers(living)
-            losses = {broker: living[broker].lost for broker in came if not living[broker].lost.is_none}
-            plans = plan_broker_change(image, gone, came, losses, office.policies.of, office.stopping(image))
-            await office.change(plans, image, losses=losses)
-            await office.finish_moves()
-            if came:
-                await office.finish_deletions()
+        unreadable: dict[str, NodeFormatError] = {}
+        registered = await load_brokers(office.store, unreadable, office.image.brokers)
+        office.note_unreadable(REGISTRATION, unreadable)
+        for listener in self.registered_listeners:
+            listener(registered)
+        self._dead = {
+            broker: epoch
+            for broker, epoch in self._dead.items()
+            if broker in registered and registered[broker].epoch == epoch
+        }
+        known = office.image.brokers
+        living = {
+            broker: one for broker, one in registered.items() if broker not in self._dead and broker != but
+        }
+        if but is not None and but in known:
+            living = dict(sorted({**living, but: known[but]}.items()))
+        came = [broker for broker, one in living.items() if _epoch(known, broker) != one.epoch]
+        gone = [broker for broker in known if broker not in living]
+        changed = [
+            broker for broker, one in living.items() if broker in known and _said(known[broker]) != _said(one)
+        ]
+        if not came and not gone and not changed:
+            return
+        logger.info("brokers that came: %s, that went: %s; there are %s", came, gone, list(living))
+        image = office.image.with_brokers(living)
+        losses = {broker: living[broker].lost for broker in came if not living[broker].lost.is_none}
+        plans = plan_broker_change(image, gone, came, losses, office.policies.of, office.stopping(image))
+        await office.change(plans, image, losses=losses)
+        await office.finish_moves()
+        if came:
+            await office.finish_deletions()
 
     async def replicas_failed(self, broker_id: int, failed: Sequence[tuple[bytes, int]]) -> None:
         """Has others lead the partitions (by topic id) that a broker cannot read or write any more.
@@ -105,6 +116,8 @@ class Failover:
         for topic_id, number in failed:
             by_topic.setdefault(topic_id, []).append(number)
         async with office.changing():
+            # This was told of the registration that is known; of a later one it is asked anew.
+            await self.look(but=broker_id)
             plans = plan_failed_replicas(
                 office.image, broker_id, by_topic, office.policies.of, office.stopping()
             )

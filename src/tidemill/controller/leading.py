@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
-from tidemill.controller.elections import NO_LOG_ENDS
-from tidemill.controller.office import Office, admin_log, wait_for
-from tidemill.controller.preferred import ElectionType, imbalanced, plan_elections
+from tidemill.controller.command_parts import PARTITIONS_A_PART
+from tidemill.controller.elections import NO_LOG_ENDS, LogEnds
+from tidemill.controller.office import Office, admin_log, wait_for, wait_for_all
+from tidemill.controller.preferred import ElectionType, every_partition, imbalanced, plan_elections
 from tidemill.controller.shutdown import ANY_EPOCH, check_stopping, plan_shutdown
 from tidemill.controller.unclean_recovery import UncleanRecovery
 from tidemill.coordination.encoding import NodeFormatError
@@ -17,6 +19,7 @@ from tidemill.coordination.nodes import PartitionListNode
 from tidemill.coordination.port import BadVersion, Delete, NoNode, StoreError
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.log_lines import in_lines
+from tidemill.model.slices import slices_by_weight, slices_of
 from tidemill.model.types import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -40,31 +43,62 @@ class Leading:
     ) -> dict[TopicPartition, KafkaError | None]:
         """Elects leaders of ``partitions``, or of all that need it; None for each that has one, or why not.
 
-        Raises INVALID_REQUEST for a type that there is not, NOT_CONTROLLER, StoreError.
+        Many are carried out a part at a time; others have the event loop in between. Raises INVALID_REQUEST
+        for a type that there is not, NOT_CONTROLLER, StoreError: leaders that were elected before that lead.
         """
         office = self._office
-        wanted = list(dict.fromkeys(partitions)) if partitions is not None else None
+        wanted = partitions
+        if wanted is not None and not isinstance(wanted, dict):
+            wanted = dict.fromkeys(wanted)
         office.check_active()
         ends = await self._recovery.ends_of(wanted) if election_type == ElectionType.UNCLEAN else NO_LOG_ENDS
-
-        async def once() -> tuple[dict[TopicPartition, KafkaError | None], Delta | None]:
-            decisions = plan_elections(
-                office.image, wanted, election_type, office.stopping(), office.policies.of, ends
+        results: dict[TopicPartition, KafkaError | None] = {}
+        deltas = []
+        for some in self._parts(wanted):
+            found, delta = await office.decided(
+                partial(self._elect_some, some, election_type, ends, are_named=wanted is not None)
             )
-            elected = [
-                TopicPartition(plan.topic.name, after.partition)
-                for plan in decisions.plans
-                for before, after in zip(
-                    office.image.topics[plan.topic.name].partitions, plan.topic.partitions, strict=True
-                )
-                if before is not after
-            ]
-            delta = await office.change(decisions.plans, ends=ends)
-            return {**dict.fromkeys(elected), **decisions.errors}, delta
-
-        results, delta = await office.decided(once)
-        await wait_for(delta)
+            results.update(found)
+            deltas.append(delta)
+            await asyncio.sleep(0)
+        await wait_for_all(deltas)
         return results
+
+    def _parts(self, wanted: Mapping[TopicPartition, None] | None) -> Iterator[Sequence[TopicPartition]]:
+        """``wanted`` in parts, or all partitions; one without any where there are none."""
+        if wanted is not None:
+            yield from slices_of(list(wanted), PARTITIONS_A_PART) or [()]
+            return
+        image = self._office.image
+        yield ()
+        for names in slices_by_weight(
+            list(image.topics), lambda name: len(image.topics[name].partitions), PARTITIONS_A_PART
+        ):
+            yield every_partition(image, names)
+
+    async def _elect_some(
+        self, wanted: Sequence[TopicPartition], election_type: int, ends: LogEnds, *, are_named: bool
+    ) -> tuple[dict[TopicPartition, KafkaError | None], Delta | None]:
+        office = self._office
+        decisions = plan_elections(
+            office.image,
+            wanted,
+            election_type,
+            office.stopping(),
+            office.policies.of,
+            ends,
+            are_named=are_named,
+        )
+        elected = [
+            TopicPartition(plan.topic.name, after.partition)
+            for plan in decisions.plans
+            for before, after in zip(
+                office.image.topics[plan.topic.name].partitions, plan.topic.partitions, strict=True
+            )
+            if before is not after
+        ]
+        delta = await office.change(decisions.plans, ends=ends)
+        return {**dict.fromkeys(elected), **decisions.errors}, delta
 
     async def take_elections(self) -> None:
         """Elects what an administrator wrote to /admin/preferred_replica_election, and removes the node.
@@ -100,6 +134,7 @@ class Leading:
         office = self._office
 
         async def once() -> tuple[list[TopicPartition], Delta | None]:
+            await office.look_at_brokers()
             check_stopping(office.image, broker, epoch)
             office.note_stopping(broker)
             plans, remaining = plan_shutdown(office.image, broker, office.stopping(), office.policies.of)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tidemill.controller.office import Office, admin_log, wait_for
+from tidemill.controller.command_parts import PARTITIONS_A_PART
+from tidemill.controller.office import Office, admin_log, wait_for_all
 from tidemill.controller.reassignment import (
     Decisions,
     Wishes,
@@ -21,6 +23,7 @@ from tidemill.coordination.nodes import ReassignmentNode
 from tidemill.coordination.port import BadVersion, NoNode
 from tidemill.model.errors import KafkaError
 from tidemill.model.log_lines import in_lines
+from tidemill.model.slices import slices_of
 from tidemill.model.types import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -39,13 +42,24 @@ class Moves:
     ) -> dict[TopicPartition, KafkaError]:
         """Begins, replaces and stops moves (:data:`Wishes`); why some wishes cannot be had.
 
-        Raises NOT_CONTROLLER, StoreError.
+        Many are carried out a part at a time; others have the event loop in between. Raises NOT_CONTROLLER,
+        StoreError: those that were begun before that go on.
         """
-        return await self._carry_out(wishes, factor_may_change, is_from_node=False)
+        errors: dict[TopicPartition, KafkaError] = {}
+        deltas = []
+        for some in slices_of(list(wishes), PARTITIONS_A_PART) or [()]:
+            refused, delta = await self._carry_out(
+                {key: wishes[key] for key in some}, factor_may_change, is_from_node=False
+            )
+            errors.update(refused)
+            deltas.append(delta)
+            await asyncio.sleep(0)
+        await wait_for_all(deltas)
+        return errors
 
     async def _carry_out(
         self, wishes: Wishes, factor_may_change: bool, *, is_from_node: bool
-    ) -> dict[TopicPartition, KafkaError]:
+    ) -> tuple[dict[TopicPartition, KafkaError], Delta | None]:
         office = self._office
 
         async def once() -> tuple[Decisions, Delta | None]:
@@ -63,13 +77,12 @@ class Moves:
             return decisions, delta
 
         decisions, delta = await office.decided(once)
-        await wait_for(delta)
-        return decisions.errors
+        return decisions.errors, delta
 
     def under_way(
         self, partitions: Iterable[TopicPartition] | None = None
-    ) -> dict[TopicPartition, PartitionImage]:
-        """The moves of ``partitions``, or of all. Raises NOT_CONTROLLER."""
+    ) -> Iterator[tuple[TopicPartition, PartitionImage]]:
+        """The moves of ``partitions``, or of all, at this moment. Raises NOT_CONTROLLER."""
         self._office.check_active()
         return moves(self._office.image, partitions)
 
@@ -98,7 +111,8 @@ class Moves:
             logger.error("%s", problem)
             return
         fresh = [key for key in wishes if self._taken.get(key) != wishes[key]]
-        errors = await self._carry_out(wishes, True, is_from_node=True)
+        errors, delta = await self._carry_out(wishes, True, is_from_node=True)
+        await wait_for_all([delta])
         for line in in_lines(f"{key} to {wishes[key]}" for key in fresh if key not in errors):
             admin_log.info("reassignments started by %s: %s", ReassignmentNode.path, line)
         for partition, error in errors.items():

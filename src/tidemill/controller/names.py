@@ -31,9 +31,10 @@ SEPARATORS_MAX = 6
 class TakenNames:
     """The topics that are there, for finding collisions with new ones."""
 
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str], before: TakenNames | None = None) -> None:
+        """``before``: the same for the topics of the same request that came before."""
         self._names = names
-        self._added: dict[str, str] = {}
+        self._added: dict[str, str] = before._added if before is not None else {}
         self._by_key: dict[str, str] | None = None
 
     def check(self, name: str) -> None:

@@ -132,6 +132,8 @@ class Office:
         """Ids of topics that could be read before."""
         self.leaderless: Callable[[], None] = lambda: None
         """Called after a change where partitions have no leader, and one may have to be recovered."""
+        self.look_at_brokers: Callable[[], Awaitable[None]] = _nothing
+        """Takes note, within :meth:`changing`, of the brokers that came or went."""
         self._is_stale = False
         """A write failed or was broken off: what the store holds may be something else than the image."""
 
@@ -516,7 +518,7 @@ class Office:
                 return [None] * len(group)
         return list(await asyncio.gather(*map(self.attempt, group)))
 
-    async def attempt(self, operations: Sequence[Operation]) -> KafkaError | None:
+    async def attempt(self, operations: Iterable[Operation]) -> KafkaError | None:
         """Writes as the controller, in pieces, and says what went wrong in the protocol's terms."""
         try:
             for piece in in_pieces(operations):
@@ -534,6 +536,10 @@ class Office:
         except StoreError as error:
             return _refused(error)
         return None
+
+
+async def _nothing() -> None:
+    pass
 
 
 def _other_controller() -> KafkaError:
@@ -566,6 +572,11 @@ async def wait_for(delta: Delta | None) -> None:
     """Waits a while until the other brokers have carried out a change."""
     if delta is not None:
         await wait_for_others(delta.others)
+
+
+async def wait_for_all(deltas: Iterable[Delta | None]) -> None:
+    """The same for the changes of one command."""
+    await wait_for_others([one for delta in deltas if delta is not None for one in delta.others])
 
 
 async def wait_for_others(others: Sequence[asyncio.Future[None]]) -> None:

@@ -11,12 +11,16 @@ in a rack that has one already as long as another rack has none. Source: KIP-36.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import lru_cache
 from random import Random
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.slices import in_one_go
+
+PARTITIONS_A_PAUSE: Final = 100
+"""Of one topic: some ten microseconds of work each."""
 
 
 class _Layout(NamedTuple):
@@ -49,10 +53,25 @@ def place_replicas(
     first_partition: int = 0,
     start: int | None = None,
 ) -> list[list[int]]:
+    """As :func:`placing_replicas`, in one go."""
+    return in_one_go(
+        placing_replicas(racks, partition_count, replication_factor, random, first_partition, start)
+    )
+
+
+def placing_replicas(
+    racks: Mapping[int, str | None],
+    partition_count: int,
+    replication_factor: int,
+    random: Random,
+    first_partition: int = 0,
+    start: int | None = None,
+) -> Generator[None, None, list[list[int]]]:
     """The replicas of ``partition_count`` partitions from ``first_partition`` on; the first of each leads.
 
-    ``racks`` are the living brokers with their racks; racks count only when every broker has one. ``start``
-    fixes what is otherwise drawn. Raises INVALID_REPLICATION_FACTOR when there are too few brokers.
+    It pauses after some partitions each. ``racks`` are the living brokers with their racks; racks count only
+    when every broker has one. ``start`` fixes what is otherwise drawn. Raises INVALID_REPLICATION_FACTOR when
+    there are too few brokers.
     """
     count = len(racks)
     if replication_factor > count:
@@ -76,6 +95,8 @@ def place_replicas(
             placed.append(_across_racks(layout, first, shift, replication_factor))
         else:
             placed.append(_at_distances(layout.order, first, shift, replication_factor))
+        if len(placed) % PARTITIONS_A_PAUSE == 0:
+            yield
     return placed
 
 

@@ -42,10 +42,13 @@ def plan_elections(
     stopping: frozenset[int] = NOBODY,
     policy_of: PolicyOf = default_policy,
     ends: LogEnds = NO_LOG_ENDS,
+    *,
+    are_named: bool = True,
 ) -> Decisions:
     """Elects leaders of ``partitions``; of all that need it when that is None.
 
-    ``ends`` are those of the logs among which an unclean election chooses.
+    ``are_named``: somebody has named these, and is told of each, as of those that are not there. ``ends`` are
+    those of the logs among which an unclean election chooses.
 
     Errors: INVALID_REQUEST for another type, UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION for topics
     that are being deleted, ELECTION_NOT_NEEDED (only of those that were named),
@@ -57,15 +60,16 @@ def plan_elections(
             f"{ElectionType.UNCLEAN:d}",
             ErrorCode.INVALID_REQUEST,
         )
-    wanted = partitions if partitions is not None else _all(image)
+    wanted = partitions if partitions is not None else every_partition(image, image.topics)
+    is_all = partitions is None or not are_named
     changed: dict[str, dict[int, PartitionImage]] = {}
     errors: dict[TopicPartition, KafkaError] = {}
     for one in wanted:
         try:
             elected = _elected(image, one, election_type, stopping, policy_of, ends)
         except KafkaError as error:
-            if partitions is not None or error.code != ErrorCode.ELECTION_NOT_NEEDED:
-                errors[one] = error
+            if not is_all or error.code not in _OF_NAMED_ONLY:
+                errors[one] = error.as_result()
             continue
         changed.setdefault(one.topic, {})[one.partition] = elected
     epoch = image.controller_epoch
@@ -74,12 +78,19 @@ def plan_elections(
     )
 
 
-def _all(image: ClusterImage) -> list[TopicPartition]:
-    return [
-        TopicPartition(topic.name, one.partition)
-        for topic in image.topics.values()
-        for one in topic.partitions
-    ]
+_OF_NAMED_ONLY = frozenset(
+    {
+        ErrorCode.ELECTION_NOT_NEEDED,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+    }
+)
+
+
+def every_partition(image: ClusterImage, topics: Iterable[str]) -> list[TopicPartition]:
+    """The partitions of those of ``topics`` that are there."""
+    found = (image.topics.get(name) for name in topics)
+    return [TopicPartition(one.name, p.partition) for one in found if one is not None for p in one.partitions]
 
 
 def _elected(

@@ -26,7 +26,7 @@ No input or output here; see :mod:`tidemill.controller.topics`. Source: KIP-455,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tidemill.controller.elections import (
@@ -79,6 +79,7 @@ def plan_reassignment(
             target = _target(image, partition, replicas, factor_may_change, stopping)
             moved = _moved(image, partition, target, policy_of(topic), stopping)
         except KafkaError as error:
+            # Without a traceback, and so without a way back to ``errors``.
             errors[wished] = KafkaError(f"{wished.topic}-{wished.partition}: {error}", error.code)
             continue
         if moved is not None:
@@ -112,18 +113,19 @@ def _moving(image: ClusterImage) -> list[TopicImage]:
 
 def moves(
     image: ClusterImage, partitions: Iterable[TopicPartition] | None = None
-) -> dict[TopicPartition, PartitionImage]:
+) -> Iterator[tuple[TopicPartition, PartitionImage]]:
     """The moves that are under way, of ``partitions`` or of all; what is not there does not move."""
     if partitions is None:
-        every = ((topic.name, one) for topic in _moving(image) for one in topic.partitions)
-        return {TopicPartition(name, one.partition): one for name, one in every if one.is_moving}
-    found = {}
-    for name, number in partitions:
-        topic = image.topics.get(name)
-        partition = topic.partition(number) if topic is not None else None
+        for topic in _moving(image):
+            for one in topic.partitions:
+                if one.is_moving:
+                    yield TopicPartition(topic.name, one.partition), one
+        return
+    for key in partitions:
+        known = image.topics.get(key.topic)
+        partition = known.partition(key.partition) if known is not None else None
         if partition is not None and partition.is_moving:
-            found[TopicPartition(name, number)] = partition
-    return found
+            yield key, partition
 
 
 def ended(delta: Delta) -> list[str]:
@@ -144,7 +146,7 @@ def unfinished(
     image: ClusterImage, wishes: Mapping[TopicPartition, Sequence[int]]
 ) -> dict[TopicPartition, Sequence[int]]:
     """Those of an administrator's wishes (/admin/reassign_partitions) that are under way as he wished."""
-    moving = moves(image, wishes)
+    moving = dict(moves(image, wishes))
     return {
         wished: replicas
         for wished, replicas in wishes.items()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import NamedTuple, TypeVar
 
+from tidemill.controller.command_parts import Outcome, in_parts
 from tidemill.controller.configs import (
     Alteration,
     ConfigPlan,
@@ -25,18 +26,19 @@ from tidemill.controller.election_settings import (
 from tidemill.controller.leading import Leading
 from tidemill.controller.moving import Moves
 from tidemill.controller.names import TakenNames
-from tidemill.controller.office import Announce, Office, wait_for_others
+from tidemill.controller.office import Announce, Office
 from tidemill.controller.topics import (
     Growth,
     NewTopic,
     PartitionBudget,
     Plan,
+    Planning,
     deletion_mark,
     is_creation,
     missing_topic,
     over_old_settings,
-    plan_creation,
-    plan_growth,
+    planning_creation,
+    planning_growth,
     removal,
 )
 from tidemill.controller.unclean_recovery import UncleanRecovery
@@ -64,18 +66,11 @@ from tidemill.coordination.port import (
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError, TidemillError
 from tidemill.model.ports import Clock
+from tidemill.model.slices import with_pauses
 
 logger = logging.getLogger(__name__)
 
 Wish = TypeVar("Wish", NewTopic, Growth)
-
-
-class Outcome(NamedTuple):
-    """What came of one item of a command: the topic as it then is, or an error."""
-
-    name: str
-    topic: TopicImage | None = None
-    error: KafkaError | None = None
 
 
 class ConfigCommand(NamedTuple):
@@ -115,80 +110,102 @@ class Controller(Office):
 
         It returns when this broker's partitions of them are ready, and the others' if they do not take long.
         """
+        budget = PartitionBudget()
+        taken: TakenNames | None = None
 
-        def planner() -> Callable[[NewTopic], Plan]:
-            taken, budget, config = TakenNames(self._image.topics), PartitionBudget(), self.config()
-            return lambda topic: plan_creation(
-                self._image, topic, config, new_id(), self.random, taken, budget
+        def planner() -> Callable[[NewTopic], Planning]:
+            nonlocal taken
+            taken = names = TakenNames(self._image.topics, taken)
+            config = self.config()
+            return lambda topic: planning_creation(
+                self._image, topic, config, new_id(), self.random, names, budget
             )
 
-        return await self._make(list(wanted), planner, validate_only)
+        def weight_of(topic: NewTopic) -> int:
+            return max(topic.partition_count, len(topic.assignments), 1)
+
+        return await self._make(list(wanted), planner, weight_of, validate_only)
 
     async def create_partitions(
         self, growths: Iterable[Growth], *, validate_only: bool = False
     ) -> list[Outcome]:
         """Adds partitions to topics; one outcome each, in order. As :meth:`create_topics` otherwise."""
+        budget = PartitionBudget()
 
-        def planner() -> Callable[[Growth], Plan]:
-            budget = PartitionBudget()
-            return lambda growth: plan_growth(self._image, growth, self.random, budget)
+        def planner() -> Callable[[Growth], Planning]:
+            return lambda growth: planning_growth(self._image, growth, self.random, budget)
 
-        return await self._make(list(growths), planner, validate_only)
+        return await self._make(
+            list(growths), planner, lambda one: max(one.partition_count, 1), validate_only
+        )
 
     async def _make(
-        self, wanted: Sequence[Wish], planner: Callable[[], Callable[[Wish], Plan]], validate_only: bool
+        self,
+        wanted: Sequence[Wish],
+        planner: Callable[[], Callable[[Wish], Planning]],
+        weight_of: Callable[[Wish], int],
+        validate_only: bool,
     ) -> list[Outcome]:
         """Carries out what is planned for each; ``planner`` is asked once nothing else is changed."""
-        names = [one.name for one in wanted]
-        async with self.changing():
-            plan = planner()
-            decided: list[Plan | KafkaError] = []
-            for one in wanted:
-                try:
-                    decided.append(plan(one))
-                except KafkaError as error:
-                    decided.append(error)
-            if validate_only:
-                return [_decided_only(name, item) for name, item in zip(names, decided, strict=True)]
-            outcomes, others = await self._carry_out(names, decided)
-        await wait_for_others(others)
-        return outcomes
+
+        async def some(part: Sequence[Wish]) -> tuple[list[Outcome], list[asyncio.Future[None]]]:
+            names = [one.name for one in part]
+            async with self.changing():
+                plan = planner()
+                decided: list[Plan | KafkaError] = []
+                for one in part:
+                    try:
+                        decided.append(await with_pauses(plan(one)))
+                    except KafkaError as error:
+                        decided.append(error.as_result())
+                if validate_only:
+                    return [_decided_only(name, item) for name, item in zip(names, decided, strict=True)], []
+                return await self._carry_out(names, decided)
+
+        return await in_parts(wanted, weight_of, lambda one: one.name, some)
 
     async def delete_topics(self, names: Iterable[str], *, are_marked: bool = False) -> list[Outcome]:
         """Deletes topics; one outcome each, in order. The topics are gone for everybody when it returns.
 
         ``are_marked``: somebody has marked them in the store already.
         """
-        names = list(names)
-        others: list[asyncio.Future[None]] = []
-        async with self.changing():
-            if not self.config().bool("delete.topic.enable"):
-                raise KafkaError(
-                    "topics cannot be deleted here: delete.topic.enable is false",
-                    ErrorCode.TOPIC_DELETION_DISABLED,
-                )
-            before = self._image
-            topics = [before.topics.get(name) for name in names]
-            marks = [[] if are_marked else deletion_mark(topic) for topic in topics if topic is not None]
-            errors = await self.attempt_all(marks)
-            # Who finds the mark there finds what it wanted: an administrator has just made it, for instance.
-            remaining = iter(None if _is_there(error) else error for error in errors)
-            outcomes = [
-                Outcome(name, topic, next(remaining) if topic is not None else missing_topic(before, name))
-                for name, topic in zip(names, topics, strict=True)
-            ]
-            gone = [
-                outcome.topic for outcome in outcomes if outcome.error is None and outcome.topic is not None
-            ]
-            if gone:
-                deleting = {**before.deleting, **{topic.name: topic for topic in gone}}
-                self._image = before.with_topics(removed=[topic.name for topic in gone], deleting=deleting)
-                delta = await self._delete(Delta(before, self._image, deleted=gone))
-                await self.moves.tidy()
-                outcomes = [_with_failure(outcome, delta) for outcome in outcomes]
-                others = delta.others
-        await wait_for_others(others)
-        return outcomes
+
+        def weight_of(name: str) -> int:
+            topic = self._image.topics.get(name)
+            return max(len(topic.partitions), 1) if topic is not None else 1
+
+        async def some(part: Sequence[str]) -> tuple[list[Outcome], list[asyncio.Future[None]]]:
+            async with self.changing():
+                return await self._delete_topics(part, are_marked)
+
+        return await in_parts(list(names), weight_of, str, some)
+
+    async def _delete_topics(
+        self, names: Sequence[str], are_marked: bool
+    ) -> tuple[list[Outcome], list[asyncio.Future[None]]]:
+        if not self.config().bool("delete.topic.enable"):
+            raise KafkaError(
+                "topics cannot be deleted here: delete.topic.enable is false",
+                ErrorCode.TOPIC_DELETION_DISABLED,
+            )
+        before = self._image
+        topics = [before.topics.get(name) for name in names]
+        marks = [[] if are_marked else deletion_mark(topic) for topic in topics if topic is not None]
+        errors = await self.attempt_all(marks)
+        # Who finds the mark there finds what it wanted: an administrator has just made it, for instance.
+        remaining = iter(None if _is_there(error) else error for error in errors)
+        outcomes = [
+            Outcome(name, topic, next(remaining) if topic is not None else missing_topic(before, name))
+            for name, topic in zip(names, topics, strict=True)
+        ]
+        gone = [outcome.topic for outcome in outcomes if outcome.error is None and outcome.topic is not None]
+        if not gone:
+            return outcomes, []
+        deleting = {**before.deleting, **{topic.name: topic for topic in gone}}
+        self._image = before.with_topics(removed=[topic.name for topic in gone], deleting=deleting)
+        delta = await self._delete(Delta(before, self._image, deleted=gone))
+        await self.moves.tidy()
+        return [_with_failure(outcome, delta) for outcome in outcomes], delta.others
 
     async def finish_moves(self) -> None:
         """Ends the moves whose new replicas are in sync."""
@@ -243,7 +260,7 @@ class Controller(Office):
                     if not validate_only:
                         await self._carry_out_config(plan)
                 except KafkaError as error:
-                    errors.append(error)
+                    errors.append(error.as_result())
                 else:
                     errors.append(None)
         return errors
@@ -348,7 +365,10 @@ class Controller(Office):
     async def _remove_nodes(self, topics: list[TopicImage]) -> None:
         """Removes what the store has of topics without replicas; what fails comes before the next change."""
         deleting = dict(self._image.deleting)
-        errors = await self.attempt_all([removal(topic) for topic in topics])
+        if len(topics) == 1:  # It may have many partitions.
+            errors = [await self.attempt(removal(topics[0]))]
+        else:
+            errors = await self.attempt_all([list(removal(topic)) for topic in topics])
         for topic, refused in zip(topics, errors, strict=True):
             error: TidemillError | None = refused
             if error is not None and self.is_active:

@@ -6,12 +6,12 @@ goes in, and a plan comes out, or a :class:`KafkaError` with the code for the cl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
 from tidemill.controller.names import METADATA_TOPIC, TakenNames, check_name
-from tidemill.controller.placement import place_replicas
+from tidemill.controller.placement import PARTITIONS_A_PAUSE, placing_replicas
 from tidemill.coordination.image import TOPIC, ClusterImage, PartitionImage, TopicImage, partition_state
 from tidemill.coordination.nodes import (
     CONTROLLER_EPOCH,
@@ -23,6 +23,7 @@ from tidemill.coordination.nodes import (
 from tidemill.coordination.port import Check, Create, Delete, Operation, SetData
 from tidemill.model.configs import BrokerConfig, check_topic_settings
 from tidemill.model.errors import ConfigError, ErrorCode, KafkaError
+from tidemill.model.slices import in_one_go
 
 PARTITIONS_PER_REQUEST_MAX = 10_000
 """As in Kafka: one request cannot tie the controller up, nor fill its memory by one large number."""
@@ -58,6 +59,10 @@ class Plan(NamedTuple):
     operations: list[Operation]
 
 
+Planning = Generator[None, None, Plan]
+"""Pauses now and then; what it plans for holds when it began."""
+
+
 class PartitionBudget:
     """How many partitions one request may still make."""
 
@@ -84,7 +89,23 @@ def plan_creation(
     taken: TakenNames,
     budget: PartitionBudget,
 ) -> Plan:
-    """Makes a topic. ``taken`` and ``budget`` are those of the whole request."""
+    """As :func:`planning_creation`, in one go."""
+    return in_one_go(planning_creation(image, wanted, config, topic_id, random, taken, budget))
+
+
+def planning_creation(
+    image: ClusterImage,
+    wanted: NewTopic,
+    config: BrokerConfig,
+    topic_id: bytes,
+    random: Random,
+    taken: TakenNames,
+    budget: PartitionBudget,
+) -> Planning:
+    """Makes a topic, with a pause after some partitions each.
+
+    ``taken`` and ``budget`` are those of the whole request.
+    """
     check_name(wanted.name)
     if wanted.name == METADATA_TOPIC:
         raise KafkaError(f"the topic {METADATA_TOPIC} cannot be created", ErrorCode.INVALID_REQUEST)
@@ -101,20 +122,39 @@ def plan_creation(
         )
     taken.check(wanted.name)
     settings = check_settings(wanted.config)
-    replicas = _replicas_of(image, wanted, config, random, budget)
+    replicas = yield from _replicas_of(image, wanted, config, random, budget)
     taken.add(wanted.name)
-    partitions = tuple(
-        PartitionImage(number, placed[0], 0, placed, _in_sync(image, placed))
-        for number, placed in enumerate(replicas)
-    )
-    topic = TopicImage(wanted.name, topic_id, partitions, settings)
+    partitions = yield from _new_partitions(image, replicas, 0)
+    topic = TopicImage(wanted.name, topic_id, tuple(partitions), settings)
+    data = yield from _encoded(topic)
     operations: list[Operation] = [
         write_config("topics", topic.name, settings, False),
-        Create(TopicNode.path(topic.name), TopicNode.encode(topic.assignment())),
+        Create(TopicNode.path(topic.name), data),
         Create(PartitionStateNode.parents(topic.name)),
     ]
-    operations += state_creations(topic, 0, image.controller_epoch)
+    operations += yield from state_creations(topic, 0, image.controller_epoch)
     return Plan(topic, operations)
+
+
+def _new_partitions(
+    image: ClusterImage, replicas: Sequence[Sequence[int]], first: int
+) -> Generator[None, None, list[PartitionImage]]:
+    partitions = []
+    for number, placed in enumerate(replicas, first):
+        partitions.append(PartitionImage(number, placed[0], 0, list(placed), _in_sync(image, placed)))
+        if len(partitions) % PARTITIONS_A_PAUSE == 0:
+            yield
+    return partitions
+
+
+def _encoded(topic: TopicImage) -> Generator[None, None, bytes]:
+    assignment = topic.assignment()
+    if len(topic.partitions) > PARTITIONS_A_PAUSE:
+        yield
+    data = TopicNode.encode(assignment)
+    if len(topic.partitions) > PARTITIONS_A_PAUSE:
+        yield
+    return data
 
 
 def is_creation(plan: Plan) -> bool:
@@ -145,24 +185,28 @@ def check_settings(settings: Mapping[str, str | None]) -> dict[str, str]:
     return {name: text for name, text in settings.items() if text is not None}
 
 
-def state_creations(topic: TopicImage, first: int, controller_epoch: int) -> list[Operation]:
+def state_creations(
+    topic: TopicImage, first: int, controller_epoch: int
+) -> Generator[None, None, list[Operation]]:
     """Makes the state nodes of the partitions from number ``first`` on."""
     operations: list[Operation] = []
     for partition in topic.partitions[first:]:
         state = PartitionStateNode.encode(partition_state(partition, controller_epoch))
         operations.append(Create(PartitionStateNode.parent(topic.name, partition.partition)))
         operations.append(Create(PartitionStateNode.path(topic.name, partition.partition), state))
+        if len(operations) % (2 * PARTITIONS_A_PAUSE) == 0:
+            yield
     return operations
 
 
-def _in_sync(image: ClusterImage, replicas: list[int]) -> list[int]:
+def _in_sync(image: ClusterImage, replicas: Sequence[int]) -> list[int]:
     """A new partition's in-sync set: the replicas that live."""
     return [broker for broker in replicas if broker in image.brokers]
 
 
 def _replicas_of(
     image: ClusterImage, wanted: NewTopic, config: BrokerConfig, random: Random, budget: PartitionBudget
-) -> list[list[int]]:
+) -> Generator[None, None, Sequence[Sequence[int]]]:
     if wanted.assignments:
         if wanted.replication_factor != CHOOSE or wanted.partition_count != CHOOSE:
             raise KafkaError(
@@ -170,7 +214,7 @@ def _replicas_of(
                 ErrorCode.INVALID_REQUEST,
             )
         budget.take(len(wanted.assignments))
-        return _assigned_by_hand(image, wanted.assignments)
+        return (yield from _assigned_by_hand(image, wanted.assignments))
     factor = wanted.replication_factor
     if factor == CHOOSE:
         factor = config.int("default.replication.factor")
@@ -189,19 +233,29 @@ def _replicas_of(
         )
     budget.take(count)
     racks = {broker.broker_id: broker.rack for broker in image.brokers.values()}
-    return place_replicas(racks, count, factor, random)
+    return (yield from placing_replicas(racks, count, factor, random))
 
 
-def _assigned_by_hand(image: ClusterImage, assignments: Mapping[int, Sequence[int]]) -> list[list[int]]:
+def _assigned_by_hand(
+    image: ClusterImage, assignments: Mapping[int, Sequence[int]]
+) -> Generator[None, None, Sequence[Sequence[int]]]:
     if sorted(assignments) != list(range(len(assignments))):
         raise KafkaError(
             f"partitions are numbered from 0 without gaps; assigned were {shown(sorted(assignments))}",
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
         )
-    factor = len(assignments[0])
-    for number in range(len(assignments)):
-        check_replicas(image, number, assignments[number], factor)
-    return [list(assignments[number]) for number in range(len(assignments))]
+    placed = [assignments[number] for number in range(len(assignments))]
+    yield from _check_all_replicas(image, placed, 0, len(assignments[0]))
+    return placed
+
+
+def _check_all_replicas(
+    image: ClusterImage, placed: Sequence[Sequence[int]], first: int, factor: int
+) -> Generator[None, None, None]:
+    for number, replicas in enumerate(placed, first):
+        check_replicas(image, number, replicas, factor)
+        if number % PARTITIONS_A_PAUSE == PARTITIONS_A_PAUSE - 1:
+            yield
 
 
 def check_replicas(image: ClusterImage, number: int, replicas: Sequence[int], factor: int) -> None:
@@ -230,7 +284,15 @@ def shown(numbers: Sequence[int] | Mapping[int, object]) -> str:
 
 
 def plan_growth(image: ClusterImage, growth: Growth, random: Random, budget: PartitionBudget) -> Plan:
-    """Adds partitions to a topic; placed so that they continue the round of those that are there."""
+    """As :func:`planning_growth`, in one go."""
+    return in_one_go(planning_growth(image, growth, random, budget))
+
+
+def planning_growth(image: ClusterImage, growth: Growth, random: Random, budget: PartitionBudget) -> Planning:
+    """Adds partitions to a topic, with a pause after some each.
+
+    They are placed so that they continue the round of those that are there.
+    """
     topic = image.topics.get(growth.name)
     if topic is None:
         raise missing_topic(image, growth.name)
@@ -244,8 +306,10 @@ def plan_growth(image: ClusterImage, growth: Growth, random: Random, budget: Par
         )
     budget.take(growth.partition_count - existing)
     factor = len(topic.partitions[0].target) if topic.partitions else 1
+    placed: Sequence[Sequence[int]]
     if growth.assignments is None:
-        placed = _placed_after(image, topic, growth.partition_count - existing, factor, random)
+        added_count = growth.partition_count - existing
+        placed = yield from _placed_after(image, topic, added_count, factor, random)
     elif len(growth.assignments) != growth.partition_count - existing:
         added_count = growth.partition_count - existing
         raise KafkaError(
@@ -253,28 +317,24 @@ def plan_growth(image: ClusterImage, growth: Growth, random: Random, budget: Par
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
         )
     else:
-        for number, replicas in enumerate(growth.assignments, existing):
-            check_replicas(image, number, replicas, factor)
-        placed = [list(replicas) for replicas in growth.assignments]
-    added = tuple(
-        PartitionImage(number, replicas[0], 0, replicas, _in_sync(image, replicas))
-        for number, replicas in enumerate(placed, existing)
-    )
-    grown = topic.with_partitions(topic.partitions + added, topic.node_version + 1)
-    data = TopicNode.encode(grown.assignment())
+        placed = growth.assignments
+        yield from _check_all_replicas(image, placed, existing, factor)
+    added = yield from _new_partitions(image, placed, existing)
+    grown = topic.with_partitions((*topic.partitions, *added), topic.node_version + 1)
+    data = yield from _encoded(grown)
     operations: list[Operation] = [SetData(TopicNode.path(topic.name), data, topic.node_version)]
-    operations += state_creations(grown, existing, image.controller_epoch)
+    operations += yield from state_creations(grown, existing, image.controller_epoch)
     return Plan(grown, operations)
 
 
 def _placed_after(
     image: ClusterImage, topic: TopicImage, count: int, factor: int, random: Random
-) -> list[list[int]]:
+) -> Generator[None, None, list[list[int]]]:
     racks = {broker.broker_id: broker.rack for broker in image.brokers.values()}
     start: int | None = None
     if topic.partitions and topic.partitions[0].replicas[0] in racks:
         start = sorted(racks).index(topic.partitions[0].replicas[0])
-    return place_replicas(racks, count, factor, random, len(topic.partitions), start)
+    return (yield from placing_replicas(racks, count, factor, random, len(topic.partitions), start))
 
 
 def unknown_topic(name: str) -> KafkaError:
@@ -295,18 +355,16 @@ def deletion_mark(topic: TopicImage) -> list[Operation]:
     return [Check(TopicNode.path(topic.name)), Create(DeleteTopicNode.path(topic.name))]
 
 
-def removal(topic: TopicImage) -> list[Operation]:
+def removal(topic: TopicImage) -> Iterator[Operation]:
     """Ends a deletion: takes all away that the controller writes of a topic, what lies below others first."""
-    operations: list[Operation] = []
     for one in topic.partitions:
-        operations.append(Delete(PartitionStateNode.path(topic.name, one.partition)))
-        operations.append(Delete(PartitionStateNode.parent(topic.name, one.partition)))
-    operations.append(Delete(PartitionStateNode.parents(topic.name)))
-    operations.append(Delete(TopicNode.path(topic.name)))
+        yield Delete(PartitionStateNode.path(topic.name, one.partition))
+        yield Delete(PartitionStateNode.parent(topic.name, one.partition))
+    yield Delete(PartitionStateNode.parents(topic.name))
+    yield Delete(TopicNode.path(topic.name))
     if topic.has_config_node:
-        operations.append(Delete(ConfigNode.path("topics", topic.name)))
-    operations.append(Delete(DeleteTopicNode.path(topic.name)))
-    return operations
+        yield Delete(ConfigNode.path("topics", topic.name))
+    yield Delete(DeleteTopicNode.path(topic.name))
 
 
 def fence(controller_epoch_version: int) -> Check:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 
 from tidemill.controller.elections import (
     LogEnd,
@@ -123,11 +123,10 @@ class UncleanRecovery:
                     by_broker.setdefault(broker, []).append(key)
         return await self.ask(by_broker, ANSWERS_S) if by_broker else {}
 
-    async def ends_of(self, partitions: Iterable[TopicPartition] | None) -> LogEnds:
-        """The log ends of the live replicas of leaderless ``partitions``, or of all that have no leader."""
+    async def ends_of(self, asked: Container[TopicPartition] | None) -> LogEnds:
+        """The log ends of the live replicas of leaderless ``asked``, or of all that have no leader."""
         office = self._office
         image, stopping = office.image, office.stopping()
-        asked = None if partitions is None else set(partitions)
         wanted = {}
         for name in image.topic_index.leaderless:
             for partition in image.topics[name].partitions:

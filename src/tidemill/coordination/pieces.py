@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tidemill.coordination.port import Create, Operation, SetData
 
-OPERATIONS_MAX = 1000
-"""In one transaction: it is applied in one go, and others wait for it."""
+OPERATIONS_MAX = 600
+"""In one transaction: it is applied in one go, and others wait for it, four milliseconds in plain Python."""
 BYTES_MAX = 512 * 1024
 """Half of what a request holds. The other half is for the root under which all paths lie, and for headers."""
 OVERHEAD_BYTES = 64
@@ -50,7 +50,7 @@ def in_groups(changes: Iterable[Sequence[Operation]]) -> Iterator[list[Sequence[
     group: list[Sequence[Operation]] = []
     count = size = 0
     for change in changes:
-        own = sum(map(_bytes_of, change))
+        own = sum(map(_bytes_of, change)) if len(change) <= OPERATIONS_MAX else BYTES_MAX
         if group and (size + own > BYTES_MAX or count + len(change) > OPERATIONS_MAX):
             yield group
             group, count, size = [], 0, 0

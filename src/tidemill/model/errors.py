@@ -207,6 +207,15 @@ class KafkaError(TidemillError):
         """Whether the same request may succeed when it is sent again."""
         return self.code in RETRIABLE
 
+    def as_result(self) -> KafkaError:
+        """Itself, as one of the results of a command: without the frames in which it was raised.
+
+        They refer to the results, and so each error to all of them: only the collector of cycles could free
+        those, all at once.
+        """
+        self.__traceback__ = self.__context__ = self.__cause__ = None
+        return self
+
 
 class ConfigError(TidemillError):
     """A configuration value that cannot be used; the text names the key, the value and what is allowed."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tidemill.broker.admin_log import note
@@ -10,6 +12,7 @@ from tidemill.broker.handlers.common import external_text, store_error, within
 from tidemill.controller.reassignment import Wishes
 from tidemill.coordination.port import StoreError
 from tidemill.model.errors import KafkaError
+from tidemill.model.slices import slices_of
 from tidemill.model.types import TopicPartition
 from tidemill.wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -27,29 +30,29 @@ async def handle(
     broker: Broker, context: RequestContext, request: AlterPartitionReassignmentsRequest
 ) -> AlterPartitionReassignmentsResponse:
     """One result a partition, once its move has begun; where one comes twice, the last wish counts."""
-    wishes = {
-        TopicPartition(context.internal_name(topic.name), one.partition_index): one.replicas
-        for topic in request.topics
-        for one in topic.partitions
-    }
+    turns = context.turns
+    wishes: dict[TopicPartition, Sequence[int] | None] = {}
+    async for topic in turns.over(request.topics):
+        name = context.internal_name(topic.name)
+        async for one in turns.over(topic.partitions):
+            wishes[TopicPartition(name, one.partition_index)] = one.replicas
     allowed = request.allow_replication_factor_change
     response = AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=allowed, error_code=0, error_message=None, responses=[]
     )
     try:
         work = _alter(broker, context, wishes, allowed)
-        errors = await context.turns.rest(within(request.timeout_ms, work))
+        errors = await turns.rest(within(request.timeout_ms, work))
     except (KafkaError, StoreError) as problem:
         error = problem if isinstance(problem, KafkaError) else store_error(problem)
         response.error_code, response.error_message = error.code, external_text(error)
         return response
-    response.responses = [
-        ReassignableTopicResponse(
-            name=topic.name,
-            partitions=[_result(context.internal_name(topic.name), one, errors) for one in topic.partitions],
-        )
-        for topic in request.topics
-    ]
+    async for topic in turns.over(request.topics):
+        name = context.internal_name(topic.name)
+        results = [_result(name, one, errors) async for one in turns.over(topic.partitions)]
+        response.responses.append(ReassignableTopicResponse(name=topic.name, partitions=results))
+    await turns.let_go(errors)
+    await turns.let_go(wishes)
     return response
 
 
@@ -57,10 +60,12 @@ async def _alter(
     broker: Broker, context: RequestContext, wishes: Wishes, allowed: bool
 ) -> dict[TopicPartition, KafkaError]:
     errors = await broker.controller.moves.alter(wishes, factor_may_change=allowed)
-    taken = [(key, replicas) for key, replicas in wishes.items() if key not in errors]
-    started = [f"{key} to {list(replicas)}" for key, replicas in taken if replicas is not None]
-    note(context, "reassignments started", started)
-    note(context, "reassignments cancelled", [str(key) for key, replicas in taken if replicas is None])
+    for some in slices_of(list(wishes)):
+        taken = [key for key in some if key not in errors]
+        started = [f"{key} to {wishes[key]}" for key in taken if wishes[key] is not None]
+        note(context, "reassignments started", started)
+        note(context, "reassignments cancelled", [str(key) for key in taken if wishes[key] is None])
+        await asyncio.sleep(0)
     return errors
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from tidemill.broker.admin_log import note
+from tidemill.broker.admin_log import note_each
 from tidemill.broker.request_slices import in_slices
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
@@ -39,13 +39,12 @@ async def handle(
                 if code == ErrorCode.NONE:
                     started.append(f"{key} to {wanted.path}")
                 told.append(AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code))
-    note(context, "moves between directories started", started)
-    return AlterReplicaLogDirsResponse(
-        results=[
-            AlterReplicaLogDirTopicResult(topic_name=name, partitions=partitions)
-            for name, partitions in results.items()
-        ]
-    )
+    await note_each(context, "moves between directories started", started, str)
+    response = AlterReplicaLogDirsResponse()
+    async for name, partitions in context.turns.over(results.items()):
+        response.results.append(AlterReplicaLogDirTopicResult(topic_name=name, partitions=partitions))
+    await context.turns.let_go(results)
+    return response
 
 
 def begin(broker: Broker, key: TopicPartition, path: str) -> int:

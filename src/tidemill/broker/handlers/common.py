@@ -26,6 +26,9 @@ Result = TypeVar("Result")
 
 NO_LEADER = -1
 
+SETTINGS_MAX = 1000
+"""Of one resource in one request: there are some hundred keys, and each may be named once."""
+
 TEXT_CHARACTERS_MAX = 1000
 """Of an error's text: a string of the protocol holds 32,767 bytes, and a request many names."""
 
@@ -115,6 +118,16 @@ def internal_resource(context: RequestContext, resource_type: int, name: str) ->
 def shown_keys(keys: Mapping[str, Key]) -> list[Key]:
     """The keys that clients see: those of Kafka's own tests (``internal.*``) are left out."""
     return [key for name, key in keys.items() if not name.startswith("internal.")]
+
+
+def check_setting_count(count: int) -> None:
+    """Raises INVALID_REQUEST when a request names more settings of one resource than there can be."""
+    if count > SETTINGS_MAX:
+        raise KafkaError(
+            f"{count} settings of one resource are too many: a request names at most {SETTINGS_MAX}. "
+            "Name each key once.",
+            ErrorCode.INVALID_REQUEST,
+        )
 
 
 def external_text(error: KafkaError) -> str:

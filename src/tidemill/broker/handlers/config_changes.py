@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tidemill.broker import loggers
 from tidemill.broker.admin_log import note
 from tidemill.broker.context import RequestContext
-from tidemill.broker.handlers.common import external_text, internal_resource
+from tidemill.broker.handlers.common import check_setting_count, external_text, internal_resource
 from tidemill.controller.configs import AlterOperation, ResourceType
 from tidemill.controller.shell import ConfigCommand
 from tidemill.model.configs import BROKER_KEYS, TOPIC_KEYS
@@ -30,6 +30,10 @@ class Resource(Protocol):
 
     resource_type: int
     resource_name: str
+
+    @property
+    def configs(self) -> Sequence[object]:
+        """Its changes."""
 
 
 Change = TypeVar("Change", bound=Resource)
@@ -58,6 +62,7 @@ async def alter(
         try:
             if counts[kind, name] > 1:
                 raise KafkaError("the resource comes twice in this request", ErrorCode.INVALID_REQUEST)
+            check_setting_count(len(resource.configs))
             command = command_for(kind, internal_resource(context, kind, name), resource)
             await context.turns.rest(_carry_out(broker, command, validate_only))
             if not validate_only:
@@ -72,6 +77,7 @@ async def alter(
                 resource_name=name,
             )
         )
+    await context.turns.let_go(counts)
     return results
 
 

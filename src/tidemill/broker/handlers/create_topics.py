@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tidemill.broker.admin_log import note
+from tidemill.broker.admin_log import note_each
 from tidemill.broker.context import RequestContext
-from tidemill.broker.handlers.common import external_text, shown_keys, within
-from tidemill.controller.shell import Outcome
+from tidemill.broker.handlers.common import check_setting_count, external_text, shown_keys, within
+from tidemill.controller.command_parts import Outcome
 from tidemill.controller.topics import PARTITIONS_PER_REQUEST_MAX, NewTopic
 from tidemill.coordination.image import TopicImage
 from tidemill.model.configs import TOPIC_KEYS, BrokerConfig
@@ -45,19 +45,21 @@ async def handle(
                 raise KafkaError(f"{topic.name!r} comes twice in this request", ErrorCode.INVALID_REQUEST)
             wanted.append(await _wanted(context, topic))
         except KafkaError as error:
-            outcomes[topic.name] = Outcome(topic.name, error=error)
+            outcomes[topic.name] = Outcome(topic.name, error=error.as_result())
     if wanted:
         try:
             work = _create(broker, context, wanted, request.validate_only)
             made = await context.turns.rest(within(request.timeout_ms, work))
         except KafkaError as error:
             made = [Outcome(topic.name, error=error) for topic in wanted]
-        for outcome in made:
+        async for outcome in context.turns.over(made):
             outcomes[context.external_name(outcome.name)] = outcome
     shown = Shown(broker.config)
     response = CreateTopicsResponse()
     async for name in context.turns.over(counts):
         response.topics.append(_result(shown, name, outcomes[name], request.validate_only))
+    await context.turns.let_go(counts)
+    await context.turns.let_go(outcomes)
     return response
 
 
@@ -66,7 +68,8 @@ async def _create(
 ) -> list[Outcome]:
     outcomes = await broker.controller.create_topics(wanted, validate_only=validate_only)
     if not validate_only:
-        note(context, "topics created", [described(one.topic) for one in outcomes if one.topic is not None])
+        made = [one.topic for one in outcomes if one.topic is not None]
+        await note_each(context, "topics created", made, described)
     return outcomes
 
 
@@ -78,6 +81,13 @@ def described(topic: TopicImage) -> str:
 
 
 async def _wanted(context: RequestContext, topic: CreatableTopic) -> NewTopic:
+    check_setting_count(len(topic.configs))
+    if len(topic.assignments) > PARTITIONS_PER_REQUEST_MAX:
+        raise KafkaError(
+            f"{len(topic.assignments)} partitions are too many: one request makes at most"
+            f" {PARTITIONS_PER_REQUEST_MAX}. Assign fewer, or grow the topic by another request.",
+            ErrorCode.POLICY_VIOLATION,
+        )
     assignments: dict[int, list[int]] = {}
     async for assignment in context.turns.over(topic.assignments):
         if assignment.partition_index in assignments:

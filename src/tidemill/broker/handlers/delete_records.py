@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
-from tidemill.broker.admin_log import note
-from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.broker.admin_log import note_each
+from tidemill.model.errors import ErrorCode, KafkaError, StorageError
+from tidemill.model.slices import slices_of
 from tidemill.replication.waiting import DeletionCallback
 from tidemill.wire.messages.delete_records import (
     DeleteRecordsPartitionResult,
@@ -63,13 +64,20 @@ async def handle(
         topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=results))
     try:
         if deletions:
-            texts = [f"{one.partition.topic}-{one.partition.index} below {one.offset}" for one in deletions]
-            note(context, "records deleted", texts)
-            await context.turns.rest(_wait(broker, deletions, request.timeout_ms))
+            await note_each(context, "records deleted", deletions, _shown)
+            await _wait(broker, context, deletions, request.timeout_ms)
+        while deletions:
+            await context.turns.step()
+            one = deletions.pop()
+            one.partition.stop_waiting_deleted(one.waiter)
     finally:
         for one in deletions:
             one.partition.stop_waiting_deleted(one.waiter)
     return DeleteRecordsResponse(topics=topics)
+
+
+def _shown(one: Deletion) -> str:
+    return f"{one.partition.topic}-{one.partition.index} below {one.offset}"
 
 
 def begin(partition: Partition, offset: int, result: DeleteRecordsPartitionResult) -> Deletion:
@@ -99,17 +107,28 @@ def delete(partition: Partition, offset: int) -> int:
     return int(target)
 
 
-async def _wait(broker: Broker, deletions: list[Deletion], timeout_ms: int) -> None:
+async def _wait(broker: Broker, context: RequestContext, deletions: list[Deletion], timeout_ms: int) -> None:
     """Waits until all are done, or ``timeout_ms`` is over, and fills in the results."""
-    directories: dict[DataDirectory, None] = {}
-    for one in deletions:
-        directories[broker.logs.directory_of(one.partition.log)] = None
+    turns = context.turns
+    directories: dict[DataDirectory, list[StorageError]] = {}
+    pending: list[asyncio.Future[KafkaError | None]] = []
+    async for one in turns.over(deletions):
+        directories[broker.logs.directory_of(one.partition.log)] = []
+        if not one.done.done():
+            pending.append(one.done)
     clock = broker.clock
     until = clock.monotonic() + timeout_ms / 1000
-    await broker.partitions.checkpoints.log_starts_in(list(directories))
-    await asyncio.wait([one.done for one in deletions], timeout=max(until - clock.monotonic(), 0.0))
-    for one in deletions:
+    for directory in directories:
+        # What is not written down would be there again after a crash of this broker, which leads.
+        checkpoints = broker.partitions.checkpoints
+        directories[directory] = await turns.rest(checkpoints.log_starts_in([directory]))
+    for some in slices_of(pending):
+        await turns.rest(asyncio.wait(some, timeout=max(until - clock.monotonic(), 0.0)))
+    async for one in turns.over(deletions):
         error = one.done.result() if one.done.done() else None
+        problems = directories.get(broker.logs.directory_of(one.partition.log))
+        if error is None and problems:
+            error = problems[0]
         if error is not None:
             one.result.error_code = error.code
             continue

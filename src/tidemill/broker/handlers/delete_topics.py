@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidemill.broker.admin_log import note
+from tidemill.broker.admin_log import note_each
 from tidemill.broker.context import RequestContext
 from tidemill.broker.handlers.common import external_text, within
-from tidemill.controller.shell import Outcome
+from tidemill.controller.command_parts import Outcome
 from tidemill.controller.topics import missing_topic
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
@@ -42,12 +42,14 @@ async def handle(
     async for result in context.turns.over(named):
         distinct[result.name, result.topic_id] = result
     results = list(distinct.values())
+    wanted: list[DeletableTopicResult] = []
     async for result in context.turns.over(results):
         if result.error_code == ErrorCode.NONE and counts[result.name] > 1:
             _refuse(result, KafkaError("the topic comes twice in this request", ErrorCode.INVALID_REQUEST))
-    wanted = [result for result in results if result.error_code == ErrorCode.NONE]
+        elif result.error_code == ErrorCode.NONE:
+            wanted.append(result)
     if wanted:
-        await context.turns.rest(_delete(broker, context, request.timeout_ms, wanted))
+        await _delete(broker, context, request.timeout_ms, wanted)
     await context.turns.let_go(counts)
     await context.turns.let_go(distinct)
     return DeleteTopicsResponse(responses=results)
@@ -79,21 +81,19 @@ async def _delete(
 ) -> None:
     names = [context.internal_name(result.name or "") for result in wanted]
     try:
-        outcomes = await within(timeout_ms, _carry_out(broker, context, names))
+        outcomes = await context.turns.rest(within(timeout_ms, _carry_out(broker, context, names)))
     except KafkaError as error:
         if error.code == ErrorCode.TOPIC_DELETION_DISABLED and context.api_version < DISABLED_FROM:
             error = KafkaError(str(error), ErrorCode.INVALID_REQUEST)
-        for result in wanted:
-            _refuse(result, error)
-        return
-    for result, outcome in zip(wanted, outcomes, strict=True):
+        outcomes = [Outcome(name, error=error) for name in names]
+    async for result, outcome in context.turns.over(zip(wanted, outcomes, strict=True)):
         if outcome.error is not None:
             _refuse(result, outcome.error)
 
 
 async def _carry_out(broker: Broker, context: RequestContext, names: list[str]) -> list[Outcome]:
     outcomes = await broker.controller.delete_topics(names)
-    note(context, "topics deleted", [one.name for one in outcomes if one.error is None])
+    await note_each(context, "topics deleted", [one.name for one in outcomes if one.error is None], str)
     return outcomes
 
 

@@ -28,12 +28,14 @@ async def handle(
 ) -> DescribeGroupsResponse:
     """Answers each group by itself, in the order asked; once, however often it is named."""
     groups = []
-    async for group_id in context.turns.over(dict.fromkeys(request.groups)):
+    asked = await context.turns.unique(request.groups)
+    async for group_id in context.turns.over(asked):
         view = broker.groups.describe(context.internal_name(group_id))
         if isinstance(view, ErrorCode):
             groups.append(DescribedGroup(group_id=group_id, error_code=view))
         else:
             groups.append(_described(context, group_id, view))
+    await context.turns.let_go(asked)
     return DescribeGroupsResponse(groups=groups)
 
 

@@ -65,15 +65,15 @@ async def handle(
                     is_future_key=True,
                 )
             )
-    return DescribeLogDirsResponse(
-        results=[
-            describe(broker, directory, context, by_directory.get(directory.path, {}))
-            for directory in broker.logs.directories
-        ]
-    )
+    response = DescribeLogDirsResponse()
+    for data_directory in broker.logs.directories:
+        topics = by_directory.get(data_directory.path, {})
+        response.results.append(await describe(broker, data_directory, context, topics))
+    await context.turns.let_go(wanted or set())
+    return response
 
 
-def describe(
+async def describe(
     broker: Broker,
     directory: DataDirectory,
     context: RequestContext,
@@ -89,12 +89,10 @@ def describe(
     except OSError as problem:
         log.warning("the space of %s cannot be told: %s", directory.path, problem)
         return failed
-    return DescribeLogDirsResult(
-        log_dir=directory.path,
-        total_bytes=total_bytes,
-        usable_bytes=usable_bytes,
-        topics=[
-            DescribeLogDirsTopic(name=context.external_name(name), partitions=partitions)
-            for name, partitions in topics.items()
-        ],
+    result = DescribeLogDirsResult(
+        log_dir=directory.path, total_bytes=total_bytes, usable_bytes=usable_bytes, topics=[]
     )
+    async for name, partitions in context.turns.over(topics.items()):
+        result.topics.append(DescribeLogDirsTopic(name=context.external_name(name), partitions=partitions))
+    await context.turns.let_go(topics)
+    return result

@@ -39,22 +39,23 @@ async def handle(
     """One page, from the cursor on (its topic included)."""
     cursor = request.cursor
     image = broker.metadata.image
-    if request.topics:
-        names = {topic.name for topic in request.topics}
-    else:
-        names = {context.external_name(name) for name in image.topics}
+    turns = context.turns
+    asked = [topic.name for topic in request.topics]
+    names = await turns.unique(asked or map(context.external_name, image.topics))
     if cursor is not None and (
         cursor.partition_index < 0 or (request.topics and cursor.topic_name not in names)
     ):
         refused = DescribeTopicPartitionsResponse()
-        async for name in context.turns.over(sorted(names)):
+        async for name in turns.over(await turns.in_order(names)):
             refused.topics.append(_refused(name, ErrorCode.INVALID_REQUEST))
         return refused
     first = cursor.topic_name if cursor is not None else ""
     limit = broker.config.int("max.request.partition.size.limit")
     left = max(1, min(limit, request.response_partition_limit))
     response = DescribeTopicPartitionsResponse()
-    async for name in context.turns.over(sorted(name for name in names if name >= first)):
+    async for name in turns.over(await turns.in_order(names)):
+        if name < first:
+            continue
         start = cursor.partition_index if cursor is not None and name == first else 0
         topic = image.topics.get(context.internal_name(name))
         if topic is None:
@@ -79,6 +80,7 @@ async def handle(
         if start + len(page) < len(topic.partitions):
             response.next_cursor = Cursor(topic_name=name, partition_index=start + len(page))
             break
+    await turns.let_go(names)
     return response
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidemill.broker.admin_log import note
+from tidemill.broker.admin_log import note_each
 from tidemill.broker.context import RequestContext
-from tidemill.broker.handlers.common import by_topic, external_text, store_error, within
+from tidemill.broker.handlers.common import external_text, store_error, within
 from tidemill.controller.preferred import ElectionType
 from tidemill.coordination.port import StoreError
 from tidemill.model.errors import KafkaError
@@ -30,43 +30,49 @@ async def handle(
     broker: Broker, context: RequestContext, request: ElectLeadersRequest
 ) -> ElectLeadersResponse:
     """One result a partition; when all were asked for, those only where an election was needed."""
-    wanted: list[TopicPartition] | None = None
+    turns = context.turns
+    wanted: dict[TopicPartition, None] | None = None
     if request.topic_partitions is not None:
-        wanted = [
-            TopicPartition(context.internal_name(topic.topic), number)
-            for topic in request.topic_partitions
-            for number in topic.partitions
-        ]
+        wanted = {}
+        async for topic in turns.over(request.topic_partitions):
+            name = context.internal_name(topic.topic)
+            async for number in turns.over(topic.partitions):
+                wanted[TopicPartition(name, number)] = None
     results: dict[TopicPartition, KafkaError | None]
     failure: KafkaError | None = None
     try:
         work = _elect(broker, context, wanted, request.election_type)
-        results = await context.turns.rest(within(request.timeout_ms, work))
+        results = await turns.rest(within(request.timeout_ms, work))
     except KafkaError as error:
         failure = error
     except StoreError as error:
         failure = store_error(error)
     if failure is not None:
         results = dict.fromkeys(wanted or (), failure)
-    return ElectLeadersResponse(
+    response = ElectLeadersResponse(
         error_code=failure.code if failure is not None and context.api_version >= ERROR_CODE_FROM else 0,
-        replica_election_results=[
-            ReplicaElectionResult(
-                topic=context.external_name(name),
-                partition_result=[_result(number, error) for number, error in errors.items()],
-            )
-            for name, errors in by_topic(results).items()
-        ],
+        replica_election_results=[],
     )
+    of_topic: dict[str, list[PartitionResult]] = {}
+    async for (name, number), problem in turns.over(results.items()):
+        of_topic.setdefault(name, []).append(_result(number, problem))
+    async for name, found in turns.over(of_topic.items()):
+        response.replica_election_results.append(
+            ReplicaElectionResult(topic=context.external_name(name), partition_result=found)
+        )
+    await turns.let_go(of_topic)
+    await turns.let_go(results)
+    await turns.let_go(wanted or {})
+    return response
 
 
 async def _elect(
-    broker: Broker, context: RequestContext, wanted: list[TopicPartition] | None, election_type: int
+    broker: Broker, context: RequestContext, wanted: dict[TopicPartition, None] | None, election_type: int
 ) -> dict[TopicPartition, KafkaError | None]:
     results = await broker.controller.leading.elect(wanted, election_type)
     kind = "unclean" if election_type == ElectionType.UNCLEAN else "preferred"
-    elected = [str(partition) for partition, error in results.items() if error is None]
-    note(context, f"{kind} elections done", elected)
+    elected = [partition for partition, error in results.items() if error is None]
+    await note_each(context, f"{kind} elections done", elected, str)
     return results
 
 

@@ -33,7 +33,8 @@ async def handle(
     """Answers each key by itself; once, however often it is named."""
     if context.api_version >= BATCHED_FROM:
         found = []
-        async for key in context.turns.over(dict.fromkeys(request.coordinator_keys)):
+        keys = await context.turns.unique(request.coordinator_keys)
+        async for key in context.turns.over(keys):
             error, message, endpoint = await _find(broker, context, request.key_type, key)
             found.append(
                 Coordinator(
@@ -45,6 +46,7 @@ async def handle(
                     error_message=message,
                 )
             )
+        await context.turns.let_go(keys)
         return FindCoordinatorResponse(coordinators=found)
     error, message, endpoint = await _find(broker, context, request.key_type, request.key)
     return FindCoordinatorResponse(

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Final
 
 from tidemill.groups.effects import JoinRequest, Protocol
+from tidemill.model.errors import ErrorCode
+from tidemill.model.log_lines import cut_short
 from tidemill.wire.messages.join_group import JoinGroupRequest, JoinGroupResponse, JoinGroupResponseMember
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
     from tidemill.broker.context import RequestContext
 
+log = logging.getLogger("tidemill.groups")
+
+NAME_CHARACTERS_MAX: Final = 100
+
 MEMBER_ID_REQUIRED_FROM: Final = 4
 NULL_PROTOCOL_FROM: Final = 7
 SKIP_ASSIGNMENT_FROM: Final = 9
+PROTOCOLS_MAX: Final = 1000
+"""Of one member: one for each way of assigning partitions that its client knows."""
 
 
 async def handle(broker: Broker, context: RequestContext, request: JoinGroupRequest) -> JoinGroupResponse:
     """Waits for the generation. v0 has no rebalance timeout: the session's is it."""
     timeout_ms = request.rebalance_timeout_ms
-    result = await broker.groups.join(
+    if len(request.protocols) > PROTOCOLS_MAX:
+        log.warning(
+            "a member of group %r brings %d protocols: at most %d are taken, and a client has a few. Mend it",
+            cut_short(request.group_id, NAME_CHARACTERS_MAX),
+            len(request.protocols),
+            PROTOCOLS_MAX,
+        )
+        return JoinGroupResponse(error_code=ErrorCode.INVALID_REQUEST, member_id=request.member_id)
+    work = broker.groups.join(
         JoinRequest(
             group_id=context.internal_name(request.group_id),
             member_id=request.member_id,
@@ -36,6 +53,7 @@ async def handle(broker: Broker, context: RequestContext, request: JoinGroupRequ
             may_skip_assignment=context.api_version >= SKIP_ASSIGNMENT_FROM,
         )
     )
+    result = await context.turns.rest(work)
     name = result.protocol_name
     if name is None and context.api_version < NULL_PROTOCOL_FROM:
         name = ""

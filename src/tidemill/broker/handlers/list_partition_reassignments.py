@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tidemill.broker.context import RequestContext
-from tidemill.broker.handlers.common import by_topic, external_text
+from tidemill.broker.handlers.common import external_text
+from tidemill.broker.metadata import PartitionImage
+from tidemill.broker.request_slices import in_slices
 from tidemill.model.errors import KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.wire.messages.list_partition_reassignments import (
@@ -19,39 +21,39 @@ if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
 
 
-def handle(
+@in_slices
+async def handle(
     broker: Broker, context: RequestContext, request: ListPartitionReassignmentsRequest
 ) -> ListPartitionReassignmentsResponse:
-    """Only what moves is listed, whatever was asked for."""
-    wanted: list[TopicPartition] | None = None
-    if request.topics is not None:
-        wanted = [
-            TopicPartition(context.internal_name(topic.name), number)
-            for topic in request.topics
-            for number in topic.partition_indexes
-        ]
+    """Only what moves is listed, whatever was asked for; a partition once."""
+    turns = context.turns
+    moves = broker.controller.moves
+    response = ListPartitionReassignmentsResponse(error_code=0, error_message=None, topics=[])
+    found: dict[str, dict[int, OngoingPartitionReassignment]] = {}
     try:
-        found = broker.controller.moves.under_way(wanted)
+        every = moves.under_way()
+        if request.topics is None:
+            async for key, partition in turns.over(every):
+                found.setdefault(key.topic, {})[key.partition] = _ongoing(partition)
+        async for topic in turns.over(request.topics or ()):
+            name = context.internal_name(topic.name)
+            async for number in turns.over(topic.partition_indexes):
+                for _, partition in moves.under_way([TopicPartition(name, number)]):
+                    found.setdefault(name, {})[number] = _ongoing(partition)
     except KafkaError as error:
-        return ListPartitionReassignmentsResponse(
-            error_code=error.code, error_message=external_text(error), topics=[]
+        response.error_code, response.error_message = error.code, external_text(error)
+        return response
+    async for name, partitions in turns.over(found.items()):
+        response.topics.append(
+            OngoingTopicReassignment(name=context.external_name(name), partitions=list(partitions.values()))
         )
-    return ListPartitionReassignmentsResponse(
-        error_code=0,
-        error_message=None,
-        topics=[
-            OngoingTopicReassignment(
-                name=context.external_name(name),
-                partitions=[
-                    OngoingPartitionReassignment(
-                        partition_index=number,
-                        replicas=partition.replicas,
-                        adding_replicas=partition.adding,
-                        removing_replicas=partition.removing,
-                    )
-                    for number, partition in partitions.items()
-                ],
-            )
-            for name, partitions in by_topic(found).items()
-        ],
+    return response
+
+
+def _ongoing(partition: PartitionImage) -> OngoingPartitionReassignment:
+    return OngoingPartitionReassignment(
+        partition_index=partition.partition,
+        replicas=partition.replicas,
+        adding_replicas=partition.adding,
+        removing_replicas=partition.removing,
     )

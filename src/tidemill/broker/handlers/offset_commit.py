@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from tidemill.broker.request_slices import slices_of
 from tidemill.groups.effects import CommitRequest, OffsetToCommit
 from tidemill.groups.stored_offsets import PartitionOffset, StoredOffsets
 from tidemill.model.errors import ErrorCode
+from tidemill.model.slices import slices_of
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.wire.messages.offset_commit import (
     OffsetCommitRequest,
@@ -72,6 +72,7 @@ async def handle(
             errors[offset.topic, offset.partition] = error
     async for answer, key in turns.over(answers):
         answer.error_code = errors[key]
+    await turns.let_go(answers)
     await turns.let_go(offsets)
     await turns.let_go(errors)
     return OffsetCommitResponse(topics=topics)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidemill.broker.admin_log import note
-from tidemill.broker.request_slices import slices_of
+from tidemill.broker.admin_log import note_each
 from tidemill.model.errors import ErrorCode
+from tidemill.model.slices import slices_of
 from tidemill.wire.messages.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteResponse,
@@ -24,6 +24,10 @@ async def handle(
 ) -> OffsetDeleteResponse:
     """Partitions that do not exist are told so; what the group says counts for the rest."""
     turns = context.turns
+    group_id = context.internal_name(request.group_id)
+    result = await turns.rest(broker.groups.delete_offsets(group_id, ()))
+    if result.error is not ErrorCode.NONE:
+        return OffsetDeleteResponse(error_code=result.error)
     topics = []
     answers: list[tuple[OffsetDeleteResponsePartition, tuple[str, int]]] = []
     asked: dict[tuple[str, int], ErrorCode] = {}
@@ -40,15 +44,20 @@ async def handle(
                 answers.append((answer, key))
                 asked[key] = ErrorCode.NONE
         topics.append(OffsetDeleteResponseTopic(name=topic.name, partitions=partitions))
-    group_id = context.internal_name(request.group_id)
-    for some in slices_of(list(asked)) or [[]]:
+    for some in slices_of(list(asked)):
         result = await turns.rest(broker.groups.delete_offsets(group_id, tuple(some)))
         if result.error is not ErrorCode.NONE:
             return OffsetDeleteResponse(error_code=result.error)
         asked.update(zip(some, result.errors, strict=True))
     async for answer, key in turns.over(answers):
         answer.error_code = asked[key]
-    done = [f"{name}-{index}" for (name, index), error in asked.items() if error == ErrorCode.NONE]
-    note(context, f"offsets of group {request.group_id} deleted", done)
+    done = [key for key, error in asked.items() if error == ErrorCode.NONE]
+    await note_each(context, f"offsets of group {request.group_id} deleted", done, _shown)
+    await turns.let_go(done)
+    await turns.let_go(answers)
     await turns.let_go(asked)
     return OffsetDeleteResponse(topics=topics)
+
+
+def _shown(key: tuple[str, int]) -> str:
+    return f"{key[0]}-{key[1]}"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, Final
 
 from tidemill.groups.effects import SyncRequest
+from tidemill.model.errors import ErrorCode
+from tidemill.model.log_lines import cut_short
 from tidemill.wire.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 if TYPE_CHECKING:
@@ -12,9 +15,25 @@ if TYPE_CHECKING:
     from tidemill.broker.context import RequestContext
 
 
+log = logging.getLogger("tidemill.groups")
+
+NAME_CHARACTERS_MAX: Final = 100
+
+ASSIGNMENTS_MAX: Final = 10_000
+"""Of all members of one group."""
+
+
 async def handle(broker: Broker, context: RequestContext, request: SyncGroupRequest) -> SyncGroupResponse:
     """Waits for the leader, and for its assignment to be written."""
-    result = await broker.groups.sync(
+    if len(request.assignments) > ASSIGNMENTS_MAX:
+        log.warning(
+            "the leader of group %r brings %d assignments: at most %d are taken. Make several groups",
+            cut_short(request.group_id, NAME_CHARACTERS_MAX),
+            len(request.assignments),
+            ASSIGNMENTS_MAX,
+        )
+        return SyncGroupResponse(error_code=ErrorCode.INVALID_REQUEST, assignment=b"")
+    work = broker.groups.sync(
         SyncRequest(
             group_id=context.internal_name(request.group_id),
             member_id=request.member_id,
@@ -25,6 +44,7 @@ async def handle(broker: Broker, context: RequestContext, request: SyncGroupRequ
             assignments=tuple((one.member_id, one.assignment) for one in request.assignments),
         )
     )
+    result = await context.turns.rest(work)
     return SyncGroupResponse(
         error_code=result.error,
         protocol_type=result.protocol_type,

@@ -1,0 +1,154 @@
+"""Requests about a thousand topics: each has its result, whatever is wrong with others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import TypeVar
+
+from test_commands import NODE, Commanded, commanded
+from test_handlers_topics import broker_in, new_topics, run
+
+from tidemill.broker.carrying_out import LOGS_A_TURN
+from tidemill.broker.handlers.common import SETTINGS_MAX
+from tidemill.controller.topics import PARTITIONS_PER_REQUEST_MAX
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import ZERO_ID
+from tidemill.wire.messages.alter_configs import AlterableConfig, AlterConfigsRequest, AlterConfigsResource
+from tidemill.wire.messages.create_partitions import (
+    CreatePartitionsAssignment,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+)
+from tidemill.wire.messages.create_topics import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+)
+from tidemill.wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from tidemill.wire.messages.leader_and_isr import (
+    LeaderAndIsrPartitionState,
+    LeaderAndIsrRequest,
+    LeaderAndIsrTopicState,
+)
+
+GOOD = [f"t{number}" for number in range(1000)]
+Result = TypeVar("Result")
+INVALID_REQUEST, POLICY_VIOLATION = ErrorCode.INVALID_REQUEST, ErrorCode.POLICY_VIOLATION
+INVALID, UNKNOWN, TWICE, INVALID_PLACE = "not valid", "unknown", "twice", 450
+
+
+def test_a_thousand_topics_are_made_grown_and_deleted_by_one_request_each(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            names = [*GOOD[:INVALID_PLACE], INVALID, TWICE, *GOOD[INVALID_PLACE:], TWICE]
+            made = await broker.ask(new_topics(*names), 7)
+            codes = {one.name: one.error_code for one in made.topics}
+            assert list(codes) == names[:-1]
+            assert codes.pop(INVALID) == ErrorCode.INVALID_TOPIC_EXCEPTION
+            assert codes.pop(TWICE) == ErrorCode.INVALID_REQUEST
+            assert codes == dict.fromkeys(GOOD, ErrorCode.NONE)
+            assert sorted(broker.metadata.topics) == sorted(GOOD)
+            assert all(
+                one.topic_id == broker.metadata.topics[one.name].topic_id
+                for one in made.topics
+                if one.name in GOOD
+            )
+
+            names = [*GOOD[:INVALID_PLACE], UNKNOWN, TWICE, *GOOD[INVALID_PLACE:], TWICE]
+            wanted = [CreatePartitionsTopic(name=name, count=2, assignments=None) for name in names]
+            request = CreatePartitionsRequest(topics=wanted, timeout_ms=60_000, validate_only=False)
+            grown = await broker.ask(request, 3)
+            codes = {one.name: one.error_code for one in grown.results}
+            assert list(codes) == names[:-1]
+            assert codes.pop(UNKNOWN) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert codes.pop(TWICE) == ErrorCode.INVALID_REQUEST
+            assert codes == dict.fromkeys(GOOD, ErrorCode.NONE)
+            assert {len(topic.partitions) for topic in broker.metadata.topics.values()} == {2}
+
+            states = [DeleteTopicState(name=name, topic_id=ZERO_ID) for name in (*names, GOOD[7])]
+            gone = await broker.ask(DeleteTopicsRequest(topics=states, timeout_ms=60_000), 6)
+            codes = {one.name: one.error_code for one in gone.responses}
+            assert codes.pop(UNKNOWN) == codes.pop(TWICE) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert codes.pop(GOOD[7]) == ErrorCode.INVALID_REQUEST
+            assert codes == dict.fromkeys([name for name in GOOD if name != GOOD[7]], ErrorCode.NONE)
+            assert list(broker.metadata.topics) == [GOOD[7]]
+
+    run(story())
+
+
+def test_more_settings_and_partitions_of_one_topic_than_there_can_be_are_refused_with_their_number(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            many = [CreatableTopicConfig(name=f"k{number}", value="1") for number in range(SETTINGS_MAX + 1)]
+            placed = [
+                CreatableReplicaAssignment(partition_index=number, broker_ids=[7])
+                for number in range(PARTITIONS_PER_REQUEST_MAX + 1)
+            ]
+            topics = [
+                CreatableTopic(
+                    name=name, num_partitions=-1, replication_factor=-1, assignments=assigned, configs=configs
+                )
+                for name, assigned, configs in (("a", [], many), ("b", placed, []), ("c", [], many[:0]))
+            ]
+            request = CreateTopicsRequest(topics=topics, timeout_ms=60_000, validate_only=False)
+            first, second, third = (await broker.ask(request, 7)).topics
+            assert (first.error_code, "1001 settings" in first.error_message) == (INVALID_REQUEST, True)
+            assert (second.error_code, "10001" in second.error_message) == (POLICY_VIOLATION, True)
+            assert third.error_code == ErrorCode.NONE
+
+            changes = [AlterableConfig(name=one.name, value=one.value) for one in many]
+            resource = AlterConfigsResource(resource_type=2, resource_name="c", configs=changes)
+            answer = await broker.ask(AlterConfigsRequest(resources=[resource], validate_only=False), 2)
+            (refused,) = answer.responses
+            assert (refused.error_code, "1001 settings" in refused.error_message) == (INVALID_REQUEST, True)
+
+            new = [CreatePartitionsAssignment(broker_ids=[7])] * (PARTITIONS_PER_REQUEST_MAX + 1)
+            wanted = [CreatePartitionsTopic(name="c", count=len(new) + 1, assignments=new)]
+            grow = CreatePartitionsRequest(topics=wanted, timeout_ms=60_000, validate_only=False)
+            (refused,) = (await broker.ask(grow, 3)).results
+            assert (refused.error_code, "10001" in refused.error_message) == (POLICY_VIOLATION, True)
+
+    run(story())
+
+
+def test_a_controllers_commands_about_a_thousand_topics_leave_the_loop_to_others() -> None:
+    async def story(side: Commanded) -> None:
+        state = LeaderAndIsrPartitionState(
+            partition_index=0, controller_epoch=1, leader=NODE, isr=[NODE], replicas=[NODE], is_new=True
+        )
+        states = [
+            LeaderAndIsrTopicState(topic_name=name, topic_id=id_of(name), partition_states=[state])
+            for name in GOOD
+        ]
+        lead = LeaderAndIsrRequest(
+            controller_id=2, controller_epoch=1, broker_epoch=10, topic_states=states, live_leaders=[]
+        )
+        passes, answer = await passes_beside(side.commands.leader_and_isr(lead))
+        assert [one.topic_id for one in answer.topics] == [id_of(name) for name in GOOD]
+        assert {one.error_code for topic in answer.topics for one in topic.partition_errors} == {0}
+        # Settings, states, logs, those that follow, and results.
+        assert passes >= 5 * len(GOOD) // LOGS_A_TURN
+        passes, _ = await passes_beside(side.tell(*((name, id_of(name), [0]) for name in GOOD)))
+        assert sorted(side.broker.metadata.topics) == sorted(GOOD)
+        assert passes >= 2 * len(GOOD) // LOGS_A_TURN
+
+    commanded(story)
+
+
+def id_of(name: str) -> bytes:
+    return name.encode().rjust(16, b"-")
+
+
+async def passes_beside(work: Awaitable[Result]) -> tuple[int, Result]:
+    """How often the loop came to others while it did ``work``, and what that returned."""
+    doing = asyncio.ensure_future(work)
+    passes = 0
+    while not doing.done():
+        passes += 1
+        await asyncio.sleep(0)
+    return passes, await doing

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from compaction_faults import COMPACTION
 from planting import Fault
 
 LEADER: Final = (
@@ -481,6 +482,43 @@ LOG: Final = (
         "A recovery cuts the log at the first byte that is no good batch.",
     ),
     Fault(
+        "cut-synced-before-names",
+        "log/flush.py",
+        "            if self.is_cut:\n",
+        "            if False:\n",
+        "A power cut in the sync of a truncation does not bring back the segments behind the cut.",
+    ),
+    Fault(
+        "cut-during-sync-before-names",
+        "log/cutting.py",
+        "        if gone and self._is_flushing():\n",
+        "        if False:\n",
+        "A power cut after a truncation during a sync does not bring back the segments behind the cut.",
+    ),
+    Fault(
+        "cut-segments-come-back",
+        "log/recovery.py",
+        "            self.files.sync_directory(self.directory)\n",
+        "            pass\n",
+        "A power cut after a recovery does not bring back the segments behind a cut.",
+    ),
+    Fault(
+        "gap-not-on-the-disk",
+        "replication/manager.py",
+        "            found.flush(self.clock.wall_ms())  # Recovery cuts at gaps after its recovery point.\n"
+        "            self.logs.checkpoint_recovery_points()\n",
+        "",
+        "A recovery keeps what was written after the gap of a log that went on after a loss.",
+        reason="Nothing in the simulator damages what was synced, so that no log goes on after a gap.",
+    ),
+    Fault(
+        "hole-between-segments-kept",
+        "log/recovery.py",
+        "            if not walk.fault and self._is_end_missing(walk, limit, last):\n",
+        "            if False:\n",
+        "A recovery cuts the log where a segment ends before the next one begins.",
+    ),
+    Fault(
         "offsets-below-start-given-again",
         "log/recovery.py",
         "        if end < self.start_offset:\n",
@@ -488,10 +526,24 @@ LOG: Final = (
         "Offsets before the log's start are not given out again after a loss.",
     ),
     Fault(
+        "new-start-not-written",
+        "replication/partition.py",
+        "the start is written down.\n        self._save_start()\n",
+        "the start is written down.\n",
+        "A follower that begins anew tells of its start once that holds after a crash.",
+    ),
+    Fault(
+        "damaged-log-trusted",
+        "log/loading.py",
+        "            self.all.damaged.add(place.key)\n",
+        "            pass\n",
+        "A log that lost records although the machine went on is reported as lost.",
+    ),
+    Fault(
         "log-starts-not-written",
-        "log/manager.py",
-        "            if log.start_offset > 0\n",
-        "            if False\n",
+        "log/directories.py",
+        "        return None if log is None or log.start_offset <= 0 else int(log.start_offset)\n",
+        "        return None\n",
         "Where a log starts is written down when no file name tells it.",
     ),
     Fault(
@@ -549,6 +601,20 @@ LOG: Final = (
         "    if target < 0 or target > partition.high_watermark:\n",
         "    if target < 0 or target > partition.log.end_offset:\n",
         "DeleteRecords deletes up to the high watermark.",
+    ),
+    Fault(
+        "start-moved-on-while-written-not-told",
+        "replication/partition.py",
+        "            self.events.start_moved(self)\n        else:\n",
+        "            pass\n        else:\n",
+        "A follower whose start retention moves while it is written down writes it down again, and goes on.",
+    ),
+    Fault(
+        "deletion-not-written-acknowledged",
+        "broker/handlers/delete_records.py",
+        "        if error is None and problems:\n",
+        "        if error is None and not problems and problems:\n",
+        "DeleteRecords is acknowledged once the leader has written the start of its log down.",
     ),
 )
 
@@ -686,10 +752,32 @@ CONTROLLER: Final = (
         " waited for.",
     ),
     Fault(
+        "unheard-losses-elected-for-failed-disk",
+        "controller/failover.py",
+        "            await self.look(but=broker_id)\n",
+        "",
+        "Before a leader is replaced whose disk fails, the losses that brokers have registered are read.",
+    ),
+    Fault(
+        "failed-before-restart",
+        "controller/failover.py",
+        "            await self.look(but=broker_id)\n",
+        "            await self.look()\n",
+        "What failed at a broker before it was started again does not count after it.",
+    ),
+    Fault(
+        "unheard-losses-elected-at-shutdown",
+        "controller/leading.py",
+        "            await office.look_at_brokers()\n",
+        "",
+        "Before the leaders of a broker that stops are replaced, the losses that brokers have registered are"
+        " read.",
+    ),
+    Fault(
         "dead-for-good",
         "controller/failover.py",
-        "                if broker in registered and registered[broker].epoch == epoch\n",
-        "                if broker in registered\n",
+        "            if broker in registered and registered[broker].epoch == epoch\n",
+        "            if broker in registered\n",
         "A broker that was found dead and has registered again lives.",
     ),
     Fault(
@@ -981,7 +1069,7 @@ BROKER: Final = (
     Fault(
         "remade-topic-keeps-log",
         "replication/manager.py",
-        "            self.remove_topic(name, entry.topic_id)\n            entry = None\n",
+        "            list(self.removing(name, entry.topic_id))\n            entry = None\n",
         "            entry = TopicEntry(name, topic_id, internal)\n"
         "            entry.partitions.extend(self.topics.by_name[name.encode()].partitions)\n",
         "A topic that is made anew begins with empty logs.",
@@ -1182,4 +1270,5 @@ FAULTS: Final[tuple[Fault, ...]] = (
     *BROKER,
     *COORDINATION,
     *GROUPS,
+    *COMPACTION,
 )

@@ -24,36 +24,41 @@ class Holders:
         self.eligible: set[int] = set()
         self.since: dict[int, float] = {}
         """Times in simulated seconds; :data:`ALWAYS` for a replica that lacks nothing."""
-        self.suspected: set[int] = set()
-        """Replicas that report a loss, and hold everything all the same: no record waited for a sync."""
-        self.failed: set[int] = set()
-        """Replicas that have lost something before, or met a disk error: reports of it may come late."""
+        self.unreported: set[int] = set()
+        """Replicas that have lost something of which no controller has read in a registration yet."""
+        self.distrusted: set[int] = set()
+        """Replicas that were reported as lost, and neither got in sync nor were elected since."""
+        self.unsure: set[int] = set()
+        """Replicas that got in sync with a leader whose loss was not reported: the leader asked for that."""
         self._is_new = True
 
     def state_written(
-        self, now: float, leader: int, isr: Collection[int], unregistered: Collection[int]
+        self, now: float, leader: int, isr: Collection[int], *, is_new_epoch: bool = True
     ) -> None:
-        """The store has another state. Those in ``unregistered`` have not reported their loss yet."""
+        """The store has another state."""
         before, after = set(self.isr), set(isr)
         if leader not in self.since and leader not in before and leader in after and self.is_hopeless:
             # The partition recovers without those that are not trusted.
             self.since.clear()
             self.eligible.clear()
-        self.suspected -= after - before
+        self.distrusted -= after - before
+        if is_new_epoch:
+            self.distrusted.discard(leader)
         is_first, self._is_new = self._is_new, False
         if len(after) >= self.min_isr:
             self.eligible = set()
         else:
             self.eligible |= before - after
         self.eligible -= after
+        self.unsure -= after - before
         for broker in sorted(after - before):
-            if broker in unregistered:
+            if broker in self.unreported:
                 continue
             if leader != broker and leader in before and leader in after:
                 self._join(broker, leader)
             else:
                 self.since.setdefault(broker, ALWAYS if is_first else now)
-        if leader in after and leader not in unregistered:
+        if leader in after and leader not in self.unreported:
             self.since.setdefault(leader, now)
         self.isr = tuple(isr)
         self.keep(after | self.eligible)
@@ -63,6 +68,8 @@ class Holders:
             self.since[broker] = self.since[leader]
         else:
             self.since.pop(broker, None)
+            if leader in self.unreported or leader in self.unsure:
+                self.unsure.add(broker)
 
     def keep(self, brokers: Iterable[int]) -> None:
         """All other replicas do not count any more."""
@@ -72,18 +79,25 @@ class Holders:
 
     def lost(self, broker: int) -> None:
         """A replica lost what it had not synced, or all."""
-        self.failed.add(broker)
+        self.unreported.add(broker)
         self.since.pop(broker, None)
 
-    def suspect(self, broker: int) -> None:
-        """A replica will report a loss, and holds everything all the same."""
-        self.suspected.add(broker)
-        self.failed.add(broker)
+    def cut(self, broker: int) -> None:
+        """A replica that was reported as lost follows another, and has cut what it may lack."""
+        self.since.pop(broker, None)
+
+    def reported(self, broker: int) -> None:
+        """A controller has read that this replica is lost; it may hold everything all the same."""
+        self.unreported.discard(broker)
+        self.unsure.discard(broker)
+        self.distrusted.add(broker)
 
     def better_than(self, leader: int) -> list[int]:
-        """The replicas that hold what a leader lacks, and never failed."""
+        """The replicas that hold what a leader lacks, and that no controller distrusts."""
+        if leader in self.unreported or leader in self.unsure:
+            return []  # What the leader was to have, nobody has reported as lost.
         own = self.since.get(leader, float("inf"))
-        return [broker for broker, since in self.since.items() if since < own and broker not in self.failed]
+        return [one for one, since in self.since.items() if since < own and one not in self.distrusted]
 
     def holds(self, acknowledged_s: float) -> bool:
         """Whether a replica must still have what was committed at this time."""
@@ -97,4 +111,4 @@ class Holders:
     @property
     def is_hopeless(self) -> bool:
         """Whether no replica that may be elected is known to hold anything: an operator has to decide."""
-        return not set(self.since) - self.suspected
+        return not set(self.since) - self.distrusted

@@ -36,6 +36,9 @@ CLUSTER_PHASES = (
     "group rebalance",
     "group assigned",
 )
+COMPACTION_PHASES = ("cleaning", "exchange of segments")
+"""Of clusters with a compacted topic."""
+ALL_PHASES = (*CLUSTER_PHASES, *COMPACTION_PHASES)
 
 
 class ChangePhases:
@@ -63,7 +66,7 @@ class ChangePhases:
         self._report(phase)
 
     def _report(self, phase: str) -> None:
-        if phase not in CLUSTER_PHASES:
+        if phase not in ALL_PHASES:
             raise KeyError(phase)
         self.begun[phase] += 1
         self.on_begin(phase)
@@ -71,6 +74,4 @@ class ChangePhases:
     def under_way(self) -> list[str]:
         """The phases that are open now."""
         now = self.now()
-        return [
-            phase for phase in CLUSTER_PHASES if self._open[phase] > 0 or self._until.get(phase, 0.0) >= now
-        ]
+        return [phase for phase in ALL_PHASES if self._open[phase] > 0 or self._until.get(phase, 0.0) >= now]

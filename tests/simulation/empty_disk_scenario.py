@@ -15,7 +15,6 @@ from collections.abc import Callable
 from full_cluster import FullCluster, Whole
 from promises import ALL
 from simulated_admins import RecordDeleter
-from simulated_disk import SimulatedFiles
 from simulated_network import Weather
 
 from simulation import TOPIC, Node
@@ -41,6 +40,7 @@ class EmptyDiskScenario(FullCluster):
         self.on_its_way = on_its_way
         self.partition_count = 3
         self.topic_config = {"min.insync.replicas": "1"}
+        self.compacted.is_compacted = False
         self.network.weather = Weather(slow=0.0)
         self.session_s = 2.0
         self.committers, self.members, self.admins, self.temporary_clients = [], [], [], []
@@ -131,7 +131,7 @@ class EmptyDiskScenario(FullCluster):
     def wipe(self, node: Node) -> None:
         """Another disk is put in, on which nothing is."""
         self.events.add(f"*** {node.name} gets another disk", "the world")
-        node.files = SimulatedFiles(self.loop)
+        node.put_in_disk()
         # Both others have all that it had: nothing may be forgotten.
 
     def cut(self, one: Node, other: Node) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from change_phases import CLUSTER_PHASES, REPLICATION_PHASES
+from change_phases import ALL_PHASES, REPLICATION_PHASES
+from simulated_compaction import COMPACTION_FAULTS
 from simulated_faults import CLUSTER_FAULTS, REPLICATION_FAULTS
 
 SEEDS_MIN = 1000
@@ -22,11 +23,14 @@ CLUSTER_EVENTS = (
     *("controllers", "group generations", "commits acknowledged", "commits of old generations refused"),
     *("members that stand still", "topics made: u", "topic deletion done", "move done", "election done"),
     *("excuse needs-operator", "excuse former-coordinator"),
+    *("cleanings done", "cleanings done while faults last", "cleanings ended by a change of the log"),
+    *("records removed by cleanings", "tombstones removed", "cleaner processes killed"),
+    *("processes that ended in a cleaning, before rename", "excuse compacted", "excuse tombstone-over"),
 )
 REPLICATION, CLUSTER = "replication", "cluster"
 _EVENTS = {REPLICATION: REPLICATION_EVENTS, CLUSTER: CLUSTER_EVENTS}
-_FAULTS = {REPLICATION: REPLICATION_FAULTS, CLUSTER: CLUSTER_FAULTS}
-_PHASES = {REPLICATION: REPLICATION_PHASES, CLUSTER: CLUSTER_PHASES}
+_FAULTS = {REPLICATION: REPLICATION_FAULTS, CLUSTER: (*CLUSTER_FAULTS, *COMPACTION_FAULTS)}
+_PHASES = {REPLICATION: REPLICATION_PHASES, CLUSTER: ALL_PHASES}
 
 
 def required(kind: str) -> list[str]:

@@ -10,19 +10,35 @@ from random import Random
 from typing import Any, cast
 from unittest import mock
 
-from change_phases import CLUSTER_PHASES
+from change_phases import CLUSTER_PHASES, COMPACTION_PHASES
 from promises import ALL, LEADER, Place, TopicSettings
-from simulated_admins import TEMPORARY_TOPIC, UNCLEAN, Admin, ClusterAdmin
+from simulated_admins import TEMPORARY_TOPIC, UNCLEAN, Admin, ClusterAdmin, RecordDeleter
 from simulated_clients import BY_TOPIC_ID, PORT, Client, Consumer, Refused, TemporaryProducer
+from simulated_compaction import (
+    COMPACTION_FAULTS,
+    OPERATIONS_MAX,
+    RENAMES_MAX,
+    CompactedTopic,
+    SimulatedCleaner,
+)
 from simulated_groups import OFFSETS, Committer, GroupMember, GroupMembers
 from simulated_loop import PROCESS, Process
 from simulated_network import WORLD, Listening
 from simulated_store import SimulatedStore, StoreServer
 
 from simulation import BATCHES, CHANGES, TOPIC, Node, Simulation
+from tidemill.broker import compaction
 from tidemill.broker.handlers import common
 from tidemill.controller import office
-from tidemill.coordination.nodes import ControllerEpochNode, PartitionStateNode, TopicNode
+from tidemill.coordination.nodes import (
+    BROKER_IDS,
+    CONTROLLER,
+    BrokerNode,
+    ControllerEpochNode,
+    PartitionStateNode,
+    TopicNode,
+)
+from tidemill.coordination.port import Node as StoreNode
 from tidemill.model.configs import BrokerConfig
 from tidemill.net.link import LinkError
 from tidemill.replication.manager import ReplicaManager
@@ -52,6 +68,8 @@ SETTINGS = {
     "group.min.session.timeout.ms": "100",
     "group.initial.rebalance.delay.ms": "50",
 }
+CLEAN_AGAIN_MS = 300
+"""How long a log is left alone that could not be cleaned."""
 STOP_S_MAX = 8.0
 """Whoever stops in order for longer is killed."""
 
@@ -113,8 +131,12 @@ class FullCluster(Simulation):
         self.store.told = lambda text: self.events.add(text, "the store")
         self.store.written = self._written
         self.store.removed = self._removed
+        self.store.read = self._read
         self.min_isr_default = random.choice((1, 2))
-        self.promises.settings[OFFSETS] = TopicSettings(min_isr=self.min_isr_default)
+        is_compacted = self.compacted.is_compacted
+        self.promises.settings[OFFSETS] = TopicSettings(min_isr=self.min_isr_default, compacts=is_compacted)
+        if is_compacted:
+            self.phase_names = (*CLUSTER_PHASES, *COMPACTION_PHASES)
         self._configs: dict[str, BrokerConfig] = {}
         self._moving: set[Place] = set()
         self._operator_s: dict[Place, float] = {}
@@ -131,6 +153,18 @@ class FullCluster(Simulation):
         ]
         self.admins = [self._make_admin() for _ in range(random.choice((0, 1, 1)))]
         self.temporary_clients = self._make_temporary_clients() if self.admins else []
+
+    def _draw_topic_config(self) -> dict[str, str]:
+        self.compacted = CompactedTopic(self.seed)
+        return self.compacted.config(super()._draw_topic_config())
+
+    def settings(self) -> TopicSettings:
+        return self.compacted.settings(super().settings(), self.topic_config)
+
+    def _make_deleters(self) -> list[RecordDeleter]:
+        deleters = super()._make_deleters()
+        # Records of a topic that is compacted only cannot be deleted.
+        return [] if self.compacted.is_compacted and not self.compacted.deletes else deleters
 
     def _client(self, kind: Any, name: str, topic: str, **options: Any) -> Any:
         return kind(name, self.addresses, topic, self.promises, self.random, **options)
@@ -186,6 +220,7 @@ class FullCluster(Simulation):
         if config is None:
             settings = {
                 **SETTINGS,
+                **self.compacted.broker_settings(),
                 "min.insync.replicas": str(self.min_isr_default),
                 "node.id": str(node.node_id),
                 "listeners": f"PLAINTEXT://{node.name}:{PORT}",
@@ -201,10 +236,17 @@ class FullCluster(Simulation):
             mock.patch.object(app, "bind", self._bind),
             mock.patch.object(app, "Acceptor", OrderedAcceptor),
             mock.patch.object(app, "open_store", self._open_store),
+            mock.patch.object(app, "CleanerProcess", self._new_cleaner),
+            mock.patch.object(compaction, "AGAIN_MS", CLEAN_AGAIN_MS),
             mock.patch.object(office, "Random", self._new_random),
             # Calls of processes that were killed never end, and would be kept.
             mock.patch.object(common, "_going_on", set()),
         ]
+
+    def _new_cleaner(self) -> SimulatedCleaner:
+        process = PROCESS.get()
+        (node,) = [node for node in self.nodes if process is not None and node.name == process.name]
+        return SimulatedCleaner(self, node, self.compacted.group_s_mean)
 
     def _new_random(self) -> Random:
         return Random(self.random.getrandbits(32))
@@ -222,7 +264,8 @@ class FullCluster(Simulation):
         """Somebody wrote to the store."""
         parts = path.split("/")
         if path.startswith("/brokers/ids/"):
-            self.promises.registered(int(parts[3]))
+            broker_id = int(parts[3])
+            self.promises.registered(broker_id, BrokerNode.decode(broker_id, data).lost)
         elif path == "/controller":
             self.events.count("controllers")
             self.phases.moment("controller change")
@@ -230,6 +273,7 @@ class FullCluster(Simulation):
             self.promises.controller_begins(ControllerEpochNode.decode(data))
         elif path.startswith("/admin/delete_topics/"):
             self.phases.begin("topic deletion written")
+            self.promises.deletion_began(parts[3])
         elif path.startswith("/brokers/topics/") and len(parts) == 4:
             self._topic_written(parts[3], data)
         elif path.startswith("/brokers/topics/") and parts[-1] == "state":
@@ -238,6 +282,13 @@ class FullCluster(Simulation):
             place = (parts[3], int(parts[5]))
             self.promises.controller_wrote(place, state.controller_epoch)
             self.state_written(place, state.leader, state.leader_epoch, tuple(state.isr))
+
+    def _read(self, session: int, path: str, node: StoreNode) -> None:
+        """Somebody has read one of many nodes: the controller reads registrations so."""
+        holder = self.store.tree.get(CONTROLLER)
+        if path.startswith(f"{BROKER_IDS}/") and holder is not None and holder.owner == session:
+            broker_id = int(path.rpartition("/")[2])
+            self.promises.loss_read(broker_id, BrokerNode.decode(broker_id, node.data).lost)
 
     def _topic_written(self, topic: str, data: bytes) -> None:
         assignment = TopicNode.decode(topic, data)
@@ -303,7 +354,32 @@ class FullCluster(Simulation):
             "session end": self.end_session,
             "controller session end": self.end_controller_session,
             "shutdown": self.shut_down,
+            **(self._compaction_faults() if self.compacted.is_compacted else {}),
         }
+
+    def _compaction_faults(self) -> dict[str, Callable[[Node], bool]]:
+        kill, cut = COMPACTION_FAULTS
+        return {
+            kill: lambda node: self._stop_in_cleaning(node, self.faults.kill),
+            cut: lambda node: self._stop_in_cleaning(node, self.faults.cut_power),
+        }
+
+    def _stop_in_cleaning(self, node: Node, stop: Callable[[Node], bool]) -> bool:
+        """The process ends between two operations of a cleaning, once there is one."""
+        if not node.is_running:
+            return False
+        process = node.process
+
+        def stop_at(operation: str) -> bool:
+            if self.faults.ended or node.process is not process or not stop(node):
+                return False
+            self.events.count(f"processes that ended in a cleaning, before {operation}")
+            return True
+
+        renames = self.random.random() < 0.5
+        after = self.random.randrange(RENAMES_MAX if renames else OPERATIONS_MAX)
+        node.files.stop_in_cleaning(after, stop_at, renames=renames)
+        return True
 
     def _store_of(self, node: Node) -> SimulatedStore | None:
         server = node.server

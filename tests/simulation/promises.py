@@ -12,10 +12,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from acknowledged_holders import Holders
+from compaction_promise import CompactionPromise
 from event_log import EventLog
+from keyed_messages import HEADER, is_tombstone, key_of
+
+from tidemill.coordination.lost_replicas import LostReplicas
 
 PROMISES = {
     "acks-all": "a record acknowledged with acks=all can be read for as long as a replica holds it that was "
@@ -39,9 +43,13 @@ PROMISES = {
     "delete-records": "records below an offset that DeleteRecords has answered are not read any more, "
     "for as long as a replica is there that was in sync then",
     "retention": "retention keeps the newest retention.bytes, and records that are younger than retention.ms",
+    "compaction": "compaction takes a record only when a newer one of its key is committed and on the disk, "
+    "or as a tombstone after delete.retention.ms; offsets and order stay, and nothing that is gone comes "
+    "back",
     "new-topic": "a topic made anew holds no record of the topic of that name before",
     "one-leader": "a leader epoch has one leader",
-    "election": "a replica that reported a loss is not elected while one that never did holds everything",
+    "election": "no replica of which the controller has read that it lacks something is elected while one "
+    "holds everything that has reported no loss since it was in sync",
     "one-controller": "a controller epoch has one controller, which writes no state once there is a later "
     "one",
     "redundancy": "a move drops a replica only when all replicas that stay are in sync",
@@ -60,22 +68,34 @@ PROMISES = {
 EXCUSES = {
     "lost": "acks-all, read: every replica that held the record lost its disk, or its power before a sync",
     "not-trusted": "acks-all, read, flush: a replica reports a loss after a power cut or disk error, but has "
-    "everything: a partition may recover without it",
-    "forgotten": "one-record, high-watermark, no-gap, order, sequence, positions, log-start, delete-records: "
-    "the partition has lost committed records in this way",
+    "everything: it cuts what it is not sure of once another leads, and a partition may recover without it",
+    "forgotten": "one-record, high-watermark, no-gap, order, sequence, positions, generation, owner, "
+    "log-start, delete-records, equal (where compacted): the partition has lost committed records in this "
+    "way",
     "new-leader": "acks-1: the leader changed after the record was sent",
     "recreated": "acks-all, acks-1, read: the topic was deleted",
+    "being-deleted": "min-isr: a deletion of the topic removed a replica before the answer came",
     "former-coordinator": "positions: a deposed coordinator that has not heard of it shows what it knew",
     "deleted-without": "delete-records: a replica leads that was not in sync when the records were deleted: "
     "those that were are gone",
-    "deleted-in-doubt": "sequence: a batch without an answer was stored, and deleted before a retry",
+    "deleted-in-doubt": "sequence: a batch without an answer was stored, and deleted or compacted before "
+    "a retry",
     "in-doubt": "positions: an unanswered commit without a group generation may take effect later",
-    "needs-operator": "rest: no replica is known to hold what was committed; an operator decides",
+    "compacted": "acks-all, read, acks-1, no-gap, order, retention, equal: a newer record of the key is "
+    "there, as `compaction` promises",
+    "tombstone-over": "acks-all, read, acks-1, no-gap, order, retention, equal: a tombstone of the key is "
+    "older than delete.retention.ms, as `compaction` promises",
+    "tombstone-missed": "compaction, equal: a replica that had not fetched a tombstone when it was removed "
+    "elsewhere, or lost it, keeps the records for which it stood",
+    "clock-turned": "compaction, retention: a wall clock was wrong, so that tombstones and records go early",
+    "needs-operator": "rest, progress: no replica is known to hold what was committed; an operator decides",
 }
 """What a checker lets pass, and for which promises."""
 
 Place = tuple[str, int]
 """Topic and partition."""
+GROUPS_LOG: Place = ("__consumer_offsets", 0)
+"""What all groups are written to."""
 LogKey = tuple[str, int, bytes]
 """Topic, partition and topic id: a topic made anew has other logs."""
 ALL, LEADER, NONE = -1, 1, 0
@@ -100,6 +120,20 @@ class Message(NamedTuple):
         producer, number, _ = value.decode().split(":")
         return Message(producer, int(number))
 
+    def record(self, is_keyed: bool) -> tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]:
+        """Key, value and headers of its record; one with a key may be a tombstone."""
+        if not is_keyed:
+            return None, self.encode(), []
+        if is_tombstone(self):
+            return key_of(self), None, [(HEADER, self.encode())]
+        return key_of(self), self.encode(), []
+
+    @staticmethod
+    def of(record: Any) -> Message:
+        """From a record that was read."""
+        value = record.value if record.value is not None else dict(record.headers).get(HEADER)
+        return Message.decode(value or b"")
+
 
 @dataclass(slots=True, kw_only=True)
 class Sent:
@@ -112,6 +146,8 @@ class Sent:
     sequence: int
     topic_id: bytes
     """That the producer wrote to; empty when it named the topic only."""
+    first_s: float = 0.0
+    """When it was sent first."""
     times: int = 0
     unanswered: int = 0
     settled_s: float | None = None
@@ -131,7 +167,7 @@ class LogHistory:
     """What clients know of one log."""
 
     acknowledged: dict[int, tuple[Message, float]] = field(default_factory=dict)
-    """With acks=all: record and time by offset."""
+    """With acks=all: record and time of the broker's answer, by offset."""
     read: dict[int, tuple[Message, float]] = field(default_factory=dict)
     led: dict[int, LedRecord] = field(default_factory=dict)
     """With acks=1."""
@@ -140,6 +176,7 @@ class LogHistory:
     delete_tried_to: float = 0
     """DeleteRecords was asked for this offset."""
     deleted_s: float = 0.0
+    retention_checked_to: int = 0
     deleted_by: set[int] = field(default_factory=set)
     """The replicas that know of this."""
 
@@ -157,6 +194,22 @@ class PartitionHistory:
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
     lost_s: dict[int, float] = field(default_factory=dict)
+    is_being_deleted: bool = False
+    last_leader: int = -1
+    is_last_leader_lost: bool = False
+    """The broker that led last has nothing of the partition any more."""
+    reported_lost: set[int] = field(default_factory=set)
+    """Replicas whose loss has left the partition without a leader, or was reported while it had none."""
+
+    @property
+    def waits_for_operator(self) -> bool:
+        """Whether nobody leads, and nobody will: once all replicas have reported a loss one is elected."""
+        return (
+            self.leader < 0
+            and self.is_last_leader_lost
+            and self.holders.is_hopeless
+            and not self.reported_lost.issuperset(self.replicas)
+        )
 
 
 class TopicSettings(NamedTuple):
@@ -166,6 +219,9 @@ class TopicSettings(NamedTuple):
     flush_each: bool = False
     retention_bytes: int = -1
     retention_ms: int = -1
+    compacts: bool = False
+    """Its records have keys."""
+    delete_retention_ms: int = 86_400_000
 
 
 class Promises:
@@ -183,7 +239,6 @@ class Promises:
         self.started_s: Callable[[int], float | None] = lambda broker: None
         """Since when the process of a broker runs."""
         self.stopped_s: Callable[[int], float] = lambda broker: ALWAYS_RUNNING
-        self._unregistered: set[int] = set()
         self._ends: dict[tuple[str, LogKey], int] = {}
         self._leaders: dict[tuple[LogKey, int], int] = {}
         self._made_s: dict[bytes, float] = {}
@@ -195,7 +250,11 @@ class Promises:
         """By group and generation: the member that owns a partition."""
         self._producer_ids: dict[int, str] = {}
         self._controller_epoch = 0
+        self._registered_s: dict[int, float] = {}
         self.clock_turned = False
+        self.clock_ahead_ms = 0
+        """How much later a machine's wall clock was at most."""
+        self.compaction = CompactionPromise(self)
 
     def broken(self, promise: str, text: str) -> None:
         """Ends the run."""
@@ -252,6 +311,11 @@ class Promises:
         known.replicas, known.adding = replicas, adding
         known.holders.keep(replicas)
 
+    def deletion_began(self, topic: str) -> None:
+        """The store has that the topic is to be deleted: its replicas go, one after the other."""
+        for place, known in self.partitions.items():
+            known.is_being_deleted = known.is_being_deleted or place[0] == topic
+
     def topic_removed(self, topic: str) -> None:
         """The store has the topic no more."""
         for place in [place for place in self.partitions if place[0] == topic]:
@@ -264,20 +328,24 @@ class Promises:
             return
         had_forgotten = known.holders.has_forgotten
         joined = [broker for broker in isr if broker not in known.holders.isr]
-        if epoch != known.epoch and leader >= 0 and leader not in self._unregistered:
+        is_new_epoch = epoch != known.epoch
+        if is_new_epoch and leader >= 0:
             better = known.holders.better_than(leader)
             if better:
                 self.broken("election", f"{leader} leads {place}, and lacks what {better} hold")
         was_held = bool(known.holders.since)
-        known.holders.state_written(self.now(), leader, isr, self._unregistered)
+        known.holders.state_written(self.now(), leader, isr, is_new_epoch=is_new_epoch)
         if was_held and not had_forgotten and known.holders.has_forgotten:
             self.excused("not-trusted")
         known.leader, known.epoch, known.changed_s = leader, epoch, self.now()
+        if leader >= 0:
+            known.last_leader, known.is_last_leader_lost = leader, False
+            known.reported_lost.clear()
         self._follow_deletion(self.logs[*place, known.topic_id], leader, isr)
         self._note_forgotten(place, known, had_forgotten)
         acknowledged = self.logs[*place, known.topic_id].acknowledged
         if acknowledged and not known.holders.has_forgotten:
-            self._check_in_sync(place, known, joined, max(acknowledged) + 1)
+            self._check_in_sync(place, known, joined, max(acknowledged) + 1, self.now())
 
     def _follow_deletion(self, log: LogHistory, leader: int, isr: Sequence[int]) -> None:
         """A replica gets in sync with the start of its leader."""
@@ -290,19 +358,11 @@ class Promises:
 
     def replicas_lost(self, broker: int, *, everything: bool) -> None:
         """A machine lost what was not synced, or everything."""
-        self._unregistered.add(broker)
         for place, known in self.partitions.items():
             if everything:
                 self.logs[*place, known.topic_id].deleted_by.discard(broker)
             if everything or not self.settings_of(place[0]).flush_each:
                 self.replica_lost(place, broker)
-            else:
-                known.holders.suspect(broker)
-
-    def disk_failed(self, broker: int) -> None:
-        """A broker met a disk error: it reports a loss at its next start, as pages may be gone."""
-        for known in self.partitions.values():
-            known.holders.suspect(broker)
 
     def replica_lost(self, place: Place, broker: int) -> None:
         """One replica lost what was not synced."""
@@ -310,6 +370,7 @@ class Promises:
         if known is not None:
             had_forgotten = known.holders.has_forgotten
             known.holders.lost(broker)
+            self.compaction.replica_lost(place)
             known.lost_s[broker] = self.now()
             self._note_forgotten(place, known, had_forgotten)
 
@@ -320,9 +381,37 @@ class Promises:
                 f"no replica of {place} holds all that was acknowledged: it may forget", "the world"
             )
 
-    def registered(self, broker: int) -> None:
-        """A broker has told the controller what it may have lost."""
-        self._unregistered.discard(broker)
+    def registered(self, broker: int, lost: LostReplicas) -> None:
+        """A broker has registered, and said what it may have lost."""
+        self._registered_s[broker] = self.now()
+        started_s = self.started_s(broker)
+        for place, known in self.partitions.items():
+            is_found = started_s is not None and known.lost_s.get(broker, started_s) < started_s
+            if is_found and not lost.is_lost(*place):
+                # Its start has found nothing missing.
+                known.holders.unreported.discard(broker)
+
+    def loss_read(self, broker: int, lost: LostReplicas) -> None:
+        """The controller has read in a registration what a broker may have lost."""
+        registered_s = self._registered_s.get(broker, NEVER)
+        for place, known in self.partitions.items():
+            if not lost.is_lost(*place):
+                continue
+            if known.lost_s.get(broker, registered_s) <= registered_s:
+                known.holders.reported(broker)
+            if known.leader < 0 or broker in known.holders.isr:
+                known.reported_lost.add(broker)
+            if broker == known.last_leader and lost.is_missing(*place):
+                known.is_last_leader_lost = True
+
+    def replica_cut(self, place: Place, broker: int) -> None:
+        """A replica that was reported as lost follows another, and has cut what it was not sure of."""
+        known = self.partitions.get(place)
+        if known is not None and broker in known.holders.since:
+            had_forgotten = known.holders.has_forgotten
+            known.holders.cut(broker)
+            self.excused("not-trusted")
+            self._note_forgotten(place, known, had_forgotten)
 
     def may_lose(self, broker: int) -> bool:
         """Whether every partition has another replica that holds everything."""
@@ -361,6 +450,7 @@ class Promises:
     def sending(self, message: Message, sent: Sent) -> None:
         """A record is sent, for the first time or again."""
         known = self.sent.setdefault(message, sent)
+        known.first_s = known.first_s or self.now()
         known.times += 1
         known.unanswered += 1
 
@@ -375,10 +465,12 @@ class Promises:
         topic_id: bytes,
         base_offset: int,
         messages: Sequence[Message],
+        *,
         sent_s: float,
+        answered_s: float,
         broker: int,
     ) -> None:
-        """A produce was answered by ``broker`` without an error."""
+        """A produce was answered by ``broker`` without an error, and the answer has come."""
         now = self.now()
         acks = self.sent[messages[0]].acks
         self.events.count(f"batches acknowledged with acks={acks}")
@@ -393,11 +485,11 @@ class Promises:
             return
         if acks == ALL:
             self._check_min_isr(place, known, base_offset + len(messages), sent_s)
-            self._check_in_sync(place, known, known.holders.isr, base_offset + len(messages))
+            self._check_in_sync(place, known, known.holders.isr, base_offset + len(messages), answered_s)
         for offset, message in enumerate(messages, base_offset):
             self._agree(place, offset, message, log, acks == ALL)
             if acks == ALL:
-                log.acknowledged[offset] = (message, now)
+                log.acknowledged[offset] = (message, answered_s)
             elif known.changed_s < sent_s and known.leader == broker:
                 log.led[offset] = LedRecord(message, known.epoch, broker)
 
@@ -411,8 +503,10 @@ class Promises:
             started_s = self.started_s(broker)
             if started_s is None:
                 having += self.stopped_s(broker) >= sent_s
-            else:
-                having += started_s >= sent_s or ends.get(broker, -1) >= end
+            elif started_s >= sent_s or ends.get(broker, -1) >= end:
+                having += 1
+            elif known.is_being_deleted and broker not in ends:
+                having += self.excused("being-deleted")
         least = known.holders.min_isr
         if having < least:
             self.broken(
@@ -421,11 +515,14 @@ class Promises:
                 f" (log ends {dict(ends)}, min.insync.replicas {least})",
             )
 
-    def _check_in_sync(self, place: Place, known: PartitionHistory, members: Iterable[int], end: int) -> None:
-        """``members`` of the in-sync set have all records before ``end``, which were acknowledged."""
+    def _check_in_sync(
+        self, place: Place, known: PartitionHistory, members: Iterable[int], end: int, answered_s: float
+    ) -> None:
+        """``members`` of the in-sync set have all before ``end``, acknowledged at ``answered_s``."""
         ends = self.replica_ends(place)
         for broker in members:
-            if broker in known.holders.since and ends.get(broker, end) < end:
+            is_held = known.holders.since.get(broker, NEVER) <= answered_s
+            if is_held and ends.get(broker, end) < end:
                 self.broken(
                     "in-sync",
                     f"{place} offset {end - 1} was acknowledged, and broker {broker} of the in-sync set"
@@ -437,14 +534,14 @@ class Promises:
         """An idempotent producer is refused although nothing is missing before its batch."""
         if self.may_forget(place):
             self.excused("forgotten")
-        elif in_doubt and self._may_start_move(place, topic_id):
+        elif in_doubt and self._may_be_gone(place, topic_id):
             self.excused("deleted-in-doubt")
         else:
             self.broken("sequence", f"{refusal}, and all was acknowledged before")
 
-    def _may_start_move(self, place: Place, topic_id: bytes) -> bool:
+    def _may_be_gone(self, place: Place, topic_id: bytes) -> bool:
         settings = self.settings_of(place[0])
-        is_retained = settings.retention_bytes >= 0 or settings.retention_ms >= 0
+        is_retained = settings.retention_bytes >= 0 or settings.retention_ms >= 0 or settings.compacts
         return is_retained or self.logs[*place, topic_id].delete_tried_to > 0
 
     def producer_id_given(self, producer: str, producer_id: int) -> None:
@@ -455,8 +552,16 @@ class Promises:
 
     # -- consumers
 
-    def saw(self, place: Place, topic_id: bytes, offset: int, message: Message, asked_s: float) -> None:
-        """A consumer was given a record."""
+    def saw(
+        self,
+        place: Place,
+        topic_id: bytes,
+        offset: int,
+        message: Message,
+        asked_s: float,
+        answered_s: float,
+    ) -> None:
+        """A consumer was given a record, by an answer that the broker sent at ``answered_s``."""
         log = self.logs[*place, topic_id]
         sent = self.sent.get(message)
         if sent is None or sent.place != place or not sent.times:
@@ -469,7 +574,7 @@ class Promises:
                 "delete-records", f"{place} offset {offset} is read, and was deleted up to {log.deleted_to}"
             )
         self._agree(place, offset, message, log, is_committed=True)
-        log.read.setdefault(offset, (message, self.now()))
+        log.read.setdefault(offset, (message, answered_s))
 
     def _check_incarnation(
         self, place: Place, topic_id: bytes, offset: int, message: Message, sent: Sent
@@ -495,9 +600,11 @@ class Promises:
                     "one-record", f"{place} offset {offset} holds {message}, and {other} was {what} there"
                 )
 
-    def skipped(self, consumer: str, place: Place, position: int, found: int) -> None:
+    def skipped(self, consumer: str, place: Place, topic_id: bytes, position: int, found: int) -> None:
         """A consumer asked for one offset, and was given a later one."""
-        if not (self.may_forget(place) and self.excused("forgotten")):
+        if self.compaction.is_compacted(place):
+            self.compaction.skipped(consumer, place, topic_id, position, found)
+        elif not (self.may_forget(place) and self.excused("forgotten")):
             self.broken("no-gap", f"{consumer} asked {place} for offset {position}, and was given {found}")
 
     def end_told(self, consumer: str, place: Place, topic_id: bytes, end: int, how: str) -> None:
@@ -526,6 +633,31 @@ class Promises:
                 "log-start",
                 f"{place} starts at {start}, and nobody deleted records from {log.delete_tried_to} on",
             )
+        if settings.retention_ms >= 0 and settings.retention_bytes < 0:
+            self._check_retained(place, topic_id, start, settings.retention_ms)
+
+    def _check_retained(self, place: Place, topic_id: bytes, start: int, retention_ms: int) -> None:
+        """Records that are known, and are gone, were older than retention.ms."""
+        log = self.logs[*place, topic_id]
+        first = max(log.retention_checked_to, log.delete_tried_to)
+        if start <= first:
+            return
+        log.retention_checked_to = start
+        for offset in range(int(first), start):
+            known = log.acknowledged.get(offset) or log.read.get(offset)
+            if known is None:
+                continue
+            message = known[0]
+            age_ms = (self.now() - self.sent[message].first_s) * 1000
+            if age_ms >= retention_ms or self.compaction.was_taken(place, topic_id, offset, message):
+                continue
+            if not (age_ms + self.clock_ahead_ms >= retention_ms and self.excused("clock-turned")):
+                self.broken(
+                    "retention",
+                    f"{place} starts at {start}; {message} at {offset} is {age_ms:.0f} ms old at most, and"
+                    f" retention.ms is {retention_ms}",
+                )
+                return
 
     def out_of_range(
         self, consumer: str, place: Place, topic_id: bytes, position: int, start: int, end: int
@@ -575,7 +707,9 @@ class Promises:
         commits.tried[offset] -= 1
         commits.settled = max(commits.settled, offset)
         newest, assigned_s = self._assignments.get(group, (-1, 0.0))
-        if 0 <= generation < newest and assigned_s < sent_s:
+        is_old = 0 <= generation < newest and assigned_s < sent_s
+        # A group that is forgotten counts its generations from 1 again.
+        if is_old and not (self.may_forget(GROUPS_LOG) and self.excused("forgotten")):
             self.broken(
                 "generation",
                 f"{group} committed {offset} for {place} in generation {generation} of all; the members"
@@ -596,7 +730,7 @@ class Promises:
         owners = self._owners.setdefault((group, order), {})
         for partition in partitions:
             owner = owners.setdefault(partition, member)
-            if owner != member:
+            if owner != member and not (self.may_forget(GROUPS_LOG) and self.excused("forgotten")):
                 self.broken(
                     "owner",
                     f"{member} and {owner} of {group} own partition {partition} in generation {order}",
@@ -636,7 +770,8 @@ class Promises:
         self, place: Place, topic_id: bytes, start: int, end: int, log: Sequence[tuple[int, Message]]
     ) -> None:
         """``log`` is all that a partition holds in the end, from ``start`` to ``end``."""
-        self._check_lost(place, topic_id, start, dict(log))
+        self.check_lost(place, topic_id, start, dict(log))
+        self.compaction.check_skips(place, topic_id, start, dict(log))
         self.start_told(place, topic_id, start, self.now())
         times = Counter(message for _, message in log)
         for message, count in times.items():
@@ -648,21 +783,32 @@ class Promises:
                 self.broken("acks-0", f"{place} holds {message} {count} times")
         for offset, message in log:
             self._check_incarnation(place, topic_id, offset, message, self.sent[message])
-        self._check_order(place, log)
+        self._check_order(place, topic_id, log)
 
-    def _check_lost(self, place: Place, topic_id: bytes, start: int, log: Mapping[int, Message]) -> None:
+    def check_lost(self, place: Place, topic_id: bytes, start: int, log: Mapping[int, Message]) -> None:
+        """``log`` holds what was acknowledged or read from ``start`` on."""
         history = self.logs[*place, topic_id]
         known = self.partitions[place]
+
+        def is_gone(offset: int, message: Message) -> bool:
+            return offset >= start and log.get(offset) != message
+
         for promise, records in (("acks-all", history.acknowledged), ("read", history.read)):
-            for offset, (message, at_s) in records.items():
-                if offset < start or log.get(offset) == message:
+            gone = {offset: message for offset, (message, _) in records.items() if is_gone(offset, message)}
+            compacted = self.compaction.explains(place, topic_id, log, gone)
+            for offset, message in gone.items():
+                if offset in compacted:
                     continue
+                _, at_s = records[offset]
                 if known.holders.holds(at_s):
                     self.broken(promise, self._missing(place, offset, message, log))
                     return
                 self.excused("lost")
+        gone = {offset: led.message for offset, led in history.led.items()}
+        gone = {offset: message for offset, message in gone.items() if is_gone(offset, message)}
+        compacted = self.compaction.explains(place, topic_id, log, gone)
         for offset, led in history.led.items():
-            if offset < start or log.get(offset) == led.message:
+            if offset not in gone or offset in compacted:
                 continue
             if known.epoch == led.epoch and led.leader not in known.lost_s:
                 self.broken("acks-1", self._missing(place, offset, led.message, log))
@@ -676,7 +822,7 @@ class Promises:
             f" {self.partitions[place].holders.since})"
         )
 
-    def _check_order(self, place: Place, log: Sequence[tuple[int, Message]]) -> None:
+    def _check_order(self, place: Place, topic_id: bytes, log: Sequence[tuple[int, Message]]) -> None:
         """Idempotent producers: the first record in the log may be any, as the log start moves."""
         if self.may_forget(place):
             return
@@ -687,7 +833,9 @@ class Promises:
                 continue
             key = (message.producer, sent.session)
             before, other = last.get(key, (sent.sequence - 1, None))
-            if sent.sequence != before + 1:
+            if sent.sequence != before + 1 and not self.compaction.explains_gap(
+                place, topic_id, log, offset, (message.producer, sent.session), (before + 1, sent.sequence)
+            ):
                 self.broken(
                     "order",
                     f"{place} offset {offset} holds {message} (sequence {sent.sequence}) after {other}"
@@ -697,7 +845,7 @@ class Promises:
             last[key] = (sent.sequence, message)
 
 
-ALWAYS_RUNNING = float("inf")
+ALWAYS_RUNNING = NEVER = float("inf")
 
 
 @dataclass(slots=True)

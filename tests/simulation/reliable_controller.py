@@ -15,7 +15,13 @@ from promises import Promises
 from simulated_loop import PROCESS, Process
 from simulated_network import Network
 
-from tidemill.controller.elections import ElectionPolicy, LogEnd, plan_broker_change, plan_takeover
+from tidemill.controller.elections import (
+    ElectionPolicy,
+    LogEnd,
+    plan_broker_change,
+    plan_failed_replicas,
+    plan_takeover,
+)
 from tidemill.controller.isr import IsrChange, plan_isr_change
 from tidemill.coordination.image import BrokerImage, ClusterImage, PartitionImage, TopicImage
 from tidemill.coordination.lost_replicas import LostReplicas
@@ -86,8 +92,10 @@ class ReliableController:
         def arrive() -> None:
             if not process.alive:
                 return
+            broker.is_registering = False
             self._epoch += 1
-            self.promises.registered(broker.node_id)
+            self.promises.registered(broker.node_id, lost)
+            self.promises.loss_read(broker.node_id, lost)
             registration = BrokerRegistration(
                 broker.node_id,
                 (Endpoint("PLAINTEXT", "PLAINTEXT", process.name, port),),
@@ -132,6 +140,26 @@ class ReliableController:
         self._publish(image.with_topics(plan.topic for plan in plans))
         self._recover()
 
+    def replicas_failed(self, broker: ReplicationBroker, failed: list[TopicPartition]) -> None:
+        """A broker that lives cannot read or write these replicas until it is started again."""
+        process = PROCESS.get()
+        if process is None:
+            raise RuntimeError("a process tells, not the world")
+
+        def arrive() -> None:
+            topics = self.image.topics
+            by_topic = {
+                topic.topic_id: [one.partition for one in failed if one.topic == topic.name]
+                for topic in topics.values()
+            }
+            if self.is_registered(broker):
+                plans = plan_failed_replicas(self.image, broker.node_id, by_topic, policy_of)
+                if plans:
+                    self._publish(self.image.with_topics(plan.topic for plan in plans))
+                    self._recover()
+
+        self._ask(process, arrive)
+
     def elect_unclean(self) -> None:
         """An operator wants every partition led."""
         self._recover(is_unclean=True)
@@ -157,7 +185,7 @@ class ReliableController:
         for topic in image.topics.values():
             for partition in topic.partitions:
                 before = self.image.topics[topic.name].partitions[partition.partition]
-                if partition is not before:
+                if partition.partition_epoch != before.partition_epoch:
                     self.promises.events.add(f"the controller writes {topic.name}-{partition}", "the world")
                     place = (topic.name, partition.partition)
                     self.state_written(place, partition.leader, partition.leader_epoch, tuple(partition.isr))

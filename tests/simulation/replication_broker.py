@@ -31,11 +31,11 @@ from tidemill.broker.requests import Requests
 from tidemill.broker.slow_lane import SlowLane
 from tidemill.controller.isr import ANY_EPOCH, IsrChange
 from tidemill.coordination.image import ClusterImage, PartitionImage
-from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.log.manager import LogManager
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.ports import Files
+from tidemill.model.types import TopicPartition
 from tidemill.net.deadlines import Deadlines
 from tidemill.net.link import Link, LinkError
 from tidemill.net.memory import Memory
@@ -43,6 +43,7 @@ from tidemill.replication.fetcher import FetchLimits
 from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
 from tidemill.server.listeners import Acceptor, Limits
+from tidemill.server.lost_replicas import report_lost_replicas
 from tidemill.transactions.producer_ids import ProducerIds
 
 log = logging.getLogger("tidemill.simulated")
@@ -74,6 +75,8 @@ class ReplicationBroker:
         self.broker.files = files
         self.broker.node_id = node_id
         self.following: Following
+        self.is_registering = False
+        """Whether a registration is on its way to the controller."""
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -90,7 +93,6 @@ class ReplicationBroker:
         logs.claim(CLUSTER_ID, self.node_id)
         topics = self.controller.image.topics
         logs.load(broker.clock.wall_ms(), lambda name: log_config(config, name, topics[name].config))
-        lost = LostReplicas(logs.may_have_lost, logs.is_blank)
         nobody: Any = None
         broker.partitions = ReplicaManager(self.node_id, logs, broker.clock, self.loop, nobody, nobody)
         broker.partitions.lag_ms_max = config.int("replica.lag.time.max.ms")
@@ -105,11 +107,12 @@ class ReplicationBroker:
         )
         broker.partitions.following = self.following
         broker.partitions.change_isr = self._change_isr
+        broker.partitions.directory_failed = self._tell_failed
         listening: Any = Listening(self.network, self.machine, PORT)
         listener = Listener("PLAINTEXT", self.machine.name, PORT, node_id=self.node_id)
         acceptor.listen(listener, [listening])
         self._start_upkeep()
-        self.controller.register(self, PORT, lost)
+        self._register()
         logs.accept()
 
     def _build_request_path(self) -> Acceptor:
@@ -142,10 +145,15 @@ class ReplicationBroker:
         ):
             self._tasks.append(self.loop.create_task(_repeat(period_s, do)))
 
+    def _register(self) -> None:
+        self.is_registering = True
+        lost = report_lost_replicas(self.controller.image, self.node_id, self.broker.logs)
+        self.controller.register(self, PORT, lost)
+
     async def _register_again(self) -> None:
-        if not self.controller.is_registered(self):
+        if not self.is_registering and not self.controller.is_registered(self):
             self.partitions.step_down()
-            self.controller.register(self, PORT, LostReplicas())
+            self._register()
 
     async def _connect(self, leader: int) -> Link:
         known = self.broker.metadata.brokers.get(leader)
@@ -173,6 +181,13 @@ class ReplicationBroker:
                 self.partitions.put_topic(topic.name, topic.topic_id, False, states, config)
             except KafkaError as problem:
                 log.warning("%s: %s", topic.name, problem)
+        self._tell_failed()
+
+    def _tell_failed(self) -> None:
+        """Has others lead what it cannot read or write."""
+        failed = [TopicPartition(one.topic, int(one.index)) for one in self.partitions.all() if one.failed]
+        if failed:
+            self.controller.replicas_failed(self, failed)
 
     def _change_isr(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
         replication = partition.replication

@@ -19,7 +19,7 @@ from simulated_loop import START_S, WALL_MS
 from tidemill.model.errors import ErrorCode
 from tidemill.net.link import Link, LinkError
 from tidemill.records.builder import BatchBuilder
-from tidemill.records.reader import iter_records
+from tidemill.records.reader import iter_records, iter_stored
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.header import encode_request
 from tidemill.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
@@ -115,6 +115,12 @@ class Client:
         link = await self.link(address)
         return await link.ask(key, version, request, PATIENCE_S)
 
+    def answered_s(self, address: str) -> float:
+        """When the broker at ``address`` sent the answer that came last."""
+        socket: Any = self._links[address]._socket
+        sent_s: float = socket.received_sent_s
+        return sent_s
+
     async def ask_any(self, key: int, version: int, request: Any) -> Any:
         """Asks some broker, which passes on what is not for it."""
         return await self.ask(self.random.choice(self._bootstrap), key, version, request)
@@ -166,8 +172,8 @@ class Batch:
     messages: list[Message]
     sequence: int
     topic_id: bytes
-    version: int
     first_sent_s: float
+    answered_s: float = 0.0
     is_in_doubt: bool = False
     """Whether an attempt may have stored it without an answer that says so."""
 
@@ -191,7 +197,8 @@ class Producer(Client):
         self.is_idempotent = is_idempotent
         self.pause_s = pause_s
         self.in_flight = in_flight
-        self.versions = versions
+        self.version = self.random.choice(versions)
+        """Of its Produce requests: clients settle on a version with each broker, and here all are alike."""
         self.last_acknowledged_s = 0.0
         self._id: tuple[int, int] = (-1, -1)
         self._session = 0
@@ -214,6 +221,8 @@ class Producer(Client):
             return
         partition = self.random.choice(waiting if self.ended else range(self.partitions))
         address = await self.leader(partition)
+        if self.is_idempotent and self._id[0] < 0:
+            return  # The topic was made anew: another session began, which needs an id of its own.
         if not self.ended:
             self._gather(partition)
         await self._send_some(partition, address)
@@ -228,9 +237,7 @@ class Producer(Client):
                 messages.append(Message(self.name, self._number))
             sequence = self._sequences.get(partition, 0)
             self._sequences[partition] = sequence + len(messages)
-            unsettled.append(
-                Batch(messages, sequence, self.topic_id, self.random.choice(self.versions), self.now)
-            )
+            unsettled.append(Batch(messages, sequence, self.topic_id, self.now))
 
     async def _get_id(self) -> None:
         request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0)
@@ -248,7 +255,7 @@ class Producer(Client):
         if self.acks == NONE:
             for batch in batches:
                 data = encode_request(
-                    ApiKey.PRODUCE, batch.version, 1, self.name, self._request(partition, batch)
+                    ApiKey.PRODUCE, self.version, 1, self.name, self._request(partition, batch)
                 )
                 self._report_sending(partition, batch)
                 link._send(data)
@@ -267,24 +274,26 @@ class Producer(Client):
             self.promises.answered(batch.messages)
             if batch not in unsettled:
                 continue  # It was given up.
-            refused = self._settle(partition, batch, answer, address, is_first=problem is None)
+            batch.answered_s, one = answer
+            refused = self._settle(partition, batch, one, address, is_first=problem is None)
             problem = problem or refused
         if problem is not None:
             raise problem
 
-    async def _ask(self, link: Link, partition: int, batch: Batch, address: str) -> Any:
+    async def _ask(self, link: Link, partition: int, batch: Batch, address: str) -> tuple[float, Any]:
         request = self._request(partition, batch)
         self._report_sending(partition, batch)
         self.events.add(lambda: f"sends {batch.messages} to {self.topic}-{partition} at {address}")
-        answer = await link.ask(ApiKey.PRODUCE, batch.version, request, PATIENCE_S)
+        answer = await link.ask(ApiKey.PRODUCE, self.version, request, PATIENCE_S)
         ((one,),) = [topic.partition_responses for topic in answer.responses]
-        return one
+        return self.answered_s(address), one
 
     def _request(self, partition: int, batch: Batch) -> ProduceRequest:
         builder = BatchBuilder()
         now_ms = WALL_MS + int((self.now - START_S) * 1000)
+        is_keyed = self.promises.settings_of(self.topic).compacts
         for message in batch.messages:
-            builder.append(now_ms, None, message.encode())
+            builder.append(now_ms, *message.record(is_keyed))
         records = builder.build(*self._id, batch.sequence) if self.is_idempotent else builder.build()
         data = PartitionProduceData(index=partition, records=records)
         topic = TopicProduceData(name=self.topic, topic_id=batch.topic_id, partition_data=[data])
@@ -297,7 +306,7 @@ class Producer(Client):
                 acks=self.acks,
                 session=self._session if self.is_idempotent else -1,
                 sequence=batch.sequence + place,
-                topic_id=batch.topic_id if batch.version >= BY_TOPIC_ID else b"",
+                topic_id=batch.topic_id if self.version >= BY_TOPIC_ID else b"",
             )
             self.promises.sending(message, sent)
 
@@ -314,7 +323,13 @@ class Producer(Client):
             if batch.is_in_doubt:
                 self.events.count("retries acknowledged")
             self.promises.acknowledged(
-                place, self._log_id(batch), offset, batch.messages, batch.first_sent_s, node_of(address)
+                place,
+                self._log_id(batch),
+                offset,
+                batch.messages,
+                sent_s=batch.first_sent_s,
+                answered_s=batch.answered_s,
+                broker=node_of(address),
             )
             return None
         self.events.add(lambda: f"{batch.messages} are refused: {name_of(code)}")
@@ -431,7 +446,7 @@ class Consumer(Client):
             self.promises.end_told(self.name, self.place, topic_id, one.high_watermark, "Fetch")
         if version > 4 and one.log_start_offset >= 0:
             self.promises.start_told(self.place, topic_id, one.log_start_offset, asked_s)
-        self._take(one.records or b"", topic_id, asked_s)
+        self._take(one.records or b"", topic_id, asked_s, self.answered_s(address))
 
     async def _out_of_range(self, address: str, topic_id: bytes) -> None:
         """The start or the end of the log has moved beyond the position."""
@@ -444,12 +459,17 @@ class Consumer(Client):
             self.promises.out_of_range(self.name, self.place, topic_id, self.position, start, end)
             self.position = start
 
-    def _take(self, records: bytes, topic_id: bytes, asked_s: float) -> None:
+    def _take(self, records: bytes, topic_id: bytes, asked_s: float, answered_s: float) -> None:
         for record in iter_records(records, self.position):
             if record.offset != self.position:
-                self.promises.skipped(self.name, self.place, self.position, record.offset)
-            message = Message.decode(record.value or b"")
+                self.promises.skipped(self.name, self.place, topic_id, self.position, record.offset)
+            message = Message.of(record)
             if record.offset not in self.promises.logs[*self.place, topic_id].read:
                 self.events.add(f"sees {message} at {record.offset}")
-            self.promises.saw(self.place, topic_id, record.offset, message, asked_s)
+            self.promises.saw(self.place, topic_id, record.offset, message, asked_s, answered_s)
             self.position = record.offset + 1
+        # A compacted log has batches without records, and such without their last ones.
+        last = max((int(batch.last_offset) for batch in iter_stored(records)), default=-1)
+        if last >= self.position:
+            self.promises.skipped(self.name, self.place, topic_id, self.position, last + 1)
+            self.position = last + 1

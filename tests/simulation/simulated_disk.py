@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from contextvars import Context
+from random import Random
 
 from simulated_loop import START_S, WALL_MS, SimulatedLoop
 
-from tidemill.testing.files import FaultyFile, FaultyFiles
+from tidemill.log.names import CLEANED, SWAP
+from tidemill.testing.files import FaultyFile, FaultyFiles, Killed
 
 
 class SimulatedFile(FaultyFile):
@@ -21,27 +24,15 @@ class SimulatedFile(FaultyFile):
         return sent
 
     def sync(self) -> None:
-        if self._files.drops(self._path, bool(self._node.pending)):
-            # As Linux does: the error is reported once, the pages are clean and hold what was not written,
-            # until they are read from the disk again.
-            self._node.pending.clear()
-            self._files.dropped.append(self._path)
-            raise OSError(errno.EIO, os.strerror(errno.EIO), self._path)
-        if self._path in self._files.dropped:
-            self._sync_new_pages()
-        else:
+        had_pending = bool(self._node.pending)
+        try:
+            self._files.check_drops(self._path, had_pending)
             super().sync()
-
-    def _sync_new_pages(self) -> None:
-        """Writes what was written since pages were dropped; these are clean, and not written again."""
-        self._check("sync")
-        durable, current = self._node.durable, self._node.current
-        if len(current) < len(durable):
-            durable.resize(len(current))
-        for position, data in self._node.pending:
-            durable.write(position, data)
-        durable.size = max(len(durable), len(current))
-        self._node.pending.clear()
+        except OSError:
+            if had_pending and self._life == self._files.life and not self._closed:
+                self._node.drop()
+                self._files.dropped(self._path)
+            raise
 
 
 class SimulatedFiles(FaultyFiles):
@@ -50,9 +41,12 @@ class SimulatedFiles(FaultyFiles):
     def __init__(self, loop: SimulatedLoop) -> None:
         super().__init__()
         self.loop = loop
-        self.dropped: list[str] = []
-        """Files whose last writes were dropped: pages hold them as long as the process runs."""
-        self._drops: tuple[str, int, Callable[[str], None]] | None = None
+        self.dropped: Callable[[str], None] = lambda path: None
+        """Called with a file when a sync of it fails, and when what that did not write is read no more."""
+        self._drops: tuple[str, int] | None = None
+        self._stop: tuple[int, Callable[[str], bool]] | None = None
+        self._stops_at_renames = False
+        self._has_stopped = False
 
     def open(self, path: str, create: bool = False, read_only: bool = False) -> SimulatedFile:
         super().open(path, create, read_only)
@@ -60,42 +54,90 @@ class SimulatedFiles(FaultyFiles):
 
     def check(self, operation: str, path: str) -> None:
         self.now_ms = WALL_MS + int((self.loop.time() - START_S) * 1000)
+        if self.loop.is_in_job:
+            self._stop_here(operation, path)
         super().check(operation, path)
         # Nobody asks which operations there were, and there are many.
         self.operations.clear()
 
-    def drop_syncs(self, path_part: str, times: int, dropped: Callable[[str], None]) -> None:
-        """Lets the next syncs of such files fail, and what they were to write get lost."""
-        self._drops = (path_part, times, dropped)
+    def drop_syncs(self, path_part: str, times: int) -> None:
+        """Lets the next syncs of such files fail that have something to write."""
+        self._drops = (path_part, times)
 
-    def drops(self, path: str, has_pending: bool) -> bool:
-        """Whether this sync drops its data."""
+    def check_drops(self, path: str, has_pending: bool) -> None:
+        """Raises what :meth:`drop_syncs` asked for."""
         if self._drops is None or not has_pending or self._drops[0] not in path:
-            return False
-        part, times, dropped = self._drops
-        self._drops = (part, times - 1, dropped) if times > 1 else None
-        dropped(path)
-        return True
+            return
+        part, times = self._drops
+        self._drops = (part, times - 1) if times > 1 else None
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    def stop_in_cleaning(self, after: int, stop: Callable[[str], bool], *, renames: bool) -> None:
+        """Has ``stop`` end the process within a cleaning, or an exchange of segments.
+
+        That is before the operation (or only the rename) that comes after so many others. ``stop`` gets
+        the operation's name, and returns whether it has ended the process.
+        """
+        self._stop = (after, stop)
+        self._stops_at_renames = renames
+
+    def _stop_here(self, operation: str, path: str) -> None:
+        if self._has_stopped:
+            # The process is gone, and what unwinds its calls changes nothing.
+            raise Killed("the process has ended in the middle of a job")
+        is_of_cleaning = not self._stops_at_renames and path.endswith((CLEANED, SWAP))
+        if self._stop is None or not (is_of_cleaning or operation == "rename"):
+            return
+        after, stop = self._stop
+        self._stop = (after - 1, stop) if after > 0 else None
+        if after <= 0 and stop(operation):
+            self._has_stopped = True
+            self.loop.call_soon(self._go_on, context=Context())
+            raise Killed(f"the process ends before {operation} {path}")
+
+    def _go_on(self) -> None:
+        self._has_stopped = False
+
+    def durable_names(self, directory: str) -> list[str]:
+        """The names in a directory that a power cut would leave."""
+        prefix = directory + "/"
+        return sorted(path[len(prefix) :] for path in self._durable_names if path.startswith(prefix))
+
+    def durable(self, path: str) -> bytes:
+        """What a power cut would leave of a file, at the least."""
+        node = self._durable_names[path]
+        return b"" if node is None else node.durable.read(0, len(node.durable))
 
     def heal(self) -> None:
         super().heal()
         self._drops = None
+        self._stop = None
 
     def kill(self) -> None:
         """The process stops. The system may forget clean pages, also those that were never written."""
         super().kill()
-        if self.dropped and self.loop.random.random() < 0.7:
-            self._forget_dropped()
+        paths = self._with_dropped()
+        if paths and self.loop.random.random() < 0.7:
+            for path in paths:
+                self._file_node(path).forget_cached()
+                self.dropped(path)
 
-    def power_cut(self, random: object = None) -> None:
-        super().power_cut(random)  # type: ignore[arg-type]
-        self.dropped.clear()
+    def power_cut(self, random: Random | None = None) -> None:
+        paths = self._with_dropped()
+        super().power_cut(random)
+        for path in paths:
+            self.dropped(path)
 
-    def _forget_dropped(self) -> None:
-        for path in self.dropped:
-            node = self._names.get(path)
-            if node is not None:
-                size = len(node.current)
-                node.current = node.durable.copy()
-                node.current.size = max(size, node.current.size)
-        self.dropped.clear()
+    def forget_cached(self, path: str) -> None:
+        has_dropped = bool(self._file_node(path).dropped)
+        super().forget_cached(path)
+        if has_dropped:
+            self.dropped(path)
+
+    @property
+    def has_dropped(self) -> bool:
+        """Whether the system holds pages that the disk never gets."""
+        return bool(self._with_dropped())
+
+    def _with_dropped(self) -> list[str]:
+        return [path for path, node in self._names.items() if node is not None and node.dropped]

@@ -11,8 +11,6 @@ import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from simulated_disk import SimulatedFiles
-
 if TYPE_CHECKING:
     from simulation import Node, Simulation
 
@@ -195,7 +193,7 @@ class Faults:
         self._report(f"{node.name} loses its disk")
         node.stop()
         node.files.kill()
-        node.files = SimulatedFiles(self.simulation.loop)
+        node.put_in_disk()
         self.simulation.network.process_ended(node.machine)
         self.promises.replicas_lost(node.node_id, everything=True)
         self.later(node.boot)
@@ -248,6 +246,7 @@ class Faults:
         """The machine's wall clock is set to another time."""
         node.clock.skew_ms = self.random.choice((-60_000, -1000, 0, 700, 30_000))
         self.promises.clock_turned = True
+        self.promises.clock_ahead_ms = max(self.promises.clock_ahead_ms, node.clock.skew_ms)
         self._report(f"the clock of {node.name} is {node.clock.skew_ms} ms off")
         return True
 
@@ -257,7 +256,6 @@ class Faults:
             return False
         operation = self.random.choice(("append", "sync", "sync", "open", "replace"))
         self._report(f"the disk of {node.name} fails ({operation})")
-        self.promises.disk_failed(node.node_id)
         node.files.fail(operation, "/data/", errno.EIO, times=self.random.choice((1, 3)))
         self._repair_later(node)
         return True
@@ -267,14 +265,7 @@ class Faults:
         if not node.is_running or not self._may_lose(node):
             return False
         self._report(f"the disk of {node.name} drops what it was to sync")
-
-        def dropped(path: str) -> None:
-            self._report(f"{node.name} has lost what was not synced of {path}")
-            self.events.count("syncs that dropped data")
-            self.promises.disk_failed(node.node_id)
-            self.simulation.sync_dropped(node, path)
-
-        node.files.drop_syncs(".log", self.random.choice((1, 3)), dropped)
+        node.files.drop_syncs(".log", self.random.choice((1, 3)))
         self._repair_later(node)
         return True
 

@@ -24,6 +24,7 @@ from random import Random
 from typing import Any
 
 from tidemill.model.ports import Clock
+from tidemill.testing.files import Killed
 
 WALL_MS = 1_700_000_000_000
 """The wall clock when the simulation begins."""
@@ -92,6 +93,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._soon: list[asyncio.Handle] = []
         self.sockets: dict[int, Any] = {}
         """The network's, by descriptor."""
+        self.is_in_job = False
+        """Whether a thread's job runs now, in the middle of which a process may end."""
 
     def time(self) -> float:
         """Simulated seconds."""
@@ -199,17 +202,22 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         outcome: list[tuple[Any, BaseException | None]] = []
 
         def work() -> None:
+            self.is_in_job = True
             try:
                 outcome.append((func(*args), None))
+            except Killed:
+                return  # Nobody waits any more.
             except Exception as problem:  # noqa: BLE001 - whoever waits is told
                 outcome.append((None, problem))
+            finally:
+                self.is_in_job = False
 
         def tell() -> None:
             if not outcome:
                 work()
-            result, problem = outcome[0]
-            if future.done():
+            if future.done() or not outcome:
                 return
+            result, problem = outcome[0]
             if problem is None:
                 future.set_result(result)
             else:

@@ -59,7 +59,8 @@ class Stream:
         self.target = target
         self.reader: Socket
         self.writer: Socket
-        self.sent: deque[tuple[float, bytes | Ended]] = deque()
+        self.sent: deque[tuple[float, float, bytes | Ended]] = deque()
+        """What is under way, with the times of its arrival and of its sending."""
         self.unread_bytes = 0
         self._last_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -67,7 +68,7 @@ class Stream:
     def put(self, item: bytes | Ended) -> None:
         """Sends ``item`` on its way."""
         self._last_s = max(self._last_s, self.network.arrival_s())
-        self.sent.append((self._last_s, item))
+        self.sent.append((self._last_s, self.network.loop.time(), item))
         if isinstance(item, bytes):
             self.unread_bytes += len(item)
         self.go_on()
@@ -84,7 +85,9 @@ class Stream:
         self._timer = None
         if not self.network.is_open(self.source, self.target):
             return
-        _, item = self.sent.popleft()
+        _, sent_s, item = self.sent.popleft()
+        if isinstance(item, bytes):
+            self.reader.received_sent_s = sent_s
         self.reader.take(item)
         self.go_on()
 
@@ -108,6 +111,8 @@ class Socket:
         self.closed = False
         self.incoming: Stream
         self.outgoing: Stream
+        self.received_sent_s = 0.0
+        """When the bytes were sent that came last."""
         self._received = bytearray()
         self._ended: Ended | None = None
         self._reader: asyncio.Handle | None = None

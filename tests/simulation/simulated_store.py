@@ -110,6 +110,8 @@ class StoreServer:
         """Called with each node that was written, and its data."""
         self.removed: Callable[[str], None] = lambda path: None
         """Called with each node that was deleted."""
+        self.read: Callable[[int, str, Node], None] = lambda session, path, node: None
+        """Called with a session and each of the nodes that it has read at once, when it has them."""
         self._last_session = 0x100
         self._children_versions: Counter[str] = Counter()
 
@@ -392,10 +394,17 @@ class SimulatedStore(Store):
         return self._timeout_s
 
     async def get(self, path: str) -> Node | None:
-        (node,) = await self.get_many([path])
+        (node,) = await self._get([path])
         return node
 
     async def get_many(self, paths: Sequence[str]) -> list[Node | None]:
+        found = await self._get(paths)
+        for path, node in zip(paths, found, strict=True):
+            if node is not None:
+                self._server.read(self._number, path, node)
+        return found
+
+    async def _get(self, paths: Sequence[str]) -> list[Node | None]:
         found: list[Node | None] = await self._ask(
             lambda session: [self._server.tree.get(path) for path in paths]
         )

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 import test_coordination_store
+from event_log import EventLog
+from promises import Promises
+from simulated_clients import TemporaryProducer
 from simulated_loop import Process, SimulatedLoop
 from simulated_network import Listening, Network, Socket, Weather
 from simulated_store import SimulatedStore, StoreServer
@@ -185,6 +188,7 @@ def test_what_was_sent_while_the_network_was_cut_arrives_once_it_is_mended(stage
         _, accepted = await served(stage)
         ours = await stage.network.connect("server", 9092)
         stage.network.cut_off("main", "server")
+        sent_s = stage.loop.time()
         ours.send(b"late")
         accepted[0].send(b"the other way")
         assert await receive(stage, ours) == b"the other way"
@@ -196,6 +200,7 @@ def test_what_was_sent_while_the_network_was_cut_arrives_once_it_is_mended(stage
                 await stage.network.connect("server", 9092)
         stage.network.mend()
         assert await receive(stage, accepted[0]) == b"late"
+        assert accepted[0].received_sent_s == sent_s < stage.loop.time() - 5
 
     stage.run(story())
 
@@ -353,3 +358,33 @@ def test_of_a_call_in_flight_nobody_knows_whether_it_was_done(stage: Stage) -> N
 
     stage.run(story())
     assert 5 < done < 35
+
+
+class Remade(TemporaryProducer):
+    """Its topic is made anew while it looks for the leader; keeps with which id it would have sent."""
+
+    remade = True
+    ids: list[int]
+
+    async def leader(self, partition: int) -> str:
+        if self.remade:
+            self.remade = False
+            self._another_topic(bytes(16))
+        return "broker-1"
+
+    async def _get_id(self) -> None:
+        self._id = (1001, 0)
+
+    async def _send_some(self, partition: int, address: str) -> None:
+        self.ids.append(self._id[0])
+
+
+def test_an_idempotent_producer_sends_nothing_without_an_id_when_its_topic_is_made_anew(stage: Stage) -> None:
+    promises = Promises(EventLog(stage.loop), stage.loop.time)
+    producer = Remade(
+        "p", [], "u", promises, Random(1), partitions=1, acks=-1, is_idempotent=True, pause_s=0.1, in_flight=3
+    )
+    producer.ids = []
+    for _ in range(2):
+        stage.run(producer.work())
+    assert producer.ids == [1001]

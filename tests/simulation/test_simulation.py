@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import fault_coverage
 import pytest
 from acknowledged_holders import ALWAYS, Holders
 from campaign import Progress
 from code_faults import CODE_FAULTS
-from event_log import EventLog
 from full_cluster import FullCluster
-from promises import ALL, EXCUSES, PROMISES, Message, Promises, Sent
+from promises import EXCUSES, PROMISES
 from replication_cluster import ReplicationCluster
 
 from simulation import Simulation
+from tidemill.log.log import Log
+from tidemill.replication.partition import Partition
 
 SEEDS_A_TEST = 2
 CLUSTER_SEEDS, REPLICATION_SEEDS = 30, 20
@@ -30,7 +30,6 @@ CODE_FAULT_SEEDS = 100
 RARELY_FOUND = {"let-in-too-early"}
 """It takes many seeds."""
 SIMULATE = Path(__file__).parent / "simulate.py"
-ID = bytes(range(16))
 PAGE = Path(__file__).parents[2] / "docs" / "decisions" / "promises.md"
 
 
@@ -55,6 +54,21 @@ def test_clusters_keep_their_promises(seed: int) -> None:
 @pytest.mark.parametrize("seed", starts(REPLICATION_SEEDS, SEEDS_A_TEST))
 def test_replication_keeps_its_promises(seed: int) -> None:
     run(ReplicationCluster, range(seed, seed + SEEDS_A_TEST))
+
+
+def replicas_held() -> list[object]:
+    """The partitions and logs that something still refers to."""
+    gc.collect()
+    return [one for one in gc.get_objects() if type(one) in (Partition, Log)]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", [FullCluster, ReplicationCluster])
+def test_nothing_of_a_cluster_stays_in_memory_after_its_run(kind: type[Simulation]) -> None:
+    before = {id(one) for one in replicas_held()}
+    kind(1).run()
+    left = [one for one in replicas_held() if id(one) not in before]
+    assert len(left) == 0
 
 
 def simulate(*options: str, hash_seed: str = "random") -> subprocess.CompletedProcess[str]:
@@ -101,13 +115,13 @@ def test_the_page_of_promises_lists_what_is_checked() -> None:
 def held(*min_isr: int) -> Holders:
     """A partition that three replicas hold, which broker 1 leads."""
     holders = Holders(*min_isr)
-    holders.state_written(10.0, 1, [1, 2, 3], set())
+    holders.state_written(10.0, 1, [1, 2, 3])
     return holders
 
 
 def test_a_replica_that_leaves_while_the_in_sync_set_is_too_small_is_still_counted_on() -> None:
     holders = held(2)
-    holders.state_written(20.0, 1, [1], set())
+    holders.state_written(20.0, 1, [1])
     holders.lost(1)
     assert holders.holds(15.0)
     assert holders.since == {2: ALWAYS, 3: ALWAYS}
@@ -115,15 +129,50 @@ def test_a_replica_that_leaves_while_the_in_sync_set_is_too_small_is_still_count
 
 def test_a_replica_that_lost_its_disk_is_worse_than_those_that_left_before_it() -> None:
     holders = held(2)
-    holders.state_written(20.0, 1, [1], set())
+    holders.state_written(20.0, 1, [1])
     holders.lost(1)
+    assert holders.better_than(1) == [], "it has not reported its loss"
+    holders.reported(1)
     assert holders.better_than(1) == [2, 3]
     assert holders.better_than(2) == []
 
 
+def test_a_replica_that_reported_a_loss_is_no_better_one_until_it_is_in_sync_again() -> None:
+    holders = held(1)
+    holders.state_written(20.0, 1, [1, 2])
+    holders.reported(2)
+    assert holders.better_than(3) == [1]
+    holders.state_written(30.0, 1, [1])
+    holders.state_written(40.0, 1, [1, 2])
+    assert holders.better_than(3) == [1, 2]
+
+
+def test_nobody_knows_what_a_replica_lacks_that_got_in_sync_with_a_leader_before_its_loss_was_read() -> None:
+    holders = held(1)
+    holders.state_written(20.0, 1, [1, 3])
+    holders.lost(1)
+    holders.state_written(30.0, 1, [1, 3, 2])
+    assert holders.better_than(2) == []
+    holders.reported(1)
+    assert holders.better_than(1) == [3]
+    assert holders.better_than(2) == [], "the leader may have asked for it before it lost anything"
+    holders.state_written(40.0, 3, [3])
+    assert holders.better_than(1) == [3]
+    holders.state_written(50.0, 3, [3, 1])
+    assert holders.better_than(1) == []
+
+
+def test_a_replica_that_cut_what_it_was_not_sure_of_is_not_counted_on() -> None:
+    holders = held(1)
+    holders.state_written(20.0, 3, [3])
+    holders.since[2] = ALWAYS
+    holders.cut(2)
+    assert holders.since == {3: ALWAYS}
+
+
 def test_a_replica_that_leaves_while_enough_are_in_sync_is_not_counted_on() -> None:
     holders = held(1)
-    holders.state_written(20.0, 1, [1], set())
+    holders.state_written(20.0, 1, [1])
     holders.lost(1)
     assert not holders.holds(15.0)
     assert holders.has_forgotten
@@ -134,9 +183,10 @@ def test_after_a_recovery_only_what_is_acknowledged_from_then_on_is_counted_on()
     holders = held(1)
     for broker in (1, 2, 3):
         holders.lost(broker)
-    holders.state_written(20.0, -1, [], set())
-    holders.state_written(30.0, 2, [2], set())
-    holders.state_written(40.0, 2, [2, 3], set())
+        holders.reported(broker)
+    holders.state_written(20.0, -1, [])
+    holders.state_written(30.0, 2, [2])
+    holders.state_written(40.0, 2, [2, 3])
     assert not holders.holds(29.0)
     assert holders.since == {2: 30.0, 3: 30.0}
 
@@ -145,73 +195,20 @@ def test_a_partition_recovers_without_a_replica_that_is_not_trusted() -> None:
     holders = held(2)
     holders.lost(1)
     holders.lost(3)
-    holders.suspected.add(2)
-    holders.state_written(20.0, -1, [], set())
+    holders.reported(2)
+    holders.state_written(20.0, -1, [])
     assert holders.holds(15.0)
     assert holders.is_hopeless
-    holders.state_written(30.0, 3, [3], set())
+    holders.state_written(30.0, 3, [3])
     assert not holders.holds(15.0)
 
 
 def test_a_replica_that_has_not_reported_its_loss_holds_nothing_by_being_in_sync() -> None:
     holders = held(1)
     holders.lost(3)
-    holders.state_written(20.0, 1, [1, 2], set())
-    holders.state_written(30.0, 1, [1, 2, 3], {3})
+    holders.state_written(20.0, 1, [1, 2])
+    holders.state_written(30.0, 1, [1, 2, 3])
     assert set(holders.since) == {1, 2}
-
-
-class Checked:
-    """A partition of three replicas whose records are acknowledged, and what its checker finds broken."""
-
-    def __init__(self) -> None:
-        self.broken: list[str] = []
-        self.ends = {1: 10, 2: 10, 3: 10}
-        events = cast(EventLog, SimpleNamespace(violate=self.broken.append, count=lambda *_: None))
-        self.promises = Promises(events, lambda: 20.0)
-        self.promises.replica_ends = lambda _: self.ends
-        self.promises.topic_written("t", ID, {0: [1, 2, 3]}, {}, {})
-        self.written(1, 2, 3)
-
-    def written(self, *isr: int) -> None:
-        """The store has another in-sync set."""
-        self.promises.state_written(("t", 0), 1, 1, isr)
-
-    def acknowledged(self, offset: int) -> None:
-        """A record was acknowledged with acks=all."""
-        message = Message("p", offset)
-        sent = Sent(place=("t", 0), acks=ALL, session=-1, sequence=0, topic_id=ID)
-        self.promises.sending(message, sent)
-        self.promises.acknowledged(("t", 0), ID, offset, [message], 19.0, 1)
-
-
-def test_a_member_of_the_in_sync_set_that_lacks_what_is_acknowledged_is_found() -> None:
-    checked = Checked()
-    checked.acknowledged(9)
-    assert checked.broken == []
-    checked.ends[3] = 9
-    checked.acknowledged(9)
-    (broken,) = checked.broken
-    assert broken.startswith("in-sync: ('t', 0) offset 9 was acknowledged, and broker 3 of the in-sync set")
-
-
-def test_a_replica_that_joins_the_in_sync_set_without_what_was_acknowledged_is_found() -> None:
-    checked = Checked()
-    checked.written(1, 2)
-    checked.ends[3] = 9
-    checked.acknowledged(9)
-    assert checked.broken == [], "it is not in sync"
-    checked.written(1, 2, 3)
-    (broken,) = checked.broken
-    assert broken.startswith("in-sync: ")
-
-
-def test_a_replica_that_has_lost_its_disk_may_lack_what_was_acknowledged() -> None:
-    checked = Checked()
-    checked.promises.replicas_lost(3, everything=True)
-    checked.ends[3] = 0
-    checked.acknowledged(9)
-    assert checked.broken == []
 
 
 # -- coverage, and campaigns that resume

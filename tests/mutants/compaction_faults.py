@@ -1,0 +1,126 @@
+"""The planted faults of compaction: what is cleaned, how segments are exchanged, what a start makes of it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from planting import Fault
+
+_EXCHANGE: Final = """\
+            self._rename(base, CLEANED, SWAP)
+            for offset in self.old:
+                suffixes = SEGMENT_SUFFIXES if offset == base else (*SEGMENT_SUFFIXES, SNAPSHOT)
+                for suffix in suffixes:
+                    self._put_away(offset_name(offset, suffix))
+"""
+_FIRST, _, _REST = _EXCHANGE.partition("\n")
+
+COMPACTION: Final = (
+    Fault(
+        "newest-record-cleaned-away",
+        "log/clean_batch.py",
+        "        return offset >= self.offsets.get_prepared(at)\n",
+        "        return offset > self.offsets.get_prepared(at)\n",
+        "The newest record of each key stays.",
+    ),
+    Fault(
+        "tombstone-removed-early",
+        "log/clean_batch.py",
+        "            return self.now_ms + self.delete_retention_ms\n",
+        "            return self.now_ms\n",
+        "A tombstone stays for delete.retention.ms after the first cleaning that it came through.",
+    ),
+    Fault(
+        "tombstones-not-in-map",
+        "log/clean_batch.py",
+        "                self._key_sizes[at] >= 0\n                and offset",
+        "                self._key_sizes[at] >= 0\n                and self._value_sizes[at] >= 0\n"
+        "                and offset",
+        "A tombstone replaces the older records of its key.",
+    ),
+    Fault(
+        "cleaned-beyond-high-watermark",
+        "log/compaction.py",
+        "min(int(log.last_stable_offset(high_watermark)), _young_from(log, first_dirty, now_ms))",
+        "_young_from(log, first_dirty, now_ms)",
+        "A record goes for a newer one only once that is committed: it may be cut off otherwise.",
+    ),
+    Fault(
+        "cleaned-beyond-recovery-point",
+        "log/compaction.py",
+        ", int(log.active.base_offset), int(log.recovery_point))\n",
+        ", int(log.active.base_offset))\n",
+        "A record goes for a newer one only once that is on the disk.",
+    ),
+    Fault(
+        "clean-end-survives-truncation",
+        "log/cutting.py",
+        "        self.clean_end = min(self.clean_end, self.end_offset)\n",
+        "",
+        "What comes after a truncation is dirty.",
+    ),
+    Fault(
+        "clean-end-survives-new-begin",
+        "log/cutting.py",
+        "        self.clean_end = min(self.clean_end, offset)\n",
+        "",
+        "What comes after a log has begun anew is dirty.",
+    ),
+    Fault(
+        "written-clean-end-survives-truncation",
+        "log/manager.py",
+        "        if any(map(directory.overstates_clean_end, logs)):\n",
+        "        if False:\n",
+        "After a crash, too, what comes after a truncation is dirty.",
+    ),
+    Fault(
+        "cleaned-segment-not-synced",
+        "log/clean_output.py",
+        "        segment.close_indexes()\n        segment.file().sync()\n",
+        "        segment.close_indexes()\n",
+        "A cleaned segment is on the disk before the old ones go.",
+    ),
+    Fault(
+        "old-segments-go-before-new-one-counts",
+        "log/swap.py",
+        _EXCHANGE,
+        f"{_REST}{_FIRST}\n",
+        "A crash in an exchange of segments leaves the old ones or the new one.",
+    ),
+    Fault(
+        "exchange-not-synced",
+        "log/swap.py",
+        "            self._sync()\n            self.done = True\n",
+        "            self.done = True\n",
+        "An exchange of segments is on the disk before the log counts as clean.",
+    ),
+    Fault(
+        "begun-exchange-forgotten",
+        "log/recovery.py",
+        '            if begun or name.endswith((DELETED, CLEANED, ".tmp")):\n',
+        '            if begun or name.endswith((DELETED, CLEANED, SWAP, ".tmp")):\n',
+        "A start ends an exchange of segments that was begun.",
+    ),
+    Fault(
+        "begun-exchange-leaves-old-segments",
+        "log/recovery.py",
+        "            bases = {base} | {one for one in (offset_of(other, LOG) for other in left)"
+        " if base <= one < end}\n",
+        "            bases = {base}\n",
+        "A start that ends an exchange removes all segments that the new one stands for.",
+    ),
+    Fault(
+        "cleaned-segment-into-cut-log",
+        "broker/compaction.py",
+        "        if one.closed or one.truncations != truncations:\n            return False\n",
+        "        if one.closed:\n            return False\n",
+        "A log that was cut meanwhile takes no cleaned segment.",
+    ),
+    Fault(
+        "last-batch-of-producer-cleaned-away",
+        "log/clean_walk.py",
+        "            return batch.last_offset == i64(last.last_offset)\n",
+        "            return False\n",
+        "The last batch of a producer stays, with its sequence number.",
+    ),
+)

@@ -1,0 +1,298 @@
+"""What holds for compacted topics: what compaction may take, and what of other promises that excuses.
+
+A compacted log has holes. A record that was acknowledged or read may be gone once a newer record of its key
+is there (excuse ``compacted``), or once a tombstone of its key is older than ``delete.retention.ms`` (excuse
+``tombstone-over``). What is gone does not come back (promise ``compaction``), with one exception, that
+Apache Kafka has too: a replica that had not fetched a tombstone before it was removed elsewhere keeps the
+records for which the tombstone stood (excuse ``tombstone-missed``).
+
+What each single cleaning takes is checked when it ends: :mod:`simulated_compaction`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from keyed_messages import is_tombstone, key_of
+
+if TYPE_CHECKING:
+    from promises import LogHistory, Message, Place, Promises
+
+
+TOPIC = "t"
+"""What clients send records with keys to."""
+
+
+class Skip(NamedTuple):
+    """A consumer asked for one offset, and was given a later one."""
+
+    consumer: str
+    position: int
+    found: int
+
+
+class Raw(NamedTuple):
+    """A record as it lies in a log."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+    @staticmethod
+    def of(record: Any) -> Raw:
+        """From a record that was read."""
+        headers = tuple((name, value) for name, value in record.headers)
+        return Raw(int(record.offset), int(record.timestamp), record.key, record.value, headers)
+
+
+class CompactionPromise:
+    """Explains the holes of compacted logs, and finds those that nothing explains."""
+
+    def __init__(self, promises: Promises) -> None:
+        self.promises = promises
+        self._skips: defaultdict[tuple[str, int, bytes], list[Skip]] = defaultdict(list)
+        self._removed: defaultdict[Place, dict[int, bytes]] = defaultdict(dict)
+        """Tombstones that a replica has removed: their keys by offset."""
+        self._missed: defaultdict[Place, set[int]] = defaultdict(set)
+        """Those of them that another replica did not have then, or has lost since."""
+
+    def is_compacted(self, place: Place) -> bool:
+        """Whether the partition's topic is compacted."""
+        return self.promises.settings_of(place[0]).compacts
+
+    # -- what the world reports
+
+    def skipped(self, consumer: str, place: Place, topic_id: bytes, position: int, found: int) -> None:
+        """A consumer met a hole. Whether something explains it is known in the end: see check_skips()."""
+        self._skips[*place, topic_id].append(Skip(consumer, position, found))
+
+    def tombstones_removed(self, place: Place, keys: Mapping[int, bytes], ends: Mapping[int, int]) -> None:
+        """A replica has removed tombstones; ``ends`` are the log ends of all replicas, on their disks."""
+        for offset, key in keys.items():
+            self._removed[place][offset] = key
+            if any(end <= offset for end in ends.values()):
+                self._missed[place].add(offset)
+
+    def replica_lost(self, place: Place) -> None:
+        """A replica has lost records: it fetches them again, where tombstones may be gone by now."""
+        self._missed[place].update(self._removed[place])
+
+    # -- tombstones
+
+    def _newest(self, place: Place, topic_id: bytes) -> dict[bytes, tuple[int, Message]]:
+        """The newest record of each key that clients know of, and that was not lost."""
+        history: LogHistory = self.promises.logs[*place, topic_id]
+        holders = self.promises.partitions[place].holders
+        newest: dict[bytes, tuple[int, Message]] = {}
+        for records in (history.acknowledged, history.read):
+            for offset, (message, at_s) in records.items():
+                key = key_of(message)
+                if holders.holds(at_s) and offset > newest.get(key, (-1, message))[0]:
+                    newest[key] = (offset, message)
+        return newest
+
+    def _is_over(self, place: Place, message: Message) -> bool:
+        """Whether a message is a tombstone that may be gone by now."""
+        if not is_tombstone(message):
+            return False
+        sent = self.promises.sent.get(message)
+        if sent is None:
+            return False
+        age_ms = (self.promises.now() - sent.first_s) * 1000
+        if age_ms >= self.promises.settings_of(place[0]).delete_retention_ms:
+            return True
+        return self.promises.clock_turned and self.promises.excused("clock-turned")
+
+    # -- the end
+
+    def explains(
+        self, place: Place, topic_id: bytes, log: Mapping[int, Message], missing: Mapping[int, Message]
+    ) -> set[int]:
+        """The offsets of ``missing`` records that compaction may have taken from ``log``."""
+        if not missing or not self.is_compacted(place):
+            return set()
+        there: dict[bytes, int] = {}
+        for offset, message in log.items():
+            key = key_of(message)
+            there[key] = max(there.get(key, -1), offset)
+        newest = self._newest(place, topic_id)
+        removed = {key: offset for offset, key in sorted(self._removed[place].items())}
+        explained = set()
+        for offset, message in missing.items():
+            key = key_of(message)
+            if there.get(key, -1) > offset:
+                self.promises.excused("compacted")
+                explained.add(offset)
+                continue
+            # Nobody may have met a tombstone before it was removed.
+            last, tombstone = max(newest.get(key, (-1, message)), (offset, message))
+            if self._is_over(place, tombstone) or last < removed.get(key, -1):
+                self.promises.excused("tombstone-over")
+                explained.add(offset)
+        return explained
+
+    def was_taken(self, place: Place, topic_id: bytes, offset: int, message: Message) -> bool:
+        """Whether compaction may have taken a record before retention removed what was around it."""
+        if not self.is_compacted(place):
+            return False
+        key = key_of(message)
+        history = self.promises.logs[*place, topic_id]
+        log = {
+            at: one for records in (history.acknowledged, history.read) for at, (one, _) in records.items()
+        }
+        log |= {at: led.message for at, led in history.led.items()}
+        if self.explains(place, topic_id, log, {offset: message}):
+            return True
+        # Nobody may have been told where a newer one is.
+        since_s, known = self.promises.sent[message].first_s, set(log.values())
+        is_newer = any(
+            sent.place == place and sent.first_s >= since_s and one not in known and key_of(one) == key
+            for one, sent in self.promises.sent.items()
+            if one != message
+        )
+        return is_newer and self.promises.excused("compacted")
+
+    def check_replica(
+        self, place: Place, topic_id: bytes, broker: int, start: int, log: Mapping[int, Message]
+    ) -> None:
+        """No record of a key is there whose newest record is a tombstone that is gone."""
+        history = self.promises.logs[*place, topic_id]
+        for key, (offset, message) in self._newest(place, topic_id).items():
+            if offset < start or offset in log or not is_tombstone(message):
+                continue
+            older = [at for at, other in log.items() if at < offset and key_of(other) == key]
+            if not older:
+                continue
+            _, at_s = history.acknowledged.get(offset) or history.read[offset]
+            if self._has_missed(place, key, older[-1]):
+                self.promises.excused("tombstone-missed")
+            elif not self.promises.partitions[place].holders.holds(at_s):
+                self.promises.excused("lost")
+            else:
+                self.promises.broken(
+                    "compaction",
+                    f"{place} on broker {broker} holds {log[older[-1]]} at offset {older[-1]}, and not its"
+                    f" tombstone {message} of offset {offset}",
+                )
+                return
+
+    def check_skips(self, place: Place, topic_id: bytes, start: int, log: Mapping[int, Message]) -> None:
+        """Each record that a consumer did not meet was replaced by a newer one, or by a tombstone."""
+        history = self.promises.logs[*place, topic_id]
+        holders = self.promises.partitions[place].holders
+        known = {
+            offset: message
+            for records in (history.read, history.acknowledged)
+            for offset, (message, at_s) in records.items()
+            if holders.holds(at_s)
+        }
+        everything = {**{offset: led.message for offset, led in history.led.items()}, **known, **log}
+        for skip in self._skips[*place, topic_id]:
+            missing = {
+                offset: known[offset] for offset in range(skip.position, skip.found) if offset in known
+            }
+            explained = self.explains(place, topic_id, everything, missing)
+            unexplained = [offset for offset in missing if offset not in explained and offset >= start]
+            if not unexplained:
+                continue
+            if self.promises.may_forget(place):
+                self.promises.excused("forgotten")
+                continue
+            offset = unexplained[0]
+            self.promises.broken(
+                "no-gap",
+                f"{skip.consumer} asked {place} for offset {skip.position}, and was given {skip.found}:"
+                f" {missing[offset]} of offset {offset} is the last of its key",
+            )
+            return
+
+    def explains_gap(
+        self,
+        place: Place,
+        topic_id: bytes,
+        log: Sequence[tuple[int, Message]],
+        end: int,
+        producer: tuple[str, int],
+        sequences: tuple[int, int],
+    ) -> bool:
+        """Whether all records may be gone that a producer, in one session, stored right before ``end``.
+
+        ``sequences`` are the first of them and the one after the last.
+        """
+        if not self.is_compacted(place) or sequences[1] < sequences[0]:
+            return False
+        gone = {
+            sent.sequence: message
+            for message, sent in self.promises.sent.items()
+            if sent.place == place
+            and (message.producer, sent.session) == producer
+            and sequences[0] <= sent.sequence < sequences[1]
+        }
+        if len(gone) < sequences[1] - sequences[0]:
+            return False
+        # Nobody may have been told their offsets; a newer record of a key is behind the gap, or in it.
+        before = [offset for offset, message in log if offset < end and self._is_of(message, producer)]
+        first = max(before, default=-1) + 1
+        missing = {first + place: gone[sequence] for place, sequence in enumerate(sorted(gone))}
+        return len(self.explains(place, topic_id, dict(log), missing)) == len(missing)
+
+    def _is_of(self, message: Message, producer: tuple[str, int]) -> bool:
+        return (message.producer, self.promises.sent[message].session) == producer
+
+    def _has_missed(self, place: Place, key: bytes | None, offset: int) -> bool:
+        """Whether a replica may lack a tombstone of a key that came after ``offset``."""
+        removed = self._removed[place]
+        return any(at > offset and removed[at] == key for at in self._missed[place])
+
+    def _was_replaced(self, place: Place, record: Raw) -> bool:
+        """Whether there may have been a newer record of the key, by which a replica was compacted."""
+        if place[0] != TOPIC:
+            return True  # What brokers write themselves is not known here.
+        topic_id = self.promises.partitions[place].topic_id
+        history = self.promises.logs[*place, topic_id]
+        known: dict[Message, int] = {led.message: at for at, led in history.led.items()}
+        for records in (history.read, history.acknowledged):
+            known |= {message: at for at, (message, _) in records.items()}
+        return any(
+            sent.place == place
+            and sent.times > 0
+            and known.get(message, record.offset + 1) > record.offset
+            and key_of(message) == record.key
+            for message, sent in self.promises.sent.items()
+        )
+
+    def difference(self, place: Place, logs: Sequence[Sequence[Raw]]) -> str:
+        """What replicas differ in that compaction does not explain; empty when nothing is."""
+        held = [{record.offset: record for record in log} for log in logs]
+        newest: dict[bytes | None, Raw] = {}
+        for log in logs:
+            for record in log:
+                if record.offset >= newest.get(record.key, record).offset:
+                    newest[record.key] = record
+        there = [{record.key: record.offset for record in log} for log in logs]
+        for offset in sorted({offset for log in held for offset in log}):
+            found = [log[offset] for log in held if offset in log]
+            if any(record != found[0] for record in found):
+                return f"they hold {found} at offset {offset}"
+            if len(found) == len(held):
+                continue
+            record = found[0]
+            lacking = [at for at, log in enumerate(held) if offset not in log]
+            if all(there[at].get(record.key, -1) > offset for at in lacking):
+                self.promises.excused("compacted")
+                continue
+            if newest[record.key].value is None:
+                self.promises.excused("tombstone-over")
+                continue
+            if self._has_missed(place, record.key, offset):
+                self.promises.excused("tombstone-missed")
+                continue
+            if self.promises.may_forget(place) and self._was_replaced(place, record):
+                self.promises.excused("forgotten")
+                continue
+            return f"some lack {record}, of whose key they hold nothing newer"
+        return ""

@@ -1,0 +1,31 @@
+"""Records with keys: which key a message has in a compacted topic, and whether it is a tombstone.
+
+Both follow from the message, so that checkers know them of records that are gone. A tombstone has no value:
+a header says which message it is.
+"""
+
+from __future__ import annotations
+
+import zlib
+from functools import lru_cache
+
+KEYS = 12
+"""Few, so that most records are replaced soon."""
+TOMBSTONES = 5
+"""One message of so many is a tombstone."""
+HEADER = "message"
+
+
+@lru_cache(maxsize=1 << 14)
+def _luck(producer: str, number: int) -> int:
+    return zlib.crc32(f"{producer}:{number}".encode())
+
+
+def key_of(message: tuple[str, int]) -> bytes:
+    """The key of a producer's message of this number."""
+    return b"key-%d" % (_luck(*message) % KEYS)
+
+
+def is_tombstone(message: tuple[str, int]) -> bool:
+    """Whether it is sent without a value."""
+    return (_luck(*message) >> 8) % TOMBSTONES == 0

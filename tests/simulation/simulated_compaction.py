@@ -1,0 +1,289 @@
+"""Compaction in a simulated cluster: the cleaner without its process, and a look at all that it takes.
+
+The broker's own :class:`~tidemill.broker.compaction.Compaction` chooses, plans and exchanges, and the real
+:class:`~tidemill.log.cleaner.Cleaner` reads and writes, on the simulated disk: group by group, as a thread's
+job in simulated time. Between two operations on its files the process, or the whole machine, may end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from random import Random
+from typing import TYPE_CHECKING
+
+from compaction_promise import Raw
+from log_inspection import end_on_disk
+from promises import Place, TopicSettings
+from simulated_disk import SimulatedFiles
+
+from tidemill.broker.cleaner_worker import DIED
+from tidemill.broker.cleaner_worker import Place as PutInPlace
+from tidemill.log.clean_job import DAMAGED, FAULT, CleanCounts, CleanedGroup, CleanJob, Failure
+from tidemill.log.cleaner import Cleaner
+from tidemill.log.cleaner_process import failure_of
+from tidemill.log.names import LOG, offset_name
+from tidemill.records.reader import iter_records
+from tidemill.replication.partition import Partition
+
+if TYPE_CHECKING:
+    from simulation import Node, Simulation
+
+COMPACTED_SHARE = 0.4
+"""Of the seeds have a compacted topic."""
+GROUP_S_MEANS = (0.001, 0.02, 0.2)
+"""How long a cleaning takes for one group of segments."""
+DEATHS = 0.03
+"""The share of groups in which the cleaner's process is killed."""
+OPERATIONS_MAX, RENAMES_MAX = 60, 20
+"""A process that is to end within a cleaning does so before one of so many operations, or renames."""
+BACKOFFS_MS = ("100", "100", "2000")
+COMPACTION_FAULTS = ("kill in a cleaning", "power cut in a cleaning")
+
+
+class CompactedTopic:
+    """Whether a seed's topic is compacted, and how."""
+
+    def __init__(self, seed: int) -> None:
+        # Of its own, so that a seed without compaction does what it did before there was any.
+        self.random = Random(f"compacted topic {seed}")
+        self.is_compacted = self.random.random() < COMPACTED_SHARE
+        self.deletes = self.random.random() < 0.3
+        self.group_s_mean = self.random.choice(GROUP_S_MEANS)
+        self._backoff_ms = self.random.choice(BACKOFFS_MS)
+
+    def broker_settings(self) -> dict[str, str]:
+        """What brokers need to compact."""
+        if not self.is_compacted:
+            return {}
+        return {"log.cleaner.enable": "true", "log.cleaner.backoff.ms": self._backoff_ms}
+
+    def config(self, plain: dict[str, str]) -> dict[str, str]:
+        """The settings of the topic, made from those of one that is not compacted."""
+        if not self.is_compacted:
+            return plain
+        choice = self.random.choice
+        config = {
+            **plain,
+            "segment.bytes": choice(("1000", "1500", "3000")),
+            "cleanup.policy": "compact,delete" if self.deletes else "compact",
+            "min.cleanable.dirty.ratio": choice(("0.01", "0.2", "0.5")),
+            "delete.retention.ms": choice(("0", "300", "2000", "20000")),
+        }
+        if self.random.random() < 0.3:
+            config["min.compaction.lag.ms"] = "500"
+        if not self.deletes:
+            config.pop("retention.bytes", None)
+            config.pop("retention.ms", None)
+        return config
+
+    def settings(self, plain: TopicSettings, config: dict[str, str]) -> TopicSettings:
+        """What the promises need to know of it."""
+        if not self.is_compacted:
+            return plain
+        return plain._replace(compacts=True, delete_retention_ms=int(config["delete.retention.ms"]))
+
+
+class SimulatedCleaner:
+    """The cleaner of a broker, which would be a process beside it."""
+
+    def __init__(self, simulation: Simulation, node: Node, group_s_mean: float) -> None:
+        self.simulation = simulation
+        self.node = node
+        self.group_s_mean = group_s_mean
+        self._killed: list[Generator[CleanedGroup, None, None]] = []
+        """Runs of processes that were killed: they must not be ended, which would tidy up."""
+
+    async def clean(self, job: CleanJob, place: PutInPlace) -> CleanCounts | Failure | None:
+        """See :class:`tidemill.broker.cleaner_worker.CleanerWorker`."""
+        simulation, random = self.simulation, self.simulation.random
+        simulation.phases.moment("cleaning")
+        look = CleaningCheck(simulation, self.node, job)
+        cleaner = Cleaner(self.node.files, job, lambda count: None)
+        run = cleaner.run()
+        self._killed.append(run)
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                await asyncio.sleep(random.expovariate(1 / self.group_s_mean))
+                group = await loop.run_in_executor(None, next, run, None)
+                if random.random() < DEATHS:
+                    simulation.events.count("cleaner processes killed")
+                    return Failure(DIED, "the cleaner process ended by signal 9")
+                if group is None:
+                    look.ended(cleaner.counts)
+                    break
+                simulation.phases.moment("exchange of segments")
+                if not await place(group):
+                    simulation.events.count("cleanings ended by a change of the log")
+                    run.close()
+                    break
+                look.exchanged(group)
+        except Exception as problem:  # noqa: BLE001 - the broker is told
+            return self._failed(failure_of(problem, job), look)
+        self._killed.remove(run)
+        return cleaner.counts if group is None else None
+
+    def _failed(self, failure: Failure, look: CleaningCheck) -> Failure:
+        """A log that was cut meanwhile is not what the job says: the broker believes no failure of it."""
+        events = self.simulation.events
+        events.add(f"a cleaning fails: {failure.kind}: {failure.text}")
+        events.count(f"cleanings failed: {failure.kind}")
+        is_damaged = failure.kind == DAMAGED and not self.node.files.has_dropped and look.is_unchanged()
+        if failure.kind == FAULT or is_damaged:
+            self.simulation.promises.broken("no-error", f"a cleaning fails: {failure.text}")
+        return failure
+
+    def set_pace(self, bytes_per_second: float) -> None:
+        """There is no pace."""
+
+    async def rest(self) -> None:
+        """There is nothing to give back."""
+
+
+class CleaningCheck:
+    """Compares a log before and after its cleaning: finds what had to stay, and what had to go."""
+
+    def __init__(self, simulation: Simulation, node: Node, job: CleanJob) -> None:
+        self.simulation = simulation
+        self.promises = simulation.promises
+        self.node = node
+        self.files: SimulatedFiles = node.files
+        self.job = job
+        name, _, index = job.name.rpartition("-")
+        self.place: Place = (name, int(index))
+        self.before = {one.base_offset: self._segment(one.base_offset) for one in job.segments}
+        records = [record for segment in self.before.values() for record in segment]
+        partition = self._partition()
+        self.truncations = -1 if partition is None else int(partition.log.truncations)
+        self.start = 0 if partition is None else int(partition.log.start_offset)
+        """Nobody can read what lies before it."""
+        high_watermark = -1 if partition is None else int(partition.high_watermark)
+        self.newest = {record.key: record.offset for record in records if record.offset < high_watermark}
+        """The newest committed record of each key."""
+        self.removed: dict[int, bytes] = {}
+        """Tombstones that are gone: their keys by offset."""
+
+    def _partition(self) -> Partition | None:
+        for partition in self.node.partitions:
+            if partition.log.directory == self.job.directory and not partition.log.closed:
+                return partition
+        return None
+
+    def is_unchanged(self) -> bool:
+        """Whether the log is the one that is cleaned, and was not cut since."""
+        partition = self._partition()
+        return partition is not None and partition.log.truncations == self.truncations
+
+    def _segment(self, base_offset: int) -> list[Raw]:
+        path = f"{self.job.directory}/{offset_name(base_offset, LOG)}"
+        if not self.files.exists(path):
+            return []
+        return _records(self.files.read(path))
+
+    def _broken(self, text: str) -> None:
+        self.promises.broken("compaction", f"{self.job.name} on {self.node.name}: {text}")
+
+    def exchanged(self, group: CleanedGroup) -> None:
+        """A new segment is in the place of some old ones."""
+        if not self.is_unchanged():
+            return
+        before = [record for base in group.old for record in self.before[base]]
+        after = self._segment(group.old[0])
+        known = {record.offset: record for record in before}
+        for record in after:
+            if known.get(record.offset) != record:
+                self._broken(f"{record} comes out of a cleaning, and {known.get(record.offset)} was there")
+                return
+        if [record.offset for record in after] != sorted({record.offset for record in after}):
+            self._broken(f"a cleaning changes the order: {[record.offset for record in after]}")
+            return
+        kept = {record.offset for record in after}
+        durable = self._on_disk() if not self.files.has_dropped else None
+        for record in reversed(before):
+            # From the newest on: a tombstone may go together with what it stands for.
+            if record.offset not in kept and record.offset >= self.start:
+                self._check_gone(record, durable)
+        self.simulation.events.count("records removed by cleanings", len(before) - len(after))
+
+    def _check_gone(self, record: Raw, durable: set[int] | None) -> None:
+        newer = self.newest.get(record.key, -1)
+        if newer <= record.offset:
+            if record.value is not None:
+                self._broken(f"{record} is gone, and no committed record of its key is newer")
+            else:
+                self._check_tombstone(record)
+        elif durable is not None and newer not in durable and newer not in self.removed:
+            self._broken(f"{record} is gone, and the newer offset {newer} is not on the disk")
+
+    def _check_tombstone(self, record: Raw) -> None:
+        promises = self.promises
+        if promises.clock_turned:
+            promises.excused("clock-turned")
+        else:
+            age_ms = self.node.clock.wall_ms() - record.timestamp
+            least_ms = self.job.delete_retention_ms
+            if age_ms < least_ms:
+                self._broken(f"the tombstone {record} goes after {age_ms} ms, and is to stay {least_ms} ms")
+        self.removed[record.offset] = record.key or b""
+        self.simulation.events.count("tombstones removed")
+
+    def _on_disk(self) -> set[int]:
+        """The offsets of the log that a power cut would leave."""
+        found: set[int] = set()
+        for name in self.files.durable_names(self.job.directory):
+            if name.endswith(LOG):
+                data = self.files.durable(f"{self.job.directory}/{name}")
+                found.update(record.offset for record in _records(data))
+        return found
+
+    def ended(self, counts: CleanCounts) -> None:
+        """All segments are in their places: of each key one record is left before the clean end."""
+        partition = self._partition()
+        if not self.is_unchanged() or partition is None:
+            return
+        self.simulation.events.count("cleanings done")
+        if self.simulation.is_disturbed:
+            self.simulation.events.count("cleanings done while faults last")
+        records = [record for one in partition.log.segments for record in self._segment(int(one.base_offset))]
+        seen: dict[bytes | None, int] = {}
+        for record in records:
+            if record.offset >= counts.end_offset:
+                break
+            if record.offset < partition.log.start_offset:
+                continue
+            if record.key in seen:
+                self._broken(
+                    f"it is clean up to offset {counts.end_offset}, and holds {record.key!r} at"
+                    f" {seen[record.key]} and at {record.offset}"
+                )
+                return
+            if record.key is not None:
+                seen[record.key] = record.offset
+        for offset, key in self.removed.items():
+            if partition.log.start_offset <= seen.get(key, offset) < offset:
+                self._broken(f"the tombstone of offset {offset} is gone, and what it stood for is not")
+                return
+        self._report_removed()
+
+    def _report_removed(self) -> None:
+        """Other replicas may not have the tombstones yet."""
+        if not self.removed:
+            return
+        known = self.promises.partitions.get(self.place)
+        if known is None:
+            return
+        directory = f"/data/{self.job.name}"
+        ends = {
+            broker: end_on_disk(self.simulation.node(broker).files, directory) for broker in known.replicas
+        }
+        self.promises.compaction.tombstones_removed(self.place, self.removed, ends)
+
+
+def _records(data: bytes) -> list[Raw]:
+    return [Raw.of(record) for record in iter_records(data)]
+
+
+def raw_records(data: bytes, start: int) -> list[Raw]:
+    """The records of a log from ``start`` on."""
+    return [record for record in _records(data) if record.offset >= start]

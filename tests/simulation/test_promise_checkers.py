@@ -1,0 +1,377 @@
+"""Histories that break a promise, and others that do not: what the checkers say of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from compaction_promise import Raw
+from event_log import EventLog
+from keyed_messages import is_tombstone, key_of
+from promises import ALL, GROUPS_LOG, Message, Promises, Sent, TopicSettings
+
+from tidemill.coordination.lost_replicas import LostReplicas
+
+ID = bytes(range(16))
+PLACE = ("t", 0)
+
+
+class Checked:
+    """A partition of three replicas whose records are acknowledged, and what its checker finds broken."""
+
+    def __init__(self) -> None:
+        self.broken: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.ends = {1: 10, 2: 10, 3: 10}
+        self.now = 20.0
+        events = SimpleNamespace(violate=self.broken.append, count=self._count, add=lambda *_: None)
+        self.promises = Promises(cast(EventLog, events), lambda: self.now)
+        self.promises.replica_ends = lambda _: self.ends
+        self.promises.topic_written("t", ID, {0: [1, 2, 3]}, {}, {})
+        self.written(1, 2, 3)
+
+    def _count(self, what: str, times: int = 1) -> None:
+        self.counts[what] += times
+
+    def written(self, *isr: int, leader: int = 1, epoch: int = 1) -> None:
+        """The store has another state."""
+        self.promises.state_written(PLACE, leader, epoch, isr)
+
+    def sent(self, offset: int) -> Message:
+        """A record was sent with acks=all, that comes to stand at this offset."""
+        message = Message("p", offset)
+        self.promises.sending(message, Sent(place=PLACE, acks=ALL, session=-1, sequence=0, topic_id=ID))
+        return message
+
+    def acknowledged(self, offset: int, answered_s: float = 20.0) -> None:
+        """A record was acknowledged with acks=all."""
+        self.promises.acknowledged(
+            PLACE, ID, offset, [self.sent(offset)], sent_s=19.0, answered_s=answered_s, broker=1
+        )
+
+    def read(self, offset: int, answered_s: float) -> None:
+        """A consumer was given a record, by an answer that was sent at this time."""
+        self.promises.saw(PLACE, ID, offset, self.sent(offset), answered_s, answered_s)
+
+    def ends_empty(self) -> None:
+        """Nothing is there in the end."""
+        self.promises.check_log(PLACE, ID, 0, 0, [])
+
+    def reported(self, broker: int, lost: LostReplicas) -> None:
+        """A broker has registered, and the controller has read what it may have lost."""
+        self.promises.registered(broker, lost)
+        self.promises.loss_read(broker, lost)
+
+    def waits_for_operator(self) -> bool:
+        """Whether nobody leads, and nobody will."""
+        return self.promises.partitions[PLACE].waits_for_operator
+
+    def lose_all_and_recover(self) -> None:
+        """All replicas lost their disks; the partition begins anew ten seconds later."""
+        for broker in (1, 2, 3):
+            self.promises.replicas_lost(broker, everything=True)
+            self.reported(broker, LostReplicas(missing=True))
+        self.now += 10.0
+        self.written(leader=-1, epoch=2)
+        self.written(2, leader=2, epoch=3)
+
+
+def test_a_member_of_the_in_sync_set_that_lacks_what_is_acknowledged_is_found() -> None:
+    checked = Checked()
+    checked.acknowledged(9)
+    assert checked.broken == []
+    checked.ends[3] = 9
+    checked.acknowledged(9)
+    (broken,) = checked.broken
+    assert broken.startswith("in-sync: ('t', 0) offset 9 was acknowledged, and broker 3 of the in-sync set")
+
+
+def test_a_replica_that_joins_the_in_sync_set_without_what_was_acknowledged_is_found() -> None:
+    checked = Checked()
+    checked.written(1, 2)
+    checked.ends[3] = 9
+    checked.acknowledged(9)
+    assert checked.broken == [], "it is not in sync"
+    checked.written(1, 2, 3)
+    (broken,) = checked.broken
+    assert broken.startswith("in-sync: ")
+
+
+def test_a_replica_that_has_lost_its_disk_may_lack_what_was_acknowledged() -> None:
+    checked = Checked()
+    checked.promises.replicas_lost(3, everything=True)
+    checked.ends[3] = 0
+    checked.acknowledged(9)
+    assert checked.broken == []
+
+
+# -- enough replicas for an answer
+
+
+def three_that_stay(checked: Checked) -> None:
+    """Three brokers that run since long, all of which a record needs."""
+    checked.now = 18.0
+    checked.promises.settings["t"] = TopicSettings(min_isr=3)
+    checked.promises.topic_written("t", ID, {0: [1, 2, 3]}, {}, {})
+    checked.written(1, 2, 3)
+    checked.now = 20.0
+    checked.promises.started_s = lambda _: 0.0
+
+
+def test_an_answer_without_enough_replicas_is_found() -> None:
+    checked = Checked()
+    three_that_stay(checked)
+    checked.acknowledged(9)
+    assert checked.broken == []
+    del checked.ends[3]
+    checked.acknowledged(9)
+    (broken,) = checked.broken
+    assert broken.startswith("min-isr: ('t', 0) offset 9 was acknowledged while 2 of (1, 2, 3) had it")
+
+
+def test_an_answer_may_come_when_the_deletion_of_the_topic_has_removed_a_replica() -> None:
+    checked = Checked()
+    three_that_stay(checked)
+    checked.promises.deletion_began("t")
+    del checked.ends[3]
+    checked.acknowledged(9)
+    assert checked.broken == []
+    assert checked.counts["excuse being-deleted"] == 1
+
+
+def test_a_replica_of_a_topic_that_is_being_deleted_has_what_is_acknowledged_while_it_is_there() -> None:
+    checked = Checked()
+    three_that_stay(checked)
+    checked.promises.deletion_began("t")
+    checked.ends[2] = 9
+    checked.acknowledged(9)
+    assert [one.partition(":")[0] for one in checked.broken] == ["min-isr", "in-sync"]
+
+
+# -- what waits for an operator
+
+
+def test_a_partition_waits_for_an_operator_until_all_replicas_have_reported_a_loss() -> None:
+    checked = Checked()
+    checked.written(1)
+    checked.reported(1, LostReplicas(missing=True))
+    assert not checked.waits_for_operator(), "it is led"
+    checked.written(leader=-1, epoch=2)
+    assert checked.waits_for_operator()
+    checked.reported(2, LostReplicas(unsynced=True))
+    assert checked.waits_for_operator()
+    checked.reported(3, LostReplicas(unsynced=True))
+    assert not checked.waits_for_operator(), "the controller elects the best"
+
+
+def test_a_partition_does_not_wait_for_an_operator_while_its_last_leader_has_a_log() -> None:
+    checked = Checked()
+    checked.written(1)
+    checked.reported(1, LostReplicas(unsynced=True))
+    checked.written(leader=-1, epoch=2)
+    assert not checked.waits_for_operator()
+
+
+# -- answers that are under way while everything is lost
+
+
+def test_a_record_that_was_answered_before_all_replicas_lost_it_may_be_gone() -> None:
+    checked = Checked()
+    checked.lose_all_and_recover()
+    checked.read(8, answered_s=19.5)
+    checked.acknowledged(9, answered_s=19.5)
+    checked.ends_empty()
+    assert checked.broken == []
+    assert checked.counts["excuse lost"] == 2
+
+
+def test_a_replica_that_recovered_while_an_answer_was_under_way_may_lack_the_record() -> None:
+    checked = Checked()
+    checked.lose_all_and_recover()
+    checked.ends[2] = 0
+    checked.acknowledged(9, answered_s=19.5)
+    assert checked.broken == []
+    checked.acknowledged(9, answered_s=30.5)
+    (broken,) = checked.broken
+    assert broken.startswith("in-sync: ")
+
+
+def test_a_lost_replica_is_elected_wrongly_only_once_the_controller_has_read_of_its_loss() -> None:
+    checked = Checked()
+    lost = LostReplicas(missing=True)
+    checked.promises.replicas_lost(3, everything=True)
+    checked.promises.registered(3, lost)
+    checked.written(3, leader=3, epoch=2)
+    assert checked.broken == []
+    checked.written(1, 2, 3, leader=1, epoch=3)
+    checked.promises.loss_read(3, lost)
+    checked.written(1, 2, 3, leader=3, epoch=4)
+    (broken,) = checked.broken
+    assert broken.startswith("election: ")
+
+
+def test_what_was_read_of_a_former_loss_says_nothing_of_the_next_one() -> None:
+    checked = Checked()
+    lost = LostReplicas(missing=True)
+    checked.promises.replicas_lost(3, everything=True)
+    checked.promises.registered(3, lost)
+    checked.now += 1.0
+    checked.promises.replicas_lost(3, everything=True)
+    checked.promises.loss_read(3, lost)
+    checked.written(1, 2, 3, leader=3, epoch=2)
+    assert checked.broken == []
+
+
+def test_a_replica_with_synced_records_that_follows_after_a_power_cut_may_cut_them() -> None:
+    checked = Checked()
+    checked.promises.settings["t"] = TopicSettings(flush_each=True)
+    checked.acknowledged(9)
+    lost = LostReplicas(unsynced=True)
+    for broker in (1, 2, 3):
+        checked.promises.replicas_lost(broker, everything=False)
+        checked.promises.registered(broker, lost)
+        checked.promises.loss_read(broker, lost)
+    checked.ends = {2: 5}
+    checked.promises.replica_cut(PLACE, 2)
+    assert checked.counts["excuse not-trusted"] == 1
+    checked.written(leader=-1, epoch=2)
+    checked.written(2, leader=2, epoch=3)
+    assert checked.broken == []
+    assert checked.counts["excuse not-trusted"] == 2
+
+
+def test_a_record_that_was_read_or_acknowledged_after_the_recovery_has_to_be_kept() -> None:
+    checked = Checked()
+    checked.lose_all_and_recover()
+    checked.read(8, answered_s=30.5)
+    checked.ends_empty()
+    (broken,) = checked.broken
+    assert broken.startswith("read: p:8 was at ('t', 0) offset 8, which holds None now")
+    checked = Checked()
+    checked.lose_all_and_recover()
+    checked.acknowledged(9, answered_s=30.5)
+    checked.ends_empty()
+    (broken,) = checked.broken
+    assert broken.startswith("acks-all: p:9 was at ('t', 0) offset 9, which holds None now")
+
+
+# -- retention
+
+
+@pytest.mark.parametrize(("age_s", "is_broken"), [(2.9, True), (3.1, False)])
+def test_a_record_that_retention_removed_too_early_is_found(age_s: float, is_broken: bool) -> None:
+    checked = Checked()
+    checked.promises.settings["t"] = TopicSettings(retention_ms=3000)
+    checked.acknowledged(4)
+    checked.now += age_s
+    checked.promises.start_told(PLACE, ID, 5, checked.now)
+    assert [one.partition(":")[0] for one in checked.broken] == ["retention"] * is_broken
+
+
+def test_a_record_that_was_deleted_or_went_by_a_wrong_clock_may_be_young() -> None:
+    checked = Checked()
+    checked.promises.settings["t"] = TopicSettings(retention_ms=3000)
+    checked.acknowledged(4)
+    checked.promises.delete_tried(PLACE, ID, 5)
+    checked.promises.start_told(PLACE, ID, 5, checked.now)
+    checked.acknowledged(6)
+    checked.promises.clock_ahead_ms = 30_000
+    checked.promises.start_told(PLACE, ID, 7, checked.now)
+    assert checked.broken == []
+    assert checked.counts["excuse clock-turned"] == 1
+
+
+def test_a_young_record_may_be_gone_where_compaction_took_it_before_retention() -> None:
+    def other(is_same_key: bool) -> int:
+        same = (
+            number for number in range(5, 500) if (key_of(("p", number)) == key_of(("p", 4))) is is_same_key
+        )
+        return next(same)
+
+    for is_same_key in (True, False):
+        checked = Checked()
+        checked.promises.settings["t"] = TopicSettings(retention_ms=3000, compacts=True)
+        checked.ends = {1: 500, 2: 500, 3: 500}
+        assert not is_tombstone(("p", 4))
+        checked.acknowledged(4)
+        checked.acknowledged(other(is_same_key))
+        checked.promises.start_told(PLACE, ID, 5, checked.now)
+        assert [one.partition(":")[0] for one in checked.broken] == ["retention"] * (not is_same_key)
+        assert checked.counts["excuse compacted"] == is_same_key
+
+
+@pytest.mark.parametrize("is_forgotten", [True, False])
+@pytest.mark.parametrize("is_same_key", [True, False])
+def test_a_record_that_a_lost_one_replaced_may_be_missing_only_where_records_were_lost(
+    is_forgotten: bool, is_same_key: bool
+) -> None:
+    checked = Checked()
+    old = Message("p", 4)
+    newer = next(n for n in range(5, 500) if (key_of(("p", n)) == key_of(old)) is is_same_key)
+    checked.ends = {1: 500, 2: 500, 3: 500}
+    checked.acknowledged(4)
+    checked.acknowledged(newer)
+    if is_forgotten:
+        checked.lose_all_and_recover()
+    difference = checked.promises.compaction.difference(PLACE, [[Raw(4, 0, key_of(old), b"", ())], []])
+    assert (not difference) is (is_forgotten and is_same_key)
+
+
+# -- the controller, groups and producer ids
+
+
+def test_a_controller_epoch_that_is_given_twice_is_found() -> None:
+    checked = Checked()
+    checked.promises.controller_begins(1)
+    checked.promises.controller_begins(2)
+    assert checked.broken == []
+    checked.promises.controller_begins(2)
+    (broken,) = checked.broken
+    assert broken == "one-controller: epoch 2 comes after epoch 2"
+
+
+def test_a_deposed_controller_that_writes_a_state_is_found() -> None:
+    checked = Checked()
+    checked.promises.controller_begins(1)
+    checked.promises.controller_wrote(PLACE, 1)
+    checked.promises.controller_begins(2)
+    checked.promises.controller_wrote(PLACE, 2)
+    assert checked.broken == []
+    checked.promises.controller_wrote(PLACE, 1)
+    (broken,) = checked.broken
+    assert broken.startswith("one-controller: the controller of epoch 1 wrote a state of ('t', 0) in epoch 2")
+
+
+def test_two_members_that_own_a_partition_in_one_generation_are_found() -> None:
+    checked = Checked()
+    checked.promises.topic_written(GROUPS_LOG[0], bytes(16), {GROUPS_LOG[1]: [1]}, {}, {})
+    checked.promises.state_written(GROUPS_LOG, 1, 0, [1])
+    first = checked.promises.joined("g", 1, "member-a")
+    checked.promises.assigned("g", first, "member-a", [0, 1])
+    checked.promises.assigned("g", first, "member-b", [2])
+    second = checked.promises.joined("g", 2, "member-a")
+    checked.promises.assigned("g", second, "member-b", [0, 1])
+    checked.promises.assigned("h", second, "member-c", [0, 1])
+    assert checked.broken == [], "another generation, and another group, have other owners"
+    checked.promises.assigned("g", second, "member-a", [2, 1])
+    (broken,) = checked.broken
+    assert broken == "owner: member-a and member-b of g own partition 1 in generation 1"
+
+
+def test_a_producer_id_that_two_producers_are_given_is_found() -> None:
+    checked = Checked()
+    checked.promises.producer_id_given("producer-0, session 0", 1000)
+    checked.promises.producer_id_given("producer-1, session 0", 1001)
+    assert checked.broken == []
+    checked.promises.producer_id_given("producer-0, session 1", 1000)
+    (broken,) = checked.broken
+    assert broken == "producer-id: producer-0, session 1 is given id 1000, which producer-0, session 0 has"
+
+
+def test_a_producer_that_is_answered_without_an_id_is_found() -> None:
+    checked = Checked()
+    checked.promises.producer_id_given("producer-0, session 0", -1)
+    (broken,) = checked.broken
+    assert broken.startswith("producer-id: ")

@@ -1,13 +1,14 @@
 """How long one request holds the event loop: every list of every API, with as many items as it may have.
 
-    .venv/bin/python bench/loop_hold.py [--items 99000] [--api NAME] [--json FILE]
+    .venv/bin/python bench/loop_hold.py [--items 99000] [--existing 10000] [--api NAME] [--json FILE]
 
 A broker runs in a process of its own, and each callback of its loop is timed. For each API that takes lists,
 and for each list in its newest version, two requests are sent: one with items that are all different, one
-with items that are all alike. The table has the longest time of the processor for which the loop was held
-while the request was answered, how long the answer took, and the bytes of both. A client asks for ApiVersions
-all the while, and the longest that it waited is there too. Exit code 1 when a request held the loop for more
-than ``--limit-ms``.
+with items that are all alike. With ``--existing`` the requests are about so many topics that are made first
+(bench/existing_topics.py): what is there costs more than what is not. The table has the longest time of the
+processor for which the loop was held while the request was answered, how long the answer took, and the bytes
+of both. A client asks for ApiVersions all the while, and the longest that it waited is there too. Exit code 1
+when a request held the loop for more than ``--limit-ms``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import existing_topics
+
 from tidemill.broker.registry import APIS
 from tidemill.wire.apis import ApiKey, request_class
 from tidemill.wire.codegen import allows_null, carries
@@ -36,6 +39,9 @@ from tidemill.wire.schema import BYTES, RECORDS, STRING, UUID, Field, Struct, Wi
 LIMIT_MS = 10.0
 TOPIC = "t"
 TIMEOUT_S = 120.0
+LATER_S = 3600
+WARMING_TOPICS = 200
+"""A request about so many is decoded in slices."""
 
 
 class Case(NamedTuple):
@@ -128,7 +134,8 @@ def plain_value(kind: WireType, name: str, number: int) -> Any:
 def serve(ready: Any, data: str) -> None:
     """A broker whose loop tells how long its callbacks took, over ``ready``."""
     from tidemill.model.configs import BrokerConfig
-    from tidemill.server.app import running
+    from tidemill.server import app
+    from tidemill.server.process import COLLECTOR_THRESHOLDS
 
     longest = [0.0]
     run = asyncio.events.Handle._run
@@ -144,12 +151,16 @@ def serve(ready: Any, data: str) -> None:
     async def main() -> None:
         import gc
 
-        config = BrokerConfig.of(
-            {"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": data, "auto.create.topics.enable": "false"}
-        )
-        async with running(config) as server:
+        settings = {"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": data}
+        # Upkeep, which looks at all logs, is not what requests do.
+        app.FLUSH_CHECK_S = app.REMOVAL_CHECK_S = LATER_S
+        for key in ("log.retention.check", "replica.high.watermark.checkpoint"):
+            settings[f"{key}.interval.ms"] = str(1000 * LATER_S)
+        settings["log.cleaner.enable"] = settings["auto.create.topics.enable"] = "false"
+        config = BrokerConfig.of({**settings, "log.initial.task.delay.ms": str(1000 * LATER_S)})
+        async with app.running(config) as server:
             gc.freeze()
-            gc.set_threshold(20_000, 10, 10)
+            gc.set_threshold(*COLLECTOR_THRESHOLDS)
             ready.send(server.listeners[0][2])
             loop = asyncio.get_running_loop()
             while await loop.run_in_executor(None, ready.recv) == "longest":
@@ -212,6 +223,7 @@ class Witness(threading.Thread):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--items", type=int, default=99_000)
+    parser.add_argument("--existing", type=int, default=0, help="of so many topics")
     parser.add_argument("--api", default="", help="only this one, as LIST_OFFSETS")
     parser.add_argument("--limit-ms", type=float, default=LIMIT_MS)
     parser.add_argument("--json", default="")
@@ -234,8 +246,7 @@ def main() -> int:
         time.sleep(1)
         head = f"{'request':56} {'items':9} {'hold ms':>8} {'answer s':>8}"
         print(f"{head} {'bytes':>9} {'reply':>9} {'wait ms':>8}")
-        for case in cases(arguments.api):
-            one = measured(case, arguments.items, port, ours)
+        for one in measurements(arguments, port, ours):
             found.append(one)
             if one["hold_ms"] > arguments.limit_ms or not arguments.over:
                 print(
@@ -254,8 +265,28 @@ def main() -> int:
     return 1 if over else 0
 
 
+def measurements(arguments: argparse.Namespace, port: int, broker: Any) -> Iterator[dict[str, Any]]:
+    """Sends each request, and says what came of it."""
+    if not arguments.existing:
+        for case in cases(arguments.api):
+            yield measured(case, arguments.items, port, broker)
+        return
+    first = Client(port)
+    for asked in existing_topics.requests(WARMING_TOPICS, WARMING_TOPICS):
+        # They import the handlers, and compile the codecs; and the group gets a coordinator.
+        first.ask(asked.api, asked.version, asked.request)
+    first.socket.close()
+    time.sleep(1)
+    large = existing_topics.PARTITIONS_MAX
+    for asked in existing_topics.requests(arguments.existing, large):
+        frame = encode_request(asked.api, asked.version, 1, "bench", asked.request)
+        name = f"{asked.api.name} {asked.version} {asked.what}"
+        if not arguments.api or arguments.api.upper() in (asked.api.name, ApiKey.CREATE_TOPICS.name):
+            yield {"request": name, "items": "existing", **sent(frame, port, broker)}
+
+
 def measured(case: Case, items: int, port: int, broker: Any) -> dict[str, Any]:
-    """Sends one request."""
+    """Sends one request, after smaller ones of its kind."""
     # The first of an API imports its handler and compiles its codecs, for small messages and for large ones.
     few = message(request_class(case.api), case, case.path, 3)
     some = message(request_class(case.api), case, case.path, 2000)
@@ -264,7 +295,15 @@ def measured(case: Case, items: int, port: int, broker: Any) -> dict[str, Any]:
         warm.ask(case.api, case.version, first)
         warm.socket.close()
     request = message(request_class(case.api), case, case.path, items)
-    frame = encode_request(case.api, case.version, 1, "bench", request)
+    return {
+        "request": f"{case.api.name} {case.version} {'.'.join(case.path)}",
+        "items": "distinct" if case.distinct else "alike",
+        **sent(encode_request(case.api, case.version, 1, "bench", request), port, broker),
+    }
+
+
+def sent(frame: bytes, port: int, broker: Any) -> dict[str, Any]:
+    """Sends one request, and waits for the answer."""
     client, witness = Client(port), Witness(port)
     witness.start()
     time.sleep(0.05)
@@ -282,8 +321,6 @@ def measured(case: Case, items: int, port: int, broker: Any) -> dict[str, Any]:
     client.socket.close()
     witness.client.socket.close()
     return {
-        "request": f"{case.api.name} {case.version} {'.'.join(case.path)}",
-        "items": "distinct" if case.distinct else "alike",
         "hold_ms": hold * 1000,
         "answer_s": took,
         "bytes": len(frame),

@@ -11,7 +11,9 @@ told         a broker that leads all partitions is told that this broker has gon
 settings     a setting of all brokers is changed that no topic depends on
 one default  a default of topics is changed that all but so many topics override
 watermarks   the high watermarks of so many partitions moved, and are written down
-quiet        none moved since the last checkpoint
+points       the recovery points of so many logs moved, and are written down
+starts       the logs of so many partitions begin later, which is written down
+quiet        none moved since the last checkpoints of all three
 """
 
 from __future__ import annotations
@@ -137,7 +139,7 @@ class Stage:
             compaction=SimpleNamespace(reconfigured=lambda: None),
         )
         broker.partitions.mover.bytes_per_second = 0
-        this._reconfigure_topics = lambda *arguments: BrokerServer._reconfigure_topics(this, *arguments)
+        this._reconfigure_topics = lambda before: BrokerServer._reconfigure_topics(this, before)
         return BrokerServer._apply(this, Delta.between(self.image, image))
 
     def moved(self) -> None:
@@ -145,9 +147,23 @@ class Stage:
         for partition in self.all[: self.affected]:
             partition._advance(partition.high_watermark + 1, 0)
 
-    def checkpoint(self) -> Awaitable[None]:
-        """Writes the high watermarks down."""
-        return self.broker.partitions.checkpoints.high_watermarks()
+    def appended(self) -> None:
+        """Some logs became longer, and were synced."""
+        for partition in self.all[: self.affected]:
+            partition.log.skip_to(partition.log.end_offset + 1, 0)
+            partition.log.flush(0)
+
+    def deleted(self) -> None:
+        """Some logs lost their beginning."""
+        for partition in self.all[: self.affected]:
+            partition.log.skip_to(partition.log.end_offset + 1, 0)
+
+    async def checkpoint(self) -> None:
+        """Writes down what has moved."""
+        checkpoints = self.broker.partitions.checkpoints
+        await checkpoints.high_watermarks()
+        await checkpoints.recovery_points()
+        await checkpoints.log_starts()
 
 
 async def measure(partitions: int, affected: int) -> dict[str, float]:
@@ -155,13 +171,16 @@ async def measure(partitions: int, affected: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(1) as pool:
         stage = Stage(directory, partitions, affected, pool)
         await stage.checkpoint()
+        checkpoints = stage.broker.partitions.checkpoints
         numbers = iter(range(1000, 2000))
         return {
             "death": await timed(stage.dead),
             "told": await timed(stage.told),
             "settings": await timed(lambda: stage.settings(fetch_max_bytes=str(2000 + next(numbers)))),
             "one default": await timed(lambda: stage.settings(log_retention_ms=str(next(numbers)))),
-            "watermarks": await timed(stage.checkpoint, stage.moved),
+            "watermarks": await timed(checkpoints.high_watermarks, stage.moved),
+            "points": await timed(checkpoints.recovery_points, stage.appended),
+            "starts": await timed(checkpoints.log_starts, stage.deleted),
             "quiet": await timed(stage.checkpoint),
         }
 
@@ -174,7 +193,7 @@ def main() -> None:
     parser.add_argument("--partitions", default="1000,10000")
     parser.add_argument("--affected", type=int, default=10)
     options = parser.parse_args()
-    cases = ("death", "told", "settings", "default", "marks", "quiet")
+    cases = ("death", "told", "settings", "default", "marks", "points", "starts", "quiet")
     print(f"{'partitions':>10} " + " ".join(f"{one:>9}" for one in cases) + "  ms")
     for count in map(int, options.partitions.split(",")):
         found = asyncio.run(measure(count, options.affected))

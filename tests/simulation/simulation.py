@@ -735,16 +735,17 @@ class _Stopped(Exception):
 
 @contextmanager
 def _logging_to(events: EventLog, logger: logging.Logger) -> Iterator[None]:
-    before = (logger.level, logger.propagate)
-    logger.addHandler(events)
+    """Only ``events`` hears the run: handlers that keep records keep the exceptions in them, and so the whole world."""
+    before = (logger.handlers[:], logger.level, logger.propagate)
+    logger.handlers[:] = [events]
     logger.setLevel(logging.INFO)
     logger.propagate = False
     try:
         yield
     finally:
-        logger.removeHandler(events)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
+        logger.handlers[:] = before[0]
+        logger.setLevel(before[1])
+        logger.propagate = before[2]
 
 
 def _let_files_go() -> None:

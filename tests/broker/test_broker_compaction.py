@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import select
 import signal
@@ -25,6 +26,7 @@ from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
+from tidemill.log.offset_checkpoint import write_checkpoints
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError, StorageError
@@ -94,7 +96,13 @@ class Stage:
         self.replicas = Replicas(self.logs)
         self.worker = worker or Inline()
         self.compaction = Compaction(
-            self.logs, self.replicas, SystemClock(), self.executor, self.worker, lambda: BrokerConfig.of()
+            self.logs,
+            self.replicas,
+            SystemClock(),
+            self.executor,
+            self.worker,
+            lambda: BrokerConfig.of(),
+            self.write_recovery_points,
         )
         self.compaction.load()
 
@@ -111,6 +119,10 @@ class Stage:
             if number % 10 == 9:
                 log.roll(NOW)
         log.flush(NOW)
+
+    async def write_recovery_points(self) -> None:
+        for problem in write_checkpoints(self.logs.recovery_point_checkpoints()):
+            logging.getLogger("tidemill.replication").error("%s", problem)
 
     def clean(self) -> bool:
         return asyncio.run(self.compaction.clean_dirtiest())
@@ -183,6 +195,43 @@ def test_a_log_that_is_cut_while_it_is_cleaned_is_left_as_it_is(stage: Stage) ->
     stage.worker.before = lambda group: None
     assert stage.clean()
     assert offsets(log) == [17, 18, 19, *range(20, 25)]
+
+
+def test_a_log_that_is_cut_before_its_cleaning_begins_is_not_cleaned(stage: Stage) -> None:
+    log = stage.log()
+    written = stage.compaction.write_recovery_points
+
+    async def write_and_cut() -> None:
+        await written()
+        log.truncate_to(25, NOW)
+        stage.write(log, 10)
+
+    stage.compaction.write_recovery_points = write_and_cut
+    assert not stage.clean()
+    assert offsets(log) == list(range(35))
+
+
+def test_a_start_knows_that_what_is_cleaned_was_on_the_disk(stage: Stage) -> None:
+    """After a power cut it tells by that what compaction left out, and what the power cut took."""
+    log = stage.log()
+    known: list[int] = []
+    points = stage.path / "recovery-point-offset-checkpoint"
+    stage.worker.before = lambda group: known.append(int(points.read_text().split()[-1]))
+    assert stage.clean()
+    assert known == [log.end_offset]
+
+
+def test_a_log_is_not_cleaned_where_its_recovery_point_cannot_be_written(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = stage.log()
+    points = stage.path / "recovery-point-offset-checkpoint"
+    points.unlink(missing_ok=True)
+    points.mkdir()
+    assert not stage.clean()
+    assert offsets(log) == list(range(40))
+    assert f"t-0 is not compacted: {points} cannot be written" in caplog.text
+    points.rmdir()
 
 
 def test_a_topic_that_is_deleted_and_made_anew_while_it_is_cleaned_is_not_touched(stage: Stage) -> None:

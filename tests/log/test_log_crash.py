@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 
 import pytest
@@ -49,6 +49,12 @@ def values(log: Log) -> list[bytes]:
             found.append(batch.to_bytes()[-9:-1])
             offset = int(batch.last_offset) + 1
     return found
+
+
+def batches(log: Log) -> Iterator[Batch]:
+    """All that a segment holds, whatever is missing between."""
+    for segment in log.segments:
+        yield from iter_batches(log.files.read(segment.path))
 
 
 def append(log: Log, batch: MakeBatch, number: int, **options: object) -> bytes:
@@ -285,11 +291,31 @@ def test_a_power_cut_after_a_log_was_cut_while_it_was_synced_leaves_no_hole(batc
 
 @pytest.mark.parametrize("left", [0, 1, 2])
 @pytest.mark.parametrize("more", [0, 2])
+@pytest.mark.parametrize("policy", ["delete", "compact"])
 def test_a_power_cut_that_takes_the_end_of_a_segment_leaves_no_hole(
-    batch: MakeBatch, left: int, more: int
+    batch: MakeBatch, left: int, more: int, policy: str
 ) -> None:
-    files = FaultyFiles()
-    log = started(files).create(KEY, bytes(16), config(), NOW)
+    """Compaction leaves gaps, too: only in what a start knows to be on the disk."""
+    again, written, left_over = after_a_cut_segment(FaultyFiles(), batch, left, more, policy)
+    assert values(again) == written[: 1 + left]
+    assert left_over == again.end_offset
+    assert append(again, batch, 9) == values(again)[-1]
+
+
+def test_a_gap_that_the_compaction_of_kafka_may_have_left_stays(batch: MakeBatch) -> None:
+    """It cleans what is behind the recovery point, too: its directory was never used by another broker."""
+    again, written, _ = after_a_cut_segment(FaultyFiles(), batch, 1, 2, "compact", used=False)
+    assert [part.to_bytes()[-9:-1] for part in batches(again)] == [*written[:2], *written[4:]]
+
+
+def after_a_cut_segment(
+    files: FaultyFiles, batch: MakeBatch, left: int, more: int, policy: str, *, used: bool = True
+) -> tuple[Log, list[bytes], int]:
+    """A log of three segments, opened after a power cut that left ``left`` of the second one's records."""
+    manager = started(files)
+    if used:
+        manager.loss_heeded()
+    log = manager.create(KEY, bytes(16), config(cleanup_policy=(policy,)), NOW)
     written = [append(log, batch, 0)]
     log.flush(NOW)
     log.roll(NOW)
@@ -300,7 +326,7 @@ def test_a_power_cut_that_takes_the_end_of_a_segment_leaves_no_hole(
     path = log.active.path
     log.roll(NOW)
     for number in range(4, 4 + more):
-        append(log, batch, number)
+        written.append(append(log, batch, number))
     # The system writes back names and records in any order.
     for name in files.list(log.directory):
         files.open(f"{log.directory}/{name}").sync()
@@ -308,10 +334,9 @@ def test_a_power_cut_that_takes_the_end_of_a_segment_leaves_no_hole(
     files.open(path).truncate(size)
     files.open(path).sync()
     files.power_cut()
-    again = started(files).get(KEY)
+    again = started(files, cleanup_policy=(policy,)).get(KEY)
     assert again is not None
-    assert values(again) == written[: 1 + left]
-    assert append(again, batch, 9) == values(again)[-1]
+    return again, written, 1 + left
 
 
 def test_a_name_without_a_directory_sync_is_lost() -> None:

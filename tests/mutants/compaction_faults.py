@@ -123,4 +123,27 @@ COMPACTION: Final = (
         "            return False\n",
         "The last batch of a producer stays, with its sequence number.",
     ),
+    Fault(
+        "hole-taken-for-compaction",
+        "log/recovery.py",
+        "        may_be_cleaned = self.config.compact and not self.cleaned_behind_checkpoint\n",
+        "        may_be_cleaned = self.config.compact\n",
+        "A start after a power cut cuts a compacted log at a hole that compaction did not leave.",
+    ),
+    Fault(
+        "compaction-taken-for-hole",
+        "broker/compaction.py",
+        "        checkpoint = self.logs.directory_of(one).recovery_points\n",
+        "        if not one.closed:\n"
+        "            return True\n"
+        "        checkpoint = self.logs.directory_of(one).recovery_points\n",
+        "What is compacted is known to be synced before, so that no start takes its gaps for holes.",
+    ),
+    Fault(
+        "log-cut-since-it-was-chosen",
+        "broker/compaction.py",
+        "        if one.closed or one.truncations != chosen.truncations:\n",
+        "        if one.closed:\n",
+        "A log that was cut since it was chosen is not compacted up to where it was synced then.",
+    ),
 )

@@ -735,7 +735,7 @@ class _Stopped(Exception):
 
 @contextmanager
 def _logging_to(events: EventLog, logger: logging.Logger) -> Iterator[None]:
-    """Only ``events`` hears the run: handlers that keep records keep the exceptions in them, and so the whole world."""
+    """Only ``events`` hears the run: handlers that keep records keep exceptions, and so the whole world."""
     before = (logger.handlers[:], logger.level, logger.propagate)
     logger.handlers[:] = [events]
     logger.setLevel(logging.INFO)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import NamedTuple, Protocol
 
@@ -99,6 +99,7 @@ class Compaction:
         executor: Executor,
         worker: CleanerWorker,
         config: Callable[[], BrokerConfig],
+        write_recovery_points: Callable[[], Awaitable[None]],
     ) -> None:
         self.logs = logs
         self.replicas = replicas
@@ -106,6 +107,7 @@ class Compaction:
         self.executor = executor
         self.worker = worker
         self.config = config
+        self.write_recovery_points = write_recovery_points
         self.totals = Totals()
         self.max_dirty_ratio = 0.0
         """Of the dirtiest log, when it was looked last."""
@@ -200,12 +202,12 @@ class Compaction:
         now_ms = self.clock.wall_ms()
         chosen = await self._choose(now_ms)
         await self.checkpoint()
-        if chosen is None:
+        if chosen is None or not await self._may_begin(chosen):
             return False
         one = chosen.log
+        truncations = chosen.truncations
         began = self.clock.monotonic()
         one.cleaning = True
-        truncations = int(one.truncations)
         try:
             job = job_for(chosen, settings_of(self.config()), now_ms)
             result = await self.worker.clean(job, lambda group: self._place(one, truncations, group))
@@ -226,6 +228,24 @@ class Compaction:
         self._report(chosen, result, self.clock.monotonic() - began)
         await self.checkpoint()
         return True
+
+    async def _may_begin(self, chosen: Candidate) -> bool:
+        """Has a start know that what is to be cleaned was on the disk; False when the log was cut meanwhile.
+
+        Where a segment ends before the next one begins, a start after a power cut could not tell else whether
+        compaction left nothing there, or the power cut.
+        """
+        one = chosen.log
+        checkpoint = self.logs.directory_of(one).recovery_points
+        if checkpoint.written(one.topic_partition) < chosen.upper_bound:
+            await self.write_recovery_points()
+        if one.closed or one.truncations != chosen.truncations:
+            return False
+        is_written = checkpoint.written(one.topic_partition) >= chosen.upper_bound
+        if not is_written:
+            text = f"{one.topic_partition} is not compacted: {checkpoint.path} cannot be written"
+            self._failed(one, Failure(STORAGE, text))
+        return is_written
 
     async def _choose(self, now_ms: int) -> Candidate | None:
         for key, one in list(self._failed_logs.items()):

@@ -38,6 +38,8 @@ class Candidate(NamedTuple):
     clean_bytes: int
     dirty_bytes: int
     overdue: bool
+    truncations: int
+    """How often the log had been cut when it was looked at."""
 
     @property
     def dirty_ratio(self) -> float:
@@ -72,7 +74,7 @@ def candidate(log: Log, high_watermark: int, now_ms: int) -> Candidate:
         if following > first_dirty:
             dirty_bytes += int(segment.size)
     overdue = upper_bound > first_dirty and _is_overdue(log, first_dirty, now_ms)
-    return Candidate(log, first_dirty, upper_bound, clean_bytes, dirty_bytes, overdue)
+    return Candidate(log, first_dirty, upper_bound, clean_bytes, dirty_bytes, overdue, int(log.truncations))
 
 
 def _young_from(log: Log, first_dirty: int, now_ms: int) -> int:

@@ -51,6 +51,7 @@ class DataDirectory:
         "path",
         "recovery_points",
         "start_offsets",
+        "was_used",
     )
 
     def __init__(self, files: Files, path: str, high_watermarks: Mapping[TopicPartition, int]) -> None:
@@ -61,6 +62,8 @@ class DataDirectory:
         self.may_have_lost = False
         """It held logs, the stop was not clean, and the system was started since, or a sync failed: what was
         not synced may be gone. A killed process alone loses nothing, as the system writes what it holds."""
+        self.was_used = False
+        """A broker of Tidemill had it before, not only one of Kafka."""
         self.is_blank = False
         """It holds no logs, and nobody has heeded yet what it may have held: it is new, or an empty disk is
         in the place of another."""

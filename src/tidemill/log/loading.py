@@ -194,7 +194,7 @@ class Loading:
         """
         path = directory.file(BOOT)
         current = self.files.boot_id()
-        was_used = self.files.exists(path)
+        was_used = directory.was_used = self.files.exists(path)
         known = self.files.read(path).decode(errors="replace") if was_used else ""
         is_distrusted = is_distrusted or known == NO_BOOT.decode()
         if is_distrusted:
@@ -314,6 +314,7 @@ class Loading:
             clean=directory.clean,
             names=place.names,
             lost_unsynced=directory.may_have_lost,
+            cleaned_behind_checkpoint=directory.was_used,
         )
         shelf.openings.append(opening)
         opening.progress.stop = shelf.stopping

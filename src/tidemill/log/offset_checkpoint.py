@@ -64,8 +64,12 @@ class OffsetCheckpoint:
         # In this order: what a thread takes out of the former two meanwhile is among the lines.
         pending = self._pending.get(key) or 0
         attempted = self._attempted.get(key, 0)
+        return max(pending, attempted, self.written(key))
+
+    def written(self, key: TopicPartition) -> int:
+        """The offset that the file has for ``key``; 0 for none."""
         line = self._lines.get(key)
-        return max(pending, attempted, int(line.rpartition(" ")[2]) if line else 0)
+        return int(line.rpartition(" ")[2]) if line else 0
 
     def take(self) -> bool:
         """Takes the offsets that changed, on the loop; whether the file is to be written."""

@@ -76,10 +76,13 @@ class Opening:
         clean: bool = False,
         names: list[str] | None = None,
         lost_unsynced: bool = False,
+        cleaned_behind_checkpoint: bool = True,
     ) -> None:
         """``names``: what is in the directory, when somebody has just looked.
 
         ``lost_unsynced``: the machine went down, or a sync had failed, since the log was open.
+        ``cleaned_behind_checkpoint``: compaction left what is at or above ``recovery_point`` alone. Kafka's
+        does not look at that.
         """
         self.files = files
         self.directory = directory
@@ -93,6 +96,7 @@ class Opening:
         self.start_offset = start_offset
         self.clean = clean
         self.lost_unsynced = lost_unsynced
+        self.cleaned_behind_checkpoint = cleaned_behind_checkpoint
         self._keeps_cut = clean
         self.warnings: list[str] = []
         self.cut_warning = -1
@@ -376,7 +380,8 @@ class Opening:
         A segment begins where the one before it ends, unless compaction has left nothing there.
         """
         is_unsynced = self.lost_unsynced and limit > self.recovery_point
-        return is_unsynced and not last and not self.config.compact and walk.next_offset < limit
+        may_be_cleaned = self.config.compact and not self.cleaned_behind_checkpoint
+        return is_unsynced and not last and not may_be_cleaned and walk.next_offset < limit
 
     def _load_producers(self, segments: list[Segment], end_offset: int) -> None:
         self.warnings += load_producers(

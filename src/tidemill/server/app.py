@@ -206,6 +206,7 @@ class BrokerServer:
             self._syncers,
             CleanerProcess(),
             lambda: broker.config,
+            broker.partitions.checkpoints.recovery_points,
         )
         self.compaction.load()
         self._loaded = True

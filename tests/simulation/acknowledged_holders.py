@@ -5,7 +5,9 @@ set while it fell below ``min.insync.replicas``: nothing is committed below that
 here from the in-sync sets that are in the store, not from what the controller believes.
 
 A replica that lost its disk, or lost its power before it synced, holds nothing that was acknowledged before.
-A follower that joins the in-sync set holds what its leader holds.
+A follower that joins the in-sync set holds what its leader holds. Where the leader lost that before the store
+has the set, the follower holds what the leader had: a process that starts after a loss reports it before it
+leads anything, so the process before it asked for the follower.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 ALWAYS = float("-inf")
+NEVER = float("inf")
 
 
 class Holders:
@@ -24,12 +27,11 @@ class Holders:
         self.eligible: set[int] = set()
         self.since: dict[int, float] = {}
         """Times in simulated seconds; :data:`ALWAYS` for a replica that lacks nothing."""
-        self.unreported: set[int] = set()
-        """Replicas that have lost something of which no controller has read in a registration yet."""
+        self.unreported: dict[int, float] = {}
+        """Replicas that have lost something of which no controller has read in a registration yet, each with
+        its time before the loss; :data:`NEVER` for one that had none."""
         self.distrusted: set[int] = set()
         """Replicas that were reported as lost, and neither got in sync nor were elected since."""
-        self.unsure: set[int] = set()
-        """Replicas that got in sync with a leader whose loss was not reported: the leader asked for that."""
         self._is_new = True
 
     def state_written(
@@ -50,7 +52,6 @@ class Holders:
         else:
             self.eligible |= before - after
         self.eligible -= after
-        self.unsure -= after - before
         for broker in sorted(after - before):
             if broker in self.unreported:
                 continue
@@ -64,12 +65,11 @@ class Holders:
         self.keep(after | self.eligible)
 
     def _join(self, broker: int, leader: int) -> None:
-        if leader in self.since:
-            self.since[broker] = self.since[leader]
+        since = self.since.get(leader, self.unreported.get(leader, NEVER))
+        if since < NEVER:
+            self.since[broker] = since
         else:
             self.since.pop(broker, None)
-            if leader in self.unreported or leader in self.unsure:
-                self.unsure.add(broker)
 
     def keep(self, brokers: Iterable[int]) -> None:
         """All other replicas do not count any more."""
@@ -79,8 +79,7 @@ class Holders:
 
     def lost(self, broker: int) -> None:
         """A replica lost what it had not synced, or all."""
-        self.unreported.add(broker)
-        self.since.pop(broker, None)
+        self.unreported[broker] = self.since.pop(broker, self.unreported.get(broker, NEVER))
 
     def cut(self, broker: int) -> None:
         """A replica that was reported as lost follows another, and has cut what it may lack."""
@@ -88,15 +87,14 @@ class Holders:
 
     def reported(self, broker: int) -> None:
         """A controller has read that this replica is lost; it may hold everything all the same."""
-        self.unreported.discard(broker)
-        self.unsure.discard(broker)
+        self.unreported.pop(broker, None)
         self.distrusted.add(broker)
 
     def better_than(self, leader: int) -> list[int]:
         """The replicas that hold what a leader lacks, and that no controller distrusts."""
-        if leader in self.unreported or leader in self.unsure:
-            return []  # What the leader was to have, nobody has reported as lost.
-        own = self.since.get(leader, float("inf"))
+        if leader in self.unreported:
+            return []  # No controller has read that it lacks something.
+        own = self.since.get(leader, NEVER)
         return [one for one, since in self.since.items() if since < own and one not in self.distrusted]
 
     def holds(self, acknowledged_s: float) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from acknowledged_holders import Holders
+from acknowledged_holders import NEVER, Holders
 from compaction_promise import CompactionPromise
 from event_log import EventLog
 from keyed_messages import HEADER, is_tombstone, key_of
@@ -389,7 +389,7 @@ class Promises:
             is_found = started_s is not None and known.lost_s.get(broker, started_s) < started_s
             if is_found and not lost.is_lost(*place):
                 # Its start has found nothing missing.
-                known.holders.unreported.discard(broker)
+                known.holders.unreported.pop(broker, None)
 
     def loss_read(self, broker: int, lost: LostReplicas) -> None:
         """The controller has read in a registration what a broker may have lost."""
@@ -845,7 +845,7 @@ class Promises:
             last[key] = (sent.sequence, message)
 
 
-ALWAYS_RUNNING = NEVER = float("inf")
+ALWAYS_RUNNING = float("inf")
 
 
 @dataclass(slots=True)

@@ -224,6 +224,46 @@ def test_what_was_read_of_a_former_loss_says_nothing_of_the_next_one() -> None:
     assert checked.broken == []
 
 
+def asked_for_before_a_loss(checked: Checked) -> None:
+    """Leader 1 asks for replica 2 and loses its disk; then the store has 2 in sync, and 1 comes back."""
+    checked.written(1, 3)
+    checked.promises.replicas_lost(1, everything=True)
+    checked.now += 1.0
+    checked.written(1, 3, 2)
+    checked.reported(1, LostReplicas(missing=True))
+    checked.now += 1.0
+    checked.written(3, 2, leader=2, epoch=2)
+    checked.written(3, 2, 1, leader=2, epoch=2)
+
+
+def test_a_replica_that_copied_from_one_with_all_records_is_elected_rightly() -> None:
+    checked = Checked()
+    asked_for_before_a_loss(checked)
+    checked.written(3, 2, 1, leader=1, epoch=3)
+    assert checked.broken == []
+
+
+def test_a_replica_that_a_leader_asked_for_before_its_loss_has_to_keep_records() -> None:
+    checked = Checked()
+    checked.acknowledged(9)
+    asked_for_before_a_loss(checked)
+    for broker in (1, 3):
+        checked.promises.replicas_lost(broker, everything=True)
+    checked.ends_empty()
+    (broken,) = checked.broken
+    assert broken.startswith("acks-all: ")
+
+
+def test_a_replica_that_follows_a_leader_whose_loss_was_read_is_elected_wrongly() -> None:
+    checked = Checked()
+    checked.written(1, 3)
+    checked.promises.replicas_lost(1, everything=True)
+    checked.reported(1, LostReplicas(missing=True))
+    checked.written(1, 3, 2)
+    checked.written(1, 3, 2, leader=2, epoch=2)
+    assert checked.broken == ["election: 2 leads ('t', 0), and lacks what [3] hold"]
+
+
 def test_a_replica_with_synced_records_that_follows_after_a_power_cut_may_cut_them() -> None:
     checked = Checked()
     checked.promises.settings["t"] = TopicSettings(flush_each=True)

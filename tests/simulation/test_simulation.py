@@ -147,19 +147,29 @@ def test_a_replica_that_reported_a_loss_is_no_better_one_until_it_is_in_sync_aga
     assert holders.better_than(3) == [1, 2]
 
 
-def test_nobody_knows_what_a_replica_lacks_that_got_in_sync_with_a_leader_before_its_loss_was_read() -> None:
+def test_a_replica_that_a_leader_asked_for_before_its_loss_has_what_the_leader_had() -> None:
     holders = held(1)
     holders.state_written(20.0, 1, [1, 3])
     holders.lost(1)
+    holders.lost(1)
     holders.state_written(30.0, 1, [1, 3, 2])
-    assert holders.better_than(2) == []
+    assert holders.since == {3: ALWAYS, 2: ALWAYS}
     holders.reported(1)
-    assert holders.better_than(1) == [3]
-    assert holders.better_than(2) == [], "the leader may have asked for it before it lost anything"
+    assert holders.better_than(1) == [3, 2]
+    assert holders.better_than(2) == []
     holders.state_written(40.0, 3, [3])
     assert holders.better_than(1) == [3]
     holders.state_written(50.0, 3, [3, 1])
     assert holders.better_than(1) == []
+
+
+def test_a_replica_that_gets_in_sync_with_a_leader_whose_loss_was_read_lacks_what_that_lacks() -> None:
+    holders = held(1)
+    holders.state_written(20.0, 1, [1, 3])
+    holders.lost(1)
+    holders.reported(1)
+    holders.state_written(30.0, 1, [1, 3, 2], is_new_epoch=False)
+    assert holders.better_than(2) == [3]
 
 
 def test_a_replica_that_cut_what_it_was_not_sure_of_is_not_counted_on() -> None:

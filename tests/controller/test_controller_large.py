@@ -90,3 +90,29 @@ def test_what_stops_half_way_is_finished_before_the_next_change(
             await store.close()
 
     asyncio.run(story())
+
+
+def test_a_controller_that_loses_its_office_amid_a_large_change_writes_no_more_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        store, controller = await opened(tmp_path)
+        write, pieces = store.transact, 0
+
+        async def expires_with_the_first(operations: Sequence[Operation]) -> list[Result]:
+            nonlocal pieces
+            pieces += 1
+            results = await write(operations)
+            controller.resign()
+            return results
+
+        try:
+            monkeypatch.setattr(store, "transact", expires_with_the_first)
+            (outcome,) = await controller.create_topics([NewTopic("t", PARTITIONS, 1)])
+            assert outcome.error is not None
+            assert outcome.error.code == ErrorCode.NOT_CONTROLLER
+            assert pieces == 1
+        finally:
+            await store.close()
+
+    asyncio.run(story())

@@ -490,6 +490,9 @@ class Office:
     async def write_operations(self, operations: Sequence[Operation]) -> None:
         """Writes as the controller, all or nothing. Raises StoreError."""
         try:
+            if not self.is_active:
+                # The office was lost since the change began. A check of that epoch would be of any version.
+                raise BadVersion(CONTROLLER_EPOCH, 0, "this broker is not the controller any more")
             await self.store.transact([fence(self._epoch_version), *operations])
         except BaseException as error:
             # Also of who is broken off it is not known whether it was done.

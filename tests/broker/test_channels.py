@@ -252,7 +252,7 @@ def test_a_broker_that_ends_every_connection_is_left_some_rest(monkeypatch: pyte
     sleep = asyncio.sleep
 
     async def rest(seconds: float) -> None:
-        rests.append(seconds)
+        rests.extend([seconds] if seconds else [])
         await sleep(0)
 
     monkeypatch.setattr(channels.asyncio, "sleep", rest)

@@ -14,7 +14,13 @@ from tidemill.testing import Broker
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.header import encode_response, parse_request_header
 from tidemill.wire.messages.api_versions import ApiVersion, ApiVersionsResponse
-from tidemill.wire.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+from tidemill.wire.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseTopic,
+)
+from tidemill.wire.schema import decode
 
 PATIENCE_S = 10.0
 Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
@@ -264,6 +270,56 @@ def test_a_request_that_cannot_be_encoded_leaves_the_others_their_answers() -> N
         assert answer.brokers == []
 
     with_peer(_metadata, test)
+
+
+def _large(cut: int = 0) -> Answer:
+    """Answers with as many topics as the request has; without the last ``cut`` bytes."""
+
+    async def answer(frame: bytes, writer: asyncio.StreamWriter) -> None:
+        header = parse_request_header(frame)
+        request = decode(MetadataRequest, header.api_version, frame, header.body_position, len(frame))
+        topics = [
+            MetadataResponseTopic(error_code=0, name=one.name, partitions=[]) for one in request.topics or ()
+        ]
+        whole = encode_response(
+            ApiKey.METADATA,
+            header.api_version,
+            header.correlation_id,
+            MetadataResponse(brokers=[], topics=topics),
+        )
+        body = whole[4 : len(whole) - cut]
+        writer.write(struct.pack(">i", len(body)) + body)
+
+    return answer
+
+
+NAMES = [f"t{number}" for number in range(5000)]
+MANY = MetadataRequest(topics=[MetadataRequestTopic(name=name) for name in NAMES])
+
+
+def test_what_asks_of_thousands_and_its_answer_leave_the_loop_to_others() -> None:
+    async def test(link: Link) -> None:
+        asking = asyncio.ensure_future(link.ask(ApiKey.METADATA, 12, MANY, PATIENCE_S))
+        began = 0
+        while link._correlation_id == 1 and not asking.done():  # ApiVersions was the first.
+            began += 1
+            await asyncio.sleep(0)
+        assert began >= len(NAMES) // 1000
+        # One that comes after it has its own answer.
+        few = await link.ask(ApiKey.METADATA, 12, MetadataRequest(topics=[]), PATIENCE_S)
+        assert few.topics == []
+        assert [one.name for one in (await asking).topics] == NAMES
+
+    with_peer(_large(), test)
+
+
+def test_a_large_answer_that_is_cut_short_ends_the_link_with_its_reason() -> None:
+    async def test(link: Link) -> None:
+        with pytest.raises(LinkError, match="MetadataResponse"):
+            await link.ask(ApiKey.METADATA, 12, MANY, PATIENCE_S)
+        assert "MetadataResponse" in link.closed
+
+    with_peer(_large(cut=7), test)
 
 
 def test_a_fault_of_ours_in_an_answer_ends_the_link_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,15 +20,17 @@ from tidemill.broker.commanding import (
     commands_for,
     deleted_topics,
     failed_partitions,
-    requests_of,
+    making_requests,
 )
 from tidemill.broker.commands import Key
 from tidemill.broker.reaching import RETRY_S, reach
 from tidemill.coordination.image import BrokerImage, ClusterImage, Delta
 from tidemill.model.errors import ErrorCode
+from tidemill.model.slices import with_pauses
 from tidemill.net.link import Link, LinkError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.stop_replica import StopReplicaRequest
+from tidemill.wire.schema import let_go_in_slices
 
 log = logging.getLogger("tidemill.controller")
 
@@ -170,7 +172,8 @@ class Channel:
         command, self._pending = self._pending, Command()
         waiting, self._waiting, self._unsent = self._waiting, [], None
         try:
-            for key, request in requests_of(command, self.to, self._listener):
+            for key, making in making_requests(command, self.to, self._listener):
+                request = await with_pauses(making)
                 low, high = VERSIONS[key]
                 answer = await link.ask(key, link.version_of(key, low, high), request, self._patience_s)
                 if answer.error_code == ErrorCode.STALE_CONTROLLER_EPOCH:
@@ -187,6 +190,9 @@ class Channel:
                 if key == ApiKey.UPDATE_METADATA:
                     # What comes after it nobody waits for: followers of what is new.
                     _done(waiting)
+                # Thousands of objects, which would go all at once.
+                await with_pauses(let_go_in_slices(request))
+                await with_pauses(let_go_in_slices(answer))
         except asyncio.CancelledError:  # The channel ends.
             for one in waiting:
                 one.cancel()

@@ -5,14 +5,15 @@ No input or output here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from tidemill.broker.carrying_out import changed_partitions
 from tidemill.broker.commands import DURING_DELETION, WHOLE_IMAGE, Key
 from tidemill.coordination.image import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
 from tidemill.coordination.nodes import SECURITY_PROTOCOLS
 from tidemill.model.errors import ErrorCode
+from tidemill.model.slices import ITEMS_A_PAUSE, in_one_go
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.leader_and_isr import (
     LeaderAndIsrLiveLeader,
@@ -32,6 +33,10 @@ from tidemill.wire.messages.update_metadata import (
     UpdateMetadataRequest,
     UpdateMetadataTopicState,
 )
+
+Making = Generator[None, None, Any]
+"""The making of a request, which pauses after some items each."""
+Item = TypeVar("Item")
 
 
 class Stop(NamedTuple):
@@ -160,7 +165,13 @@ def _delete(command: Command, topic: TopicImage, broker_id: int) -> None:
 
 
 def requests_of(command: Command, to: BrokerImage, listener: str) -> Iterator[tuple[ApiKey, Any]]:
-    """The requests of a command, in their order: key and message.
+    """As :func:`making_requests`, with the messages."""
+    for key, work in making_requests(command, to, listener):
+        yield key, in_one_go(work)
+
+
+def making_requests(command: Command, to: BrokerImage, listener: str) -> Iterator[tuple[ApiKey, Making]]:
+    """The requests of a command, in their order: the key, and the making of the message.
 
     LeaderAndIsr comes twice where the broker gets new replicas that it does not lead: those come last, since
     no client waits for them.
@@ -171,22 +182,14 @@ def requests_of(command: Command, to: BrokerImage, listener: str) -> Iterator[tu
         "broker_epoch": to.epoch,
     }
     if command.stops:
-        yield ApiKey.STOP_REPLICA, StopReplicaRequest(topic_states=_stops(command), **about)
+        yield ApiKey.STOP_REPLICA, _stop_replica(command, about)
     late = _late(command, to.broker_id)
     prompt = _without(command.states, late)
     for states in (prompt, None, late):
         if states is None:
             yield ApiKey.UPDATE_METADATA, _update_metadata(command, about)
         elif states or (command.whole and states is prompt):
-            yield (
-                ApiKey.LEADER_AND_ISR,
-                LeaderAndIsrRequest(
-                    type=WHOLE_IMAGE if command.whole else 0,
-                    topic_states=_states(command, states),
-                    live_leaders=list(_leaders(command, states, listener)),
-                    **about,
-                ),
-            )
+            yield ApiKey.LEADER_AND_ISR, _leader_and_isr(command, states, listener, about)
 
 
 States = Mapping[Key, Mapping[int, PartitionImage]]
@@ -215,36 +218,48 @@ def _without(states: States, others: States) -> States:
     return {key: partitions for key, partitions in left.items() if partitions}
 
 
-def _update_metadata(command: Command, about: Mapping[str, Any]) -> UpdateMetadataRequest:
-    return UpdateMetadataRequest(
-        type=WHOLE_IMAGE if command.whole else 0,
-        topic_states=[*_gone(command), *_metadata(command)],
-        live_brokers=[_broker(one) for one in command.image.brokers.values()],
-        **about,
-    )
+class _Pace:
+    """When the making of a request pauses."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def over(self, items: Iterable[Item]) -> Iterator[tuple[bool, Item]]:
+        """Each of ``items``, and whether it is time for a pause."""
+        for one in items:
+            self._count += 1
+            yield self._count % ITEMS_A_PAUSE == 0, one
 
 
-def _stops(command: Command) -> list[StopReplicaTopicState]:
-    return [
-        StopReplicaTopicState(
-            topic_name=name,
-            partition_states=[
+def _stop_replica(command: Command, about: Mapping[str, Any]) -> Making:
+    topics = []
+    pace = _Pace()
+    for (name, _), stops in command.stops.items():
+        states = []
+        for is_time, (index, stop) in pace.over(stops.items()):
+            if is_time:
+                yield
+            states.append(
                 StopReplicaPartitionState(
                     partition_index=index, leader_epoch=stop.leader_epoch, delete_partition=stop.delete
                 )
-                for index, stop in stops.items()
-            ],
-        )
-        for (name, _), stops in command.stops.items()
-    ]
+            )
+        topics.append(StopReplicaTopicState(topic_name=name, partition_states=states))
+    return StopReplicaRequest(topic_states=topics, **about)
 
 
-def _states(command: Command, states: States) -> list[LeaderAndIsrTopicState]:
-    return [
-        LeaderAndIsrTopicState(
-            topic_name=name,
-            topic_id=topic_id,
-            partition_states=[
+def _leader_and_isr(command: Command, states: States, listener: str, about: Mapping[str, Any]) -> Making:
+    topics = []
+    leaders: set[int] = set()
+    pace = _Pace()
+    for (name, topic_id), partitions in states.items():
+        fresh = () if command.whole else command.fresh.get((name, topic_id), ())
+        made = []
+        for is_time, (index, one) in pace.over(partitions.items()):
+            if is_time:
+                yield
+            leaders.add(one.leader)
+            made.append(
                 LeaderAndIsrPartitionState(
                     partition_index=index,
                     controller_epoch=command.controller_epoch,
@@ -255,17 +270,51 @@ def _states(command: Command, states: States) -> list[LeaderAndIsrTopicState]:
                     replicas=list(one.replicas),
                     adding_replicas=list(one.adding),
                     removing_replicas=list(one.removing),
-                    is_new=not command.whole and index in command.fresh.get((name, topic_id), ()),
+                    is_new=index in fresh,
                 )
-                for index, one in partitions.items()
-            ],
-        )
-        for (name, topic_id), partitions in states.items()
-    ]
+            )
+        topics.append(LeaderAndIsrTopicState(topic_name=name, topic_id=topic_id, partition_states=made))
+    return LeaderAndIsrRequest(
+        type=WHOLE_IMAGE if command.whole else 0,
+        topic_states=topics,
+        live_leaders=list(_leaders(command, leaders, listener)),
+        **about,
+    )
 
 
-def _leaders(command: Command, states: States, listener: str) -> Iterator[LeaderAndIsrLiveLeader]:
-    leaders = {one.leader for partitions in states.values() for one in partitions.values()}
+def _update_metadata(command: Command, about: Mapping[str, Any]) -> Making:
+    topics = list(_gone(command))
+    living: Mapping[int, BrokerImage] = command.image.brokers
+    pace = _Pace()
+    for (name, topic_id), partitions in command.metadata.items():
+        made = []
+        for is_time, (index, one) in pace.over(partitions.items()):
+            if is_time:
+                yield
+            made.append(
+                UpdateMetadataPartitionState(
+                    partition_index=index,
+                    controller_epoch=command.controller_epoch,
+                    leader=one.leader,
+                    leader_epoch=one.leader_epoch,
+                    isr=list(one.isr),
+                    zk_version=one.partition_epoch,
+                    replicas=list(one.replicas),
+                    offline_replicas=[
+                        broker for broker in one.replicas if broker not in living or broker in one.offline
+                    ],
+                )
+            )
+        topics.append(UpdateMetadataTopicState(topic_name=name, topic_id=topic_id, partition_states=made))
+    return UpdateMetadataRequest(
+        type=WHOLE_IMAGE if command.whole else 0,
+        topic_states=topics,
+        live_brokers=[_broker(one) for one in command.image.brokers.values()],
+        **about,
+    )
+
+
+def _leaders(command: Command, leaders: set[int], listener: str) -> Iterator[LeaderAndIsrLiveLeader]:
     for broker_id in sorted(leaders):
         broker = command.image.brokers.get(broker_id)
         endpoint = broker.endpoints.get(listener) if broker is not None else None
@@ -285,30 +334,6 @@ def _gone(command: Command) -> Iterator[UpdateMetadataTopicState]:
                     leader=DURING_DELETION,
                     leader_epoch=DURING_DELETION,
                 )
-            ],
-        )
-
-
-def _metadata(command: Command) -> Iterator[UpdateMetadataTopicState]:
-    living: Mapping[int, BrokerImage] = command.image.brokers
-    for (name, topic_id), partitions in command.metadata.items():
-        yield UpdateMetadataTopicState(
-            topic_name=name,
-            topic_id=topic_id,
-            partition_states=[
-                UpdateMetadataPartitionState(
-                    partition_index=index,
-                    controller_epoch=command.controller_epoch,
-                    leader=one.leader,
-                    leader_epoch=one.leader_epoch,
-                    isr=list(one.isr),
-                    zk_version=one.partition_epoch,
-                    replicas=list(one.replicas),
-                    offline_replicas=[
-                        broker for broker in one.replicas if broker not in living or broker in one.offline
-                    ],
-                )
-                for index, one in partitions.items()
             ],
         )
 

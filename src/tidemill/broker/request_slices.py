@@ -28,7 +28,7 @@ from collections.abc import (
 )
 from typing import Any, Final, TypeVar
 
-from tidemill.model.slices import slices_of
+from tidemill.model.slices import slices_of, with_pauses
 from tidemill.net.memory import Holder, Memory
 
 SLICE_S: Final = 0.002
@@ -183,17 +183,12 @@ class Turns:
         return found
 
     async def finish(self, work: Generator[None, None, Result]) -> Result:
-        """What ``work`` returns, which pauses now and then."""
-        while True:
-            try:
-                next(work)
-            except StopIteration as done:
-                found: Result = done.value
-                return found
-            # Many items each.
-            self._looks += LOOKS_MIN
-            if self._now() > self._until and self._looks > LOOKS_MIN:
-                await self._pass()
+        """What ``work`` returns, which pauses after many items each."""
+        return await with_pauses(work, self._step_over_many)
+
+    async def _step_over_many(self) -> None:
+        self._looks += LOOKS_MIN
+        await self.step()
 
     async def let_go(self, items: dict[Any, Any] | set[Any] | list[Any]) -> None:
         """Empties a collection of many items, which would hold the loop if it were dropped as a whole."""

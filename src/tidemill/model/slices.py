@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from typing import Final, TypeVar
 
+ITEMS_A_PAUSE: Final = 500
+"""Items of work with pauses, as the making of a message for each: some microseconds each."""
 AT_ONCE_MAX: Final = 200
 """Items of work that cannot be left in between, as a commit of offsets: some ten microseconds each."""
 
@@ -46,7 +48,14 @@ def in_one_go(work: Generator[None, None, Result]) -> Result:
             return found
 
 
-async def with_pauses(work: Generator[None, None, Result]) -> Result:
+async def a_pause() -> None:
+    """Lets the loop do its other work once."""
+    await asyncio.sleep(0)
+
+
+async def with_pauses(
+    work: Generator[None, None, Result], pause: Callable[[], Awaitable[None]] = a_pause
+) -> Result:
     """What ``work`` returns; where it pauses, the loop does its other work."""
     while True:
         try:
@@ -54,4 +63,4 @@ async def with_pauses(work: Generator[None, None, Result]) -> Result:
         except StopIteration as done:
             found: Result = done.value
             return found
-        await asyncio.sleep(0)
+        await pause()

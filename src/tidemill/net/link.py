@@ -21,10 +21,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from tidemill.model.errors import ErrorCode, ProtocolError, TidemillError
-from tidemill.wire.apis import ApiKey
-from tidemill.wire.header import decode_response, encode_request
+from tidemill.model.slices import with_pauses
+from tidemill.wire.apis import ApiKey, response_class
+from tidemill.wire.header import decode_response, request_head, response_body
 from tidemill.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from tidemill.wire.primitives import skip_tag_section
+from tidemill.wire.schema import decode_in_slices, encode_in_slices, encode_parts, has_many_items
 
 log = logging.getLogger("tidemill.net")
 
@@ -34,6 +36,9 @@ KEPT_ALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER
 """Seconds until a silent peer is asked, and between questions; how many; ms that sent bytes wait for."""
 CONNECT_S = 2.0
 """After so long a connection is begun anew: the system would ask ever more rarely."""
+AT_ONCE_ITEMS = 100
+AT_ONCE_BYTES = 4 * 1024
+"""A request of more items is encoded in slices, and a larger answer decoded so."""
 RECEIVE_BYTES = 16 * 1024
 RECEIVE_BYTES_MAX = 1024 * 1024
 """Of one receive: so much memory is taken on a peer's word."""
@@ -75,6 +80,12 @@ class _Asked(NamedTuple):
     poster: Poster | None
     deadline: float
     """In the loop's time, of what was posted: who asks waits with a deadline of his own."""
+
+
+class _LargeAnswer(NamedTuple):
+    key: int
+    version: int
+    body: bytes
 
 
 class Link:
@@ -145,18 +156,41 @@ class Link:
         """Sends a request; its decoded answer. Raises LinkError; after a timeout the link is at its end."""
         if self.closed:
             raise LinkError(f"{self.name}: {self.closed}")
+        parts: list[bytes] = []
+        if has_many_items(request, AT_ONCE_ITEMS):
+            await with_pauses(encode_in_slices(request, version, parts))
+            if self.closed:
+                raise LinkError(f"{self.name}: {self.closed}")
+        else:
+            parts = encode_parts(request, version)
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
-        data = encode_request(key, version, self._correlation_id, self._client_id, request)
+        data = b"".join([request_head(key, version, self._correlation_id, self._client_id, parts), *parts])
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._waiting.append(_Asked(key, version, self._correlation_id, answer, None, 0.0))
         self._send(data)
         try:
             async with asyncio.timeout(timeout_s):
-                return await answer
+                found = await answer
         except TimeoutError:
             # Answers come in order: what was asked after this one would not come either.
             self.close(f"no answer within {timeout_s:g} s")
             raise LinkTimeout(f"{self.name} has not answered within {timeout_s:g} s") from None
+        return await self._decoded(found) if isinstance(found, _LargeAnswer) else found
+
+    async def _decoded(self, large: _LargeAnswer) -> Any:
+        """An answer of many items, which is decoded in slices. One that is none ends the link."""
+        cls, size = response_class(large.key), len(large.body)
+        try:
+            response, end = await with_pauses(decode_in_slices(cls, large.version, large.body, 0, size))
+            if end != size:
+                raise ProtocolError(f"{cls.__name__} v{large.version} ends at byte {end} of {size}")
+        except Exception as problem:
+            reason = _unreadable(problem)
+            if not isinstance(problem, TidemillError):
+                log.exception("an answer of %s could not be taken", self.name)
+            self.close(reason)
+            raise LinkError(f"{self.name}: {reason}") from None
+        return response
 
     def post(self, key: int, version: int, body: bytes, poster: Poster, timeout_s: float) -> None:
         """Sends a request of a flexible version, whose fields are ``body``; ``poster`` is told the answer.
@@ -303,11 +337,16 @@ class Link:
                 self._check(asked, correlation_id)
                 asked.poster.on_answer(data, skip_tag_section(data, start + _SIZE.size, end), end)
                 return
-            correlation_id, response = decode_response(asked.key, asked.version, data, start, end)
-            self._check(asked, correlation_id)
+            response: Any
+            if end - start > AT_ONCE_BYTES and asked.key != ApiKey.API_VERSIONS:
+                correlation_id, body = response_body(asked.key, asked.version, data, start, end)
+                self._check(asked, correlation_id)
+                response = _LargeAnswer(asked.key, asked.version, data[body:end])
+            else:
+                correlation_id, response = decode_response(asked.key, asked.version, data, start, end)
+                self._check(asked, correlation_id)
         except Exception as problem:
-            known = isinstance(problem, TidemillError)
-            self._fail(asked, str(problem) if known else f"an answer could not be taken: {problem!r}")
+            self._fail(asked, _unreadable(problem))
             raise
         if asked.answer is not None and not asked.answer.done():
             asked.answer.set_result(response)
@@ -382,3 +421,8 @@ def _is_its_own_peer(sock: socket.socket) -> bool:
 
 def _reason(problem: OSError) -> str:
     return f"the connection broke: {problem.strerror or problem}"
+
+
+def _unreadable(problem: Exception) -> str:
+    known = isinstance(problem, TidemillError)
+    return str(problem) if known else f"an answer could not be taken: {problem!r}"

@@ -125,6 +125,14 @@ def encode_request(
     key: int, version: int, correlation_id: int, client_id: str | None, message: Struct
 ) -> bytes:
     """The frame of a request, with its size in front. Errors as :func:`tidemill.wire.schema.encode`."""
+    parts = encode_parts(message, version)
+    return b"".join([request_head(key, version, correlation_id, client_id, parts), *parts])
+
+
+def request_head(
+    key: int, version: int, correlation_id: int, client_id: str | None, parts: list[bytes]
+) -> bytes:
+    """What stands before the body of a request that was encoded to ``parts``: its size and its header."""
     header = struct.pack(">hhi", key, version, correlation_id)
     header_version = request_header_version(key, version)
     if header_version > 0:
@@ -134,15 +142,16 @@ def encode_request(
         header += struct.pack(">h", -1 if client_id is None else len(name)) + name
     if header_version > 1:
         header += b"\0"
-    return _frame(header, message, version)
+    size = len(header) + sum([len(part) for part in parts])
+    if size > FRAME_BYTES_MAX:
+        raise ValueError(f"a request of {size} bytes is over {FRAME_BYTES_MAX}, a frame's most")
+    return struct.pack(">i", size) + header
 
 
 def encode_response(key: int, version: int, correlation_id: int, message: Struct) -> bytes:
     """The frame of a response, with its size in front. Errors as :func:`tidemill.wire.schema.encode`."""
-    header = struct.pack(">i", correlation_id)
-    if response_header_version(key, version) > 0:
-        header += b"\0"
-    return _frame(header, message, version)
+    parts = encode_parts(message, version)
+    return b"".join([response_head(key, version, correlation_id, parts), *parts])
 
 
 def response_head(key: int, version: int, correlation_id: int, parts: list[bytes]) -> bytes:
@@ -156,16 +165,6 @@ def response_head(key: int, version: int, correlation_id: int, parts: list[bytes
     return struct.pack(">i", size) + header
 
 
-def _frame(header: bytes, message: Struct, version: int) -> bytes:
-    parts = encode_parts(message, version)
-    size = len(header) + sum([len(part) for part in parts])
-    if size > FRAME_BYTES_MAX:
-        raise ValueError(
-            f"{type(message).__name__} of {size} bytes is over {FRAME_BYTES_MAX}, a frame's most"
-        )
-    return b"".join([struct.pack(">i", size), header, *parts])
-
-
 def decode_request(header: RequestHeader, frame: bytes, end: i64 = -1) -> Struct:
     """The body of the request whose header was read from ``frame``.
 
@@ -173,6 +172,17 @@ def decode_request(header: RequestHeader, frame: bytes, end: i64 = -1) -> Struct
     """
     stop = len(frame) if end < 0 else end
     return decode(request_class(header.api_key), header.api_version, frame, header.body_position, stop)
+
+
+def response_body(key: int, version: int, frame: bytes, position: i64, end: i64) -> tuple[int, i64]:
+    """Correlation id of the response in ``frame[position:end]``, and where its body starts."""
+    if end > len(frame) or position < 0 or end - position < RESPONSE_HEADER_SIZE_MIN:
+        raise ProtocolError(f"a response of {end - position} bytes has no room for its correlation id")
+    correlation_id: int = int(read_i32_be(frame, position))
+    position += RESPONSE_HEADER_SIZE_MIN
+    if response_header_version(key, version) > 0:
+        position = skip_tag_section(frame, position, end)
+    return correlation_id, position
 
 
 def decode_response(
@@ -185,12 +195,7 @@ def decode_response(
     """
     if end < 0:
         end = len(frame)
-    if end > len(frame) or position < 0 or end - position < RESPONSE_HEADER_SIZE_MIN:
-        raise ProtocolError(f"a response of {end - position} bytes has no room for its correlation id")
-    correlation_id: int = int(read_i32_be(frame, position))
-    position += RESPONSE_HEADER_SIZE_MIN
-    if response_header_version(key, version) > 0:
-        position = skip_tag_section(frame, position, end)
+    correlation_id, position = response_body(key, version, frame, position, end)
     if key == ApiKey.API_VERSIONS and version > 0 and end - position >= 2:
         error: int = int(read_i16_be(frame, position))
         if error == ErrorCode.UNSUPPORTED_VERSION:

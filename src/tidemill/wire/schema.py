@@ -372,6 +372,24 @@ def let_go_in_slices(message: Struct) -> Generator[None, None, None]:
             yield
 
 
+def has_many_items(message: Struct, most: int) -> bool:
+    """Whether the arrays of messages in ``message`` hold more than ``most`` together."""
+    return _items_left(message, most) < 0
+
+
+def _items_left(message: Struct, left: int) -> int:
+    for one in message.fields_:
+        if not one.is_array or isinstance(one.element, WireType):
+            continue
+        items = getattr(message, one.name) or ()
+        left -= len(items)
+        for item in items:
+            if left < 0:
+                return left
+            left = _items_left(item, left)
+    return left
+
+
 def _make_encoder(cls: type[Struct], version: int) -> _Encoder:
     from tidemill.wire.encoding import make_encoder
 

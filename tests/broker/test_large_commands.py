@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,8 +12,13 @@ from test_handlers_topics import broker_in, new_topics, run
 
 from tidemill.broker.carrying_out import LOGS_A_TURN
 from tidemill.broker.handlers.common import SETTINGS_MAX
+from tidemill.controller.failover import CHANGES_A_PAUSE, Failover, WantedIsr
+from tidemill.controller.isr import IsrChange
 from tidemill.controller.topics import PARTITIONS_PER_REQUEST_MAX
-from tidemill.model.errors import ErrorCode
+from tidemill.coordination.image import PartitionImage
+from tidemill.coordination.topic_index import PARTITIONS_A_PAUSE
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.slices import AT_ONCE_MAX, ITEMS_A_PAUSE
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.messages.alter_configs import AlterableConfig, AlterConfigsRequest, AlterConfigsResource
 from tidemill.wire.messages.create_partitions import (
@@ -34,6 +39,7 @@ from tidemill.wire.messages.leader_and_isr import (
     LeaderAndIsrTopicState,
 )
 
+PARTITIONS = 3000
 GOOD = [f"t{number}" for number in range(1000)]
 Result = TypeVar("Result")
 INVALID_REQUEST, POLICY_VIOLATION = ErrorCode.INVALID_REQUEST, ErrorCode.POLICY_VIOLATION
@@ -152,3 +158,73 @@ async def passes_beside(work: Awaitable[Result]) -> tuple[int, Result]:
         passes += 1
         await asyncio.sleep(0)
     return passes, await doing
+
+
+def test_a_controllers_commands_about_one_topic_of_thousands_of_partitions_leave_the_loop_to_others() -> None:
+    pauses = PARTITIONS // ITEMS_A_PAUSE
+
+    async def story(side: Commanded) -> None:
+        await side.lead("t", id_of("t"), *range(PARTITIONS))
+        everything = ("t", id_of("t"), range(PARTITIONS))
+        # The states are made, and looked at.
+        passes, _ = await passes_beside(side.tell(everything))
+        assert len(side.broker.metadata.topics["t"].partitions) == PARTITIONS
+        assert passes >= pauses + PARTITIONS // PARTITIONS_A_PAUSE
+        # Besides: what this broker has, what it has no more, and what others lead.
+        passes, _ = await passes_beside(side.tell(everything, whole=True))
+        assert passes >= 2 * pauses + PARTITIONS // AT_ONCE_MAX + PARTITIONS // LOGS_A_TURN
+        passes, _ = await passes_beside(side.lead("t", id_of("t"), *range(PARTITIONS), whole=True))
+        # And the states, the logs that lie here, and the results.
+        assert passes >= 2 * pauses + 3 * PARTITIONS // LOGS_A_TURN
+        assert all(side.broker.partitions.find("t", number) for number in range(PARTITIONS))
+
+    commanded(story)
+
+
+def test_what_a_full_state_does_not_assign_is_let_go_of_by_the_end_of_the_command() -> None:
+    async def story(side: Commanded) -> None:
+        await side.lead("t", id_of("t"), *range(PARTITIONS))
+        kept = range(0, PARTITIONS, 2)
+        telling = asyncio.ensure_future(side.tell(("t", id_of("t"), kept), whole=True))
+        # Another command, which comes meanwhile, is carried out after it.
+        after = asyncio.ensure_future(side.lead("t", id_of("t"), 1, leader_epoch=1))
+        await asyncio.gather(telling, after)
+        found = [number for number in range(PARTITIONS) if side.broker.partitions.find("t", number)]
+        assert found == sorted([*kept, 1])
+
+    commanded(story)
+
+
+def test_in_sync_sets_of_thousands_of_partitions_are_changed_a_part_at_a_time(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            states = [CreatableTopic(name="t", num_partitions=PARTITIONS, replication_factor=1)]
+            made = CreateTopicsRequest(topics=states, timeout_ms=60_000, validate_only=False)
+            assert [one.error_code for one in (await broker.ask(made, 7)).topics] == [0]
+            topic = broker.controller.image.topics["t"]
+            read = topic.partitions = ReadTuple(topic.partitions)
+            node = broker.node_id
+            # The same set over the present state, and one that cannot be: with a broker that is not there.
+            wanted = [
+                WantedIsr(topic.topic_id, number, IsrChange(node, 0, 0, [(node, -1), *others]))
+                for number in range(PARTITIONS)
+                for others in ([], [(99, -1)])
+            ]
+            passes, results = await passes_beside(Failover(broker.controller).alter_isr(wanted))
+            assert passes >= len(wanted) // CHANGES_A_PAUSE
+            assert read.times <= 2
+            errors = [one for one in results if isinstance(one, KafkaError)]
+            assert len(errors) == PARTITIONS
+            assert all(one.__traceback__ is None for one in errors)
+
+    run(story())
+
+
+class ReadTuple(tuple[PartitionImage, ...]):
+    """Counts how often all of it is read."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[PartitionImage]:
+        self.times += 1
+        return super().__iter__()

@@ -14,6 +14,7 @@ from tidemill.cli.consume import Troubles
 from tidemill.client import Consumer
 from tidemill.coordination.image import PartitionImage
 from tidemill.model.errors import ErrorCode
+from tidemill.model.slices import in_one_go
 from tidemill.model.types import TopicPartition
 
 BAD = TopicPartition("t", 1)
@@ -97,6 +98,6 @@ def test_all_brokers_are_told_which_replicas_are_offline() -> None:
     command.metadata = {("t", bytes(16)): {0: failed}}
     (topic,) = _metadata(command)
     assert topic.partition_states[0].offline_replicas == [1, 3]
-    (known,) = _partitions_after(None, topic, {1, 2})
+    (known,) = in_one_go(_partitions_after(None, topic, {1, 2}))
     assert known.offline == {1}  # who does not live is told by the list of brokers
     assert (known.leader, known.replicas) == (-1, [1, 2, 3])

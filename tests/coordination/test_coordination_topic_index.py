@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from tidemill.coordination.image import ClusterImage, Delta, PartitionImage, TopicImage
-from tidemill.coordination.topic_index import TopicIndex
+from tidemill.coordination.topic_index import PARTITIONS_A_PAUSE, TopicIndex, noting_traits
 from tidemill.model.types import ZERO_ID
 
 NAMES = [f"t{number}" for number in range(12)]
@@ -87,3 +87,25 @@ def test_the_next_edition_differs_in_what_was_changed_alone() -> None:
     assert list(after.may_differ_from(after)) == []
     assert before.with_changes([]) is before
     assert list(before.may_differ_from(after)) == [*NAMES]
+
+
+@pytest.mark.parametrize("at", [None, 0, 1500, 2999])
+@pytest.mark.parametrize("which", [{"leader": -1}, {"adding": [3], "replicas": [1, 2, 3]}, {"removing": [2]}])
+def test_what_is_noted_of_a_large_topic_a_part_at_a_time_is_what_a_look_at_all_finds(
+    at: int | None, which: dict[str, object]
+) -> None:
+    partitions = [PartitionImage(number, 1, 0, [1, 2], [1, 2]) for number in range(3000)]
+    if at is not None:
+        partitions[at] = partitions[at].replaced(**which)
+    noted, plain = (TopicImage("t", b"t" * 16, tuple(partitions), {}) for _ in range(2))
+    assert len(list(noting_traits(noted))) == len(partitions) // PARTITIONS_A_PAUSE
+    indexes = [TopicIndex({}).with_changes([one]) for one in (noted, plain)]
+    for kind in ("moving", "leaderless", "by_broker"):
+        first, second = (getattr(index, kind) for index in indexes)
+        assert first == second
+    # Another state of it is looked at anew.
+    other = noted.with_partitions(partitions[:1])
+    assert other.traits is None
+    after = indexes[0].with_changes([other])
+    anew = TopicIndex({"t": other})
+    assert all(after.with_replicas_on([one]) == anew.with_replicas_on([one]) for one in (1, 2, 3))

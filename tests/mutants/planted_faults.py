@@ -1025,7 +1025,7 @@ BROKER: Final = (
     Fault(
         "unassigned-leader-leads-on",
         "replication/manager.py",
-        "            if is_assigned(partition):\n",
+        "            if key in assigned:\n",
         "            if True:\n",
         "A broker stops leading what the full state of a controller does not assign to it.",
     ),

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tidemill.broker.broker import Broker
 from tidemill.broker.context import RequestContext
 from tidemill.broker.log_configs import log_config
-from tidemill.broker.metadata import ClusterImage, Delta, PartitionImage, TopicImage
+from tidemill.broker.metadata import Delta, PartitionImage, TopicImage
 from tidemill.coordination.image import TOPIC
 from tidemill.log.errors import failure_of
 from tidemill.model.errors import KafkaError
 from tidemill.model.ports import Clock
+from tidemill.model.slices import ITEMS_A_PAUSE, a_pause, slices_of, with_pauses
 from tidemill.model.types import TopicPartition
 from tidemill.replication.partition_state import PartitionState
 
@@ -26,6 +27,10 @@ TURN_S = 0.004
 """The same, where the disk is slow: making a log takes several files."""
 OTHERS_FIRST_S = 0.25
 """How long logs of new followers wait until the other brokers are told of the change that brings them."""
+
+
+Placements = Iterable[tuple[str, Iterable[tuple[int, Sequence[int]]]]]
+"""Names of topics, each with the numbers and the replicas of its partitions."""
 
 
 class Taking(NamedTuple):
@@ -81,15 +86,18 @@ class CarryingOut:
                 return
             self.controller_epoch = delta.image.controller_epoch
             if not delta.before.brokers:
-                self._keep_assigned(_assigned_by(delta.image, self._broker.node_id))
+                await self._keep_assigned(
+                    (topic.name, ((one.partition, one.replicas) for one in topic.partitions))
+                    for topic in delta.image.topics.values()
+                )
             turn = Turn(self._broker.clock)
             await self._remove(delta, turn)
             late = [await self._put(delta, topic, topic.partitions, turn) for topic in delta.created]
             for old, topic in delta.changed:
                 late.append(await self._put(delta, topic, changed_partitions(old, topic), turn))
-                await self._let_go(delta, old, topic)
+                await self._let_go(delta, old, topic, turn)
             if not delta.before.brokers:
-                self._tell_strays({*delta.image.deleting, *delta.image.unreadable_of(TOPIC)})
+                await self._tell_strays({*delta.image.deleting, *delta.image.unreadable_of(TOPIC)})
             await self._broker.metadata.publish(delta)
             self.heard.set()
             if told is not None and not told.done():
@@ -119,34 +127,38 @@ class CarryingOut:
         partition = self._broker.partitions.find(topic, index)
         return partition is not None and not partition.failed
 
-    def _keep_assigned(self, assigned: Container[TopicPartition]) -> None:
+    async def _keep_assigned(self, topics: Placements) -> None:
         """Stops leading and following what a full state does not assign to this broker. The logs stay.
 
         The controller before may have moved it to others without reaching this broker.
         """
-        led = self._broker.partitions.keep_replicas(
-            lambda one: TopicPartition(one.topic, int(one.index)) in assigned
-        )
-        for partition in led:
-            log.warning(
-                "%s-%d is led here no longer: the controller's state has no replica of it on this broker. "
-                "What was acknowledged here since it was moved away is in %s only",
-                partition.topic,
-                partition.index,
-                partition.log.directory,
-            )
+        assigned = await with_pauses(_assigned_to(self._broker.node_id, topics))
+        partitions = self._broker.partitions
+        for some in slices_of(list(partitions.all()), LOGS_A_TURN):
+            for partition in partitions.keep_replicas(list(some), assigned):
+                log.warning(
+                    "%s-%d is led here no longer: the controller's state has no replica of it on this "
+                    "broker. What was acknowledged here since it was moved away is in %s only",
+                    partition.topic,
+                    partition.index,
+                    partition.log.directory,
+                )
+            await a_pause()
 
-    def _tell_strays(self, others: Container[str] = ()) -> None:
+    async def _tell_strays(self, others: Container[str] = ()) -> None:
         """Tells of logs of partitions that this broker has no replica of, now that it knows of all.
 
         It keeps them, as Apache Kafka's brokers on ZooKeeper do: what somebody removed by mistake is there.
         """
         partitions = self._broker.partitions
-        strays = [
-            one.directory
-            for key, one in self._broker.logs.logs.items()
-            if key.topic not in others and partitions.find(key.topic, key.partition) is None
-        ]
+        strays = []
+        for some in slices_of(list(self._broker.logs.logs.items()), ITEMS_A_PAUSE):
+            strays += [
+                one.directory
+                for key, one in some
+                if key.topic not in others and partitions.find(key.topic, key.partition) is None
+            ]
+            await a_pause()
         if strays:
             log.warning(
                 "%d partitions lie here that this broker has no replica of, %s for instance: they were moved "
@@ -190,7 +202,7 @@ class CarryingOut:
             delta.fail(topic.name, problem)
         return taking._replace(states=late)
 
-    async def _let_go(self, delta: Delta, old: TopicImage, new: TopicImage) -> None:
+    async def _let_go(self, delta: Delta, old: TopicImage, new: TopicImage, turn: Turn) -> None:
         node = self._broker.node_id
         gone = [
             before.partition
@@ -198,6 +210,7 @@ class CarryingOut:
             if before is not after and node in before.replicas and node not in after.replicas
         ]
         for index in gone:
+            await turn.next()
             try:
                 self._broker.partitions.stop_replica(new.name, index, delete=True)
             except KafkaError as problem:
@@ -275,14 +288,18 @@ class Turn:
             self._began = self._clock.monotonic()
 
 
-def _assigned_by(image: ClusterImage, broker_id: int) -> set[TopicPartition]:
-    """The partitions of which a broker has a replica."""
-    return {
-        TopicPartition(topic.name, one.partition)
-        for topic in image.topics.values()
-        for one in topic.partitions
-        if broker_id in one.replicas
-    }
+def _assigned_to(broker_id: int, topics: Placements) -> Generator[None, None, set[TopicPartition]]:
+    """The partitions of which a broker has a replica; it pauses after some each."""
+    found = set()
+    number = 0
+    for name, partitions in topics:
+        for index, replicas in partitions:
+            number += 1
+            if number % ITEMS_A_PAUSE == 0:
+                yield
+            if broker_id in replicas:
+                found.add(TopicPartition(name, index))
+    return found
 
 
 def state_of(image: PartitionImage) -> PartitionState:

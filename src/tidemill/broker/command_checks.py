@@ -14,6 +14,7 @@ from tidemill.wire.messages.leader_and_isr import LeaderAndIsrRequest
 from tidemill.wire.messages.update_metadata import UpdateMetadataRequest
 
 TOPICS_A_PAUSE = 200
+PARTITIONS_A_PAUSE = 2000
 PARTITIONS_MAX = 1_000_000
 """Of all topics that a command names replicas of, with those that it leaves out: more than a cluster has."""
 LEFT_OUT_MAX = 10_000
@@ -26,6 +27,8 @@ def checking_replicas(request: LeaderAndIsrRequest) -> Generator[None, None, Non
     for number, topic in enumerate(request.topic_states, 1):
         if number % TOPICS_A_PAUSE == 0:
             yield
+        if len(topic.partition_states) > PARTITIONS_A_PAUSE:
+            yield
         _check_name(topic.topic_name)
         total += _count(topic.topic_name, [one.partition_index for one in topic.partition_states])
     if total > PARTITIONS_MAX:
@@ -37,6 +40,8 @@ def checking_metadata(request: UpdateMetadataRequest, before: ClusterImage) -> G
     left_out = 0
     for number, topic in enumerate(request.topic_states, 1):
         if number % TOPICS_A_PAUSE == 0:
+            yield
+        if len(topic.partition_states) > PARTITIONS_A_PAUSE:
             yield
         name = topic.topic_name
         _check_name(name)

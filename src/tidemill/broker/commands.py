@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterator, Mapping
 from typing import Any
 
 from tidemill.broker.broker import Broker
-from tidemill.broker.carrying_out import CarryingOut, Taking, Turn
+from tidemill.broker.carrying_out import CarryingOut, Placements, Taking, Turn
 from tidemill.broker.command_checks import checking_metadata, checking_replicas
 from tidemill.broker.log_configs import log_config
 from tidemill.broker.metadata import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
@@ -30,10 +30,10 @@ from tidemill.coordination.nodes import (
     Endpoint,
 )
 from tidemill.coordination.port import StoreError
+from tidemill.coordination.topic_index import noting_traits
 from tidemill.model.configs import all_unreadable
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
-from tidemill.model.slices import with_pauses
-from tidemill.model.types import TopicPartition
+from tidemill.model.slices import AT_ONCE_MAX, ITEMS_A_PAUSE, with_pauses
 from tidemill.replication.partition_state import PartitionState
 from tidemill.wire.messages.leader_and_isr import (
     LeaderAndIsrPartitionError,
@@ -153,7 +153,7 @@ class Commands(CarryingOut):
             if refusal is not None:
                 return LeaderAndIsrResponse(error_code=refusal, partition_errors=[], topics=[])
             if request.type == WHOLE_IMAGE:
-                self._keep_assigned(_assigned_by_request(request, self._broker.node_id))
+                await self._keep_assigned(_placements(request))
             turn = Turn(self._broker.clock)
             await self._learn_settings(request, turn)
             wanted = [await self._taking(topic, turn) for topic in request.topic_states]
@@ -167,7 +167,7 @@ class Commands(CarryingOut):
                     with contextlib.suppress(KafkaError):
                         await self._take(one._replace(states=states), turn)
             if request.type == WHOLE_IMAGE:
-                self._tell_strays()
+                await self._tell_strays()
             topics = []
             for one in wanted:
                 errors = []
@@ -243,8 +243,8 @@ class Commands(CarryingOut):
             turn = Turn(self._broker.clock)
             await with_pauses(checking_metadata(request, metadata.image))
             if request.type == WHOLE_IMAGE:
-                self._keep_assigned(_assigned_by_request(request, self._broker.node_id))
-                self._stop_leading_for(request)
+                await self._keep_assigned(_placements(request))
+                await with_pauses(self._stopping_to_lead_for(request))
             await self._learn_settings(request, turn)
             delta = Delta.between(metadata.image, await self._image_after(metadata.image, request, turn))
             delta.deleted = tuple(_told_deleted(delta, request))
@@ -253,11 +253,15 @@ class Commands(CarryingOut):
             self.heard.set()
             return UpdateMetadataResponse(error_code=0)
 
-    def _stop_leading_for(self, request: UpdateMetadataRequest) -> None:
-        """Stops leading partitions that other brokers lead in later epochs."""
+    def _stopping_to_lead_for(self, request: UpdateMetadataRequest) -> Generator[None, None, None]:
+        """Stops leading partitions that other brokers lead in later epochs; it pauses after some each."""
         partitions = self._broker.partitions
+        number = 0
         for topic in request.topic_states:
             for one in topic.partition_states:
+                number += 1
+                if number % AT_ONCE_MAX == 0:
+                    yield
                 known = partitions.find(topic.topic_name, one.partition_index)
                 if known is None or not known.is_leader or one.leader == self._broker.node_id:
                     continue
@@ -288,9 +292,11 @@ class Commands(CarryingOut):
             known = before.topics.get(name)
             if known is not None and known.topic_id != topic.topic_id:
                 known = None
-            partitions = _partitions_after(known, topic, brokers)
+            partitions = await with_pauses(_partitions_after(known, topic, brokers))
             settings = self._settings_of((name, topic.topic_id))
-            changed.append(TopicImage(name, topic.topic_id, partitions, settings))
+            after = TopicImage(name, topic.topic_id, partitions, settings)
+            await with_pauses(noting_traits(after))
+            changed.append(after)
         image = before.with_cluster(
             before.cluster_id, request.controller_id, request.controller_epoch, brokers
         )
@@ -334,16 +340,11 @@ class Commands(CarryingOut):
         return known if known is not None and known.topic_id == key[1] else None
 
 
-def _assigned_by_request(
-    request: LeaderAndIsrRequest | UpdateMetadataRequest, broker_id: int
-) -> set[TopicPartition]:
-    """The partitions of which a full state has a replica on a broker."""
-    return {
-        TopicPartition(topic.topic_name, one.partition_index)
+def _placements(request: LeaderAndIsrRequest | UpdateMetadataRequest) -> Placements:
+    return (
+        (topic.topic_name, ((one.partition_index, one.replicas) for one in topic.partition_states))
         for topic in request.topic_states
-        for one in topic.partition_states
-        if broker_id in one.replicas
-    }
+    )
 
 
 def _told_deleted(delta: Delta, request: UpdateMetadataRequest) -> Iterator[TopicImage]:
@@ -352,6 +353,8 @@ def _told_deleted(delta: Delta, request: UpdateMetadataRequest) -> Iterator[Topi
     Others are only not among all that a new controller tells of: it may not be able to read their nodes, and
     what groups have read of them is not forgotten for that.
     """
+    if not delta.deleted:
+        return
     deleted = {
         topic.topic_name
         for topic in request.topic_states
@@ -389,9 +392,11 @@ def _broker_image(one: UpdateMetadataBroker) -> BrokerImage:
 
 def _partitions_after(
     known: TopicImage | None, topic: UpdateMetadataTopicState, living: Collection[int]
-) -> tuple[PartitionImage, ...]:
+) -> Generator[None, None, tuple[PartitionImage, ...]]:
     partitions = list(known.partitions) if known is not None else []
-    for one in topic.partition_states:
+    for number, one in enumerate(topic.partition_states, 1):
+        if number % ITEMS_A_PAUSE == 0:
+            yield
         while len(partitions) <= one.partition_index:
             partitions.append(PartitionImage(len(partitions), -1, 0, [], [], -1))
         partitions[one.partition_index] = PartitionImage(

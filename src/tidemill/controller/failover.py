@@ -7,8 +7,8 @@ ended: whose process is gone (it refuses connections) leads nothing any more.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from tidemill.controller.elections import (
     PolicyOf,
@@ -25,9 +25,15 @@ from tidemill.coordination.loading import load_brokers
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import Endpoint
 from tidemill.coordination.port import BadVersion, Operation
+from tidemill.coordination.topic_index import noting_traits
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.slices import with_pauses
 
 logger = logging.getLogger(__name__)
+
+
+CHANGES_A_PAUSE: Final = 100
+"""In-sync sets: some ten microseconds of work each."""
 
 
 class WantedIsr(NamedTuple):
@@ -131,20 +137,16 @@ class Failover:
         Raises NOT_CONTROLLER.
         """
         office = self._office
-        results: list[PartitionImage | KafkaError] = []
         lost = {broker for broker, one in office.image.brokers.items() if not one.lost.is_none}
         if any(broker in lost for one in wanted for broker, _ in one.change.isr):
             # They say in their registrations when they have heard of that.
             await self.brokers_changed()
         async with office.changing():
             changes = _Changes(office.image, office.stopping(), office.policies.of)
-            for one in wanted:
-                try:
-                    results.append(changes.plan(one))
-                except KafkaError as error:
-                    results.append(error)
+            results = await with_pauses(changes.planning(wanted))
+            office.check_active()  # The office may be lost in a pause.
             try:
-                await office.change(changes.plans())
+                await office.change(await with_pauses(changes.plans()))
                 await office.finish_moves()
             except BadVersion as problem:
                 office.check_active()
@@ -174,12 +176,28 @@ class _Changes:
         self._partitions: dict[bytes, list[PartitionImage]] = {}
         self._operations: dict[bytes, list[Operation]] = {}
 
-    def plan(self, wanted: WantedIsr) -> PartitionImage:
+    def planning(
+        self, wanted: Sequence[WantedIsr]
+    ) -> Generator[None, None, list[PartitionImage | KafkaError]]:
+        """The states that the partitions get, or why not; with a pause after some each."""
+        results: list[PartitionImage | KafkaError] = []
+        for number, one in enumerate(wanted, 1):
+            try:
+                results.append(self._plan(one))
+            except KafkaError as error:
+                results.append(error.as_result())
+            if number % CHANGES_A_PAUSE == 0:
+                yield
+        return results
+
+    def _plan(self, wanted: WantedIsr) -> PartitionImage:
         """The state that the partition gets. Raises KafkaError as :func:`plan_isr_change` does."""
         topic = self._image.topics_by_id.get(wanted.topic_id)
         if topic is None or topic.partition(wanted.partition) is None:
             raise unknown_topic(wanted.topic_id.hex() if topic is None else topic.name)
-        partitions = self._partitions.setdefault(wanted.topic_id, list(topic.partitions))
+        partitions = self._partitions.get(wanted.topic_id)
+        if partitions is None:
+            partitions = self._partitions[wanted.topic_id] = list(topic.partitions)
         old = partitions[wanted.partition]
         policy = self._policy_of(topic)
         new = plan_isr_change(self._image, topic.name, old, wanted.change, policy, self._stopping)
@@ -189,11 +207,12 @@ class _Changes:
             operations += write_state(topic.name, old, new, self._image.controller_epoch)
         return new
 
-    def plans(self) -> list[Plan]:
-        """What is to be written."""
+    def plans(self) -> Generator[None, None, list[Plan]]:
+        """What is to be written; it pauses for topics of many partitions."""
         plans = []
         for topic_id, operations in self._operations.items():
             topic = self._image.topics_by_id[topic_id]
             renewed = topic.with_partitions(self._partitions[topic_id])
+            yield from noting_traits(renewed)
             plans.append(Plan(renewed, operations))
         return plans

@@ -133,9 +133,9 @@ def ended(delta: Delta) -> list[str]:
     texts = []
     for old, new in delta.changed:
         for before, after in zip(old.partitions, new.partitions, strict=False):
-            wished = [broker for broker in before.replicas if broker not in before.removing]
             if before is after or after.is_moving:
                 continue
+            wished = [broker for broker in before.replicas if broker not in before.removing]
             # One that adds no replica is done at once.
             if (after.replicas == wished) if before.is_moving else (after.replicas != before.replicas):
                 texts.append(f"{TopicPartition(new.name, after.partition)} to {after.replicas}")

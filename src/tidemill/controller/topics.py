@@ -21,6 +21,7 @@ from tidemill.coordination.nodes import (
     TopicNode,
 )
 from tidemill.coordination.port import Check, Create, Delete, Operation, SetData
+from tidemill.coordination.topic_index import noting_traits
 from tidemill.model.configs import BrokerConfig, check_topic_settings
 from tidemill.model.errors import ConfigError, ErrorCode, KafkaError
 from tidemill.model.slices import in_one_go
@@ -133,6 +134,7 @@ def planning_creation(
         Create(PartitionStateNode.parents(topic.name)),
     ]
     operations += yield from state_creations(topic, 0, image.controller_epoch)
+    yield from noting_traits(topic)
     return Plan(topic, operations)
 
 
@@ -324,6 +326,7 @@ def planning_growth(image: ClusterImage, growth: Growth, random: Random, budget:
     data = yield from _encoded(grown)
     operations: list[Operation] = [SetData(TopicNode.path(topic.name), data, topic.node_version)]
     operations += yield from state_creations(grown, existing, image.controller_epoch)
+    yield from noting_traits(grown)
     return Plan(grown, operations)
 
 

@@ -17,7 +17,7 @@ from tidemill.coordination.nodes import (
     PartitionState,
     TopicAssignment,
 )
-from tidemill.coordination.topic_index import TopicIndex
+from tidemill.coordination.topic_index import TopicIndex, Traits
 from tidemill.model.errors import KafkaError
 
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
@@ -130,7 +130,16 @@ class PartitionImage:
 class TopicImage:
     """A topic: its id, its partitions (the one numbered n at place n), and the settings of its own."""
 
-    __slots__ = ("config", "has_config_node", "internal", "name", "node_version", "partitions", "topic_id")
+    __slots__ = (
+        "config",
+        "has_config_node",
+        "internal",
+        "name",
+        "node_version",
+        "partitions",
+        "topic_id",
+        "traits",
+    )
 
     def __init__(
         self,
@@ -149,6 +158,8 @@ class TopicImage:
         self.node_version = node_version
         """The version of the topic's node in the store."""
         self.has_config_node = has_config_node
+        self.traits: Traits | None = None
+        """Where somebody has noted them; see :func:`~tidemill.coordination.topic_index.noting_traits`."""
 
     def __repr__(self) -> str:
         return f"TopicImage({self.name!r}, {len(self.partitions)} partitions)"

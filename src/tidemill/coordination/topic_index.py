@@ -6,14 +6,46 @@ no look at each topic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from itertools import chain, filterfalse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tidemill.model.slices import slices_of
 from tidemill.model.types import ZERO_ID
 
 if TYPE_CHECKING:
     from tidemill.coordination.image import TopicImage
+
+
+PARTITIONS_A_PAUSE: Final = 1000
+"""Of one topic that are looked at: less than a microsecond each."""
+
+
+class Traits(NamedTuple):
+    """What an index has to know of all partitions of a topic."""
+
+    brokers: frozenset[int]
+    """Those that have replicas."""
+    is_moving: bool
+    is_leaderless: bool
+
+
+def noting_traits(topic: TopicImage) -> Generator[None, None, None]:
+    """Has a topic of many partitions know its traits, before it comes into an index; pauses meanwhile.
+
+    A look at 10,000 partitions in one go would hold the event loop for some milliseconds.
+    """
+    if topic.traits is not None or len(topic.partitions) <= PARTITIONS_A_PAUSE:
+        return
+    brokers: set[int] = set()
+    is_moving = is_leaderless = False
+    for some in slices_of(topic.partitions, PARTITIONS_A_PAUSE):
+        brokers.update(chain.from_iterable(one.replicas for one in some))
+        is_moving = is_moving or any(one.adding or one.removing for one in some)
+        is_leaderless = is_leaderless or any(one.leader < 0 for one in some)
+        yield
+    topic.traits = Traits(frozenset(brokers), is_moving, is_leaderless)
 
 
 class TopicIndex:
@@ -123,8 +155,12 @@ class _Holders:
         return own
 
 
-def _brokers_of(topic: TopicImage | None) -> set[int]:
-    return set() if topic is None else set(chain.from_iterable(one.replicas for one in topic.partitions))
+def _brokers_of(topic: TopicImage | None) -> AbstractSet[int]:
+    if topic is None:
+        return set()
+    if topic.traits is not None:
+        return topic.traits.brokers
+    return set(chain.from_iterable(one.replicas for one in topic.partitions))
 
 
 def _by_broker(by_name: Mapping[str, TopicImage]) -> dict[int, dict[str, None]]:
@@ -145,8 +181,12 @@ def _forget(by_id: dict[bytes, TopicImage], topic: TopicImage | None) -> None:
 
 
 def _is_moving(topic: TopicImage) -> bool:
+    if topic.traits is not None:
+        return topic.traits.is_moving
     return any(one.adding or one.removing for one in topic.partitions)
 
 
 def _is_leaderless(topic: TopicImage) -> bool:
+    if topic.traits is not None:
+        return topic.traits.is_leaderless
     return any(one.leader < 0 for one in topic.partitions)

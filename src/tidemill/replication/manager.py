@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 
 from tidemill.log.config import LogConfig
@@ -285,15 +285,15 @@ class ReplicaManager(PartitionEvents):
         if partition.leader >= 0:
             self._change(partition, PartitionState.of(partition)._replace(leader=-1))
 
-    def keep_replicas(self, is_assigned: Callable[[Partition], bool]) -> list[Partition]:
-        """Lets go of partitions that are not assigned to this broker; those that it led. The logs stay."""
+    def keep_replicas(self, some: list[Partition], assigned: Container[TopicPartition]) -> list[Partition]:
+        """Lets go of those that are not assigned to this broker; which of them it led. The logs stay."""
         led = []
-        for partition in list(self.all()):
-            if is_assigned(partition):
+        for partition in some:
+            key = TopicPartition(partition.topic, int(partition.index))
+            if key in assigned:
                 continue
             if partition.is_leader and not partition.failed:
                 led.append(partition)
-            key = TopicPartition(partition.topic, int(partition.index))
             self.logs.set_high_watermark(key, int(partition.high_watermark))
             self.stop_leading(partition)
             self.stop_replica(partition.topic, int(partition.index), delete=False)
@@ -327,8 +327,8 @@ class ReplicaManager(PartitionEvents):
         """
         entry = self.topics.by_name.get(name.encode())
         count = partition_count if entry is None else len(entry.partitions)
-        keys = [TopicPartition(name, number) for number in range(count)]
-        keys = keys or [key for key in self.logs.logs if key.topic == name]
+        keys: Iterable[TopicPartition] = (TopicPartition(name, number) for number in range(count))
+        keys = keys if count else [key for key in self.logs.logs if key.topic == name]
         if entry is not None:
             self.topics.remove(entry)
             for partition in filter(None, entry.partitions):

@@ -12,6 +12,7 @@ from tidemill.coordination.port import StoreError
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.wire.messages.alter_partition import (
     AlterPartitionRequest,
+    AlterPartitionRequestPartitionData,
     AlterPartitionResponse,
     AlterPartitionResponsePartitionData,
     AlterPartitionResponseTopicData,
@@ -30,37 +31,36 @@ async def handle(
     registered = broker.controller.image.brokers.get(request.broker_id)
     if registered is not None and -1 < request.broker_epoch < registered.epoch:
         return AlterPartitionResponse(error_code=ErrorCode.STALE_BROKER_EPOCH, topics=[])
-    wanted = [
-        WantedIsr(
-            topic.topic_id,
-            one.partition_index,
-            IsrChange(
-                request.broker_id,
-                one.leader_epoch,
-                one.partition_epoch,
-                [(member.broker_id, member.broker_epoch) for member in one.new_isr_with_epochs],
-                request.broker_epoch,
-            ),
-        )
-        for topic in request.topics
-        for one in topic.partitions
-    ]
+    turns = context.turns
+    wanted = []
+    for topic in request.topics:
+        async for one in turns.over(topic.partitions):
+            wanted.append(_wanted(request, topic.topic_id, one))
     try:
-        results = iter(await broker.failover.alter_isr(wanted))
+        results = iter(await turns.rest(broker.failover.alter_isr(wanted)))
     except KafkaError as problem:
         return AlterPartitionResponse(error_code=problem.code, topics=[])
     except StoreError:
         return AlterPartitionResponse(error_code=ErrorCode.NOT_CONTROLLER, topics=[])
-    return AlterPartitionResponse(
-        error_code=0,
-        topics=[
-            AlterPartitionResponseTopicData(
-                topic_id=topic.topic_id,
-                partitions=[_result(one.partition_index, next(results)) for one in topic.partitions],
-            )
-            for topic in request.topics
-        ],
+    response = AlterPartitionResponse(error_code=0, topics=[])
+    for topic in request.topics:
+        partitions: list[AlterPartitionResponsePartitionData] = []
+        async for one in turns.over(topic.partitions):
+            partitions.append(_result(one.partition_index, next(results)))
+        response.topics.append(
+            AlterPartitionResponseTopicData(topic_id=topic.topic_id, partitions=partitions)
+        )
+    return response
+
+
+def _wanted(
+    request: AlterPartitionRequest, topic_id: bytes, one: AlterPartitionRequestPartitionData
+) -> WantedIsr:
+    members = [(member.broker_id, member.broker_epoch) for member in one.new_isr_with_epochs]
+    change = IsrChange(
+        request.broker_id, one.leader_epoch, one.partition_epoch, members, request.broker_epoch
     )
+    return WantedIsr(topic_id, one.partition_index, change)
 
 
 def _result(index: int, result: PartitionImage | KafkaError) -> AlterPartitionResponsePartitionData:

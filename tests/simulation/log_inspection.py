@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from simulated_disk import SimulatedFiles
@@ -43,21 +43,26 @@ def end_on_disk(files: SimulatedFiles, directory: str) -> int:
     for name in files.list(directory):
         if not name.endswith(".log"):
             continue
-        data = files.read(f"{directory}/{name}")
-        position = 0
-        while position + CHECKED_FROM + LAST_DELTA_AT <= len(data):
-            base, length = _BASE_AND_LENGTH.unpack_from(data, position)
-            size = _BASE_AND_LENGTH.size + length
-            batch = data[position : position + size]
-            if (
-                length <= 0
-                or len(batch) < size
-                or _CRC.unpack_from(batch, CRC_AT)[0] != crc32c(batch[CHECKED_FROM:])
-            ):
-                break
-            end = max(end, base + _LAST_DELTA.unpack_from(batch, LAST_DELTA_AT)[0] + 1)
-            position += size
+        for _, last, _ in whole_batches(files.read(f"{directory}/{name}")):
+            end = max(end, last + 1)
     return end
+
+
+def whole_batches(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """The batches at the beginning of a file that are whole: their first and last offset, and their bytes."""
+    position = 0
+    while position + CHECKED_FROM + LAST_DELTA_AT <= len(data):
+        base, length = _BASE_AND_LENGTH.unpack_from(data, position)
+        size = _BASE_AND_LENGTH.size + length
+        batch = data[position : position + size]
+        if (
+            length <= 0
+            or len(batch) < size
+            or _CRC.unpack_from(batch, CRC_AT)[0] != crc32c(batch[CHECKED_FROM:])
+        ):
+            break
+        yield base, base + _LAST_DELTA.unpack_from(batch, LAST_DELTA_AT)[0], batch
+        position += size
 
 
 class LogWatch:

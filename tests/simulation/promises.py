@@ -18,6 +18,7 @@ from acknowledged_holders import NEVER, Holders
 from compaction_promise import CompactionPromise
 from event_log import EventLog
 from keyed_messages import HEADER, is_tombstone, key_of
+from restart_promise import RestartPromise
 
 from tidemill.coordination.lost_replicas import LostReplicas
 
@@ -33,6 +34,8 @@ PROMISES = {
     "min-isr": "acks=all is acknowledged only when min.insync.replicas replicas, or all there are, have "
     "the record",
     "flush": "with flush.messages=1 no power cut loses what was acknowledged, on any number of machines",
+    "restart": "a killed process loses nothing of its logs, and a power cut takes the end of a log, and no "
+    "record before one that stays",
     "one-record": "an offset never holds two records, for readers and writers that were answered",
     "high-watermark": "the end that a consumer is told does not go back for it",
     "no-gap": "a consumer misses nothing between the log start and the end",
@@ -81,10 +84,10 @@ EXCUSES = {
     "deleted-in-doubt": "sequence: a batch without an answer was stored, and deleted or compacted before "
     "a retry",
     "in-doubt": "positions: an unanswered commit without a group generation may take effect later",
-    "compacted": "acks-all, read, acks-1, no-gap, order, retention, equal: a newer record of the key is "
-    "there, as `compaction` promises",
-    "tombstone-over": "acks-all, read, acks-1, no-gap, order, retention, equal: a tombstone of the key is "
-    "older than delete.retention.ms, as `compaction` promises",
+    "compacted": "acks-all, read, acks-1, restart, no-gap, order, retention, equal: a newer record of the "
+    "key is there, as `compaction` promises",
+    "tombstone-over": "acks-all, read, acks-1, restart, no-gap, order, retention, equal: a tombstone of the "
+    "key is older than delete.retention.ms, as `compaction` promises",
     "tombstone-missed": "compaction, equal: a replica that had not fetched a tombstone when it was removed "
     "elsewhere, or lost it, keeps the records for which it stood",
     "clock-turned": "compaction, retention: a wall clock was wrong, so that tombstones and records go early",
@@ -255,6 +258,7 @@ class Promises:
         self.clock_ahead_ms = 0
         """How much later a machine's wall clock was at most."""
         self.compaction = CompactionPromise(self)
+        self.restart = RestartPromise(self.broken, self.excused)
 
     def broken(self, promise: str, text: str) -> None:
         """Ends the run."""

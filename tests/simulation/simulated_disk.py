@@ -43,6 +43,8 @@ class SimulatedFiles(FaultyFiles):
         self.loop = loop
         self.dropped: Callable[[str], None] = lambda path: None
         """Called with a file when a sync of it fails, and when what that did not write is read no more."""
+        self.process_ends: Callable[[bool], None] = lambda may_lose: None
+        """Called before a process ends, or power is lost: whether what was not synced may be gone then."""
         self._drops: tuple[str, int] | None = None
         self._stop: tuple[int, Callable[[str], bool]] | None = None
         self._stops_at_renames = False
@@ -98,6 +100,24 @@ class SimulatedFiles(FaultyFiles):
     def _go_on(self) -> None:
         self._has_stopped = False
 
+    def directories(self, parent: str) -> list[str]:
+        """The names of the directories in another; no operation that may fail."""
+        prefix = parent + "/"
+        return [
+            path[len(prefix) :]
+            for path, node in self._names.items()
+            if node is None and path.startswith(prefix) and "/" not in path[len(prefix) :]
+        ]
+
+    def stored(self, directory: str) -> dict[str, bytes]:
+        """The files in a directory, as a process would read them; no operation that may fail."""
+        prefix = directory + "/"
+        return {
+            path[len(prefix) :]: node.current.read(0, len(node.current))
+            for path, node in self._names.items()
+            if node is not None and path.startswith(prefix)
+        }
+
     def durable_names(self, directory: str) -> list[str]:
         """The names in a directory that a power cut would leave."""
         prefix = directory + "/"
@@ -115,8 +135,9 @@ class SimulatedFiles(FaultyFiles):
 
     def kill(self) -> None:
         """The process stops. The system may forget clean pages, also those that were never written."""
-        super().kill()
         paths = self._with_dropped()
+        self.process_ends(bool(paths))
+        super().kill()
         if paths and self.loop.random.random() < 0.7:
             for path in paths:
                 self._file_node(path).forget_cached()
@@ -124,6 +145,7 @@ class SimulatedFiles(FaultyFiles):
 
     def power_cut(self, random: Random | None = None) -> None:
         paths = self._with_dropped()
+        self.process_ends(True)
         super().power_cut(random)
         for path in paths:
             self.dropped(path)

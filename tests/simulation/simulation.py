@@ -35,7 +35,9 @@ from simulated_faults import Faults
 from simulated_loop import START_S, Process, SimulatedClock, SimulatedLoop
 from simulated_network import WORLD, Network, Weather
 
+from tidemill.log.log import Log
 from tidemill.log.open_files import OPEN_FILES
+from tidemill.log.recovery import Opening
 from tidemill.model.errors import TidemillError
 from tidemill.net import link as net_link
 from tidemill.records.reader import iter_records
@@ -59,6 +61,7 @@ REST_S_MAX = 600.0
 OPERATOR_S = 10.0
 """After so long a partition that has lost all of its records gets a leader by an operator."""
 CUT_DOUBTFUL = ReplicaManager._cut_doubtful
+OPEN_LOG = Opening.open
 LOOK_EVERY = 8
 """Steps between two looks at the brokers' partitions."""
 
@@ -110,7 +113,11 @@ class Node:
     def put_in_disk(self) -> None:
         """The machine has an empty disk from now on."""
         self.files = SimulatedFiles(self.simulation.loop)
-        self.files.dropped = lambda path: self.simulation.sync_dropped(self, path)
+        files = self.files
+        files.dropped = lambda path: self.simulation.sync_dropped(self, path)
+        files.process_ends = lambda may_lose: self.simulation.promises.restart.process_ends(
+            files, may_lose=may_lose
+        )
 
     def boot(self) -> None:
         """Starts the process, unless it runs."""
@@ -281,6 +288,7 @@ class Simulation:
                 mock.patch.object(uuid, "uuid4", self._next_uuid),
                 mock.patch.object(secrets, "token_bytes", self.random.randbytes),
                 mock.patch.object(ReplicaManager, "_cut_doubtful", lambda *of: self._cut_doubtful(*of)),
+                mock.patch.object(Opening, "open", lambda opening: self._open_log(opening)),
                 *self.patches(),
             ):
                 stack.enter_context(patch)
@@ -487,6 +495,13 @@ class Simulation:
         topic, _, index = path.split("/")[-2].rpartition("-")
         if index.isdigit():
             self.promises.replica_lost((topic, int(index)), node.node_id)
+
+    def _open_log(self, opening: Opening) -> Log:
+        """A process opens a log."""
+        log = OPEN_LOG(opening)
+        if isinstance(opening.files, SimulatedFiles):
+            self.promises.restart.opened(opening.files, log)
+        return log
 
     def _cut_doubtful(self, manager: ReplicaManager, partition: Partition) -> None:
         """A replica follows a leader, and cuts what it may have lost."""

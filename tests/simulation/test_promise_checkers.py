@@ -11,8 +11,15 @@ from compaction_promise import Raw
 from event_log import EventLog
 from keyed_messages import is_tombstone, key_of
 from promises import ALL, GROUPS_LOG, Message, Promises, Sent, TopicSettings
+from restart_promise import RestartPromise
+from simulated_disk import SimulatedFiles
+from simulated_loop import SimulatedLoop
 
 from tidemill.coordination.lost_replicas import LostReplicas
+from tidemill.log.config import LogConfig
+from tidemill.log.log import Log
+from tidemill.log.names import LOG, offset_name
+from tidemill.records.builder import build_batch
 
 ID = bytes(range(16))
 PLACE = ("t", 0)
@@ -415,3 +422,98 @@ def test_a_producer_that_is_answered_without_an_id_is_found() -> None:
     checked.promises.producer_id_given("producer-0, session 0", -1)
     (broken,) = checked.broken
     assert broken.startswith("producer-id: ")
+
+
+# Restarts
+
+
+class Restarted:
+    """A log on a simulated disk: a batch of one record at each offset, two to a segment."""
+
+    def __init__(self, policy: str = "delete") -> None:
+        self.found: list[str] = []
+        self.counts: Counter[str] = Counter()
+        clock = SimpleNamespace(time=lambda: 0.0, is_in_job=False)
+        self.files = SimulatedFiles(cast(SimulatedLoop, clock))
+        self.files.make_directory("/data")
+        self.files.make_directory("/data/t-0")
+        self.policy = policy
+        self.promise = RestartPromise(lambda promise, text: self.found.append(promise), self._excuse)
+
+    def _excuse(self, excuse: str) -> bool:
+        self.counts[excuse] += 1
+        return True
+
+    def holds(self, keys: dict[int, bytes]) -> None:
+        """What lies on the disk from now on: keys by offset. A key in capitals is of a tombstone."""
+        for name in self.files.list("/data/t-0"):
+            self.files.remove(f"/data/t-0/{name}")
+        for offset, key in keys.items():
+            path = f"/data/t-0/{offset_name(offset // 2 * 2, LOG)}"
+            batch = build_batch([(0, key.lower(), None if key.isupper() else b"v", None)], base_offset=offset)
+            self.files.open(path, create=True).append([batch])
+
+    def opened(self, end: int, start: int = 0) -> list[str]:
+        """What is broken when a process opens the log."""
+        config = LogConfig(cleanup_policy=(self.policy,))
+        log = SimpleNamespace(directory="/data/t-0", start_offset=start, end_offset=end, config=config)
+        self.promise.opened(self.files, cast(Log, log))
+        return self.found
+
+
+@pytest.mark.parametrize(
+    ("may_lose", "left", "end", "found"),
+    [
+        (False, {0: b"a", 1: b"b", 2: b"c", 3: b"d"}, 4, []),
+        (False, {0: b"a", 1: b"b", 2: b"c"}, 3, ["restart"]),
+        (True, {0: b"a", 1: b"b", 2: b"c"}, 3, []),
+        (True, {0: b"a", 1: b"b"}, 4, ["restart"]),
+        (True, {0: b"a", 2: b"c"}, 3, ["restart"]),
+        (True, {}, 0, []),
+    ],
+)
+@pytest.mark.parametrize("policy", ["delete", "compact"])
+def test_a_power_cut_takes_the_end_of_a_log_and_a_kill_nothing(
+    may_lose: bool, left: dict[int, bytes], end: int, found: list[str], policy: str
+) -> None:
+    one = Restarted(policy)
+    one.holds({0: b"a", 1: b"b", 2: b"c", 3: b"d"})
+    one.promise.process_ends(one.files, may_lose=may_lose)
+    one.holds(left)
+    assert one.opened(end) == found
+
+
+def test_a_log_that_two_processes_did_not_open_is_compared_with_what_the_first_left() -> None:
+    one = Restarted()
+    one.holds({0: b"a", 1: b"b", 2: b"c"})
+    one.promise.process_ends(one.files, may_lose=False)
+    one.holds({0: b"a", 2: b"c"})
+    one.promise.process_ends(one.files, may_lose=True)
+    assert one.opened(3) == ["restart"]
+
+
+def test_records_that_were_deleted_are_not_missed_after_a_restart() -> None:
+    one = Restarted()
+    one.holds({0: b"a", 1: b"b", 2: b"c"})
+    one.promise.process_ends(one.files, may_lose=False)
+    one.holds({2: b"c"})
+    assert one.opened(3, start=2) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found", "excuse"),
+    [
+        ({0: b"a", 1: b"b", 2: b"a"}, {1: b"b", 2: b"a"}, [], "compacted"),
+        ({0: b"a", 1: b"A", 2: b"c"}, {2: b"c"}, [], "tombstone-over"),
+        ({0: b"a", 1: b"b", 2: b"a", 3: b"d"}, {1: b"b", 3: b"d"}, ["restart"], ""),
+    ],
+)
+def test_a_start_may_end_what_compaction_has_begun(
+    before: dict[int, bytes], after: dict[int, bytes], found: list[str], excuse: str
+) -> None:
+    one = Restarted("compact")
+    one.holds(before)
+    one.promise.process_ends(one.files, may_lose=True)
+    one.holds(after)
+    assert one.opened(4)[:1] == found
+    assert not excuse or one.counts[excuse] > 0

@@ -1,0 +1,120 @@
+"""What holds for the logs of a broker that starts again: see the promise ``restart``.
+
+What a log holds is noted when its process ends, as the system has it then, and compared with what the next
+process finds when it has opened the log. A killed process costs nothing. A power cut, or pages that the
+system drops after a failed sync, cost the end of a log: nothing stays that is behind what is gone, else a
+leader would go on behind a hole. A compacted log may lack records that compaction has taken: a start ends an
+exchange of segments that was begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from log_inspection import whole_batches
+from simulated_disk import SimulatedFiles
+
+from tidemill.log.log import Log
+from tidemill.log.names import LOG, PARTITION_METADATA, offset_of
+from tidemill.model.errors import CorruptMessage, InvalidRecord
+from tidemill.records.reader import iter_records
+
+DATA = "/data"
+
+
+class Remembered(NamedTuple):
+    """The files of a log when its process ended. ``may_lose``: what was not synced may be gone."""
+
+    files: dict[str, bytes]
+    may_lose: bool
+
+
+class RestartPromise:
+    """Compares the logs of all brokers before and after each restart."""
+
+    def __init__(self, broken: Callable[[str, str], None], excused: Callable[[str], bool]) -> None:
+        self._broken = broken
+        self._excused = excused
+        self._before: dict[tuple[SimulatedFiles, str], Remembered] = {}
+
+    def process_ends(self, files: SimulatedFiles, *, may_lose: bool) -> None:
+        """A process is about to end, or a machine without one is about to lose its power."""
+        for directory in files.directories(DATA):
+            if not directory.rpartition("-")[2].isdigit():
+                continue
+            key = (files, directory)
+            before = self._before.get(key)
+            now = files.stored(f"{DATA}/{directory}")
+            if before is not None and is_same_log(before.files, now):
+                # Nobody has opened it since: what it held then is what counts.
+                self._before[key] = before._replace(may_lose=before.may_lose or may_lose)
+            else:
+                self._before[key] = Remembered(now, may_lose)
+
+    def opened(self, files: SimulatedFiles, log: Log) -> None:
+        """A process has opened a log, and has not served it yet."""
+        directory = log.directory.rpartition("/")[2]
+        before = self._before.pop((files, directory), None)
+        now = files.stored(log.directory)
+        if before is None or before.files == now or not is_same_log(before.files, now):
+            return
+        start, end = int(log.start_offset), int(log.end_offset)
+        after = dict(batches_of(now))
+        gone = {
+            base: data
+            for base, data in batches_of(before.files)
+            if base >= start and base not in after and (base < end or not before.may_lose)
+        }
+        if not gone:
+            return
+        unexplained = list(gone)
+        if log.config.compact:
+            unexplained = self._unexplained(dict(batches_of(before.files)) | after, set(after), gone)
+        if unexplained:
+            self._broken(
+                "restart",
+                f"{directory} held offset {unexplained[0]} when its process ended, and not when it was"
+                f" opened: there it begins at {start}, and ends at {end}",
+            )
+
+    def _unexplained(
+        self, batches: Mapping[int, bytes], left: set[int], gone: Mapping[int, bytes]
+    ) -> list[int]:
+        """The batches that are gone, and that compaction cannot have taken. ``batches``: all there were."""
+        newest: dict[bytes | None, tuple[int, bool]] = {}
+        for base, data in sorted(batches.items()):
+            for key, is_tombstone in keys_of(data):
+                newest[key] = (base, is_tombstone)
+        unexplained = []
+        for base, data in gone.items():
+            for key, _ in keys_of(data):
+                last, is_tombstone = newest[key]
+                if last > base and last in left:
+                    self._excused("compacted")
+                elif is_tombstone:
+                    self._excused("tombstone-over")
+                else:
+                    unexplained.append(base)
+        return unexplained
+
+
+def is_same_log(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:
+    """Whether both are of the same topic id: a topic may be made anew in a directory of the same name."""
+    return one.get(PARTITION_METADATA) == other.get(PARTITION_METADATA)
+
+
+def batches_of(files: Mapping[str, bytes]) -> Iterator[tuple[int, bytes]]:
+    """The whole batches in the segments of a log, with their base offsets."""
+    for name, data in files.items():
+        if offset_of(name, LOG) >= 0:
+            for base, _, batch in whole_batches(data):
+                yield base, batch
+
+
+def keys_of(batch: bytes) -> Iterator[tuple[bytes | None, bool]]:
+    """The keys in a batch, and whether each is of a tombstone."""
+    with suppress(CorruptMessage, InvalidRecord):
+        for record in iter_records(batch):
+            yield record.key, record.value is None

@@ -149,6 +149,13 @@ LEADER: Final = (
         "A broker whose session has ended leads nothing: another may.",
     ),
     Fault(
+        "cut-off-leader-leads-on",
+        "server/silence.py",
+        "            self._cut_off.leave(self._broker.clock.monotonic_ms() - int(session_s * 1000))\n",
+        "            self._broker.clock.monotonic_ms()\n",
+        "A leader that hears neither of the store nor of a replica takes no writes.",
+    ),
+    Fault(
         "follower-acts-as-leader",
         "replication/readable.py",
         "        if self.leader != self.node_id or self.deleted:\n",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from change_phases import ALL_PHASES, REPLICATION_PHASES
 from simulated_compaction import COMPACTION_FAULTS
-from simulated_faults import CLUSTER_FAULTS, REPLICATION_FAULTS
+from simulated_faults import CLUSTER_FAULTS, CUT_FROM_STORE, LOST_DISKS_OF_OTHERS, REPLICATION_FAULTS
 
 SEEDS_MIN = 1000
 """Over so many seeds no counter may be zero."""
@@ -26,6 +26,9 @@ CLUSTER_EVENTS = (
     *("cleanings done", "cleanings done while faults last", "cleanings ended by a change of the log"),
     *("records removed by cleanings", "tombstones removed", "cleaner processes killed"),
     *("processes that ended in a cleaning, before rename", "excuse compacted", "excuse tombstone-over"),
+    *("elections by an operator on duty", "replicas that all others have forgotten"),
+    *("groups of segments cut while they were cleaned", "acks=1 of former leaders"),
+    *(f"fault {fault}" for fault in (CUT_FROM_STORE, LOST_DISKS_OF_OTHERS)),
 )
 REPLICATION, CLUSTER = "replication", "cluster"
 _EVENTS = {REPLICATION: REPLICATION_EVENTS, CLUSTER: CLUSTER_EVENTS}

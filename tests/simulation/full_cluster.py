@@ -11,20 +11,22 @@ from typing import Any, cast
 from unittest import mock
 
 from change_phases import CLUSTER_PHASES, COMPACTION_PHASES
+from deposed_leaders import SLACK_S
 from promises import ALL, LEADER, Place, TopicSettings
 from simulated_admins import TEMPORARY_TOPIC, UNCLEAN, Admin, ClusterAdmin, RecordDeleter
-from simulated_clients import BY_TOPIC_ID, PORT, Client, Consumer, Refused, TemporaryProducer
+from simulated_clients import BY_TOPIC_ID, PORT, Client, Consumer, Producer, Refused, TemporaryProducer
 from simulated_compaction import (
     COMPACTION_FAULTS,
     OPERATIONS_MAX,
-    RENAMES_MAX,
     CompactedTopic,
     SimulatedCleaner,
 )
+from simulated_disk import OLD_SEGMENTS
+from simulated_faults import CUT_FROM_STORE, LOST_DISKS_OF_OTHERS
 from simulated_groups import OFFSETS, Committer, GroupMember, GroupMembers
 from simulated_loop import PROCESS, Process
 from simulated_network import WORLD, Listening
-from simulated_store import SimulatedStore, StoreServer
+from simulated_store import STORE_MACHINE, SimulatedStore, StoreServer
 
 from simulation import BATCHES, CHANGES, TOPIC, Node, Simulation
 from tidemill.broker import compaction
@@ -70,6 +72,9 @@ SETTINGS = {
 }
 CLEAN_AGAIN_MS = 300
 """How long a log is left alone that could not be cleaned."""
+NEAR_PRODUCER = "near-producer"
+STORE_CUT_SESSIONS = 2
+"""A cut from the store lasts for so many lives of a session at least."""
 STOP_S_MAX = 8.0
 """Whoever stops in order for longer is killed."""
 
@@ -122,6 +127,7 @@ class FullCluster(Simulation):
     """Three whole brokers, a store, administrators and consumer groups."""
 
     phase_names = CLUSTER_PHASES
+    is_whole = True
 
     def __init__(self, seed: int, batches: int = BATCHES) -> None:
         super().__init__(seed, batches)
@@ -132,6 +138,8 @@ class FullCluster(Simulation):
         self.store.written = self._written
         self.store.removed = self._removed
         self.store.read = self._read
+        self.store.ended = self._session_ended
+        self.promises.deposed.session_s = self.session_s
         self.min_isr_default = random.choice((1, 2))
         is_compacted = self.compacted.is_compacted
         self.promises.settings[OFFSETS] = TopicSettings(min_isr=self.min_isr_default, compacts=is_compacted)
@@ -153,6 +161,9 @@ class FullCluster(Simulation):
         ]
         self.admins = [self._make_admin() for _ in range(random.choice((0, 1, 1)))]
         self.temporary_clients = self._make_temporary_clients() if self.admins else []
+        self.near_clients: list[Client] = (
+            [self._make_near_producer()] if self.variations.has_store_cuts else []
+        )
 
     def _draw_topic_config(self) -> dict[str, str]:
         self.compacted = CompactedTopic(self.seed)
@@ -220,7 +231,7 @@ class FullCluster(Simulation):
         if config is None:
             settings = {
                 **SETTINGS,
-                **self.compacted.broker_settings(),
+                **self.compacted.broker_settings(self.variations),
                 "min.insync.replicas": str(self.min_isr_default),
                 "node.id": str(node.node_id),
                 "listeners": f"PLAINTEXT://{node.name}:{PORT}",
@@ -283,6 +294,12 @@ class FullCluster(Simulation):
             self.promises.controller_wrote(place, state.controller_epoch)
             self.state_written(place, state.leader, state.leader_epoch, tuple(state.isr))
 
+    def _session_ended(self, paths: list[str]) -> None:
+        """The store has ended the session that these nodes were of."""
+        for path in paths:
+            if path.startswith(f"{BROKER_IDS}/"):
+                self.promises.deposed.session_ended(int(path.rpartition("/")[2]), self.loop.time())
+
     def _read(self, session: int, path: str, node: StoreNode) -> None:
         """Somebody has read one of many nodes: the controller reads registrations so."""
         holder = self.store.tree.get(CONTROLLER)
@@ -326,7 +343,21 @@ class FullCluster(Simulation):
         await self._client(Admin, "admin", TOPIC).make(self.partition_count, self.topic_config)
 
     def more_clients(self) -> list[Client]:
-        return [*self.committers, *self.members, *self.admins, *self.temporary_clients]
+        return [*self.committers, *self.members, *self.admins, *self.temporary_clients, *self.near_clients]
+
+    def _make_near_producer(self) -> Client:
+        """Writes to one partition, and is cut off together with its leader."""
+        producer: Producer = self._client(
+            Producer,
+            NEAR_PRODUCER,
+            TOPIC,
+            partitions=1,
+            acks=LEADER,
+            is_idempotent=False,
+            pause_s=0.2,
+            in_flight=1,
+        )
+        return producer
 
     def elect_unclean(self, place: Place) -> bool:
         """An operator asks for the election every few seconds."""
@@ -338,10 +369,11 @@ class FullCluster(Simulation):
         operator: Admin = self._client(Admin, process.name, place[0])
 
         async def elect() -> None:
-            try:
-                await operator.elect(place[0], [place[1]], UNCLEAN)
-            except (LinkError, Refused) as problem:
-                self.events.add(f"{type(problem).__name__}: {problem}")
+            for address in self.addresses:  # One of them is the controller.
+                try:
+                    await operator.elect(place[0], [place[1]], UNCLEAN, address)
+                except (LinkError, Refused) as problem:
+                    self.events.add(f"{type(problem).__name__}: {problem}")
 
         self.loop.create_task(elect(), context=process.context)
         return True
@@ -355,7 +387,16 @@ class FullCluster(Simulation):
             "controller session end": self.end_controller_session,
             "shutdown": self.shut_down,
             **(self._compaction_faults() if self.compacted.is_compacted else {}),
+            **self._rare_faults(),
         }
+
+    def _rare_faults(self) -> dict[str, Callable[[Node], bool]]:
+        found: dict[str, Callable[[Node], bool]] = {}
+        if self.variations.has_store_cuts:
+            found[CUT_FROM_STORE] = self.cut_from_store
+        if self.variations.has_operator:
+            found[LOST_DISKS_OF_OTHERS] = lambda node: self.faults.lose_others(node)
+        return found
 
     def _compaction_faults(self) -> dict[str, Callable[[Node], bool]]:
         kill, cut = COMPACTION_FAULTS
@@ -364,7 +405,12 @@ class FullCluster(Simulation):
             cut: lambda node: self._stop_in_cleaning(node, self.faults.cut_power),
         }
 
-    def _stop_in_cleaning(self, node: Node, stop: Callable[[Node], bool]) -> bool:
+    def stop_in_exchange(self, node: Node) -> None:
+        """The process ends in the exchange of several segments that is about to begin."""
+        stop = self.random.choice((self.faults.kill, self.faults.kill, self.faults.cut_power))
+        self._stop_in_cleaning(node, stop, OLD_SEGMENTS)
+
+    def _stop_in_cleaning(self, node: Node, stop: Callable[[Node], bool], stops_at: str = "") -> bool:
         """The process ends between two operations of a cleaning, once there is one."""
         if not node.is_running:
             return False
@@ -376,9 +422,8 @@ class FullCluster(Simulation):
             self.events.count(f"processes that ended in a cleaning, before {operation}")
             return True
 
-        renames = self.random.random() < 0.5
-        after = self.random.randrange(RENAMES_MAX if renames else OPERATIONS_MAX)
-        node.files.stop_in_cleaning(after, stop_at, renames=renames)
+        stops_at = stops_at or self.random.choice(list(OPERATIONS_MAX))
+        node.files.stop_in_cleaning(self.random.randrange(OPERATIONS_MAX[stops_at]), stop_at, stops_at)
         return True
 
     def _store_of(self, node: Node) -> SimulatedStore | None:
@@ -410,6 +455,29 @@ class FullCluster(Simulation):
             if isinstance(server, Whole) and server.server.broker.controller.is_active:
                 return self.end_session(one)
         return False
+
+    def cut_from_store(self, node: Node) -> bool:
+        """A broker reaches the store no more, or nobody but clients, for longer than its session lives.
+
+        One client that asks for no replicas is on its side, and is not told of another leader.
+        """
+        if not node.is_running:
+            return False
+        known = self.promises.partitions.get((TOPIC, 0))
+        if known is not None and known.leader > 0:
+            node = self.node(known.leader)
+        others = [STORE_MACHINE]
+        if self.random.random() < 0.7:
+            others += [one.name for one in self.nodes if one is not node]
+        ends = [(node.name, name) for name in others]
+        ends += [(NEAR_PRODUCER, one.name) for one in self.nodes if one is not node]
+        pairs = [pair for one, other in ends for pair in ((one, other), (other, one))]
+        for client in self.near_clients:
+            client.know_only(node.name)
+        lasts_s = STORE_CUT_SESSIONS * self.session_s + 5 * SLACK_S
+        self.faults.cut(pairs, 1.0, lasts_s)
+        self.faults.alone_until_s = self.loop.time() + lasts_s
+        return True
 
     def shut_down(self, node: Node) -> bool:
         """The broker is told to stop, does so in order, and is started again."""

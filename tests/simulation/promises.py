@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from acknowledged_holders import NEVER, Holders
 from compaction_promise import CompactionPromise
+from deposed_leaders import DeposedLeaders
 from event_log import EventLog
 from keyed_messages import HEADER, is_tombstone, key_of
 from restart_promise import RestartPromise
@@ -51,6 +52,8 @@ PROMISES = {
     "back",
     "new-topic": "a topic made anew holds no record of the topic of that name before",
     "one-leader": "a leader epoch has one leader",
+    "session": "a leader whose session has ended, and that no replica follows any more, takes writes no "
+    "longer than another session lives",
     "election": "no replica of which the controller has read that it lacks something is elected while one "
     "holds everything that has reported no loss since it was in sync",
     "one-controller": "a controller epoch has one controller, which writes no state once there is a later "
@@ -78,6 +81,7 @@ EXCUSES = {
     "new-leader": "acks-1: the leader changed after the record was sent",
     "recreated": "acks-all, acks-1, read: the topic was deleted",
     "being-deleted": "min-isr: a deletion of the topic removed a replica before the answer came",
+    "former-leader": "delete-records: a deposed leader that has not heard of it shows what it knew",
     "former-coordinator": "positions: a deposed coordinator that has not heard of it shows what it knew",
     "deleted-without": "delete-records: a replica leads that was not in sync when the records were deleted: "
     "those that were are gone",
@@ -102,6 +106,7 @@ GROUPS_LOG: Place = ("__consumer_offsets", 0)
 LogKey = tuple[str, int, bytes]
 """Topic, partition and topic id: a topic made anew has other logs."""
 ALL, LEADER, NONE = -1, 1, 0
+ANY_BROKER = -1
 
 
 class Message(NamedTuple):
@@ -193,6 +198,8 @@ class PartitionHistory:
     leader: int = -1
     epoch: int = -1
     changed_s: float = 0.0
+    led_s: float = 0.0
+    """When the leader changed last."""
     replicas: tuple[int, ...] = ()
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
@@ -259,6 +266,7 @@ class Promises:
         """How much later a machine's wall clock was at most."""
         self.compaction = CompactionPromise(self)
         self.restart = RestartPromise(self.broken, self.excused)
+        self.deposed = DeposedLeaders()
 
     def broken(self, promise: str, text: str) -> None:
         """Ends the run."""
@@ -341,6 +349,8 @@ class Promises:
         known.holders.state_written(self.now(), leader, isr, is_new_epoch=is_new_epoch)
         if was_held and not had_forgotten and known.holders.has_forgotten:
             self.excused("not-trusted")
+        if leader != known.leader:
+            known.led_s = self.now()
         known.leader, known.epoch, known.changed_s = leader, epoch, self.now()
         if leader >= 0:
             known.last_leader, known.is_last_leader_lost = leader, False
@@ -388,6 +398,7 @@ class Promises:
     def registered(self, broker: int, lost: LostReplicas) -> None:
         """A broker has registered, and said what it may have lost."""
         self._registered_s[broker] = self.now()
+        self.deposed.registered(broker)
         started_s = self.started_s(broker)
         for place, known in self.partitions.items():
             is_found = started_s is not None and known.lost_s.get(broker, started_s) < started_s
@@ -487,6 +498,8 @@ class Promises:
         if known is None or known.topic_id != topic_id:
             self.excused("recreated")
             return
+        if acks == LEADER and known.leader >= 0 and known.leader != broker:
+            self._check_session(place, known, broker, answered_s)
         if acks == ALL:
             self._check_min_isr(place, known, base_offset + len(messages), sent_s)
             self._check_in_sync(place, known, known.holders.isr, base_offset + len(messages), answered_s)
@@ -496,6 +509,20 @@ class Promises:
                 log.acknowledged[offset] = (message, answered_s)
             elif known.changed_s < sent_s and known.leader == broker:
                 log.led[offset] = LedRecord(message, known.epoch, broker)
+
+    def _check_session(self, place: Place, known: PartitionHistory, broker: int, answered_s: float) -> None:
+        """A former leader has acknowledged a record with acks=1."""
+        self.events.count("acks=1 of former leaders")
+        started_s = self.started_s(broker)
+        if started_s is None:
+            return
+        late_s = self.deposed.overdue_s(place, broker, known.led_s, answered_s, started_s)
+        if late_s > 0:
+            self.broken(
+                "session",
+                f"{broker} acknowledges writes to {place}, and should have stopped {late_s:.1f} s ago:"
+                f" {known.leader} leads, and its own session has ended",
+            )
 
     def _check_min_isr(self, place: Place, known: PartitionHistory, end: int, sent_s: float) -> None:
         """Counts the replicas that have the records; those that changed since the request are believed."""
@@ -564,6 +591,7 @@ class Promises:
         message: Message,
         asked_s: float,
         answered_s: float,
+        broker: int,
     ) -> None:
         """A consumer was given a record, by an answer that the broker sent at ``answered_s``."""
         log = self.logs[*place, topic_id]
@@ -573,7 +601,7 @@ class Promises:
             return
         self._check_incarnation(place, topic_id, offset, message, sent)
         is_deleted = offset < log.deleted_to and log.deleted_s < asked_s
-        if is_deleted and not (self.may_forget(place) and self.excused("forgotten")):
+        if is_deleted and not self._may_know_no_deletion(place, broker):
             self.broken(
                 "delete-records", f"{place} offset {offset} is read, and was deleted up to {log.deleted_to}"
             )
@@ -621,14 +649,24 @@ class Promises:
             )
         self._ends[key] = max(before, end)
 
-    def start_told(self, place: Place, topic_id: bytes, start: int, asked_s: float) -> None:
-        """A consumer that asked at this time was told where the log starts."""
+    def _may_know_no_deletion(self, place: Place, broker: int) -> bool:
+        """Whether a broker need not know that records were deleted."""
+        known = self.partitions.get(place)
+        if known is not None and known.leader != broker != ANY_BROKER:
+            return self.excused("former-leader")
+        return self.may_forget(place) and self.excused("forgotten")
+
+    def start_told(
+        self, place: Place, topic_id: bytes, start: int, asked_s: float, broker: int = ANY_BROKER
+    ) -> None:
+        """A consumer that asked ``broker`` at this time was told where the log starts."""
         log = self.logs[*place, topic_id]
         settings = self.settings_of(place[0])
         is_moved = settings.retention_bytes >= 0 or settings.retention_ms >= 0
         if self.may_forget(place):
             return
-        if start < log.deleted_to and log.deleted_s < asked_s:
+        is_deleted = start < log.deleted_to and log.deleted_s < asked_s
+        if is_deleted and not self._may_know_no_deletion(place, broker):
             self.broken(
                 "delete-records", f"{place} starts at {start}, and was deleted up to {log.deleted_to}"
             )

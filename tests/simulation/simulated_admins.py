@@ -63,14 +63,17 @@ class Admin(Client):
         answer = await self.ask_any(ApiKey.CREATE_TOPICS, CREATE_VERSION, request)
         check(answer.topics[0].error_code, ErrorCode.TOPIC_ALREADY_EXISTS)
 
-    async def elect(self, topic: str, partitions: list[int], election_type: int) -> None:
-        """Has leaders elected."""
+    async def elect(
+        self, topic: str, partitions: list[int], election_type: int, address: str | None = None
+    ) -> None:
+        """Has leaders elected, by the broker at ``address`` if it is the controller."""
         request = ElectLeadersRequest(
             election_type=election_type,
             topic_partitions=[TopicPartitions(topic=topic, partitions=partitions)],
             timeout_ms=TIMEOUT_MS,
         )
-        answer = await self.ask_any(ApiKey.ELECT_LEADERS, ELECT_VERSION, request)
+        asked = address or self.random.choice(self._bootstrap)
+        answer = await self.ask(asked, ApiKey.ELECT_LEADERS, ELECT_VERSION, request)
         check(answer.error_code)
 
 

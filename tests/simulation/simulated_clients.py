@@ -74,6 +74,11 @@ class Client:
         """The address of each partition's leader."""
         self._epochs: dict[int, int] = {}
 
+    def know_only(self, address: str) -> None:
+        """Asks no other broker from now on who leads."""
+        self._bootstrap = [address]
+        self._leaders.clear()
+
     async def run(self) -> None:
         """Works until :attr:`ended`, and knows then what became of what it did."""
         while not (self.ended and self.is_settled):
@@ -402,7 +407,7 @@ class Consumer(Client):
             self.promises.end_told(self.name, self.place, self.topic_id, end, "ListOffsets")
             if luck < 0.05:
                 start = await self._ask_offset(address, EARLIEST)
-                self.promises.start_told(self.place, self.topic_id, start, asked_s)
+                self.promises.start_told(self.place, self.topic_id, start, asked_s, node_of(address))
         elif luck < 0.1 + self.again:
             self.position = self.random.randrange(self.position + 1)
         await self._fetch(address)
@@ -445,8 +450,8 @@ class Consumer(Client):
         if one.high_watermark >= 0:
             self.promises.end_told(self.name, self.place, topic_id, one.high_watermark, "Fetch")
         if version > 4 and one.log_start_offset >= 0:
-            self.promises.start_told(self.place, topic_id, one.log_start_offset, asked_s)
-        self._take(one.records or b"", topic_id, asked_s, self.answered_s(address))
+            self.promises.start_told(self.place, topic_id, one.log_start_offset, asked_s, node_of(address))
+        self._take(one.records or b"", topic_id, asked_s, address)
 
     async def _out_of_range(self, address: str, topic_id: bytes) -> None:
         """The start or the end of the log has moved beyond the position."""
@@ -455,18 +460,21 @@ class Consumer(Client):
         start = await self._ask_offset(address, EARLIEST)
         end = await self._ask_offset(address, LATEST)
         if topic_id == self.topic_id:
-            self.promises.start_told(self.place, topic_id, start, asked_s)
+            self.promises.start_told(self.place, topic_id, start, asked_s, node_of(address))
             self.promises.out_of_range(self.name, self.place, topic_id, self.position, start, end)
             self.position = start
 
-    def _take(self, records: bytes, topic_id: bytes, asked_s: float, answered_s: float) -> None:
+    def _take(self, records: bytes, topic_id: bytes, asked_s: float, address: str) -> None:
+        answered_s = self.answered_s(address)
         for record in iter_records(records, self.position):
             if record.offset != self.position:
                 self.promises.skipped(self.name, self.place, topic_id, self.position, record.offset)
             message = Message.of(record)
             if record.offset not in self.promises.logs[*self.place, topic_id].read:
                 self.events.add(f"sees {message} at {record.offset}")
-            self.promises.saw(self.place, topic_id, record.offset, message, asked_s, answered_s)
+            self.promises.saw(
+                self.place, topic_id, record.offset, message, asked_s, answered_s, node_of(address)
+            )
             self.position = record.offset + 1
         # A compacted log has batches without records, and such without their last ones.
         last = max((int(batch.last_offset) for batch in iter_stored(records)), default=-1)

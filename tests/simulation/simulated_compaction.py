@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from compaction_promise import Raw
 from log_inspection import end_on_disk
 from promises import Place, TopicSettings
-from simulated_disk import SimulatedFiles
+from seed_variations import Variations
+from simulated_disk import ALL_OPERATIONS, OLD_SEGMENTS, RENAMES, SimulatedFiles
 
 from tidemill.broker.cleaner_worker import DIED
 from tidemill.broker.cleaner_worker import Place as PutInPlace
@@ -27,6 +28,8 @@ from tidemill.records.reader import iter_records
 from tidemill.replication.partition import Partition
 
 if TYPE_CHECKING:
+    from full_cluster import FullCluster
+
     from simulation import Node, Simulation
 
 COMPACTED_SHARE = 0.4
@@ -35,8 +38,13 @@ GROUP_S_MEANS = (0.001, 0.02, 0.2)
 """How long a cleaning takes for one group of segments."""
 DEATHS = 0.03
 """The share of groups in which the cleaner's process is killed."""
-OPERATIONS_MAX, RENAMES_MAX = 60, 20
-"""A process that is to end within a cleaning does so before one of so many operations, or renames."""
+OPERATIONS_MAX = {ALL_OPERATIONS: 60, RENAMES: 20, OLD_SEGMENTS: 5}
+"""A process that is to end within a cleaning does so before one of so many operations of a kind."""
+HOLD_SHARE, HOLD_S, LOOK_S = 0.3, 4.0, 0.05
+"""A slow cleaner keeps this share of the groups until their log is cut, and has gone on; or for so long."""
+SLOW_BACKOFF_MS = "4000"
+STOP_SHARE = 0.5
+"""Of the exchanges of several segments end with their process, in seeds that have such stops."""
 BACKOFFS_MS = ("100", "100", "2000")
 COMPACTION_FAULTS = ("kill in a cleaning", "power cut in a cleaning")
 
@@ -52,11 +60,12 @@ class CompactedTopic:
         self.group_s_mean = self.random.choice(GROUP_S_MEANS)
         self._backoff_ms = self.random.choice(BACKOFFS_MS)
 
-    def broker_settings(self) -> dict[str, str]:
+    def broker_settings(self, variations: Variations) -> dict[str, str]:
         """What brokers need to compact."""
         if not self.is_compacted:
             return {}
-        return {"log.cleaner.enable": "true", "log.cleaner.backoff.ms": self._backoff_ms}
+        backoff_ms = SLOW_BACKOFF_MS if variations.has_slow_checkpoint else self._backoff_ms
+        return {"log.cleaner.enable": "true", "log.cleaner.backoff.ms": backoff_ms}
 
     def config(self, plain: dict[str, str]) -> dict[str, str]:
         """The settings of the topic, made from those of one that is not compacted."""
@@ -87,7 +96,7 @@ class CompactedTopic:
 class SimulatedCleaner:
     """The cleaner of a broker, which would be a process beside it."""
 
-    def __init__(self, simulation: Simulation, node: Node, group_s_mean: float) -> None:
+    def __init__(self, simulation: FullCluster, node: Node, group_s_mean: float) -> None:
         self.simulation = simulation
         self.node = node
         self.group_s_mean = group_s_mean
@@ -113,6 +122,10 @@ class SimulatedCleaner:
                 if group is None:
                     look.ended(cleaner.counts)
                     break
+                if simulation.variations.has_slow_cleaner and random.random() < HOLD_SHARE:
+                    await self._hold(look, group)
+                if len(group.old) > 1 and simulation.variations.has_stops and random.random() < STOP_SHARE:
+                    simulation.stop_in_exchange(self.node)
                 simulation.phases.moment("exchange of segments")
                 if not await place(group):
                     simulation.events.count("cleanings ended by a change of the log")
@@ -123,6 +136,14 @@ class SimulatedCleaner:
             return self._failed(failure_of(problem, job), look)
         self._killed.remove(run)
         return cleaner.counts if group is None else None
+
+    async def _hold(self, look: CleaningCheck, group: CleanedGroup) -> None:
+        """A large group takes long: its log may be cut meanwhile, and go on with other records."""
+        for _ in range(int(HOLD_S / LOOK_S)):
+            if look.is_cut_and_goes_on(group):
+                self.simulation.events.count("groups of segments cut while they were cleaned")
+                return
+            await asyncio.sleep(LOOK_S)
 
     def _failed(self, failure: Failure, look: CleaningCheck) -> Failure:
         """A log that was cut meanwhile is not what the job says: the broker believes no failure of it."""
@@ -174,6 +195,14 @@ class CleaningCheck:
         """Whether the log is the one that is cleaned, and was not cut since."""
         partition = self._partition()
         return partition is not None and partition.log.truncations == self.truncations
+
+    def is_cut_and_goes_on(self, group: CleanedGroup) -> bool:
+        """Whether the log was cut, and has the segments of the group again."""
+        partition = self._partition()
+        if partition is None or self.is_unchanged():
+            return False
+        bases = [int(one.base_offset) for one in partition.log.segments[:-1]]
+        return set(group.old) <= set(bases)
 
     def _segment(self, base_offset: int) -> list[Raw]:
         path = f"{self.job.directory}/{offset_name(base_offset, LOG)}"

@@ -10,8 +10,11 @@ from random import Random
 
 from simulated_loop import START_S, WALL_MS, SimulatedLoop
 
-from tidemill.log.names import CLEANED, SWAP
+from tidemill.log.names import CLEANED, LOG, SWAP
 from tidemill.testing.files import FaultyFile, FaultyFiles, Killed
+
+ALL_OPERATIONS, RENAMES, OLD_SEGMENTS = "operations", "renames", "renames of later segments"
+"""Before which operations of a cleaning a process may end."""
 
 
 class SimulatedFile(FaultyFile):
@@ -47,7 +50,9 @@ class SimulatedFiles(FaultyFiles):
         """Called before a process ends, or power is lost: whether what was not synced may be gone then."""
         self._drops: tuple[str, int] | None = None
         self._stop: tuple[int, Callable[[str], bool]] | None = None
-        self._stops_at_renames = False
+        self._stops_at = ALL_OPERATIONS
+        self._exchanged = ""
+        """The name of the first segment of the exchange that runs, without its suffix."""
         self._has_stopped = False
 
     def open(self, path: str, create: bool = False, read_only: bool = False) -> SimulatedFile:
@@ -74,21 +79,21 @@ class SimulatedFiles(FaultyFiles):
         self._drops = (part, times - 1) if times > 1 else None
         raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
-    def stop_in_cleaning(self, after: int, stop: Callable[[str], bool], *, renames: bool) -> None:
+    def stop_in_cleaning(self, after: int, stop: Callable[[str], bool], stops_at: str) -> None:
         """Has ``stop`` end the process within a cleaning, or an exchange of segments.
 
-        That is before the operation (or only the rename) that comes after so many others. ``stop`` gets
-        the operation's name, and returns whether it has ended the process.
+        That is before the operation that comes after so many others; of all, of renames, or of renames of
+        the second and later segments that go. ``stop`` gets the operation's name, and returns whether it has
+        ended the process.
         """
         self._stop = (after, stop)
-        self._stops_at_renames = renames
+        self._stops_at = stops_at
 
     def _stop_here(self, operation: str, path: str) -> None:
         if self._has_stopped:
             # The process is gone, and what unwinds its calls changes nothing.
             raise Killed("the process has ended in the middle of a job")
-        is_of_cleaning = not self._stops_at_renames and path.endswith((CLEANED, SWAP))
-        if self._stop is None or not (is_of_cleaning or operation == "rename"):
+        if self._stop is None or not self._is_place_to_stop(operation, path):
             return
         after, stop = self._stop
         self._stop = (after - 1, stop) if after > 0 else None
@@ -96,6 +101,14 @@ class SimulatedFiles(FaultyFiles):
             self._has_stopped = True
             self.loop.call_soon(self._go_on, context=Context())
             raise Killed(f"the process ends before {operation} {path}")
+
+    def _is_place_to_stop(self, operation: str, path: str) -> bool:
+        is_new_segment = path.endswith((CLEANED, SWAP))
+        if operation == "rename" and path.endswith(LOG + CLEANED):
+            self._exchanged = path.removesuffix(LOG + CLEANED)
+        if self._stops_at == OLD_SEGMENTS:
+            return operation == "rename" and not (is_new_segment or path.startswith(self._exchanged))
+        return operation == "rename" or (self._stops_at == ALL_OPERATIONS and is_new_segment)
 
     def _go_on(self) -> None:
         self._has_stopped = False

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 AT_ONCE_S = 0.03
 SHORT_S = 0.3
 LONG_S = 3.0
+AWAY_S = 4.0
 AIM_DELAY_S_MEAN = 0.004
 """How long after the begin of a phase an aimed fault comes."""
 RECOVERY_S = 6.0
@@ -38,7 +39,11 @@ REPLICATION_FAULTS = (
     "resets",
     "clock",
 )
+CUT_FROM_STORE = "cut from the store"
+LOST_DISKS_OF_OTHERS = "lost disks of all others"
+"""Where an operator is on duty: else nothing is written any more."""
 HARSH = (
+    LOST_DISKS_OF_OTHERS,
     "power cut of two",
     "power cut of all",
     "lost disk of the last in-sync replica",
@@ -85,14 +90,22 @@ class Faults:
         self._names = [name for name in names if random.random() < 0.5] or names
         """Some faults are found only where others are rare."""
         self._weights = [random.choice((1, 1, 3)) for _ in self._names]
+        if LOST_DISKS_OF_OTHERS in names and LOST_DISKS_OF_OTHERS not in self._names:
+            # It takes an operator, and few seeds have one.
+            self._names.append(LOST_DISKS_OF_OTHERS)
+            self._weights.append(1)
         self._pause_s = random.choice((0.3, 0.8, 2.0, 4.0))
         pairs = [(name, phase) for name in names for phase in simulation.phase_names]
         self._aimed = random.sample(pairs, min(len(pairs), random.choice((0, 8, 16, 24))))
+        self._forgotten: Node | None = None
+        """A node that all others have forgotten: it is killed soon after it has heard of that."""
         self.phases.on_begin = self._aim
         self.ended = False
         self.quiet_from_s = 0.0
         """From when on no fault explains that nothing works."""
         self.disturbed_s = 0.0
+        self.alone_until_s = 0.0
+        """Until then nothing else breaks: some faults matter only when they last."""
 
     async def run(self) -> None:
         """Breaks things until :attr:`ended`."""
@@ -106,7 +119,7 @@ class Faults:
     def break_now(self, name: str) -> None:
         """Breaks something, and counts during what it happened."""
         node = self.random.choice(self.simulation.nodes)
-        if self.ended or not self._breaks[name](node):
+        if self.ended or self.simulation.loop.time() < self.alone_until_s or not self._breaks[name](node):
             return
         self.events.count("faults")
         self.events.count(f"fault {name}")
@@ -115,6 +128,9 @@ class Faults:
             self.events.count(f"{name} during {phase}")
 
     def _aim(self, phase: str) -> None:
+        if self._forgotten is not None and phase in ("truncation", "log emptied"):
+            node, self._forgotten = self._forgotten, None
+            self.later(lambda: self.kill(node) and None, SHORT_S)
         for pair in self._aimed:
             name, aimed = pair
             if aimed == phase and self.random.random() < 0.8:
@@ -133,11 +149,11 @@ class Faults:
         self.disturbed_s += max(0.0, until_s - max(self.quiet_from_s, now))
         self.quiet_from_s = max(self.quiet_from_s, until_s)
 
-    def later(self, undo: Callable[[], None], mean_s: float | None = None) -> None:
-        """Repairs what was broken, after a short or a long time."""
+    def later(self, undo: Callable[[], None], mean_s: float | None = None, after_s: float = 0.0) -> None:
+        """Repairs what was broken, after ``after_s`` and a short or a long time."""
         if mean_s is None:
             mean_s = self.random.choice((AT_ONCE_S, SHORT_S, SHORT_S, LONG_S))
-        delay_s = self.random.expovariate(1 / mean_s)
+        delay_s = after_s + self.random.expovariate(1 / mean_s)
         self._disturb(delay_s)
         self.simulation.network.world_timer(self.simulation.loop.time() + delay_s, undo)
 
@@ -203,14 +219,40 @@ class Faults:
         """Kills all others, waits until the node is alone in sync somewhere, and has it lose what it has."""
         if not node.is_running or not node.machine.is_up:
             return False
-        node = self._leading(node)
+        node = self.leading(node)
         for other in self.simulation.nodes:
             if other is not node:
                 self.kill(other, back_s_mean=1.5)
         self._await_alone(node, lose, self.simulation.loop.time() + 2 * LONG_S)
         return True
 
-    def _leading(self, node: Node) -> Node:
+    def lose_others(self, node: Node) -> bool:
+        """The node is away until it is in no in-sync set. Then all others lose their disks."""
+        if not node.is_running or not node.machine.is_up:
+            return False
+        if self.random.random() < 0.5:
+            self.kill(node, back_s_mean=AWAY_S)
+        else:
+            others = [name for name in self.simulation.machine_names() if name != node.name]
+            self.cut([pair for name in others for pair in ((node.name, name), (name, node.name))], AWAY_S)
+        self._await_out_of_sync(node, self.simulation.loop.time() + 2 * LONG_S)
+        return True
+
+    def _await_out_of_sync(self, node: Node, deadline_s: float) -> None:
+        now = self.simulation.loop.time()
+        histories = self.promises.partitions.values()
+        if not any(node.node_id in history.holders.isr for history in histories):
+            self.events.count("replicas that all others have forgotten")
+            self._forgotten = node if self.random.random() < 0.5 else None
+            for other in self.simulation.nodes:
+                if other is not node:
+                    self.lose_disk(other)
+        elif now < deadline_s and not self.ended:
+            self._disturb(0.0)
+            again = lambda: self._await_out_of_sync(node, deadline_s)  # noqa: E731
+            self.simulation.network.world_timer(now + 0.05, again)
+
+    def leading(self, node: Node) -> Node:
         """A node that leads something, best."""
         leaders = [one for one in self.simulation.nodes if any(part.is_leader for part in one.partitions)]
         return node if node in leaders or not leaders else self.random.choice(leaders)
@@ -238,6 +280,7 @@ class Faults:
             if process.paused:
                 self.events.add(f"*** {node.name} goes on", "the world")
                 self.simulation.loop.resume(process)
+                self.promises.deposed.woken(node.node_id, self.simulation.loop.time())
 
         self.later(go_on)
         return True
@@ -284,7 +327,7 @@ class Faults:
         other = self.random.choice(self.simulation.machine_names())
         if other == node.name:
             return False
-        self._cut([(node.name, other) if self.random.random() < 0.5 else (other, node.name)])
+        self.cut([(node.name, other) if self.random.random() < 0.5 else (other, node.name)])
         return True
 
     def cut_off(self, node: Node) -> bool:
@@ -293,10 +336,11 @@ class Faults:
         chosen = [name for name in others if self.random.random() < 0.7]
         if not chosen:
             return False
-        self._cut([pair for name in chosen for pair in ((node.name, name), (name, node.name))])
+        self.cut([pair for name in chosen for pair in ((node.name, name), (name, node.name))])
         return True
 
-    def _cut(self, pairs: list[tuple[str, str]]) -> None:
+    def cut(self, pairs: list[tuple[str, str]], mean_s: float | None = None, after_s: float = 0.0) -> None:
+        """Nothing arrives between these machines for a while, and for ``after_s`` at least."""
         self._report(f"nothing arrives between {pairs}")
         network = self.simulation.network
         for pair in pairs:
@@ -306,7 +350,7 @@ class Faults:
             self.events.add(f"*** mended: {pairs}", "the world")
             network.mend(pairs)
 
-        self.later(mend)
+        self.later(mend, mean_s, after_s)
 
     def reset(self, node: Node) -> bool:
         """Some connections of the machine break."""

@@ -110,6 +110,8 @@ class StoreServer:
         """Called with each node that was written, and its data."""
         self.removed: Callable[[str], None] = lambda path: None
         """Called with each node that was deleted."""
+        self.ended: Callable[[list[str]], None] = lambda paths: None
+        """Called with the nodes that go with a session."""
         self.read: Callable[[int, str, Node], None] = lambda session, path, node: None
         """Called with a session and each of the nodes that it has read at once, when it has them."""
         self._last_session = 0x100
@@ -151,6 +153,7 @@ class StoreServer:
         self.told(f"session {number:#x} {how}; its nodes go: {', '.join(owned) or 'it had none'}")
         if session.connection is not None:
             session.connection.broken = True
+        self.ended(owned)
         if owned:
             self._deliver(self.tree.apply([Delete(path) for path in owned], 0).events)
 

@@ -28,6 +28,7 @@ from compaction_promise import Raw
 from event_log import EventLog, Violation
 from log_inspection import LogWatch, end_on_disk, records_of
 from promises import ALL, LEADER, NONE, Message, Place, Promises, TopicSettings
+from seed_variations import Variations
 from simulated_admins import RecordDeleter
 from simulated_clients import Client, Consumer, Producer
 from simulated_disk import SimulatedFiles
@@ -60,6 +61,8 @@ REST_S_MAX = 600.0
 """And within this time in any case."""
 OPERATOR_S = 10.0
 """After so long a partition that has lost all of its records gets a leader by an operator."""
+ON_DUTY_S = 0.5
+"""An operator on duty looks so often."""
 CUT_DOUBTFUL = ReplicaManager._cut_doubtful
 OPEN_LOG = Opening.open
 LOOK_EVERY = 8
@@ -173,10 +176,13 @@ class Simulation:
 
     phase_names: tuple[str, ...] = REPLICATION_PHASES
     """What faults are aimed at."""
+    is_whole = False
+    """Whether brokers are whole, so that seeds differ in what :class:`Variations` tells."""
 
     def __init__(self, seed: int, batches: int = BATCHES) -> None:
         self.seed = seed
         self.batches = batches
+        self.variations = Variations(seed)
         self.random = Random(seed)
         self.loop = SimulatedLoop(self.random)
         self.events = EventLog(self.loop)
@@ -347,6 +353,8 @@ class Simulation:
         self._begun_s = self.loop.time()
         self.faults = Faults(self)
         breaking = self.loop.create_task(self.faults.run(), context=WORLD)
+        if self.variations.has_operator and self.is_whole:
+            self.loop.create_task(self._be_on_duty(), context=WORLD)
         await self._stopped
         self._check_stopped()
         self._check_progress()
@@ -364,8 +372,10 @@ class Simulation:
                 partitions = node.partitions
                 self.log_watch.look(node.node_id, partitions)
                 for partition in partitions:
-                    if partition.is_leader and not partition.failed:
-                        place = (partition.topic, int(partition.index))
+                    place = (partition.topic, int(partition.index))
+                    if not partition.is_leader:
+                        self.promises.deposed.followed(place, int(partition.leader), self.loop.time())
+                    elif not partition.failed:
                         epoch = int(partition.leader_epoch)
                         self.promises.leads(place, partition.log.topic_id, epoch, node.node_id)
             if self._begun_s is not None and not self._stopped.done():
@@ -624,6 +634,14 @@ class Simulation:
         """How far replicas and consumers are, all together."""
         ends = sum(int(one.log.end_offset) for node in self.nodes for one in node.partitions)
         return ends + sum(consumer.position for consumer in self.consumers)
+
+    async def _be_on_duty(self) -> None:
+        """An operator has partitions led again that wait for that, so that they are written to again."""
+        while not self.faults.ended:
+            for place, known in list(self.promises.partitions.items()):
+                if known.waits_for_operator and self.elect_unclean(place):
+                    self.events.count("elections by an operator on duty")
+            await asyncio.sleep(ON_DUTY_S)
 
     def _help_as_operator(self) -> None:
         """Partitions that wait for nothing but an operator get a leader."""

@@ -10,7 +10,7 @@ import pytest
 from compaction_promise import Raw
 from event_log import EventLog
 from keyed_messages import is_tombstone, key_of
-from promises import ALL, GROUPS_LOG, Message, Promises, Sent, TopicSettings
+from promises import ALL, GROUPS_LOG, LEADER, Message, Promises, Sent, TopicSettings
 from restart_promise import RestartPromise
 from simulated_disk import SimulatedFiles
 from simulated_loop import SimulatedLoop
@@ -60,7 +60,7 @@ class Checked:
 
     def read(self, offset: int, answered_s: float) -> None:
         """A consumer was given a record, by an answer that was sent at this time."""
-        self.promises.saw(PLACE, ID, offset, self.sent(offset), answered_s, answered_s)
+        self.promises.saw(PLACE, ID, offset, self.sent(offset), answered_s, answered_s, 1)
 
     def ends_empty(self) -> None:
         """Nothing is there in the end."""
@@ -517,3 +517,71 @@ def test_a_start_may_end_what_compaction_has_begun(
     one.holds(after)
     assert one.opened(4)[:1] == found
     assert not excuse or one.counts[excuse] > 0
+
+
+# -- leaders whose session has ended
+
+
+def deposed() -> Checked:
+    """Broker 1 led until its session ended at 10 s; broker 2 leads, and nobody follows broker 1."""
+    checked = Checked()
+    checked.promises.started_s = lambda _: 0.0
+    checked.promises.deposed.session_s = 2.0
+    checked.now = 10.0
+    checked.promises.deposed.session_ended(1, 10.0)
+    checked.written(2, 3, leader=2, epoch=2)
+    return checked
+
+
+def acknowledged_by_former_leader(checked: Checked, offset: int, answered_s: float) -> None:
+    """Broker 1 acknowledges a record with acks=1."""
+    message = Message("p", offset)
+    checked.promises.sending(message, Sent(place=PLACE, acks=LEADER, session=-1, sequence=0, topic_id=ID))
+    checked.promises.acknowledged(
+        PLACE, ID, offset, [message], sent_s=answered_s, answered_s=answered_s, broker=1
+    )
+
+
+def test_a_leader_whose_session_has_ended_takes_writes_for_another_session() -> None:
+    checked = deposed()
+    for offset, answered_s in enumerate((10.5, 11.9, 12.7, 13.0, 13.5)):
+        acknowledged_by_former_leader(checked, offset, answered_s)
+    assert checked.broken == []
+    assert checked.counts["acks=1 of former leaders"] == 5
+
+
+def test_a_leader_whose_session_ended_long_ago_takes_no_writes() -> None:
+    checked = deposed()
+    acknowledged_by_former_leader(checked, 0, 13.0)
+    acknowledged_by_former_leader(checked, 1, 14.0)
+    (problem,) = checked.broken
+    assert problem.startswith("session: 1 acknowledges writes to ('t', 0)")
+
+
+@pytest.mark.parametrize("reason", ["followed", "woken", "registered", "started"])
+def test_a_leader_that_hears_of_others_may_take_writes(reason: str) -> None:
+    checked = deposed()
+    deposed_leaders = checked.promises.deposed
+    if reason == "followed":
+        deposed_leaders.followed(PLACE, 1, 12.0)
+    elif reason == "woken":
+        deposed_leaders.woken(1, 12.0)
+    elif reason == "registered":
+        deposed_leaders.registered(1)
+    else:
+        checked.promises.started_s = lambda _: 12.0
+    for offset in range(2):
+        acknowledged_by_former_leader(checked, offset, 13.5 + offset)
+    assert checked.broken == []
+
+
+def test_only_a_former_leader_may_show_deleted_records() -> None:
+    for broker, expected in ((1, []), (2, ["delete-records"])):
+        checked = Checked()
+        checked.promises.delete_tried(PLACE, ID, 7)
+        checked.promises.delete_answered(PLACE, ID, 7)
+        checked.written(2, 3, leader=2, epoch=2)
+        checked.now += 1
+        checked.promises.start_told(PLACE, ID, 0, checked.now, broker)
+        assert [problem.partition(":")[0] for problem in checked.broken] == expected
+        assert checked.counts["excuse former-leader"] == (broker == 1)

@@ -1,0 +1,60 @@
+"""How long a leader takes writes whose session has ended: promise ``session``.
+
+With acks=1 a leader asks nobody. One that reaches neither the store nor a replica cannot be told that another
+leads, and what it acknowledges is lost: so it has to stop by itself (``docs/decisions/cut-off-leaders.md``).
+"""
+
+from __future__ import annotations
+
+Place = tuple[str, int]
+SLACK_S = 0.8
+"""A leader looks every half second whether it is cut off, and at records that came before that look."""
+NEVER = float("inf")
+
+
+class DeposedLeaders:
+    """Of each broker and partition the last time at which it had to do with the rest of the cluster."""
+
+    def __init__(self) -> None:
+        self.session_s = NEVER
+        """How long a session lives of which nothing is heard."""
+        self._ended_s: dict[int, float] = {}
+        """When the session of a broker ended that has no other since."""
+        self._woken_s: dict[int, float] = {}
+        self._followed_s: dict[tuple[Place, int], float] = {}
+        self._late_s: dict[tuple[Place, int], float] = {}
+        """When a leader took its first write that came too late: it may notice with this that it is alone."""
+
+    def session_ended(self, broker: int, now: float) -> None:
+        """The store has ended the session of a broker."""
+        self._ended_s[broker] = now
+
+    def registered(self, broker: int) -> None:
+        """A broker has another session."""
+        self._ended_s.pop(broker, None)
+        self._late_s = {key: at_s for key, at_s in self._late_s.items() if key[1] != broker}
+
+    def woken(self, broker: int, now: float) -> None:
+        """A process goes on that stood still."""
+        self._woken_s[broker] = now
+
+    def followed(self, place: Place, leader: int, now: float) -> None:
+        """A replica follows this broker."""
+        self._followed_s[place, leader] = now
+
+    def overdue_s(
+        self, place: Place, broker: int, deposed_s: float, answered_s: float, started_s: float
+    ) -> float:
+        """For how many seconds a broker should have taken no writes; 0 when it may.
+
+        ``deposed_s``: since when another leads; ``started_s``: since when the broker's process runs.
+        """
+        ended_s = self._ended_s.get(broker, NEVER)
+        key = (place, broker)
+        alone_s = max(
+            ended_s, deposed_s, started_s, self._woken_s.get(broker, 0.0), self._followed_s.get(key, 0.0)
+        )
+        end_s = alone_s + self.session_s + SLACK_S
+        if answered_s <= end_s:
+            return 0.0
+        return max(0.0, answered_s - self._late_s.setdefault(key, answered_s) - SLACK_S)

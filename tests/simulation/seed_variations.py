@@ -1,0 +1,28 @@
+"""What only some seeds have: drawn apart, so that the other seeds do what they did before there was any."""
+
+from __future__ import annotations
+
+from random import Random
+
+OPERATOR_SHARE = 0.5
+"""Of the seeds have an operator who looks after partitions that wait for one."""
+SLOW_CLEANER_SHARE = 0.5
+"""Of the seeds have cleaners that may take seconds for a group of segments."""
+SLOW_CHECKPOINT_SHARE = 0.5
+"""Of the seeds have cleaners that rest for long, and so write late up to where logs are clean."""
+STORE_CUTS_SHARE = 0.4
+"""Of the seeds have brokers that are cut from the store for longer than a session lives."""
+STOPS_SHARE = 0.5
+"""Of the seeds have processes that end in the middle of an exchange of several segments."""
+
+
+class Variations:
+    """The variations of one seed."""
+
+    def __init__(self, seed: int) -> None:
+        random = Random(f"variations {seed}")
+        self.has_operator = random.random() < OPERATOR_SHARE
+        self.has_slow_cleaner = random.random() < SLOW_CLEANER_SHARE
+        self.has_slow_checkpoint = random.random() < SLOW_CHECKPOINT_SHARE
+        self.has_store_cuts = random.random() < STORE_CUTS_SHARE
+        self.has_stops = random.random() < STOPS_SHARE

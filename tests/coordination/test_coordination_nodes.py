@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tidemill.coordination.encoding import NodeFormatError, decode_id, encode_id, new_id
+from tidemill.coordination.encoding import NodeFormatError, decode_id, encode_id, new_id, write_json
 from tidemill.coordination.lost_replicas import LOST_BYTES_MAX, LostReplicas, encode_lost
 from tidemill.coordination.nodes import (
     DEFAULT_ENTITY,
@@ -29,6 +29,7 @@ from tidemill.coordination.nodes import (
     TopicAssignment,
     TopicNode,
 )
+from tidemill.model.slices import ITEMS_A_PAUSE
 from tidemill.model.types import TopicPartition
 
 TOPIC_ID = bytes.fromhex("8d6b13f5c2e14f0bb9fd2f2f8d31a3e4")
@@ -47,6 +48,22 @@ def test_a_topic_is_written_as_kafka_writes_it() -> None:
         '"adding_replicas":{},"version":3}',
     )
     assert TopicNode.path("t") == "/brokers/topics/t"
+
+
+@pytest.mark.parametrize("count", [0, 1, ITEMS_A_PAUSE, 3 * ITEMS_A_PAUSE + 1])
+def test_a_topic_of_thousands_of_partitions_is_written_a_part_at_a_time_and_no_other_way(count: int) -> None:
+    replicas = {number: [number % 3, 7] for number in range(count)}
+    assignment = TopicAssignment(TOPIC_ID, replicas, {0: [7]}, {1: [3, 2]})
+    assert len(list(TopicNode.encoding(assignment))) == count // ITEMS_A_PAUSE
+    assert TopicNode.encode(assignment) == write_json(
+        {
+            "removing_replicas": {"1": [3, 2]},
+            "partitions": {str(number): one for number, one in replicas.items()},
+            "adding_replicas": {"0": [7]},
+            "version": 3,
+            "topic_id": "jWsT9cLhTwu5_S8vjTGj5A",
+        }
+    )
 
 
 def test_topics_of_all_versions_are_read() -> None:

@@ -15,6 +15,7 @@ from tidemill.log.manager import LogManager
 from tidemill.log.moves import begin_move
 from tidemill.log.offset_checkpoint import OffsetCheckpoint, write_checkpoints
 from tidemill.model.errors import StorageError
+from tidemill.model.slices import ITEMS_A_PAUSE
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
 from tidemill.testing.files import FaultyFiles
@@ -322,3 +323,25 @@ def test_what_a_file_may_say_after_writings_that_failed_counts_until_one_succeed
     assert read_offsets(files, "/data/c") == {key: 7}
     assert checkpoint.said(key) == 7
     assert not checkpoint.take()
+
+
+def test_the_offsets_of_thousands_of_logs_are_taken_a_part_at_a_time_and_none_is_lost() -> None:
+    files = FaultyFiles()
+    offsets = {TopicPartition("t", number): number for number in range(3 * ITEMS_A_PAUSE)}
+    checkpoint = OffsetCheckpoint(files, "/data/c", lambda key: offsets[key])
+    files.make_directory("/data")
+    first = TopicPartition("t", 0)
+    for key in offsets:
+        checkpoint.note(key)
+    taking = checkpoint.taking()
+    next(taking)
+    # One that was taken moves on meanwhile, and one of those to come.
+    for key in (first, TopicPartition("t", 3 * ITEMS_A_PAUSE - 1)):
+        offsets[key] = 10_000
+        checkpoint.note(key)
+    assert len(list(taking)) == 2
+    checkpoint.write()
+    assert read_offsets(files, "/data/c") == {**offsets, first: 0}
+    assert checkpoint.take(), "what moved after it was taken is left for the next time"
+    checkpoint.write()
+    assert read_offsets(files, "/data/c") == offsets

@@ -29,6 +29,7 @@ from tidemill.model.configs import BROKER_KEYS, BrokerConfig
 from tidemill.model.configs.keys import Value
 from tidemill.model.errors import CorruptMessage, StorageError
 from tidemill.model.ports import Clock, Files
+from tidemill.model.slices import with_pauses
 from tidemill.model.types import TopicPartition
 
 log = logging.getLogger("tidemill.compaction")
@@ -151,7 +152,8 @@ class Compaction:
     async def checkpoint(self) -> None:
         """Writes up to where logs are clean, where that changed."""
         async with self._writing:
-            changed = [one.cleaner_offsets for one in self.logs.working if one.cleaner_offsets.take()]
+            files = [one.cleaner_offsets for one in self.logs.working]
+            changed = [file for file in files if await with_pauses(file.taking())]
             if not changed:
                 return
             running = asyncio.get_running_loop().run_in_executor(self.executor, write_checkpoints, changed)

@@ -72,6 +72,7 @@ from tidemill.model.configs import MIN_INSYNC, BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.log_lines import in_lines
 from tidemill.model.ports import Clock
+from tidemill.model.slices import AT_ONCE_MAX, a_pause
 from tidemill.model.types import ZERO_ID
 
 logger = logging.getLogger(__name__)
@@ -490,6 +491,8 @@ class Office:
     async def write_operations(self, operations: Sequence[Operation]) -> None:
         """Writes as the controller, all or nothing. Raises StoreError."""
         try:
+            if len(operations) > AT_ONCE_MAX:
+                await a_pause()  # To make them took a while, as to carry them out will.
             if not self.is_active:
                 # The office was lost since the change began. A check of that epoch would be of any version.
                 raise BadVersion(CONTROLLER_EPOCH, 0, "this broker is not the controller any more")

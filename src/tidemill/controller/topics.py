@@ -153,10 +153,7 @@ def _encoded(topic: TopicImage) -> Generator[None, None, bytes]:
     assignment = topic.assignment()
     if len(topic.partitions) > PARTITIONS_A_PAUSE:
         yield
-    data = TopicNode.encode(assignment)
-    if len(topic.partitions) > PARTITIONS_A_PAUSE:
-        yield
-    return data
+    return (yield from TopicNode.encoding(assignment))
 
 
 def is_creation(plan: Plan) -> bool:

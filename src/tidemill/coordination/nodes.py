@@ -27,7 +27,7 @@ ignored when read, older versions are understood, so that a cluster of either ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -41,8 +41,10 @@ from tidemill.coordination.encoding import (
     read_any_json,
     read_json,
     write_json,
+    writing_json,
 )
 from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas, decode_lost, encode_lost
+from tidemill.model.slices import in_one_go
 from tidemill.model.types import TopicPartition
 
 CONTROLLER = "/controller"
@@ -254,15 +256,16 @@ class TopicNode:
     @staticmethod
     def encode(assignment: TopicAssignment) -> bytes:
         """Version 3."""
-        value: dict[str, Any] = {
-            "removing_replicas": {str(p): r for p, r in assignment.removing.items()},
-            "partitions": {str(p): r for p, r in assignment.replicas.items()},
-            "adding_replicas": {str(p): r for p, r in assignment.adding.items()},
-            "version": 3,
-        }
+        return in_one_go(TopicNode.encoding(assignment))
+
+    @staticmethod
+    def encoding(assignment: TopicAssignment) -> Generator[None, None, bytes]:
+        """As :meth:`encode`, with a pause after some partitions each."""
+        value: dict[str, Any] = {"removing_replicas": assignment.removing, "partitions": assignment.replicas}
+        value |= {"adding_replicas": assignment.adding, "version": 3}
         if assignment.topic_id is not None:
             value["topic_id"] = encode_id(assignment.topic_id)
-        return write_json(value)
+        return (yield from writing_json(value))
 
     @staticmethod
     def decode(topic: str, data: bytes) -> TopicAssignment:

@@ -8,7 +8,7 @@ The directories themselves are in :mod:`tidemill.log.directories`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from os.path import abspath
@@ -37,6 +37,7 @@ from tidemill.log.removals import Removals, remove_path
 from tidemill.log.retention import POLICIES, Policy, expired_segments
 from tidemill.model.errors import StorageError
 from tidemill.model.ports import Files
+from tidemill.model.slices import in_one_go
 from tidemill.model.types import ZERO_ID, TopicPartition
 
 PRODUCER_EXPIRATION_MS: Final = 24 * 60 * 60 * 1000
@@ -368,9 +369,18 @@ class LogManager(DataDirectories):
 
     def log_checkpoints(self, directories: Iterable[DataDirectory]) -> list[OffsetCheckpoint]:
         """Both: what the next start opens the logs in ``directories`` by."""
+        return in_one_go(self.taking_log_checkpoints(directories))
+
+    def taking_log_checkpoints(
+        self, directories: Iterable[DataDirectory]
+    ) -> Generator[None, None, list[OffsetCheckpoint]]:
+        """As :meth:`log_checkpoints`, with a pause after some logs each."""
         chosen = [one for one in directories if not one.failure]
-        both = [file for one in chosen for file in (one.recovery_points, one.start_offsets)]
-        return [file for file in both if file.take()]
+        taken = []
+        for file in [file for one in chosen for file in (one.recovery_points, one.start_offsets)]:
+            if (yield from file.taking()):
+                taken.append(file)
+        return taken
 
     def high_watermark_checkpoints(
         self, high_watermarks: Mapping[TopicPartition, int]

@@ -11,12 +11,13 @@ The loop names the partitions that moved (:meth:`OffsetCheckpoint.note`) and tak
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 
 from tidemill.log.checkpoints import read_offsets, render_checkpoint
 from tidemill.log.errors import storage_error
 from tidemill.model.errors import StorageError
 from tidemill.model.ports import Files
+from tidemill.model.slices import ITEMS_A_PAUSE, in_one_go, slices_of
 from tidemill.model.types import TopicPartition
 
 
@@ -73,13 +74,21 @@ class OffsetCheckpoint:
 
     def take(self) -> bool:
         """Takes the offsets that changed, on the loop; whether the file is to be written."""
-        keys = list(self._changed)
-        for key in keys:
-            # Before its offset is read: what changes from here on, in a thread, is noted anew.
-            del self._changed[key]
-        offsets = {key: self._offset_of(key) for key in keys}
-        with self._settling:
-            self._pending |= offsets
+        return in_one_go(self.taking())
+
+    def taking(self) -> Generator[None, None, bool]:
+        """As :meth:`take`, with a pause after some offsets each. What changes meanwhile is for the next time.
+
+        What was taken is written the next time, too, if nobody writes it now.
+        """
+        for keys in slices_of(list(self._changed), ITEMS_A_PAUSE):
+            for key in keys:
+                # Before its offset is read: what changes from here on, in a thread, is noted anew.
+                self._changed.pop(key, None)
+            offsets = {key: self._offset_of(key) for key in keys}
+            with self._settling:
+                self._pending |= offsets
+            yield
         return bool(self._pending) or not self._is_known
 
     def write(self) -> None:

@@ -13,6 +13,7 @@ from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
 from tidemill.log.offset_checkpoint import OffsetCheckpoint, write_checkpoints
 from tidemill.model.errors import StorageError
+from tidemill.model.slices import with_pauses
 from tidemill.model.types import TopicPartition
 from tidemill.replication.partition import Partition
 
@@ -94,7 +95,10 @@ class Checkpoints:
         Until that is done none of the same name may be made: after a crash the offsets of the old one would
         count for it, and records below them be lost.
         """
-        await self._write(lambda: self._logs.log_checkpoints(self._logs.directories))
+        async with self._writing:
+            # There may be thousands.
+            taking = self._logs.taking_log_checkpoints(self._logs.directories)
+            await self._run(await with_pauses(taking))
 
     async def write(self, take: Callable[[], list[OffsetCheckpoint]]) -> None:
         """As the others, but StorageError is raised: what comes next counts on the files."""

@@ -1,6 +1,6 @@
 """What requests between brokers about thousands of partitions hold the event loop for.
 
-    python bench/between_brokers.py [--partitions 10000,20000] [--spread] [--only changed] [--where]
+    TMPDIR=/dev/shm python bench/between_brokers.py [--partitions 10000,20000] [--only changed] [--where]
 
 Two whole brokers run in one process, on one loop, with one store: the first is the controller. The second is
 sent each request of a controller about so many partitions of one topic (``--spread``: of as many topics), and

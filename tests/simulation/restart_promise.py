@@ -53,6 +53,13 @@ class RestartPromise:
             else:
                 self._before[key] = Remembered(now, may_lose)
 
+    def power_lost(self, files: SimulatedFiles) -> None:
+        """Of logs whose directories did not reach the disk nothing is left, and nothing is opened."""
+        left = set(files.directories(DATA))
+        for one, directory in list(self._before):
+            if one is files and directory not in left:
+                del self._before[one, directory]
+
     def opened(self, files: SimulatedFiles, log: Log) -> None:
         """A process has opened a log, and has not served it yet."""
         directory = log.directory.rpartition("/")[2]

@@ -48,6 +48,8 @@ class SimulatedFiles(FaultyFiles):
         """Called with a file when a sync of it fails, and when what that did not write is read no more."""
         self.process_ends: Callable[[bool], None] = lambda may_lose: None
         """Called before a process ends, or power is lost: whether what was not synced may be gone then."""
+        self.power_lost: Callable[[], None] = lambda: None
+        """Called when only what a power cut left is there."""
         self._drops: tuple[str, int] | None = None
         self._stop: tuple[int, Callable[[str], bool]] | None = None
         self._stops_at = ALL_OPERATIONS
@@ -160,6 +162,7 @@ class SimulatedFiles(FaultyFiles):
         paths = self._with_dropped()
         self.process_ends(True)
         super().power_cut(random)
+        self.power_lost()
         for path in paths:
             self.dropped(path)
 

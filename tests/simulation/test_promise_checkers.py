@@ -438,7 +438,9 @@ class Restarted:
         self.files.make_directory("/data")
         self.files.make_directory("/data/t-0")
         self.policy = policy
-        self.promise = RestartPromise(lambda promise, text: self.found.append(promise), self._excuse)
+        self.promise = promise = RestartPromise(lambda name, text: self.found.append(name), self._excuse)
+        self.files.process_ends = lambda may_lose: promise.process_ends(self.files, may_lose=may_lose)
+        self.files.power_lost = lambda: promise.power_lost(self.files)
 
     def _excuse(self, excuse: str) -> bool:
         self.counts[excuse] += 1
@@ -490,6 +492,17 @@ def test_a_log_that_two_processes_did_not_open_is_compared_with_what_the_first_l
     one.holds({0: b"a", 2: b"c"})
     one.promise.process_ends(one.files, may_lose=True)
     assert one.opened(3) == ["restart"]
+
+
+def test_a_log_of_which_a_power_cut_leaves_nothing_begins_anew() -> None:
+    one = Restarted()
+    one.holds({0: b"a", 1: b"b"})
+    one.files.power_cut()
+    assert one.files.directories("/data") == []
+    one.files.make_directory("/data")
+    one.files.make_directory("/data/t-0")
+    one.holds({1: b"c"})
+    assert one.opened(2) == []
 
 
 def test_records_that_were_deleted_are_not_missed_after_a_restart() -> None:

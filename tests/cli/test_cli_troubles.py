@@ -8,11 +8,12 @@ from typing import Any
 import click
 import pytest
 
-from tidemill.broker.commanding import Command, _metadata
+from tidemill.broker.commanding import Command, requests_of
 from tidemill.broker.commands import _partitions_after
 from tidemill.cli.consume import Troubles
 from tidemill.client import Consumer
-from tidemill.coordination.image import PartitionImage
+from tidemill.coordination.image import BrokerImage, PartitionImage
+from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.model.errors import ErrorCode
 from tidemill.model.slices import in_one_go
 from tidemill.model.types import TopicPartition
@@ -92,11 +93,13 @@ def test_a_consumer_knows_which_of_its_partitions_cannot_be_read() -> None:
 
 def test_all_brokers_are_told_which_replicas_are_offline() -> None:
     command = Command()
-    image: Any = SimpleNamespace(brokers={1: None, 2: None}, controller_epoch=4)
+    living = {one: BrokerImage(BrokerRegistration(one, ()), 7) for one in (1, 2)}
+    image: Any = SimpleNamespace(brokers=living, controller_id=2, controller_epoch=4)
     command.image = image
     failed = PartitionImage(0, -1, 3, [1, 2, 3], [1], 5, offline=frozenset({1}))
     command.metadata = {("t", bytes(16)): {0: failed}}
-    (topic,) = _metadata(command)
+    ((_, request),) = requests_of(command, living[1], "PLAINTEXT")
+    (topic,) = request.topic_states
     assert topic.partition_states[0].offline_replicas == [1, 3]
     (known,) = in_one_go(_partitions_after(None, topic, {1, 2}))
     assert known.offline == {1}  # who does not live is told by the list of brokers

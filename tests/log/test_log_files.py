@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
@@ -55,10 +56,12 @@ def test_a_file_is_closed_when_its_last_user_lets_go(tmp_path: Path) -> None:
     del file
     assert user.read_at(0, 5) == b"still"
     descriptor = user.fileno()
+    opened = os.fstat(descriptor)
     del user
     gc.collect()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(descriptor)
+    # Somebody else's thread may have opened another file by that number.
+    with contextlib.suppress(OSError):
+        assert not os.path.samestat(os.fstat(descriptor), opened)
 
 
 def test_closing_twice_does_nothing(tmp_path: Path) -> None:

@@ -74,6 +74,10 @@ class NumberedTask(asyncio.Task[Any]):
         return self._number
 
 
+WAITS_MAX = 100
+"""A coroutine that is ended waits so often at most."""
+
+
 class NothingLeft(RuntimeError):
     """Nothing will ever happen again, and what is waited for has not happened."""
 
@@ -283,11 +287,19 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 tasks, process.remains = [*process.remains, *process.tasks], []
                 for task in tasks:
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
-                    with contextlib.suppress(BaseException):
-                        task.get_coro().close()
+                    _close(task.get_coro())
         self._soon.clear()
         self._timers.clear()
         self.close()
+
+
+def _close(coroutine: Any) -> None:
+    """Ends a coroutine, which may wait for something as it ends: each wait ends, too."""
+    for _ in range(WAITS_MAX):
+        with contextlib.suppress(BaseException):
+            coroutine.close()
+        if getattr(coroutine, "cr_frame", None) is None:
+            return
 
 
 class SimulatedClock(Clock):

@@ -388,3 +388,26 @@ def test_an_idempotent_producer_sends_nothing_without_an_id_when_its_topic_is_ma
     for _ in range(2):
         stage.run(producer.work())
     assert producer.ids == [1001]
+
+
+def test_a_coroutine_that_waits_as_it_ends_is_ended_with_its_world() -> None:
+    """Else it would be when it is collected, in the middle of something else."""
+    loop = SimulatedLoop(Random(1))
+    process = Process("one")
+    ended = []
+
+    async def stop() -> None:
+        try:
+            await loop.create_future()
+        finally:
+            try:
+                await loop.create_future()
+            finally:
+                ended.append(process.name)
+
+    task = loop.create_task(stop())
+    process.remains.append(task)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.end([process])
+    assert ended == ["one"]

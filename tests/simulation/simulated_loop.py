@@ -293,12 +293,19 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.close()
 
 
+class WorldEnds(BaseException):
+    """Raised in what still waits when the run is over."""
+
+
 def _close(coroutine: Any) -> None:
     """Ends a coroutine, which may wait for something as it ends: each wait ends, too."""
     for _ in range(WAITS_MAX):
+        waits = False
         with contextlib.suppress(BaseException):
-            coroutine.close()
-        if getattr(coroutine, "cr_frame", None) is None:
+            # Not close(): it ends one wait of the innermost coroutine, and all of those around it.
+            coroutine.throw(WorldEnds())
+            waits = True
+        if not waits:
             return
 
 

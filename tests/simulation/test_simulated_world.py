@@ -405,7 +405,10 @@ def test_a_coroutine_that_waits_as_it_ends_is_ended_with_its_world() -> None:
             finally:
                 ended.append(process.name)
 
-    task = loop.create_task(stop())
+    async def serve() -> None:
+        await stop()
+
+    task = loop.create_task(serve())
     process.remains.append(task)
     loop.call_soon(loop.stop)
     loop.run_forever()

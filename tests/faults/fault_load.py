@@ -42,6 +42,7 @@ DELETES_S = 2.0
 DELETED_SHARE = 16
 """At most this part of a partition is deleted at a time."""
 WATCHES_S = 0.2
+FIRST_WATCHES_S = 0.02
 
 
 class Client(threading.Thread):
@@ -409,12 +410,14 @@ class Watcher(Client):
     def __init__(self, history: History, places: Places, place: Stage) -> None:
         super().__init__(f"watcher-{places.topic}", history, places)
         self._stage = place
+        self.has_looked = threading.Event()
+        """Whether it has noted a state, with which the later ones are compared."""
 
     def work(self) -> None:
         """Looks, again and again, also while the store does not answer."""
         known: States = {}
         since = self.history.now
-        while not self.ending.wait(WATCHES_S):
+        while not self.ending.wait(WATCHES_S if known else FIRST_WATCHES_S):
             now = self.history.now
             found = self._stage.states([self.topic])
             for key, state in found.items():
@@ -430,6 +433,7 @@ class Watcher(Client):
                     )
             if found:
                 known, since = found, now
+                self.has_looked.set()
 
 
 class Load:
@@ -503,9 +507,16 @@ class Load:
         return sum(path.read_text().count("bumped epoch") for path in notes if path.exists())
 
     def start(self) -> None:
-        """Starts all."""
+        """Starts all: who watches first, else the first change of a leader would not be seen as one."""
+        watchers = [one for one in self.others if isinstance(one, Watcher)]
+        for watcher in watchers:
+            watcher.start()
+        for watcher in watchers:
+            if not watcher.has_looked.wait(PATIENCE_MS / 1000):
+                raise RuntimeError(f"no state of {watcher.topic} is in the store")
         for one in self.clients:
-            one.start()
+            if one not in watchers:
+                one.start()
 
     def failures(self) -> list[str]:
         """Of clients that ended before their time, or heard nothing."""

@@ -480,10 +480,13 @@ class Load:
                 Watcher(history, loose, place),
             ]
 
+    def committed(self, place: int) -> int:
+        """How far the group has committed a partition."""
+        return max(member.committed[place] for member in self.members)
+
     def _read_to(self, place: int) -> int:
         """How far all readers of a partition have come, and the group has committed."""
-        group = max(member.committed[place] for member in self.members)
-        return min(group, *(reader.position[place] for reader in self.readers))
+        return min(self.committed(place), *(reader.position[place] for reader in self.readers))
 
     @property
     def clients(self) -> list[Client]:

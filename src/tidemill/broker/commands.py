@@ -254,7 +254,7 @@ class Commands(CarryingOut):
             return UpdateMetadataResponse(error_code=0)
 
     def _stopping_to_lead_for(self, request: UpdateMetadataRequest) -> Generator[None, None, None]:
-        """Stops leading partitions that other brokers lead in later epochs; it pauses after some each."""
+        """Stops leading partitions that others lead in later epochs; pauses every ``AT_ONCE_MAX`` of them."""
         partitions = self._broker.partitions
         number = 0
         for topic in request.topic_states:

@@ -463,7 +463,7 @@ class FetchPath:
                 self.answer(request)
 
     def forget(self, connection: Connection) -> None:
-        """The connection has ended: its fetch waits no longer."""
+        """Removes the waiting fetch of a connection that has ended."""
         request = connection.state
         connection.state = None
         if isinstance(request, FetchRequest) and not request.done:

@@ -70,7 +70,7 @@ class LargeFetches:
         self._begin(request, self._finish)
 
     def forget(self, request: FetchRequest) -> None:
-        """The connection has ended: its fetch waits no longer."""
+        """Removes the waiting fetch of a connection that has ended."""
         request.done = True
         if not request.under_way:
             self._path.waiting -= 1

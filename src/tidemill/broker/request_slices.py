@@ -212,7 +212,7 @@ class Turns:
     async def rest(self, work: Awaitable[Result]) -> Result:
         """What ``work`` returns, which waits for others: the lane is free meanwhile.
 
-        If ``work`` did not wait, the present slice goes on.
+        Continues the current slice if ``work`` finished without waiting.
         """
         self._leave()
         self._has_waited = False

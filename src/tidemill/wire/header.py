@@ -132,7 +132,7 @@ def encode_request(
 def request_head(
     key: int, version: int, correlation_id: int, client_id: str | None, parts: list[bytes]
 ) -> bytes:
-    """What stands before the body of a request that was encoded to ``parts``: its size and its header."""
+    """Encodes the size and the header of a request whose body is ``parts``."""
     header = struct.pack(">hhi", key, version, correlation_id)
     header_version = request_header_version(key, version)
     if header_version > 0:
@@ -155,7 +155,7 @@ def encode_response(key: int, version: int, correlation_id: int, message: Struct
 
 
 def response_head(key: int, version: int, correlation_id: int, parts: list[bytes]) -> bytes:
-    """What stands before the body of a response that was encoded to ``parts``: its size and its header."""
+    """Encodes the size and the header of a response whose body is ``parts``."""
     header = struct.pack(">i", correlation_id)
     if response_header_version(key, version) > 0:
         header += b"\0"

@@ -10,7 +10,6 @@ exchange of segments that was begun.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from typing import NamedTuple
 
 from log_inspection import whole_batches
@@ -18,7 +17,6 @@ from simulated_disk import SimulatedFiles
 
 from tidemill.log.log import Log
 from tidemill.log.names import LOG, PARTITION_METADATA, offset_of
-from tidemill.model.errors import CorruptMessage, InvalidRecord
 from tidemill.records.reader import iter_records
 
 DATA = "/data"
@@ -122,6 +120,5 @@ def batches_of(files: Mapping[str, bytes]) -> Iterator[tuple[int, bytes]]:
 
 def keys_of(batch: bytes) -> Iterator[tuple[bytes | None, bool]]:
     """The keys in a batch, and whether each is of a tombstone."""
-    with suppress(CorruptMessage, InvalidRecord):
-        for record in iter_records(batch):
-            yield record.key, record.value is None
+    for record in iter_records(batch):
+        yield record.key, record.value is None

@@ -41,8 +41,7 @@ class Holders:
         before, after = set(self.isr), set(isr)
         if leader not in self.since and leader not in before and leader in after and self.is_hopeless:
             # The partition recovers without those that are not trusted.
-            self.since.clear()
-            self.eligible.clear()
+            self.forget()
         self.distrusted -= after - before
         if is_new_epoch:
             self.distrusted.discard(leader)
@@ -70,6 +69,11 @@ class Holders:
             self.since[broker] = since
         else:
             self.since.pop(broker, None)
+
+    def forget(self) -> None:
+        """No replica counts any more: the partition goes on with what its next leader has."""
+        self.since.clear()
+        self.eligible.clear()
 
     def keep(self, brokers: Iterable[int]) -> None:
         """All other replicas do not count any more."""
@@ -109,4 +113,9 @@ class Holders:
     @property
     def is_hopeless(self) -> bool:
         """Whether no replica that may be elected is known to hold anything: an operator has to decide."""
-        return not set(self.since) - self.distrusted
+        return not self.trusted
+
+    @property
+    def trusted(self) -> set[int]:
+        """The replicas that hold something, and that no controller distrusts."""
+        return set(self.since) - self.distrusted

@@ -5,7 +5,7 @@ Replaced are only its sockets, its files, its clock, and the coordination store.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any, cast
 from unittest import mock
@@ -31,7 +31,10 @@ from simulated_store import STORE_MACHINE, SimulatedStore, StoreServer
 from simulation import BATCHES, CHANGES, TOPIC, Node, Simulation
 from tidemill.broker import compaction
 from tidemill.broker.handlers import common
-from tidemill.controller import office
+from tidemill.controller import leading, office
+from tidemill.controller.preferred import plan_elections
+from tidemill.controller.reassignment import Decisions
+from tidemill.coordination.image import ClusterImage
 from tidemill.coordination.nodes import (
     BROKER_IDS,
     CONTROLLER,
@@ -42,6 +45,7 @@ from tidemill.coordination.nodes import (
 )
 from tidemill.coordination.port import Node as StoreNode
 from tidemill.model.configs import BrokerConfig
+from tidemill.model.types import TopicPartition
 from tidemill.net.link import LinkError
 from tidemill.replication.manager import ReplicaManager
 from tidemill.server import app
@@ -250,6 +254,7 @@ class FullCluster(Simulation):
             mock.patch.object(app, "CleanerProcess", self._new_cleaner),
             mock.patch.object(compaction, "AGAIN_MS", CLEAN_AGAIN_MS),
             mock.patch.object(office, "Random", self._new_random),
+            mock.patch.object(leading, "plan_elections", self._plan_elections),
             # Calls of processes that were killed never end, and would be kept.
             mock.patch.object(common, "_going_on", set()),
         ]
@@ -261,6 +266,25 @@ class FullCluster(Simulation):
 
     def _new_random(self) -> Random:
         return Random(self.random.getrandbits(32))
+
+    def _plan_elections(
+        self,
+        image: ClusterImage,
+        partitions: Iterable[TopicPartition] | None,
+        election_type: int,
+        stopping: frozenset[int],
+        *others: Any,
+        **named: Any,
+    ) -> Decisions:
+        """A controller decides on elections that somebody asked for."""
+        decisions = plan_elections(image, partitions, election_type, stopping, *others, **named)
+        if election_type == UNCLEAN:
+            for plan in decisions.plans:
+                for one in plan.topic.partitions:
+                    able = image.brokers.keys() - one.offline - stopping
+                    place = (plan.topic.name, one.partition)
+                    self.promises.elected_unclean(place, one.leader, one.leader_epoch, able)
+        return decisions
 
     def _bind(self, name: str, host: str, port: int, backlog: int) -> list[Listening]:
         process = PROCESS.get()
@@ -360,7 +384,7 @@ class FullCluster(Simulation):
         return producer
 
     def elect_unclean(self, place: Place) -> bool:
-        """An operator asks for the election every few seconds."""
+        """An operator asks for the election every few seconds, as long as it is needed."""
         now = self.loop.time()
         if now - self._operator_s.get(place, 0.0) < 3.0:
             return False
@@ -371,6 +395,9 @@ class FullCluster(Simulation):
         async def elect() -> None:
             for address in self.addresses:  # One of them is the controller.
                 try:
+                    await operator.link(address)  # It may take until the broker starts.
+                    if not self.promises.needs_election(place):
+                        return
                     await operator.elect(place[0], [place[1]], UNCLEAN, address)
                 except (LinkError, Refused) as problem:
                     self.events.add(f"{type(problem).__name__}: {problem}")

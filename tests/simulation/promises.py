@@ -75,6 +75,8 @@ EXCUSES = {
     "lost": "acks-all, read: every replica that held the record lost its disk, or its power before a sync",
     "not-trusted": "acks-all, read, flush: a replica reports a loss after a power cut or disk error, but has "
     "everything: it cuts what it is not sure of once another leads, and a partition may recover without it",
+    "unclean": "election, acks-all, read: an operator had a leader elected while no replica that is known to "
+    "hold what was committed could lead",
     "forgotten": "one-record, high-watermark, no-gap, order, sequence, positions, generation, owner, "
     "log-start, delete-records, equal (where compacted): the partition has lost committed records in this "
     "way",
@@ -189,6 +191,15 @@ class LogHistory:
     """The replicas that know of this."""
 
 
+class UncleanElection(NamedTuple):
+    """What the controller decided as an operator asked."""
+
+    leader: int
+    epoch: int
+    able: frozenset[int]
+    """The replicas that could lead, as far as the controller knew."""
+
+
 @dataclass(slots=True)
 class PartitionHistory:
     """What the store knows of a partition."""
@@ -210,6 +221,8 @@ class PartitionHistory:
     """The broker that led last has nothing of the partition any more."""
     reported_lost: set[int] = field(default_factory=set)
     """Replicas whose loss has left the partition without a leader, or was reported while it had none."""
+    unclean: UncleanElection | None = None
+    """That an operator asked for, and that may be written next."""
 
     @property
     def waits_for_operator(self) -> bool:
@@ -341,10 +354,10 @@ class Promises:
         had_forgotten = known.holders.has_forgotten
         joined = [broker for broker in isr if broker not in known.holders.isr]
         is_new_epoch = epoch != known.epoch
+        unclean, known.unclean = known.unclean, None
         if is_new_epoch and leader >= 0:
-            better = known.holders.better_than(leader)
-            if better:
-                self.broken("election", f"{leader} leads {place}, and lacks what {better} hold")
+            is_asked_for = unclean is not None and (unclean.leader, unclean.epoch) == (leader, epoch)
+            self._check_election(place, known, leader, unclean if is_asked_for else None)
         was_held = bool(known.holders.since)
         known.holders.state_written(self.now(), leader, isr, is_new_epoch=is_new_epoch)
         if was_held and not had_forgotten and known.holders.has_forgotten:
@@ -361,6 +374,20 @@ class Promises:
         if acknowledged and not known.holders.has_forgotten:
             self._check_in_sync(place, known, joined, max(acknowledged) + 1, self.now())
 
+    def _check_election(
+        self, place: Place, known: PartitionHistory, leader: int, unclean: UncleanElection | None
+    ) -> None:
+        holders = known.holders
+        is_eligible = leader in holders.isr or leader in holders.eligible
+        trusted = holders.trusted
+        # Without a trusted replica the partition recovers as it does without an operator.
+        if unclean is not None and not is_eligible and trusted and trusted.isdisjoint(unclean.able):
+            self.excused("unclean")
+            holders.forget()
+        better = holders.better_than(leader)
+        if better:
+            self.broken("election", f"{leader} leads {place}, and lacks what {better} hold")
+
     def _follow_deletion(self, log: LogHistory, leader: int, isr: Sequence[int]) -> None:
         """A replica gets in sync with the start of its leader."""
         if leader in log.deleted_by:
@@ -369,6 +396,12 @@ class Promises:
             self.excused("deleted-without")
             log.deleted_to = 0
             log.deleted_by.clear()
+
+    def elected_unclean(self, place: Place, leader: int, epoch: int, able: Iterable[int]) -> None:
+        """The controller decided as an operator asked, with these replicas that could lead."""
+        known = self.partitions.get(place)
+        if known is not None:
+            known.unclean = UncleanElection(leader, epoch, frozenset(able))
 
     def replicas_lost(self, broker: int, *, everything: bool) -> None:
         """A machine lost what was not synced, or everything."""
@@ -439,6 +472,11 @@ class Promises:
         """Whether a partition may have lost committed records, or does not exist any more."""
         known = self.partitions.get(place)
         return known is None or known.holders.has_forgotten
+
+    def needs_election(self, place: Place) -> bool:
+        """Whether nobody leads, and nobody that is trusted could."""
+        known = self.partitions.get(place)
+        return known is not None and known.leader < 0 and known.holders.is_hopeless
 
     def controller_begins(self, epoch: int) -> None:
         """A broker takes the office of controller, in this epoch."""

@@ -646,8 +646,8 @@ class Simulation:
 
     def _help_as_operator(self) -> None:
         """Partitions that wait for nothing but an operator get a leader."""
-        for place, known in self.promises.partitions.items():
-            if known.leader < 0 and known.holders.is_hopeless and self.elect_unclean(place):
+        for place in self.promises.partitions:
+            if self.promises.needs_election(place) and self.elect_unclean(place):
                 self.promises.excused("needs-operator")
 
     def _unrest(self) -> str:

@@ -271,6 +271,62 @@ def test_a_replica_that_follows_a_leader_whose_loss_was_read_is_elected_wrongly(
     assert checked.broken == ["election: 2 leads ('t', 0), and lacks what [3] hold"]
 
 
+def only_one_holds_what_was_acknowledged(checked: Checked) -> None:
+    """Replica 1 is the last in sync, and its session ends; replica 3 has reported that its disk is lost."""
+    checked.acknowledged(9)
+    checked.written(1)
+    checked.promises.replicas_lost(3, everything=True)
+    checked.reported(3, LostReplicas(missing=True))
+    checked.written(leader=-1, epoch=2)
+
+
+def test_an_operator_may_have_a_leader_elected_while_nobody_who_holds_everything_could_lead() -> None:
+    checked = Checked()
+    only_one_holds_what_was_acknowledged(checked)
+    checked.promises.elected_unclean(PLACE, 3, 3, able={3})
+    checked.now += 1.0
+    checked.written(3, leader=3, epoch=3)
+    assert checked.broken == []
+    assert checked.counts["excuse unclean"] == 1
+    checked.ends_empty()
+    assert checked.broken == []
+    assert checked.counts["excuse lost"] == 1
+    checked.ends = {3: 10}
+    checked.acknowledged(9, answered_s=21.5)
+    checked.ends_empty()
+    (broken,) = checked.broken
+    assert broken.startswith("acks-all: "), "what was acknowledged after the election has to be kept"
+
+
+@pytest.mark.parametrize(
+    ("asked_epoch", "able", "written_between"),
+    [(None, {3}, False), (4, {3}, False), (3, {1, 3}, False), (3, {3}, True)],
+    ids=["nobody asked", "another election", "the better one could lead", "the answer to an earlier one"],
+)
+def test_an_election_of_a_worse_replica_is_found_unless_it_had_to_do_as_an_operator_asked(
+    asked_epoch: int | None, able: set[int], written_between: bool
+) -> None:
+    checked = Checked()
+    only_one_holds_what_was_acknowledged(checked)
+    if asked_epoch is not None:
+        checked.promises.elected_unclean(PLACE, 3, asked_epoch, able)
+    if written_between:
+        checked.written(leader=-1, epoch=2)
+    checked.written(3, leader=3, epoch=3)
+    assert checked.broken == ["election: 3 leads ('t', 0), and lacks what [1] hold"]
+    assert checked.counts["excuse unclean"] == 0
+
+
+def test_an_election_that_an_operator_asked_for_has_to_choose_the_better_of_eligible_replicas() -> None:
+    checked = Checked()
+    checked.written(1, 3)
+    checked.promises.replicas_lost(3, everything=True)
+    checked.reported(3, LostReplicas(missing=True))
+    checked.promises.elected_unclean(PLACE, 3, 2, able={3})
+    checked.written(3, leader=3, epoch=2)
+    assert checked.broken == ["election: 3 leads ('t', 0), and lacks what [1] hold"]
+
+
 def test_a_replica_with_synced_records_that_follows_after_a_power_cut_may_cut_them() -> None:
     checked = Checked()
     checked.promises.settings["t"] = TopicSettings(flush_each=True)

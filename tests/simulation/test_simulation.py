@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import fault_coverage
 import pytest
@@ -18,6 +20,7 @@ from code_faults import CODE_FAULTS
 from full_cluster import FullCluster
 from promises import EXCUSES, PROMISES
 from replication_cluster import ReplicationCluster
+from simulated_admins import Admin
 
 from simulation import Simulation
 from tidemill.log.log import Log
@@ -219,6 +222,33 @@ def test_a_replica_that_has_not_reported_its_loss_holds_nothing_by_being_in_sync
     holders.state_written(20.0, 1, [1, 2])
     holders.state_written(30.0, 1, [1, 2, 3])
     assert set(holders.since) == {1, 2}
+
+
+# -- an operator on duty
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_operator_asks_for_no_election_once_another_has_a_leader_elected(is_late: bool) -> None:
+    cluster = FullCluster(1)
+    place = ("t", 0)
+    cluster.promises.topic_written("t", bytes(16), {0: [1, 2, 3]}, {}, {})
+    asked = []
+
+    async def link(_: Admin, address: str) -> None:
+        if is_late or asked:
+            cluster.promises.state_written(place, 1, 1, [1])
+
+    async def elect(_: Admin, topic: str, partitions: list[int], election_type: int, address: str) -> None:
+        asked.append(address)
+
+    async def wait() -> None:
+        cluster.elect_unclean(place)
+        await asyncio.sleep(1.0)
+
+    with mock.patch.object(Admin, "link", link), mock.patch.object(Admin, "elect", elect):
+        cluster.loop.run_until_complete(wait())
+    cluster.loop.end(cluster.processes)
+    assert asked == ([] if is_late else cluster.addresses[:1])
 
 
 # -- coverage, and campaigns that resume

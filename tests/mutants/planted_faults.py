@@ -1148,6 +1148,13 @@ GROUPS: Final = (
         "A group's position is shown once it is committed.",
     ),
     Fault(
+        "uncommitted-groups-loaded",
+        "broker/offsets_topic.py",
+        "        await _committed(found, end)\n",
+        "",
+        "A new coordinator shows groups once all that it has read of them is committed.",
+    ),
+    Fault(
         "failed-commit-answered-as-success",
         "groups/shard.py",
         "        error = self._outcome(write)\n",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,15 @@ from tidemill.replication.waiting import CommitCallback
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
+    from tidemill.replication.partition import Partition
+
+log = logging.getLogger("tidemill.groups")
 
 READ_BYTES = 256 * 1024
 """One slice while a partition is loaded."""
 ACKS_ALL = -1
+COMMIT_S_USUAL = 5.0
+"""Followers of a new leader fetch within a second. What takes longer is told to the operator."""
 
 
 class PartitionOffsetsLog:
@@ -49,7 +55,7 @@ class PartitionOffsetsLog:
         return future
 
     async def read(self, partition: int) -> AsyncIterator[bytes]:
-        """All batches of the log, a slice of whole ones at a time.
+        """All batches of the log, a slice of whole ones at a time; ends once they are committed.
 
         Up to its end, not to the high watermark: a new leader may hold acknowledged records above its own.
         """
@@ -66,6 +72,31 @@ class PartitionOffsetsLog:
             if not whole:
                 return
             yield whole
+        await _committed(found, end)
+
+
+async def _committed(partition: Partition, end_offset: int) -> None:
+    """Returns once everything below ``end_offset`` is committed; a log line says so when that takes long.
+
+    Raises KafkaError when another broker leads the partition, or its disk fails, before that.
+    """
+    if partition.is_committed(end_offset):
+        return
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    partition.wait_committed(end_offset, CommitCallback(lambda error: _settle(future, error)))
+    done, _ = await asyncio.wait([future], timeout=COMMIT_S_USUAL)
+    if not done:
+        log.warning(
+            "%s-%d: its groups wait for offsets %d to %d to be committed: brokers %s are in sync, and"
+            " min.insync.replicas is %d; start the brokers that are down",
+            partition.topic,
+            partition.index,
+            partition.high_watermark,
+            end_offset - 1,
+            list(partition.isr),
+            partition.min_insync,
+        )
+    await future
 
 
 def _settle(future: asyncio.Future[None], error: KafkaError | None) -> None:

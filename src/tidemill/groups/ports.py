@@ -23,7 +23,9 @@ class OffsetsLog(Protocol):
         """Every batch from the start to the end of the log, a bounded slice of whole batches at a time.
 
         To its end, not to its high watermark: what a new leader has beyond that may have been acknowledged
-        by the one before, and will be committed.
+        by the one before. It ends once all that it read is committed, so that nobody is shown an offset
+        that a later leader does not have. Raises :class:`~tidemill.model.errors.KafkaError` when the
+        partition has another leader before.
         """
         ...
 

@@ -1,0 +1,104 @@
+"""What a new coordinator reads of ``__consumer_offsets``: all that its log holds, once that is committed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from replica_stage import FOLLOWER, LEADER, Broker
+
+from tidemill.broker import offsets_topic
+from tidemill.broker.offsets_topic import PartitionOffsetsLog
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.replication.partition import Partition
+
+AFTER_ALL_TURNS = 50
+
+
+class Reading:
+    """A broker that took the lead with two records, of which its predecessor committed none here."""
+
+    def __init__(self, min_insync_replicas: int = 1) -> None:
+        self.broker = Broker(LEADER)
+        self.broker.become(LEADER, 1)
+        self.broker.write(0, b"a", b"b")
+        self.broker.become(FOLLOWER, 2)
+        self.broker.become(LEADER, 3)
+        self.partition: Partition = self.broker.partitions[0]
+        self.partition.set_min_insync(min_insync_replicas, 0)
+        self.has_read = asyncio.Event()
+
+    async def read(self) -> None:
+        stands_for: Any = SimpleNamespace(partition=lambda topic, index: self.partition)
+        async for _ in PartitionOffsetsLog(stands_for).read(0):
+            self.has_read.set()
+
+    async def start(self) -> asyncio.Task[None]:
+        reading = asyncio.create_task(self.read())
+        await self.has_read.wait()
+        for _ in range(AFTER_ALL_TURNS):
+            await asyncio.sleep(0)
+        return reading
+
+
+def test_reading_ends_once_what_was_read_is_committed() -> None:
+    async def story() -> None:
+        stage = Reading()
+        reading = await stage.start()
+        assert not reading.done()
+        stage.partition.fetched_by(FOLLOWER, 1, 0, 1)
+        await asyncio.sleep(0)
+        assert not reading.done()
+        stage.partition.fetched_by(FOLLOWER, 2, 0, 2)
+        await asyncio.wait_for(reading, 5)
+
+    asyncio.run(story())
+
+
+def test_what_is_committed_already_is_not_waited_for() -> None:
+    async def story() -> None:
+        stage = Reading()
+        stage.partition.fetched_by(FOLLOWER, 2, 0, 1)
+        await asyncio.wait_for(stage.read(), 5)
+        assert stage.has_read.is_set()
+
+    asyncio.run(story())
+
+
+def test_reading_fails_when_another_broker_leads_before() -> None:
+    async def story() -> None:
+        stage = Reading()
+        reading = await stage.start()
+        stage.broker.become(FOLLOWER, 4)
+        with pytest.raises(KafkaError) as caught:
+            await asyncio.wait_for(reading, 5)
+        assert caught.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    asyncio.run(story())
+
+
+def test_operators_are_told_what_a_coordinator_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(offsets_topic, "COMMIT_S_USUAL", 0.0)
+    told: asyncio.Queue[logging.LogRecord] = asyncio.Queue()
+    handler = logging.Handler()
+    handler.emit = told.put_nowait  # type: ignore[method-assign]
+    logger = logging.getLogger("tidemill.groups")
+    monkeypatch.setattr(logger, "handlers", [handler])
+
+    async def story() -> logging.LogRecord:
+        stage = Reading(min_insync_replicas=2)
+        stage.broker.become(LEADER, 4, (LEADER,))
+        reading = await stage.start()
+        record = await asyncio.wait_for(told.get(), 5)
+        reading.cancel()
+        return record
+
+    assert asyncio.run(story()).getMessage() == (
+        "t-0: its groups wait for offsets 0 to 1 to be committed: brokers [1] are in sync, and"
+        " min.insync.replicas is 2; start the brokers that are down"
+    )

@@ -228,6 +228,33 @@ async def test_a_log_that_cannot_be_read_is_tried_again() -> None:
 
 
 @on_stage
+async def test_a_broker_that_stops_leaves_the_question_for_positions_of_a_moved_group_unanswered() -> None:
+    async with Stage() as stage:
+        await stage.service.commit(commit())
+        stage.service.begin_stop()
+        assert (await stage.service.fetch("g"))[1]["t"][0].offset == 5, "until the group has moved"
+        stage.service.resign(stage.partition())
+        asking = asyncio.ensure_future(stage.service.fetch("g"))
+        assert stage.service.heartbeat("g", "m", 1, None) is ErrorCode.NOT_COORDINATOR
+        await stage.time.advance(2_990)
+        assert not asking.done()
+        await stage.service.stop()
+        assert await asyncio.wait_for(asking, 5) == (ErrorCode.NOT_COORDINATOR, {}), "to a closed connection"
+
+
+@on_stage
+async def test_a_broker_that_takes_long_to_stop_answers_the_question_for_positions() -> None:
+    async with Stage() as stage:
+        stage.service.begin_stop()
+        stage.service.resign(stage.partition())
+        asking = asyncio.ensure_future(stage.service.fetch("g"))
+        await stage.time.advance(2_990)
+        assert not asking.done()
+        await stage.time.advance(20)
+        assert await asyncio.wait_for(asking, 5) == (ErrorCode.NOT_COORDINATOR, {})
+
+
+@on_stage
 async def test_who_waits_is_sent_away_when_the_partition_moves() -> None:
     async with Stage(initial_rebalance_delay_ms=3_000) as stage:
         partition = stage.partition()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,15 @@ import pytest
 from cluster_stage import Stage, cluster, produce, until
 from confluent_kafka import Consumer, Producer
 from kazoo.client import KazooClient
+from wire_peer import WirePeer
 
 from tidemill.client import ClientError, ConfigResource, ResourceType
+from tidemill.groups.ports import OFFSETS_TOPIC
+from tidemill.model.errors import ErrorCode
 from tidemill.testing.zookeeper import ZooKeeper
+from tidemill.wire.apis import ApiKey
+from tidemill.wire.messages.find_coordinator import FindCoordinatorRequest
+from tidemill.wire.messages.offset_fetch import OffsetFetchRequest
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +156,32 @@ def test_a_killed_leader_is_followed_by_another_and_comes_back(stage: Stage) -> 
 
     until(in_sync, "the killed broker is in sync again")
     assert consume(stage, "killed", 100, "killed-again") == list(range(100))
+
+
+def test_positions_asked_of_a_broker_that_stops_come_with_no_error(stage: Stage) -> None:
+    # Told that the group has moved, a consumer of librdkafka 2.16 would never ask again: the connection that
+    # ends makes it ask.
+    assert produce(stage, "asked", range(5)) == list(range(5))
+    assert consume(stage, "asked", 5, "asking") == list(range(5))
+    with WirePeer(stage.bootstrap.split(",")[0]) as peer:
+        coordinator = peer.ask(ApiKey.FIND_COORDINATOR, 1, FindCoordinatorRequest(key="asking")).node_id
+    stopped = stage.brokers[coordinator]
+    errors: list[int] = []
+
+    def ask_until_closed(peer: WirePeer) -> None:
+        request = OffsetFetchRequest(group_id="asking", topics=None)
+        while True:
+            errors.append(peer.ask(ApiKey.OFFSET_FETCH, 5, request).error_code)
+
+    with WirePeer(stopped.bootstrap) as peer:
+        stopping = threading.Thread(target=stopped.stop)
+        stopping.start()
+        with pytest.raises(OSError, match=r"closed|reset|Broken pipe"):
+            ask_until_closed(peer)
+        stopping.join()
+    stopped.start()
+    assert set(errors) == {ErrorCode.NONE}
+    stage.until_in_sync(OFFSETS_TOPIC, [1, 2, 3])
 
 
 def _other(stage: Stage, number: int) -> int:

@@ -50,6 +50,9 @@ LOAD_SLICE_RECORDS: Final = 500
 """Records replayed before others get the loop: about two milliseconds."""
 LOAD_RETRY_MS: Final = 1_000
 EXPIRE_SLICE_GROUPS: Final = 200
+UNANSWERED_MS: Final = 3_000
+"""How long a broker that stops leaves an OffsetFetch for a group that has moved unanswered. Its connections
+are closed before that, unless other partitions take long to hand over."""
 MEMBER_NAME_CHARACTERS_MAX: Final = 255
 """What a member's id takes over of its client's: a string of the protocol has an end."""
 SERVICE: Final = 0
@@ -87,6 +90,9 @@ class GroupService:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loads: set[asyncio.Task[Any]] = set()
         self._ensuring: asyncio.Task[None] | None = None
+        self._tells_moves = asyncio.Event()
+        """Set unless the broker is about to stop: an OffsetFetch for a group that has moved is answered."""
+        self._tells_moves.set()
 
     @classmethod
     def from_broker(
@@ -108,8 +114,19 @@ class GroupService:
         """Begins to look for expired offsets every now and then."""
         self._timers.set((SERVICE, "expire"), self._timers.now_ms() + self._expire_interval_ms)
 
+    def begin_stop(self) -> None:
+        """The broker hands its partitions over, and closes its connections soon.
+
+        From now on an OffsetFetch for a group that has moved away is left unanswered: every client asks
+        again when its connection ends, but librdkafka 2.16 drops a question that NOT_COORDINATOR answers,
+        and its consumer stands still until the next rebalance.
+        """
+        self._tells_moves.clear()
+        self._timers.set((SERVICE, "tell moves"), self._timers.now_ms() + UNANSWERED_MS)
+
     async def stop(self) -> None:
         """Sends everybody who waits elsewhere, and ends."""
+        self._tells_moves.set()
         for partition in list(self._shards):
             self.resign(partition)
         self._timers.close()
@@ -222,6 +239,9 @@ class GroupService:
 
     def _timer_fired(self, key: Hashable) -> None:
         number, what = cast("tuple[int, Hashable]", key)
+        if number == SERVICE and what == "tell moves":
+            self._tells_moves.set()
+            return
         if number == SERVICE:
             self.start()
             self._spawn(self._expire_in_time())
@@ -394,13 +414,16 @@ class GroupService:
     ) -> tuple[ErrorCode, dict[str, dict[int, CommittedOffset]]]:
         """What the group has committed, by topic and partition: not to be changed, and read at once.
 
-        With ``require_stable`` after what is on its way to the log has arrived.
+        With ``require_stable`` after what is on its way to the log has arrived. For a group that has moved
+        from a broker that is about to stop, NOT_COORDINATOR comes late (:meth:`begin_stop`).
         """
         shard, error = self._find(group_id)
         if shard is not None and require_stable:
             await shard.settled()
             shard, error = self._find(group_id)
         if shard is None:
+            if error is ErrorCode.NOT_COORDINATOR:
+                await self._tells_moves.wait()
             return error, {}
         return ErrorCode.NONE, shard.core.offsets(group_id)
 

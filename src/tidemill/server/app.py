@@ -394,6 +394,7 @@ class BrokerServer:
             return
         self._stopped = True
         if self._started and self.seat is not None:
+            self.broker.groups.begin_stop()
             await self.seat.hand_over()
         if self._listening:
             self.acceptor.close()

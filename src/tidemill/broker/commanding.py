@@ -6,7 +6,7 @@ No input or output here.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from tidemill.broker.carrying_out import changed_partitions
 from tidemill.broker.commands import DURING_DELETION, WHOLE_IMAGE, Key
@@ -46,6 +46,10 @@ class Stop(NamedTuple):
     delete: bool
 
 
+DELETION: Final = Stop(DURING_DELETION, True)
+"""Of each replica of a topic that is deleted: one object, as there may be ten thousand."""
+
+
 class Command:
     """What one broker has to know and has not confirmed."""
 
@@ -76,8 +80,10 @@ class Command:
             self.has_news = True
         self.whole = self.whole or newer.whole
         for key in (*newer.stops, *newer.gone):
-            for index in newer.stops.get(key, ()):
-                self.states.get(key, {}).pop(index, None)
+            states = self.states.get(key)
+            if states:
+                for index in newer.stops.get(key, ()):
+                    states.pop(index, None)
         for key in newer.gone:
             self.metadata.pop(key, None)
         self.gone.update(newer.gone)
@@ -157,9 +163,7 @@ def _move_away(command: Command, old: TopicImage, new: TopicImage, broker_id: in
 def _delete(command: Command, topic: TopicImage, broker_id: int) -> None:
     key = (topic.name, topic.topic_id)
     command.gone[key] = None
-    stops = {
-        one.partition: Stop(DURING_DELETION, True) for one in topic.partitions if broker_id in one.replicas
-    }
+    stops = {one.partition: DELETION for one in topic.partitions if broker_id in one.replicas}
     if stops:
         command.stops[key] = stops
 

@@ -33,9 +33,10 @@ from simulated_admins import RecordDeleter
 from simulated_clients import Client, Consumer, Producer
 from simulated_disk import SimulatedFiles
 from simulated_faults import Faults
-from simulated_loop import START_S, Process, SimulatedClock, SimulatedLoop
+from simulated_loop import START_S, JobsInOrder, Process, SimulatedClock, SimulatedLoop
 from simulated_network import WORLD, Network, Weather
 
+from tidemill.log import closing, loading, manager
 from tidemill.log.log import Log
 from tidemill.log.open_files import OPEN_FILES
 from tidemill.log.recovery import Opening
@@ -65,6 +66,8 @@ ON_DUTY_S = 0.5
 """An operator on duty looks so often."""
 CUT_DOUBTFUL = ReplicaManager._cut_doubtful
 OPEN_LOG = Opening.open
+WITH_THREADS = (closing, loading, manager)
+"""These modules have jobs done by threads, and wait for them."""
 LOOK_EVERY = 8
 """Steps between two looks at the brokers' partitions."""
 
@@ -296,6 +299,7 @@ class Simulation:
                 mock.patch.object(secrets, "token_bytes", self.random.randbytes),
                 mock.patch.object(ReplicaManager, "_cut_doubtful", lambda *of: self._cut_doubtful(*of)),
                 mock.patch.object(Opening, "open", lambda opening: self._open_log(opening)),
+                *(mock.patch.object(one, "ThreadPoolExecutor", JobsInOrder) for one in WITH_THREADS),
                 *self.patches(),
             ):
                 stack.enter_context(patch)

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from unittest import mock
@@ -57,6 +58,22 @@ def test_clusters_keep_their_promises(seed: int) -> None:
 @pytest.mark.parametrize("seed", starts(REPLICATION_SEEDS, SEEDS_A_TEST))
 def test_replication_keeps_its_promises(seed: int) -> None:
     run(ReplicationCluster, range(seed, seed + SEEDS_A_TEST))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", [FullCluster, ReplicationCluster])
+def test_a_run_starts_no_thread(kind: type[Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No seed decides which of two threads is first."""
+    started: list[str] = []
+    start = threading.Thread.start
+
+    def note(thread: threading.Thread) -> None:
+        started.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", note)
+    kind(2).run()
+    assert started == []
 
 
 def replicas_held() -> list[object]:

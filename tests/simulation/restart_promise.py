@@ -23,7 +23,7 @@ DATA = "/data"
 
 
 class Remembered(NamedTuple):
-    """The files of a log when its process ended. ``may_lose``: what was not synced may be gone."""
+    """The segments of a log when its process ended. ``may_lose``: what was not synced may be gone."""
 
     files: dict[str, bytes]
     may_lose: bool
@@ -44,7 +44,7 @@ class RestartPromise:
                 continue
             key = (files, directory)
             before = self._before.get(key)
-            now = files.stored(f"{DATA}/{directory}")
+            now = files.stored(f"{DATA}/{directory}", is_compared)
             if before is not None and is_same_log(before.files, now):
                 # Nobody has opened it since: what it held then is what counts.
                 self._before[key] = before._replace(may_lose=before.may_lose or may_lose)
@@ -62,7 +62,7 @@ class RestartPromise:
         """A process has opened a log, and has not served it yet."""
         directory = log.directory.rpartition("/")[2]
         before = self._before.pop((files, directory), None)
-        now = files.stored(log.directory)
+        now = files.stored(log.directory, is_compared)
         if before is None or before.files == now or not is_same_log(before.files, now):
             return
         start, end = int(log.start_offset), int(log.end_offset)
@@ -103,6 +103,11 @@ class RestartPromise:
                 else:
                     unexplained.append(base)
         return unexplained
+
+
+def is_compared(name: str) -> bool:
+    """Whether a file of this name is a segment, or tells of which topic id the log is."""
+    return name == PARTITION_METADATA or offset_of(name, LOG) >= 0
 
 
 def is_same_log(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:

@@ -40,6 +40,8 @@ FETCH_VERSIONS = (7, 10, 12, 13)
 BY_TOPIC_ID = 13
 """From this version on Produce and Fetch name a topic by its id."""
 FETCH_WAIT_MS = 200
+NAMES = {int(one): one.name for one in ErrorCode}
+"""The names of error codes."""
 
 
 class Refused(Exception):
@@ -52,7 +54,7 @@ class Refused(Exception):
 
 def name_of(code: int) -> str:
     """The name of an error code."""
-    return {int(one): one.name for one in ErrorCode}.get(code, str(code))
+    return NAMES.get(code, str(code))
 
 
 class Client:

@@ -117,21 +117,19 @@ class SimulatedFiles(FaultyFiles):
 
     def directories(self, parent: str) -> list[str]:
         """The names of the directories in another; no operation that may fail."""
-        prefix = parent + "/"
-        return [
-            path[len(prefix) :]
-            for path, node in self._names.items()
-            if node is None and path.startswith(prefix) and "/" not in path[len(prefix) :]
-        ]
+        return [name for name in self._names.names_in(parent) if self._names[f"{parent}/{name}"] is None]
 
-    def stored(self, directory: str) -> dict[str, bytes]:
-        """The files in a directory, as a process would read them; no operation that may fail."""
-        prefix = directory + "/"
-        return {
-            path[len(prefix) :]: node.current.read(0, len(node.current))
-            for path, node in self._names.items()
-            if node is not None and path.startswith(prefix)
-        }
+    def stored(self, directory: str, is_wanted: Callable[[str], bool]) -> dict[str, bytes]:
+        """The files of wanted names in a directory, as a process would read them; no operation that may fail.
+
+        Indexes are large and nearly empty: who needs none does not want any.
+        """
+        found = {}
+        for name in filter(is_wanted, self._names.names_in(directory)):
+            node = self._names[f"{directory}/{name}"]
+            if node is not None:
+                found[name] = node.current.read(0, len(node.current))
+        return found
 
     def durable_names(self, directory: str) -> list[str]:
         """The names in a directory that a power cut would leave."""

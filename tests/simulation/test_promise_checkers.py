@@ -11,7 +11,7 @@ from compaction_promise import Raw
 from event_log import EventLog
 from keyed_messages import is_tombstone, key_of
 from promises import ALL, GROUPS_LOG, LEADER, Message, Promises, Sent, TopicSettings
-from restart_promise import RestartPromise
+from restart_promise import RestartPromise, is_compared
 from simulated_disk import SimulatedFiles
 from simulated_loop import SimulatedLoop
 
@@ -559,6 +559,16 @@ def test_a_log_of_which_a_power_cut_leaves_nothing_begins_anew() -> None:
     one.files.make_directory("/data/t-0")
     one.holds({1: b"c"})
     assert one.opened(2) == []
+
+
+def test_a_log_is_remembered_without_its_indexes() -> None:
+    """They are large: a run of many restarts would do little else than copy them."""
+    one = Restarted()
+    one.holds({0: b"a", 2: b"b"})
+    one.files.open("/data/t-0/00000000000000000000.index", create=True).append([bytes(1000)])
+    one.files.replace("/data/t-0/partition.metadata", b"version: 0")
+    names = sorted(one.files.stored("/data/t-0", is_compared))
+    assert names == ["00000000000000000000.log", "00000000000000000002.log", "partition.metadata"]
 
 
 def test_records_that_were_deleted_are_not_missed_after_a_restart() -> None:

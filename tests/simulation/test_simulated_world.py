@@ -22,6 +22,7 @@ from test_coordination_engines_agree import told
 
 from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.port import Create, Event, EventKind, SessionState, Store, StoreUnavailable
+from tidemill.testing.files import FaultyFiles
 
 TIMEOUT_S = 6.0
 
@@ -414,3 +415,35 @@ def test_a_coroutine_that_waits_as_it_ends_is_ended_with_its_world() -> None:
     loop.run_forever()
     loop.end([process])
     assert ended == ["one"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_directory_holds_what_was_put_into_it_and_not_taken_out(seed: int) -> None:
+    random = Random(seed)
+    files = FaultyFiles()
+    paths = {"/a", "/a/b", "/a/c"}
+    for path in sorted(paths):
+        files.make_directory(path)
+    if seed % 2:
+        files.sync_directory("/")
+        files.sync_directory("/a")
+    for number in range(60):
+        old = random.choice(sorted(paths - {"/a", "/a/b"}) or ["/a/c"])
+        new = f"{random.choice(('/a', '/a/b'))}/{number}"
+        if random.random() < 0.4:
+            files.replace(new, b"x")
+            paths.add(new)
+        elif random.random() < 0.7 and old in paths and not new.startswith(old + "/"):
+            files.rename(old, new)
+            paths = {new + one[len(old) :] if (one + "/").startswith(old + "/") else one for one in paths}
+        elif old in paths and not any(one.startswith(old + "/") for one in paths):
+            files.remove(old)
+            paths.discard(old)
+        for directory in ("/a", "/a/b"):
+            names = [one.rpartition("/")[2] for one in paths if one.rpartition("/")[0] == directory]
+            assert files.list(directory) == sorted(names)
+    for directory in ("/", "/a", "/a/b"):
+        files.sync_directory(directory)
+    files.power_cut()
+    assert files.list("/a/b") == sorted(one[len("/a/b/") :] for one in paths if one.startswith("/a/b/"))
+    assert set(files.list("/a")) == {one.split("/")[2] for one in paths if one.count("/") > 1}

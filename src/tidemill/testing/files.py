@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 from random import Random
 from typing import Any, Final
 
@@ -232,6 +233,44 @@ class _Lock:
         self._files.locks.discard(self._path)
 
 
+class _Names(dict[str, "_Node | None"]):
+    """Paths and what they name, None for a directory; knows what is in each directory."""
+
+    def __init__(self, names: Mapping[str, _Node | None]) -> None:
+        super().__init__()
+        self._in: dict[str, dict[str, None]] = {}
+        for path, node in names.items():
+            self[path] = node
+
+    def __setitem__(self, path: str, node: _Node | None) -> None:
+        super().__setitem__(path, node)
+        if path != "/":
+            parent, _, name = path.rpartition("/")
+            self._in.setdefault(parent, {})[name] = None
+
+    def __delitem__(self, path: str) -> None:
+        super().__delitem__(path)
+        parent, _, name = path.rpartition("/")
+        del self._in[parent][name]
+
+    def take(self, path: str) -> _Node | None:
+        """Removes a path; returns what it named."""
+        node = self[path]
+        del self[path]
+        return node
+
+    def names_in(self, directory: str) -> list[str]:
+        """The names of what is in a directory, in the order in which they came."""
+        return list(self._in.get(directory.rstrip("/"), ()))
+
+    def with_all_below(self, path: str) -> list[str]:
+        """A path and, of a directory, those of all that is in it and in those in it."""
+        if self[path] is not None:
+            return [path]
+        prefix = path + "/"
+        return [one for one in list(self) if one == path or one.startswith(prefix)]
+
+
 class FaultyFiles(Files):
     """The file system. ``space_bytes`` is what fits on it; None: no limit. :attr:`now_ms` is its clock."""
 
@@ -242,8 +281,8 @@ class FaultyFiles(Files):
         self.boots = 0
         self.locks: set[str] = set()
         self.operations: list[tuple[str, str]] = []
-        self._names: dict[str, _Node | None] = {"/": None}
-        self._durable_names: dict[str, _Node | None] = {"/": None}
+        self._names = _Names({"/": None})
+        self._durable_names = _Names({"/": None})
         self._faults: list[list[Any]] = []
 
     # -- faults
@@ -310,8 +349,8 @@ class FaultyFiles(Files):
             fresh.modified_ms = node.modified_ms
             fresh.pages = set(range((len(content) + PAGE_BYTES - 1) // PAGE_BYTES))
             names[path] = fresh
-        self._names = names
-        self._durable_names = dict(names)
+        self._names = _Names(names)
+        self._durable_names = _Names(names)
 
     def kill(self) -> None:
         """The process stops, the machine goes on: everything written is there. Open files are dead."""
@@ -365,12 +404,7 @@ class FaultyFiles(Files):
     def list(self, directory: str) -> list[str]:
         self.check("list", directory)
         self._need_directory(directory)
-        prefix = directory.rstrip("/") + "/"
-        return sorted(
-            path[len(prefix) :]
-            for path in list(self._names)
-            if path.startswith(prefix) and path != "/" and "/" not in path[len(prefix) :]
-        )
+        return sorted(self._names.names_in(directory))
 
     def make_directory(self, path: str) -> None:
         self.check("make_directory", path)
@@ -384,8 +418,8 @@ class FaultyFiles(Files):
         self.check("rename", old)
         if old not in self._names:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), old)
-        for path in [path for path in list(self._names) if path == old or path.startswith(old + "/")]:
-            self._names[new + path[len(old) :]] = self._names.pop(path)
+        for path in self._names.with_all_below(old):
+            self._names[new + path[len(old) :]] = self._names.take(path)
 
     def remove(self, path: str) -> None:
         self.check("remove", path)
@@ -397,19 +431,14 @@ class FaultyFiles(Files):
 
     def sync_directory(self, path: str) -> None:
         self.check("sync_directory", path)
-        prefix = path.rstrip("/") + "/"
+        directory = path.rstrip("/")
         kept = {id(node) for node in list(self._durable_names.values()) if node is not None}
         for table in (self._durable_names, self._names):
-            for name in [
-                name for name in list(table) if name.startswith(prefix) and "/" not in name[len(prefix) :]
-            ]:
+            for name in [f"{directory}/{one}" for one in table.names_in(directory)]:
                 if name not in self._names:
-                    for below in [
-                        other for other in list(self._durable_names) if other.startswith(name + "/")
-                    ]:
-                        del self._durable_names[below]
-                    self._durable_names.pop(name, None)
-                elif name != "/":
+                    for gone in self._durable_names.with_all_below(name):
+                        del self._durable_names[gone]
+                else:
                     if self._names[name] is None and name not in self._durable_names:
                         # A directory that was renamed keeps what is in it. The copy is made in one step:
                         # other threads change names.

@@ -17,7 +17,7 @@ from promises import ALL
 from simulated_admins import RecordDeleter
 from simulated_network import Weather
 
-from simulation import TOPIC, Node
+from simulation import LOOK_EVERY, TOPIC, Node
 from tidemill.broker.broker import Broker
 from tidemill.coordination.nodes import BrokerNode, PartitionStateNode
 from tidemill.replication.partition import Partition
@@ -106,7 +106,8 @@ class EmptyDiskScenario(FullCluster):
             self._check_stopped()
 
     def _look(self) -> None:
-        super()._look()
+        if self.loop.steps % LOOK_EVERY == 0:
+            super()._look()
         for moment in list(self._moments):
             condition, action, future = moment
             if condition():

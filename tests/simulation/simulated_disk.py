@@ -41,6 +41,8 @@ class SimulatedFile(FaultyFile):
 class SimulatedFiles(FaultyFiles):
     """The file system of a simulated machine; it outlives the machine's processes."""
 
+    _file_type = SimulatedFile
+
     def __init__(self, loop: SimulatedLoop) -> None:
         super().__init__()
         self.loop = loop
@@ -57,17 +59,14 @@ class SimulatedFiles(FaultyFiles):
         """The name of the first segment of the exchange that runs, without its suffix."""
         self._has_stopped = False
 
-    def open(self, path: str, create: bool = False, read_only: bool = False) -> SimulatedFile:
-        super().open(path, create, read_only)
-        return SimulatedFile(self, path, self._file_node(path))
-
     def check(self, operation: str, path: str) -> None:
         self.now_ms = WALL_MS + int((self.loop.time() - START_S) * 1000)
         if self.loop.is_in_job:
             self._stop_here(operation, path)
-        super().check(operation, path)
-        # Nobody asks which operations there were, and there are many.
-        self.operations.clear()
+        if self._faults:
+            super().check(operation, path)
+            # Nobody asks which operations there were, and there are many.
+            self.operations.clear()
 
     def drop_syncs(self, path_part: str, times: int) -> None:
         """Lets the next syncs of such files fail that have something to write."""

@@ -64,6 +64,52 @@ PROCESS: ContextVar[Process | None] = ContextVar("process", default=None)
 """For which process the present callback runs; None for the world itself."""
 
 
+class Call(asyncio.Handle):
+    """A handle made with less work: of a loop that is never debugged, and there are many."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, callback: Callable[..., Any], args: tuple[Any, ...], loop: Any, context: Context | None
+    ) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+
+
+class TimedCall(asyncio.TimerHandle):
+    """As :class:`Call`, with a time."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        args: tuple[Any, ...],
+        loop: Any,
+        context: Context | None,
+    ) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+        self._when = when
+        self._scheduled = False
+
+    def cancel(self) -> None:
+        """It is not called; the heap drops it when its time comes."""
+        self._cancelled = True
+        self._callback = self._args = None
+
+
 class NumberedTask(asyncio.Task[Any]):
     """A task that lies in sets where its number puts it, and not where its address does."""
 
@@ -91,7 +137,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.random = random
         self.steps = 0
         """Timers that have fired."""
+        self._stopping = False
         self.on_step: Callable[[], None] | None = None
+        """Called after every :attr:`steps_a_look` steps."""
+        self.steps_a_look = 1
         self._now = START_S
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._order = 0
@@ -111,7 +160,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         """Runs it in this instant, after what was asked for before."""
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = Call(callback, args, self, context)
         self._soon.append(handle)
         return handle
 
@@ -131,31 +180,29 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Runs it at ``when``."""
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        handle = TimedCall(when, callback, args, self, context)
         self._order += 1
         heapq.heappush(self._timers, (when, self._order, handle))
         return handle
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """The heap drops it when its time comes."""
-
     def _run_once(self) -> None:
-        """What a turn of the loop is: everything that is due now, or the next timer."""
-        if not self._soon:
-            self._wait()
-        due, self._soon = self._soon, []
-        for place, handle in enumerate(due):
-            if not handle.cancelled() and self._may_run(handle):
-                handle._run()
-            if self._stopping:  # type: ignore[attr-defined]
-                self._soon = [*due[place + 1 :], *self._soon]
-                return
+        """Turns of the loop, each of all that is due now or of the next timer, until it is to stop."""
+        while True:
+            if not self._soon:
+                self._wait()
+            due, self._soon = self._soon, []
+            for place, handle in enumerate(due):
+                if not handle._cancelled:  # type: ignore[attr-defined]
+                    self._call(handle)
+                if self._stopping:
+                    self._soon = [*due[place + 1 :], *self._soon]
+                    return
 
     def _wait(self) -> None:
         """Lets time pass until a timer fires."""
         while self._timers:
             when, _, handle = heapq.heappop(self._timers)
-            if handle.cancelled():
+            if handle._cancelled:  # type: ignore[attr-defined]
                 continue
             process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
             if process is not None and not process.alive:
@@ -163,20 +210,28 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._now = max(self._now, when)
             self.steps += 1
             self._soon.append(handle)
-            if self.on_step is not None:
+            if self.on_step is not None and self.steps % self.steps_a_look == 0:
                 self.on_step()
             return
         raise NothingLeft("nothing will ever happen again")
 
-    def _may_run(self, handle: asyncio.Handle) -> bool:
-        process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
-        if process is None:
-            return True
-        if process.paused:
-            process.held.append(handle)
-            return False
-        alive: bool = process.alive
-        return alive
+    def _call(self, handle: Any) -> None:
+        """Calls back, if the process lives and does not stand still."""
+        context = handle._context
+        process = context.get(PROCESS)
+        if process is not None:
+            if process.paused:
+                process.held.append(handle)
+                return
+            if not process.alive:
+                return
+        try:
+            context.run(handle._callback, *handle._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as problem:  # noqa: BLE001 - as every loop of asyncio has it
+            message = f"Exception in callback {handle!r}"
+            self.call_exception_handler({"message": message, "exception": problem, "handle": handle})
 
     # -- processes
 

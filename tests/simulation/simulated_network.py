@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextvars import Context
+from math import log
 from random import Random
 from typing import Any, NamedTuple
 
@@ -234,11 +235,13 @@ class Socket:
         """Has the program called, if it wants to be and there is a reason."""
         if self._poked:
             return
-        for handle, is_due in ((self._reader, self._is_readable), (self._writer, self._is_writable)):
-            if handle is not None and is_due:
-                self._poked = True
-                self.network.loop.call_soon(self._call, context=context_of(handle))
+        handle = self._reader
+        if handle is None or not self._is_readable:
+            handle = self._writer
+            if handle is None or not self._is_writable:
                 return
+        self._poked = True
+        self.network.loop.call_soon(self._call, context=context_of(handle))
 
     def _call(self) -> None:
         self._poked = False
@@ -337,7 +340,10 @@ class Network:
         """How long the next packet takes."""
         weather = self.weather
         is_slow = self.random.random() < weather.slow
-        return self.random.expovariate(1 / (weather.slow_s_mean if is_slow else weather.delay_s_mean))
+        # As Random.expovariate() has it.
+        return -log(1.0 - self.random.random()) / (
+            1 / (weather.slow_s_mean if is_slow else weather.delay_s_mean)
+        )
 
     def arrival_s(self) -> float:
         """When a packet arrives that is sent now."""

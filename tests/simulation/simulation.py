@@ -351,7 +351,7 @@ class Simulation:
         return one
 
     async def _run(self) -> None:
-        self.loop.on_step = self._look
+        self.loop.on_step, self.loop.steps_a_look = self._look, LOOK_EVERY
         for node in self.nodes:
             node.boot()
         await self._begin_clients()
@@ -371,22 +371,21 @@ class Simulation:
         self._check_logs()
 
     def _look(self) -> None:
-        steps = self.loop.steps
-        if steps % LOOK_EVERY == 0:
-            for node in self.nodes:
-                partitions = node.partitions
-                self.log_watch.look(node.node_id, partitions)
-                for partition in partitions:
-                    place = (partition.topic, int(partition.index))
-                    if not partition.is_leader:
-                        self.promises.deposed.followed(place, int(partition.leader), self.loop.time())
-                    elif not partition.failed:
-                        epoch = int(partition.leader_epoch)
-                        self.promises.leads(place, partition.log.topic_id, epoch, node.node_id)
-            if self._begun_s is not None and not self._stopped.done():
-                self._count_waiting()
-                if self._is_enough(self._begun_s):
-                    self._stopped.set_result(None)
+        now = self.loop.time()
+        for node in self.nodes:
+            partitions = node.partitions
+            self.log_watch.look(node.node_id, partitions)
+            for partition in partitions:
+                place = (partition.topic, int(partition.index))
+                if not partition.is_leader:
+                    self.promises.deposed.followed(place, int(partition.leader), now)
+                elif not partition.failed:
+                    epoch = int(partition.leader_epoch)
+                    self.promises.leads(place, partition.log.topic_id, epoch, node.node_id)
+        if self._begun_s is not None and not self._stopped.done():
+            self._count_waiting()
+            if self._is_enough(self._begun_s):
+                self._stopped.set_result(None)
 
     def _count_waiting(self) -> None:
         """Counts the time since the last look if all that producers write to waits for an operator."""

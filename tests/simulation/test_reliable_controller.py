@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from replication_cluster import ReplicationCluster
 
-from simulation import TOPIC
+from simulation import LOOK_EVERY, TOPIC
 
 PATIENCE_S = 20.0
 
@@ -17,7 +17,7 @@ class FailedDirectoryScenario(ReplicationCluster):
     """The leader of a partition has a disk that takes nothing any more, and lives on."""
 
     async def _run(self) -> None:
-        self.loop.on_step = self._look
+        self.loop.on_step, self.loop.steps_a_look = self._look, LOOK_EVERY
         for node in self.nodes:
             node.boot()
         await self._begin_clients()

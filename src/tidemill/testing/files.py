@@ -274,6 +274,8 @@ class _Names(dict[str, "_Node | None"]):
 class FaultyFiles(Files):
     """The file system. ``space_bytes`` is what fits on it; None: no limit. :attr:`now_ms` is its clock."""
 
+    _file_type = FaultyFile
+
     def __init__(self, space_bytes: int | None = None) -> None:
         self.space_bytes = space_bytes
         self.now_ms = 0
@@ -366,7 +368,7 @@ class FaultyFiles(Files):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             self._need_directory(os.path.dirname(path))
             self._names[path] = _Node()
-        return FaultyFile(self, path, self._file_node(path))
+        return self._file_type(self, path, self._file_node(path))
 
     def read(self, path: str) -> bytes:
         self.check("read", path)
@@ -432,20 +434,23 @@ class FaultyFiles(Files):
     def sync_directory(self, path: str) -> None:
         self.check("sync_directory", path)
         directory = path.rstrip("/")
-        kept = {id(node) for node in list(self._durable_names.values()) if node is not None}
-        for table in (self._durable_names, self._names):
-            for name in [f"{directory}/{one}" for one in table.names_in(directory)]:
-                if name not in self._names:
+        before = self._durable_names.copy()
+        in_it = dict.fromkeys([*self._durable_names.names_in(directory), *self._names.names_in(directory)])
+        for name in [f"{directory}/{one}" for one in in_it]:
+            if name not in self._names:
+                if name in self._durable_names:
                     for gone in self._durable_names.with_all_below(name):
                         del self._durable_names[gone]
-                else:
-                    if self._names[name] is None and name not in self._durable_names:
-                        # A directory that was renamed keeps what is in it. The copy is made in one step:
-                        # other threads change names.
-                        for below, node in self._names.copy().items():
-                            if below.startswith(name + "/") and id(node) in kept:
-                                self._durable_names[below] = node
-                    self._durable_names[name] = self._names[name]
+                continue
+            if self._names[name] is None and name not in self._durable_names:
+                # A directory that was renamed keeps what is in it. The copy is made in one step:
+                # other threads change names.
+                kept = {id(node) for node in before.values() if node is not None}
+                for below, node in self._names.copy().items():
+                    if below.startswith(name + "/") and id(node) in kept:
+                        self._durable_names[below] = node
+            if name not in before or before[name] is not self._names[name]:
+                self._durable_names[name] = self._names[name]
 
     def free_bytes(self, path: str) -> int:
         if self.space_bytes is None:

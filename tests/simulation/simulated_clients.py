@@ -427,6 +427,10 @@ class Consumer(Client):
         ((one,),) = [topic.partitions for topic in answer.topics]
         if one.error_code:
             raise Refused(one.error_code)
+        known = self.promises.partitions.get(self.place)
+        if known is not None and known.topic_id != self.topic_id:
+            # ListOffsets names no topic id: the answer may be of the topic that was made anew.
+            raise Refused(ErrorCode.UNKNOWN_TOPIC_ID)
         self.events.add(lambda: f"offset {timestamp} of {self.place} is {one.offset}")
         return int(one.offset)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
+from random import Random
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from compaction_promise import Raw
@@ -12,6 +14,7 @@ from event_log import EventLog
 from keyed_messages import is_tombstone, key_of
 from promises import ALL, GROUPS_LOG, LEADER, Message, Promises, Sent, TopicSettings
 from restart_promise import RestartPromise, is_compared
+from simulated_clients import LATEST, Consumer, Refused
 from simulated_disk import SimulatedFiles
 from simulated_loop import SimulatedLoop
 
@@ -664,3 +667,25 @@ def test_only_a_former_leader_may_show_deleted_records() -> None:
         checked.promises.start_told(PLACE, ID, 0, checked.now, broker)
         assert [problem.partition(":")[0] for problem in checked.broken] == expected
         assert checked.counts["excuse former-leader"] == (broker == 1)
+
+
+# -- answers that name no topic id
+
+
+@pytest.mark.parametrize("is_anew", [False, True])
+def test_the_end_of_a_topic_that_was_made_anew_says_nothing_of_the_one_before(is_anew: bool) -> None:
+    checked = Checked()
+    consumer = Consumer("consumer", [], "t", checked.promises, Random(1), partition=0, again=0.0)
+    consumer.topic_id = ID
+    answer = SimpleNamespace(partitions=[SimpleNamespace(error_code=0, offset=7)])
+
+    async def ask(*_: Any) -> Any:
+        return SimpleNamespace(topics=[answer])
+
+    cast(Any, consumer).ask = ask
+    if is_anew:
+        checked.promises.topic_written("t", bytes(16), {0: [1, 2, 3]}, {}, {})
+        with pytest.raises(Refused, match="UNKNOWN_TOPIC_ID"):
+            asyncio.run(consumer._ask_offset("broker-1", LATEST))
+    else:
+        assert asyncio.run(consumer._ask_offset("broker-1", LATEST)) == 7

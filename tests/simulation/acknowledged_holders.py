@@ -32,12 +32,24 @@ class Holders:
         its time before the loss; :data:`NEVER` for one that had none."""
         self.distrusted: set[int] = set()
         """Replicas that were reported as lost, and neither got in sync nor were elected since."""
+        self.unsure: set[int] = set()
+        """Eligible ones that nothing may be expected of: the leader did not know then that it needs more."""
         self._is_new = True
 
     def state_written(
-        self, now: float, leader: int, isr: Collection[int], *, is_new_epoch: bool = True
+        self,
+        now: float,
+        leader: int,
+        isr: Collection[int],
+        *,
+        is_new_epoch: bool = True,
+        is_enough_for_leader: bool = False,
     ) -> None:
-        """The store has another state."""
+        """The store has another state.
+
+        ``is_enough_for_leader``: the leader may count by a lower ``min.insync.replicas`` of before, by which
+        so many in sync are enough.
+        """
         before, after = set(self.isr), set(isr)
         if leader not in self.since and leader not in before and leader in after and self.is_hopeless:
             # The partition recovers without those that are not trusted.
@@ -61,7 +73,22 @@ class Holders:
         if leader in after and leader not in self.unreported:
             self.since.setdefault(leader, now)
         self.isr = tuple(isr)
+        self.unsure &= self.eligible
+        if is_enough_for_leader:
+            self.unsure |= self.eligible
         self.keep(after | self.eligible)
+        for broker in self.unsure:
+            self.since.pop(broker, None)
+
+    def min_isr_changed(self, min_isr: int, *, is_led: bool) -> None:
+        """The store has another ``min.insync.replicas``: by it a leader may commit without the eligible.
+
+        Nothing is committed without a leader.
+        """
+        self.min_isr = min_isr
+        if is_led:
+            self.eligible, self.unsure = set(), set()
+            self.keep(self.isr)
 
     def _join(self, broker: int, leader: int) -> None:
         since = self.since.get(leader, self.unreported.get(leader, NEVER))
@@ -74,12 +101,14 @@ class Holders:
         """No replica counts any more: the partition goes on with what its next leader has."""
         self.since.clear()
         self.eligible.clear()
+        self.unsure.clear()
 
     def keep(self, brokers: Iterable[int]) -> None:
         """All other replicas do not count any more."""
         kept = set(brokers)
         self.since = {broker: since for broker, since in self.since.items() if broker in kept}
         self.eligible &= kept
+        self.unsure &= kept
 
     def lost(self, broker: int) -> None:
         """A replica lost what it had not synced, or all."""

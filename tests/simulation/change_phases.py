@@ -38,7 +38,9 @@ CLUSTER_PHASES = (
 )
 COMPACTION_PHASES = ("cleaning", "exchange of segments")
 """Of clusters with a compacted topic."""
-ALL_PHASES = (*CLUSTER_PHASES, *COMPACTION_PHASES)
+MIN_INSYNC_PHASES = ("min.insync.replicas change asked", "min.insync.replicas changed")
+"""Of clusters in which that is changed."""
+ALL_PHASES = (*CLUSTER_PHASES, *COMPACTION_PHASES, *MIN_INSYNC_PHASES)
 
 
 class ChangePhases:

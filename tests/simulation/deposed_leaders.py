@@ -20,6 +20,7 @@ class DeposedLeaders:
         """How long a session lives of which nothing is heard."""
         self._ended_s: dict[int, float] = {}
         """When the session of a broker ended that has no other since."""
+        self._registered_s: dict[int, float] = {}
         self._woken_s: dict[int, float] = {}
         self._followed_s: dict[tuple[Place, int], float] = {}
         self._late_s: dict[tuple[Place, int], float] = {}
@@ -29,14 +30,21 @@ class DeposedLeaders:
         """The store has ended the session of a broker."""
         self._ended_s[broker] = now
 
-    def registered(self, broker: int) -> None:
+    def registered(self, broker: int, now: float) -> None:
         """A broker has another session."""
         self._ended_s.pop(broker, None)
+        self._registered_s[broker] = now
         self._late_s = {key: at_s for key, at_s in self._late_s.items() if key[1] != broker}
 
     def woken(self, broker: int, now: float) -> None:
         """A process goes on that stood still."""
         self._woken_s[broker] = now
+
+    def in_touch_s(self, broker: int) -> float:
+        """Since when a broker has a session and does not stand still; NEVER where it has none."""
+        if broker in self._ended_s:
+            return NEVER
+        return max(self._registered_s.get(broker, 0.0), self._woken_s.get(broker, 0.0))
 
     def followed(self, place: Place, leader: int, now: float) -> None:
         """A replica follows this broker."""

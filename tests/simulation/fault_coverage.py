@@ -28,6 +28,9 @@ CLUSTER_EVENTS = (
     *("processes that ended in a cleaning, before rename", "excuse compacted", "excuse tombstone-over"),
     *("elections by an operator on duty", "replicas that all others have forgotten"),
     *("groups of segments cut while they were cleaned", "acks=1 of former leaders"),
+    *(f"min.insync.replicas {how}" for how in ("raised", "lowered", "changed by its default")),
+    *(f"min.insync.replicas {how} while a replica was out of sync" for how in ("raised", "lowered")),
+    *("eligible replicas dropped by another min.insync.replicas", "excuse not-learnt"),
     *(f"fault {fault}" for fault in (CUT_FROM_STORE, LOST_DISKS_OF_OTHERS)),
 )
 REPLICATION, CLUSTER = "replication", "cluster"

@@ -10,11 +10,20 @@ from random import Random
 from typing import Any, cast
 from unittest import mock
 
-from change_phases import CLUSTER_PHASES, COMPACTION_PHASES
+from change_phases import CLUSTER_PHASES, COMPACTION_PHASES, MIN_INSYNC_PHASES
 from deposed_leaders import SLACK_S
 from promises import ALL, LEADER, Place, TopicSettings
-from simulated_admins import TEMPORARY_TOPIC, UNCLEAN, Admin, ClusterAdmin, RecordDeleter
-from simulated_clients import BY_TOPIC_ID, PORT, Client, Consumer, Producer, Refused, TemporaryProducer
+from simulated_admins import TEMPORARY_TOPIC, UNCLEAN, Admin, ClusterAdmin, MinInsyncAdmin, RecordDeleter
+from simulated_clients import (
+    BY_TOPIC_ID,
+    PORT,
+    Client,
+    Consumer,
+    Producer,
+    Refused,
+    TemporaryProducer,
+    node_of,
+)
 from simulated_compaction import (
     COMPACTION_FAULTS,
     OPERATIONS_MAX,
@@ -149,6 +158,7 @@ class FullCluster(Simulation):
         self.promises.settings[OFFSETS] = TopicSettings(min_isr=self.min_isr_default, compacts=is_compacted)
         if is_compacted:
             self.phase_names = (*CLUSTER_PHASES, *COMPACTION_PHASES)
+        self.promises.min_insync.begin(self.min_isr_default)
         self._configs: dict[str, BrokerConfig] = {}
         self._moving: set[Place] = set()
         self._operator_s: dict[Place, float] = {}
@@ -168,6 +178,7 @@ class FullCluster(Simulation):
         self.near_clients: list[Client] = (
             [self._make_near_producer()] if self.variations.has_store_cuts else []
         )
+        self.min_insync_admins = self._make_min_insync_admins()
 
     def _draw_topic_config(self) -> dict[str, str]:
         self.compacted = CompactedTopic(self.seed)
@@ -224,6 +235,13 @@ class FullCluster(Simulation):
             for partition in range(2)
         ]
         return [producer, *consumers]
+
+    def _make_min_insync_admins(self) -> list[MinInsyncAdmin]:
+        if not self.variations.has_min_insync_changes:
+            return []
+        self.phase_names = (*self.phase_names, *MIN_INSYNC_PHASES)
+        pause_s = self.random.choice((0.2, 0.6))
+        return [self._client(MinInsyncAdmin, "min-insync-admin", TOPIC, phases=self.phases, pause_s=pause_s)]
 
     def changes(self) -> int:
         if not self.admins:
@@ -301,6 +319,8 @@ class FullCluster(Simulation):
         if path.startswith("/brokers/ids/"):
             broker_id = int(parts[3])
             self.promises.registered(broker_id, BrokerNode.decode(broker_id, data).lost)
+        elif path.startswith("/config/"):
+            self._settings_written(path, data)
         elif path == "/controller":
             self.events.count("controllers")
             self.phases.moment("controller change")
@@ -318,6 +338,12 @@ class FullCluster(Simulation):
             self.promises.controller_wrote(place, state.controller_epoch)
             self.state_written(place, state.leader, state.leader_epoch, tuple(state.isr))
 
+    def _settings_written(self, path: str, data: bytes) -> None:
+        before = self.promises.settings_of(TOPIC).min_isr
+        self.promises.min_insync.written(path, data)
+        if self.min_insync_admins and before != self.promises.settings_of(TOPIC).min_isr:
+            self.phases.moment("min.insync.replicas changed")
+
     def _session_ended(self, paths: list[str]) -> None:
         """The store has ended the session that these nodes were of."""
         for path in paths:
@@ -325,7 +351,10 @@ class FullCluster(Simulation):
                 self.promises.deposed.session_ended(int(path.rpartition("/")[2]), self.loop.time())
 
     def _read(self, session: int, path: str, node: StoreNode) -> None:
-        """Somebody has read one of many nodes: the controller reads registrations so."""
+        """Somebody has read one of many nodes: the controller registrations, and brokers settings."""
+        process = PROCESS.get()
+        if path.startswith("/config/") and process is not None:
+            self.promises.min_insync.read(node_of(process.name), path, node.data)
         holder = self.store.tree.get(CONTROLLER)
         if path.startswith(f"{BROKER_IDS}/") and holder is not None and holder.owner == session:
             broker_id = int(path.rpartition("/")[2])
@@ -367,7 +396,10 @@ class FullCluster(Simulation):
         await self._client(Admin, "admin", TOPIC).make(self.partition_count, self.topic_config)
 
     def more_clients(self) -> list[Client]:
-        return [*self.committers, *self.members, *self.admins, *self.temporary_clients, *self.near_clients]
+        return [
+            *(*self.committers, *self.members, *self.admins, *self.temporary_clients),
+            *(*self.near_clients, *self.min_insync_admins),
+        ]
 
     def _make_near_producer(self) -> Client:
         """Writes to one partition, and is cut off together with its leader."""

@@ -19,6 +19,7 @@ from compaction_promise import CompactionPromise
 from deposed_leaders import DeposedLeaders
 from event_log import EventLog
 from keyed_messages import HEADER, is_tombstone, key_of
+from min_insync_setting import MinInsyncSetting
 from restart_promise import RestartPromise
 
 from tidemill.coordination.lost_replicas import LostReplicas
@@ -97,6 +98,8 @@ EXCUSES = {
     "tombstone-missed": "compaction, equal: a replica that had not fetched a tombstone when it was removed "
     "elsewhere, or lost it, keeps the records for which it stood",
     "clock-turned": "compaction, retention: a wall clock was wrong, so that tombstones and records go early",
+    "not-learnt": "min-isr, election, acks-all, read: min.insync.replicas was raised a moment ago, and the "
+    "leader has not read it yet",
     "needs-operator": "rest, progress: no replica is known to hold what was committed; an operator decides",
 }
 """What a checker lets pass, and for which promises."""
@@ -280,6 +283,7 @@ class Promises:
         self.compaction = CompactionPromise(self)
         self.restart = RestartPromise(self.broken, self.excused)
         self.deposed = DeposedLeaders()
+        self.min_insync = MinInsyncSetting(self)
 
     def broken(self, promise: str, text: str) -> None:
         """Ends the run."""
@@ -317,9 +321,22 @@ class Promises:
                 known = self.partitions[place] = PartitionHistory(topic_id, Holders(1))
             self._assigned(place, known, tuple(brokers), tuple(adding.get(index, ())))
             known.removing = tuple(removing.get(index, ()))
-            # Replicas that a move brings in do not count.
-            count = len(brokers) - len(known.adding)
-            known.holders.min_isr = min(self.settings_of(topic).min_isr, count)
+            known.holders.min_isr = self._min_isr_of(place, known)
+
+    def _min_isr_of(self, place: Place, known: PartitionHistory) -> int:
+        """How many replicas in sync a commit takes. Replicas that a move brings in do not count."""
+        return min(self.settings_of(place[0]).min_isr, len(known.replicas) - len(known.adding))
+
+    def min_isr_written(self, topic: str, min_isr: int) -> None:
+        """The store has another ``min.insync.replicas`` for a topic, or its like from elsewhere."""
+        self.settings[topic] = self.settings_of(topic)._replace(min_isr=min_isr)
+        for place, known in self.partitions.items():
+            if place[0] == topic:
+                had_forgotten = known.holders.has_forgotten
+                if known.holders.eligible and known.leader >= 0:
+                    self.events.count("eligible replicas dropped by another min.insync.replicas")
+                known.holders.min_isr_changed(self._min_isr_of(place, known), is_led=known.leader >= 0)
+                self._note_forgotten(place, known, had_forgotten)
 
     def _assigned(
         self, place: Place, known: PartitionHistory, replicas: tuple[int, ...], adding: tuple[int, ...]
@@ -345,6 +362,7 @@ class Promises:
         """The store has the topic no more."""
         for place in [place for place in self.partitions if place[0] == topic]:
             del self.partitions[place]
+        self.min_insync.topic_removed(topic)
 
     def state_written(self, place: Place, leader: int, epoch: int, isr: Sequence[int]) -> None:
         """The store has another state of a partition."""
@@ -359,7 +377,12 @@ class Promises:
             is_asked_for = unclean is not None and (unclean.leader, unclean.epoch) == (leader, epoch)
             self._check_election(place, known, leader, unclean if is_asked_for else None)
         was_held = bool(known.holders.since)
-        known.holders.state_written(self.now(), leader, isr, is_new_epoch=is_new_epoch)
+        is_enough = self.min_insync.may_be_enough(place[0], leader, len(isr)) if leader >= 0 else False
+        known.holders.state_written(
+            self.now(), leader, isr, is_new_epoch=is_new_epoch, is_enough_for_leader=is_enough
+        )
+        if known.holders.unsure:
+            self.events.count("eligible replicas of a leader that may count by a lower min.insync.replicas")
         if was_held and not had_forgotten and known.holders.has_forgotten:
             self.excused("not-trusted")
         if leader != known.leader:
@@ -385,7 +408,9 @@ class Promises:
             self.excused("unclean")
             holders.forget()
         better = holders.better_than(leader)
-        if better:
+        if better and leader in holders.unsure and self.excused("not-learnt"):
+            holders.forget()
+        elif better:
             self.broken("election", f"{leader} leads {place}, and lacks what {better} hold")
 
     def _follow_deletion(self, log: LogHistory, leader: int, isr: Sequence[int]) -> None:
@@ -431,7 +456,7 @@ class Promises:
     def registered(self, broker: int, lost: LostReplicas) -> None:
         """A broker has registered, and said what it may have lost."""
         self._registered_s[broker] = self.now()
-        self.deposed.registered(broker)
+        self.deposed.registered(broker, self.now())
         started_s = self.started_s(broker)
         for place, known in self.partitions.items():
             is_found = started_s is not None and known.lost_s.get(broker, started_s) < started_s
@@ -539,7 +564,7 @@ class Promises:
         if acks == LEADER and known.leader >= 0 and known.leader != broker:
             self._check_session(place, known, broker, answered_s)
         if acks == ALL:
-            self._check_min_isr(place, known, base_offset + len(messages), sent_s)
+            self._check_min_isr(place, known, base_offset + len(messages), sent_s, broker)
             self._check_in_sync(place, known, known.holders.isr, base_offset + len(messages), answered_s)
         for offset, message in enumerate(messages, base_offset):
             self._agree(place, offset, message, log, acks == ALL)
@@ -562,7 +587,9 @@ class Promises:
                 f" {known.leader} leads, and its own session has ended",
             )
 
-    def _check_min_isr(self, place: Place, known: PartitionHistory, end: int, sent_s: float) -> None:
+    def _check_min_isr(
+        self, place: Place, known: PartitionHistory, end: int, sent_s: float, leader: int
+    ) -> None:
         """Counts the replicas that have the records; those that changed since the request are believed."""
         if known.changed_s >= sent_s:
             return
@@ -577,7 +604,7 @@ class Promises:
             elif known.is_being_deleted and broker not in ends:
                 having += self.excused("being-deleted")
         least = known.holders.min_isr
-        if having < least:
+        if having < least and not self.min_insync.explains(place[0], leader, having, sent_s):
             self.broken(
                 "min-isr",
                 f"{place} offset {end - 1} was acknowledged while {having} of {known.replicas} had it"

@@ -14,6 +14,8 @@ STORE_CUTS_SHARE = 0.4
 """Of the seeds have brokers that are cut from the store for longer than a session lives."""
 STOPS_SHARE = 0.5
 """Of the seeds have processes that end in the middle of an exchange of several segments."""
+MIN_INSYNC_CHANGES_SHARE = 0.4
+"""Of the seeds have an administrator who changes ``min.insync.replicas`` now and then."""
 
 
 class Variations:
@@ -26,3 +28,4 @@ class Variations:
         self.has_slow_checkpoint = random.random() < SLOW_CHECKPOINT_SHARE
         self.has_store_cuts = random.random() < STORE_CUTS_SHARE
         self.has_stops = random.random() < STOPS_SHARE
+        self.has_min_insync_changes = random.random() < MIN_INSYNC_CHANGES_SHARE

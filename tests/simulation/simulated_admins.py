@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from change_phases import ChangePhases
+from promises import PartitionHistory
 from simulated_clients import Client, Refused
 
+from tidemill.controller.configs import AlterOperation, ResourceType
+from tidemill.model.configs import MIN_INSYNC
 from tidemill.model.errors import ErrorCode
 from tidemill.net.link import LinkError
 from tidemill.wire.apis import ApiKey
@@ -25,9 +28,17 @@ from tidemill.wire.messages.delete_records import (
 )
 from tidemill.wire.messages.delete_topics import DeleteTopicsRequest
 from tidemill.wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
+from tidemill.wire.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
 
 CREATE_VERSION, DELETE_VERSION, MOVE_VERSION, ELECT_VERSION, DELETE_RECORDS_VERSION = 5, 4, 0, 2, 2
+ALTER_CONFIGS_VERSION = 1
 TIMEOUT_MS = 1000
+WAIT_S_MAX = 3.0
+LOOK_S = 0.02
 TEMPORARY_TOPIC = "u"
 """A topic that comes and goes."""
 PREFERRED, UNCLEAN = 0, 1
@@ -150,6 +161,67 @@ class ClusterAdmin(Admin):
         request = DeleteTopicsRequest(topic_names=[TEMPORARY_TOPIC], timeout_ms=TIMEOUT_MS)
         answer = await self.ask_any(ApiKey.DELETE_TOPICS, DELETE_VERSION, request)
         check(answer.responses[0].error_code, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+class MinInsyncAdmin(Client):
+    """Changes ``min.insync.replicas`` now and then: the topic's value, or the default that holds without."""
+
+    def __init__(self, *client: Any, phases: ChangePhases, pause_s: float) -> None:
+        super().__init__(*client)
+        self.phases = phases
+        self.pause_s = pause_s
+
+    async def work(self) -> None:
+        await asyncio.sleep(self.random.expovariate(1 / self.pause_s))
+        luck = self.random.random()
+        if self.promises.min_insync.of(self.topic) > 1 and luck < 0.6:
+            await self._wait_until(self._has_eligible)
+        elif luck < 0.3:
+            await self._wait_until(self._is_out_of_sync)
+        if self.ended:
+            return
+        setting, luck = self.promises.min_insync, self.random.random()
+        if luck < 0.35:
+            change = self._alter(ResourceType.TOPIC, self.topic, str(3 - setting.of(self.topic)))
+        elif luck < 0.5 or setting.has_own(self.topic):
+            change = self._alter(ResourceType.TOPIC, self.topic, None)
+        else:
+            change = self._alter(ResourceType.BROKER, "", str(3 - setting.default))
+        self.phases.begin("min.insync.replicas change asked")
+        try:
+            await change
+        finally:
+            self.phases.end("min.insync.replicas change asked")
+
+    async def _wait_until(self, is_so: Callable[[PartitionHistory], bool]) -> None:
+        """Until it is so of some partition of the topic, or for a while."""
+        until_s = self.now + WAIT_S_MAX
+        while self.now < until_s and not self.ended:
+            if any(is_so(one) for place, one in self.promises.partitions.items() if place[0] == self.topic):
+                return
+            await asyncio.sleep(LOOK_S)
+
+    @staticmethod
+    def _is_out_of_sync(known: PartitionHistory) -> bool:
+        return set(known.holders.isr) != set(known.replicas)
+
+    @staticmethod
+    def _has_eligible(known: PartitionHistory) -> bool:
+        return bool(known.holders.eligible) and known.leader >= 0
+
+    async def _alter(self, kind: ResourceType, name: str, value: str | None) -> None:
+        self.events.add(f"sets {MIN_INSYNC} of {name or 'the cluster'} to {value or 'the default'}")
+        operation = AlterOperation.DELETE if value is None else AlterOperation.SET
+        config = AlterableConfig(name=MIN_INSYNC, config_operation=operation, value=value)
+        resource = AlterConfigsResource(resource_type=kind, resource_name=name, configs=[config])
+        request = IncrementalAlterConfigsRequest(resources=[resource], validate_only=False)
+        code: int = ErrorCode.NOT_CONTROLLER
+        for address in self.random.sample(self._bootstrap, len(self._bootstrap)):
+            answer = await self.ask(address, ApiKey.INCREMENTAL_ALTER_CONFIGS, ALTER_CONFIGS_VERSION, request)
+            code = answer.responses[0].error_code
+            if code != ErrorCode.NOT_CONTROLLER:
+                break
+        check(code)
 
 
 class RecordDeleter(Client):

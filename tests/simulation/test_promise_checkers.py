@@ -649,7 +649,7 @@ def test_a_leader_that_hears_of_others_may_take_writes(reason: str) -> None:
     elif reason == "woken":
         deposed_leaders.woken(1, 12.0)
     elif reason == "registered":
-        deposed_leaders.registered(1)
+        deposed_leaders.registered(1, 12.0)
     else:
         checked.promises.started_s = lambda _: 12.0
     for offset in range(2):

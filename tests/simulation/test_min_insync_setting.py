@@ -1,0 +1,226 @@
+"""``min.insync.replicas`` changes while a cluster works: what the checkers count by, and what they excuse."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from event_log import EventLog
+from min_insync_setting import DEFAULT_PATH
+from promises import ALL, Message, Promises, Sent, TopicSettings
+
+from tidemill.coordination.nodes import ConfigNode
+from tidemill.model.configs import MIN_INSYNC
+
+ID = bytes(range(16))
+PLACE = ("t", 0)
+PATH = ConfigNode.path("topics", "t")
+
+
+class Changed:
+    """A partition of three replicas that broker 1 leads; a session lives two seconds."""
+
+    def __init__(self) -> None:
+        self.broken: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.now = 10.0
+        events = SimpleNamespace(violate=self.broken.append, count=self._count, add=lambda *_: None)
+        self.promises = Promises(cast(EventLog, events), lambda: self.now)
+        self.promises.deposed.session_s = 2.0
+        self.promises.started_s = lambda _: 0.0
+        self.promises.replica_ends = lambda _: {1: 10, 2: 0, 3: 0}
+        self.promises.settings["t"] = TopicSettings(min_isr=1)
+        self.promises.min_insync.begin(1)
+        self.write(1)
+        self.promises.topic_written("t", ID, {0: [1, 2, 3]}, {}, {})
+        self.written(1, 2, 3)
+
+    def _count(self, what: str, times: int = 1) -> None:
+        self.counts[what] += times
+
+    def write(self, value: int | None, path: str = PATH) -> None:
+        """Somebody writes the setting of the topic, or the default, to the store."""
+        self.promises.min_insync.written(path, self._data(value))
+
+    def read(self, value: int | None, broker: int = 1, path: str = PATH) -> None:
+        """A broker has read it."""
+        self.promises.min_insync.read(broker, path, self._data(value))
+
+    @staticmethod
+    def _data(value: int | None) -> bytes:
+        return ConfigNode.encode({} if value is None else {MIN_INSYNC: str(value)})
+
+    def written(self, *isr: int, leader: int = 1) -> None:
+        """The store has another state."""
+        self.promises.state_written(PLACE, leader, 1, isr)
+
+    def acknowledged_alone(self, at_s: float) -> None:
+        """Broker 1 acknowledges a record with acks=all that nobody else has."""
+        self.now = at_s
+        message = Message("p", 9)
+        self.promises.sending(message, Sent(place=PLACE, acks=ALL, session=-1, sequence=0, topic_id=ID))
+        self.promises.acknowledged(PLACE, ID, 9, [message], sent_s=at_s - 0.1, answered_s=at_s, broker=1)
+
+    @property
+    def min_isr(self) -> int:
+        """By which value the checkers count."""
+        return self.promises.partitions[PLACE].holders.min_isr
+
+    @property
+    def eligible(self) -> set[int]:
+        """The replicas that left while too few were in sync."""
+        return self.promises.partitions[PLACE].holders.eligible
+
+
+def test_the_checkers_count_by_the_value_of_the_topic_that_the_store_has() -> None:
+    changed = Changed()
+    changed.write(2)
+    assert changed.min_isr == 2
+    changed.write(None)
+    assert changed.min_isr == 1
+    assert changed.counts["min.insync.replicas raised"] == changed.counts["min.insync.replicas lowered"] == 1
+
+
+def test_the_default_counts_where_the_topic_has_no_value() -> None:
+    changed = Changed()
+    changed.write(2, DEFAULT_PATH)
+    assert changed.min_isr == 1
+    changed.write(None)
+    assert changed.min_isr == 2
+    changed.write(1, DEFAULT_PATH)
+    assert changed.min_isr == 1
+    assert changed.counts["min.insync.replicas changed by its default"] == 1
+
+
+@pytest.mark.parametrize("leader", [1, -1])
+def test_another_value_ends_that_replicas_are_eligible_where_somebody_leads(leader: int) -> None:
+    changed = Changed()
+    changed.write(2)
+    changed.written(1)
+    changed.written(*([1] if leader > 0 else []), leader=leader)
+    assert changed.eligible >= {2, 3}
+    changed.write(1)
+    assert (changed.eligible == set()) == (leader > 0)
+
+
+def test_a_topic_made_anew_with_a_value_does_not_count_by_a_default_that_changed_meanwhile() -> None:
+    changed = Changed()
+    changed.promises.topic_removed("t")
+    changed.write(2, DEFAULT_PATH)
+    changed.write(1)
+    changed.promises.topic_written("t", ID, {0: [1, 2, 3]}, {}, {})
+    assert changed.min_isr == 1
+
+
+def test_the_same_value_changes_nothing() -> None:
+    changed = Changed()
+    changed.write(2)
+    changed.written(1)
+    changed.write(2)
+    assert changed.eligible == {2, 3}
+
+
+def test_a_leader_that_has_not_read_a_higher_value_yet_is_excused() -> None:
+    changed = Changed()
+    changed.written(1)
+    changed.now = 20.0
+    changed.write(2)
+    changed.acknowledged_alone(21.0)
+    assert changed.broken == []
+    assert changed.counts["excuse not-learnt"] == 1
+
+
+def test_a_leader_that_has_read_a_higher_value_has_to_count_by_it() -> None:
+    changed = Changed()
+    changed.written(1)
+    changed.now = 20.0
+    changed.write(2)
+    changed.read(2, broker=2)
+    changed.read(2)
+    changed.acknowledged_alone(20.3)
+    assert changed.broken == []
+    changed.acknowledged_alone(21.0)
+    (broken,) = changed.broken
+    assert broken.startswith("min-isr: ")
+
+
+def test_a_leader_that_does_not_read_a_higher_value_for_long_is_found() -> None:
+    changed = Changed()
+    changed.written(1)
+    changed.now = 20.0
+    changed.write(2)
+    changed.acknowledged_alone(24.5)
+    assert changed.broken == []
+    changed.promises.deposed.woken(1, 24.6)
+    changed.acknowledged_alone(29.0)
+    assert changed.broken == []
+    changed.acknowledged_alone(29.6)
+    assert len(changed.broken) == 1
+
+
+def test_a_leader_without_a_session_cannot_read_a_higher_value() -> None:
+    changed = Changed()
+    changed.written(1)
+    changed.now = 20.0
+    changed.write(2)
+    changed.promises.deposed.session_ended(1, 23.0)
+    changed.acknowledged_alone(35.0)
+    assert changed.broken == []
+    changed.promises.deposed.registered(1, 36.0)
+    changed.acknowledged_alone(41.0)
+    assert len(changed.broken) == 1
+
+
+def test_a_leader_of_a_topic_without_a_value_may_not_have_read_another_default_yet() -> None:
+    changed = Changed()
+    changed.write(None)
+    changed.read(None)
+    changed.written(1)
+    changed.now = 20.0
+    changed.write(2, DEFAULT_PATH)
+    changed.acknowledged_alone(21.0)
+    assert changed.broken == []
+    changed.read(2, path=DEFAULT_PATH)
+    changed.acknowledged_alone(22.0)
+    assert len(changed.broken) == 1
+
+
+def elected_after_a_raise(*, is_read: bool) -> Changed:
+    """Broker 1 is left alone in sync after a raise, and then broker 2 is elected."""
+    changed = Changed()
+    changed.now = 20.0
+    changed.write(2)
+    if is_read:
+        changed.read(2)
+    changed.now = 21.0
+    changed.written(1)
+    changed.now = 22.0
+    changed.written(1)
+    changed.promises.state_written(PLACE, 2, 2, (2,))
+    return changed
+
+
+def test_a_replica_that_left_before_the_leader_read_a_raise_may_lack_what_that_committed() -> None:
+    changed = elected_after_a_raise(is_read=False)
+    assert changed.broken == []
+    assert changed.counts["excuse not-learnt"] == 1
+    assert changed.promises.may_forget(PLACE)
+
+
+def test_a_replica_that_left_once_the_leader_had_read_a_raise_holds_what_was_committed() -> None:
+    changed = elected_after_a_raise(is_read=True)
+    assert changed.broken == []
+    assert changed.counts["excuse not-learnt"] == 0
+    assert not changed.promises.may_forget(PLACE)
+
+
+def test_values_of_a_topic_that_was_deleted_excuse_nothing() -> None:
+    changed = Changed()
+    changed.write(2)
+    changed.written(1)
+    changed.promises.min_insync.topic_removed("t")
+    changed.write(2)
+    changed.acknowledged_alone(20.0)
+    assert len(changed.broken) == 1

@@ -877,6 +877,42 @@ ELECTIONS: Final = (
         "A replica that leaves the in-sync set while enough are left for commits is not eligible.",
     ),
     Fault(
+        "eligible-beside-another-min-insync",
+        "controller/shell.py",
+        "        emptied = self._emptied_by(plan)\n",
+        "        emptied: list[Plan] = []\n",
+        "A change of min.insync.replicas empties the eligible leader replicas.",
+    ),
+    Fault(
+        "eligible-beside-another-default-min-insync",
+        "controller/shell.py",
+        "        if plan.broker == DEFAULT_ENTITY:\n            return plan_default",
+        "        if False:\n            return plan_default",
+        "A change of the default of min.insync.replicas empties the eligible leader replicas of topics that"
+        " have no value of their own.",
+    ),
+    Fault(
+        "leader-keeps-old-min-insync",
+        "replication/manager.py",
+        "            partition.set_min_insync(config.min_insync_replicas, now_ms)\n",
+        "            pass\n",
+        "A leader counts by another min.insync.replicas as soon as it has read it.",
+    ),
+    Fault(
+        "leader-keeps-old-default-min-insync",
+        "server/app.py",
+        "        if not changed:\n            return\n        turn",
+        "        if True:\n            return\n        turn",
+        "A leader follows the default of min.insync.replicas where the topic has no value of its own.",
+    ),
+    Fault(
+        "controller-keeps-old-default-min-insync",
+        "controller/election_settings.py",
+        "        if self._default is None or self._default[0] is not config:\n",
+        "        if self._default is None:\n",
+        "The controller keeps the eligible leader replicas by the present default of min.insync.replicas.",
+    ),
+    Fault(
         "loser-stays-eligible",
         "controller/elections.py",
         "and broker not in isr and broker not in lost\n",

@@ -801,4 +801,6 @@ def _own_randomness(seed: int) -> Iterator[None]:
         yield
     finally:
         gc.enable()
+        # Else the worlds of earlier runs, all of cycles, would stay for dozens of seeds.
+        gc.collect()
         global_random.setstate(state)

@@ -45,11 +45,13 @@ class RestartPromise:
             key = (files, directory)
             before = self._before.get(key)
             now = files.stored(f"{DATA}/{directory}", is_compared)
+            if before is not None:
+                # Nobody has opened it since: what a power cut left of it is cut by the next start only.
+                may_lose = may_lose or before.may_lose
             if before is not None and is_same_log(before.files, now):
-                # Nobody has opened it since: what it held then is what counts.
-                self._before[key] = before._replace(may_lose=before.may_lose or may_lose)
-            else:
-                self._before[key] = Remembered(now, may_lose)
+                # What it held then is what counts.
+                now = before.files
+            self._before[key] = Remembered(now, may_lose)
 
     def power_lost(self, files: SimulatedFiles) -> None:
         """Of logs whose directories did not reach the disk nothing is left, and nothing is opened."""

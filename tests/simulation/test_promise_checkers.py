@@ -553,6 +553,19 @@ def test_a_log_that_two_processes_did_not_open_is_compared_with_what_the_first_l
     assert one.opened(3) == ["restart"]
 
 
+def test_what_a_power_cut_left_may_be_cut_after_a_kill_of_a_process_that_did_not_open_it() -> None:
+    one = Restarted()
+    one.holds({0: b"a", 2: b"c", 4: b"d"})
+    one.files.replace("/data/t-0/partition.metadata", b"version: 0")
+    one.promise.process_ends(one.files, may_lose=True)
+    one.holds({0: b"a", 4: b"d"})
+    one.files.replace("/data/t-0/partition.metadata", b"")
+    one.promise.process_ends(one.files, may_lose=False)
+    one.holds({0: b"a"})
+    one.files.replace("/data/t-0/partition.metadata", b"")
+    assert one.opened(1) == []
+
+
 def test_a_log_of_which_a_power_cut_leaves_nothing_begins_anew() -> None:
     one = Restarted()
     one.holds({0: b"a", 1: b"b"})

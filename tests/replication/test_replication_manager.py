@@ -16,7 +16,7 @@ from tidemill.log.errors import DiskFull, storage_error
 from tidemill.log.manager import LogManager
 from tidemill.log.names import LOG_STARTS
 from tidemill.model.clock import SystemClock
-from tidemill.model.errors import ErrorCode, KafkaError, StorageError
+from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, parse_batch
 from tidemill.records.builder import build_batch
@@ -319,6 +319,36 @@ def test_records_that_the_leader_deleted_are_not_there_after_a_crash_of_a_follow
         found = again.get(first.log.topic_partition)
         assert found is not None
         assert (found.start_offset, found.end_offset) == (27, 29)
+
+    staged(test)
+
+
+def test_a_follower_whose_records_were_all_deleted_takes_a_batch_within_which_the_leaders_log_starts() -> (
+    None
+):
+    """A former leader cuts its log to the start of the next leader's, which lies within a batch."""
+
+    async def test(stage: Stage) -> None:
+        (first,) = stage.topic("t", 1, LogConfig())
+        first.append_from_leader(build_batch([(1_700_000_000_000, b"k", b"v", None)] * 27), 20, 0, 0)
+        data = build_batch([(1_700_000_000_000, b"k", b"v", None)] * 5)
+        first.append_from_leader((24).to_bytes(8, "big") + data[8:], 29, 27, 0)
+        assert (first.log.start_offset, first.log.end_offset, first.high_watermark) == (27, 29, 29)
+        assert first.is_settling, "the leader is told of the start before it would hold"
+        while first.is_settling:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+    staged(test)
+
+
+def test_a_batch_before_the_end_is_refused_where_records_of_it_are_left() -> None:
+    async def test(stage: Stage) -> None:
+        (first,) = stage.topic("t", 1, LogConfig())
+        first.append_from_leader(build_batch([(1_700_000_000_000, b"k", b"v", None)] * 27), 20, 0, 0)
+        data = build_batch([(1_700_000_000_000, b"k", b"v", None)] * 5)
+        with pytest.raises(CorruptMessage, match="the leader sent offset 24, the log here ends at 27"):
+            first.append_from_leader((24).to_bytes(8, "big") + data[8:], 29, 26, 0)
+        assert (first.log.start_offset, first.log.end_offset) == (0, 27)
 
     staged(test)
 

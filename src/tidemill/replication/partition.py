@@ -503,6 +503,10 @@ class Partition(Readable):
         size: i64 = position_end - position
         end: i64 = self.log.end_offset
         if size > 0:
+            if self.log.start_offset < end <= start_offset:
+                # What is here was deleted. The leader's log may start within a batch, which then comes whole.
+                self._advance(high_watermark if high_watermark < end else end, 0)
+                self._follow_start(end)
             end = self.log.append_as_follower(data, now_ms, position, position_end)
         self._unwritten_bytes += size
         if self._unwritten_bytes >= WRITE_BACK_BYTES:

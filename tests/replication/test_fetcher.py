@@ -338,6 +338,31 @@ def test_whatever_two_logs_hold_the_follower_ends_with_the_leaders() -> None:
         pair.same()
 
 
+def test_a_former_leader_keeps_nothing_before_the_start_of_its_leader() -> None:
+    """What it appended alone lies where the leader has deleted: its producers are not known by that."""
+    pair = Pair()
+    alone = build_batch(
+        [(1_700_000_000_000, b"k", b"v", None)] * 3, producer_id=9, producer_epoch=0, base_sequence=0
+    )
+    batch = parse_batch(alone, 0, len(alone))
+    pair.two.become(FOLLOWER, 0, (FOLLOWER,))
+    former = pair.two.partitions[0]
+    former.append([batch], 1, 0)
+    pair.two.write(0, b"alone", b"alone")
+    pair.one.become(LEADER, 1, (LEADER,))
+    pair.one.write(0, b"1", b"1", b"1", b"1")
+    pair.one.become(LEADER, 2, (LEADER,))
+    pair.one.partitions[0].log.advance_start(4)
+    pair.one.write(0, b"2")
+    pair.start(2)
+    for _ in range(3):
+        pair.round()
+    pair.same()
+    assert (former.log.start_offset, former.log.end_offset) == (4, 5)
+    pair.two.become(FOLLOWER, 3, (FOLLOWER,))
+    assert former.append([batch], 1, 0).base_offset == 5
+
+
 def test_a_follower_behind_the_start_of_its_leader_begins_anew() -> None:
     pair = Pair()
     pair.one.become(LEADER, 0, (LEADER,))

@@ -367,12 +367,17 @@ class LeaderFetcher:
         try:
             if found.diverging_end >= 0:
                 end = divergence(partition, found.diverging_epoch, found.diverging_end)
-                partition.truncate_to(
-                    end,
-                    wall_ms,
-                    f"on the leader, broker {partition.leader}, leader epoch {found.diverging_epoch} ends at "
-                    f"offset {found.diverging_end}",
-                )
+                if partition.log.start_offset < end <= found.log_start_offset:
+                    # What is left would lie before the leader's start. Nobody knows whether it is what was
+                    # there: its producers must not be answered that their batches are known.
+                    partition.begin_at(found.log_start_offset, wall_ms)
+                else:
+                    partition.truncate_to(
+                        end,
+                        wall_ms,
+                        f"on the leader, broker {partition.leader}, leader epoch {found.diverging_epoch} ends"
+                        f" at offset {found.diverging_end}",
+                    )
             else:
                 partition.append_from_leader(
                     data,

@@ -362,6 +362,36 @@ def test_a_damaged_leader_epoch_file_is_read_from_the_log(
     assert any("leader epochs are read from the log" in warning for warning in warnings)
 
 
+@pytest.mark.parametrize("start", [1, 50, 60, 100, 119, 120])
+def test_records_that_a_crash_brings_back_have_their_leader_epochs_again(
+    filled: Log, directory: str, start: int
+) -> None:
+    """The process is killed after a deletion, before the log's start is written down."""
+    filled.advance_start(start)
+    assert filled.leader_epochs.starts[0] == start
+    log, warnings = opening(directory, recovery_point=119)
+    assert (log.start_offset, log.end_offset, warnings) == (0, 120, [])
+    assert (log.leader_epochs.epochs, log.leader_epochs.starts) == ([0, 1, 2], [0, 50, 100])
+
+
+def test_leader_epochs_whose_file_is_gone_are_read_from_the_log(filled: Log, directory: str) -> None:
+    Path(directory, "leader-epoch-checkpoint").unlink()
+    log, _ = opening(directory, recovery_point=119)
+    assert (log.leader_epochs.epochs, log.leader_epochs.starts) == ([0, 1, 2], [0, 50, 100])
+    assert b"2 100" in Path(directory, "leader-epoch-checkpoint").read_bytes()
+
+
+def test_batches_without_a_leader_epoch_are_not_looked_through_for_one(
+    log_of: MakeLog, batch: MakeBatch, directory: str
+) -> None:
+    log = log_of(SMALL)
+    log.append([batch(2)], -1, NOW)
+    log.append([batch(2)], 3, NOW)
+    assert (log.leader_epochs.epochs, log.leader_epochs.starts) == ([3], [2])
+    again, _ = opening(directory)
+    assert (again.leader_epochs.epochs, again.leader_epochs.starts) == ([3], [2])
+
+
 def test_a_missing_last_segment_ends_the_log_before_it(filled: Log, directory: str) -> None:
     path_of(filled, -1).unlink()
     log, _ = opening(directory)

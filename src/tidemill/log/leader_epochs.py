@@ -80,6 +80,18 @@ class LeaderEpochs:
         if save:
             self.save()
 
+    def begin_with(self, runs: list[EpochRun]) -> None:
+        """Puts the epochs of ``runs``, in their order, before those that are known."""
+        earlier = [run for run in runs if not self.epochs or run[0] <= self.epochs[0]]
+        for epoch, start, _ in reversed(earlier):
+            if self.epochs and self.epochs[0] == epoch:
+                self.starts[0] = start
+            else:
+                self.epochs.insert(0, epoch)
+                self.starts.insert(0, start)
+        if earlier:
+            self.save()
+
     def end_offset(self, epoch: int, log_end: int) -> tuple[int, int]:
         """The largest epoch at or before ``epoch``, and where it ends: what OffsetForLeaderEpoch answers.
 

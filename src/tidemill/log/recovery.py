@@ -20,6 +20,7 @@ from typing import Final
 from tidemill.log.aborted_recovery import index_damage, index_path, open_ones, remake, take_walked
 from tidemill.log.checkpoints import CheckpointDamaged
 from tidemill.log.config import INT64_MAX, LogConfig
+from tidemill.log.epoch_recovery import find_earlier
 from tidemill.log.errors import storage_error
 from tidemill.log.leader_epochs import EpochRun, LeaderEpochs, in_order
 from tidemill.log.log import Log
@@ -138,6 +139,7 @@ class Opening:
             segments = [self._restart_at_start(segments, end)]
             end = self.start_offset
         start = min(max(self.start_offset, segments[0].base_offset), end)
+        find_earlier(self.leader_epochs, segments, start, end)
         self.leader_epochs.truncate_end(end)
         self.leader_epochs.truncate_start(start)
         if self.producers.end_offset != end or self.clean:

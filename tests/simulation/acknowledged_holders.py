@@ -103,6 +103,10 @@ class Holders:
         self.eligible.clear()
         self.unsure.clear()
 
+    def forget_before(self, now: float) -> None:
+        """What was acknowledged before may be lost. What comes is held by those who held that, as ever."""
+        self.since = dict.fromkeys(self.since, now)
+
     def keep(self, brokers: Iterable[int]) -> None:
         """All other replicas do not count any more."""
         kept = set(brokers)

@@ -409,7 +409,7 @@ class Promises:
             holders.forget()
         better = holders.better_than(leader)
         if better and leader in holders.unsure and self.excused("not-learnt"):
-            holders.forget()
+            holders.forget_before(self.now())
         elif better:
             self.broken("election", f"{leader} leads {place}, and lacks what {better} hold")
 

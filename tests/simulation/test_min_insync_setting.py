@@ -209,6 +209,20 @@ def test_a_replica_that_left_before_the_leader_read_a_raise_may_lack_what_that_c
     assert changed.promises.may_forget(PLACE)
 
 
+def test_what_comes_after_such_an_election_is_held_by_the_replicas_that_are_eligible_then() -> None:
+    changed = Changed()
+    changed.now = 20.0
+    changed.write(2)
+    changed.read(2, broker=2)
+    changed.now = 21.0
+    changed.written(1)
+    changed.promises.state_written(PLACE, 2, 2, (2,))
+    assert changed.counts["excuse not-learnt"] == 1
+    changed.now = 22.0
+    changed.promises.state_written(PLACE, 1, 3, (1,))
+    assert changed.broken == [], "broker 1 is eligible, and nothing was committed without it"
+
+
 def test_a_replica_that_left_once_the_leader_had_read_a_raise_holds_what_was_committed() -> None:
     changed = elected_after_a_raise(is_read=True)
     assert changed.broken == []

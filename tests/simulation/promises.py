@@ -824,13 +824,18 @@ class Promises:
             )
 
     def joined(self, group: str, generation: int, leader: str) -> int:
-        """A member came into a generation: how many were before. An emptied group counts from 1 again."""
+        """A member came into a generation: how many were before. An emptied group counts from 1 again.
+
+        So does a coordinator that could not write the last ones: nobody had an assignment in them.
+        """
         key = (generation, leader)
         known = self._generations.setdefault(group, {})
-        if key not in known:
-            known[key] = len(known)
+        newest, _ = self._assignments.get(group, (-1, 0.0))
+        order = known.get(key, -1)
+        if order < 0 or (order < newest and (group, order) not in self._owners):
+            known[key] = order = max(known.values(), default=-1) + 1
             self.events.count("group generations")
-        return known[key]
+        return order
 
     def assigned(self, group: str, order: int, member: str, partitions: Iterable[int]) -> None:
         """A member was given its assignment, in the generation that :meth:`joined` gave this number."""

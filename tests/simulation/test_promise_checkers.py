@@ -466,6 +466,22 @@ def test_two_members_that_own_a_partition_in_one_generation_are_found() -> None:
     assert broken == "owner: member-a and member-b of g own partition 1 in generation 1"
 
 
+def test_a_generation_that_nobody_was_assigned_in_may_come_again() -> None:
+    """A coordinator that cannot write assignments forgets its generations with the next start."""
+    promises = Checked().promises
+    unwritten = [promises.joined("g", generation, "member-a") for generation in (1, 2)]
+    assert unwritten == [0, 1]
+    assert promises.joined("g", 2, "member-a") == 1, "another member comes into the same generation"
+    first = promises.joined("g", 1, "member-b")
+    promises.assigned("g", first, "member-b", [0])
+    again = promises.joined("g", 2, "member-a")
+    promises.assigned("g", again, "member-a", [0])
+    assert (first, again) == (2, 3)
+    newest = promises.joined("g", 3, "member-a")
+    promises.assigned("g", newest, "member-a", [0])
+    assert promises.joined("g", 2, "member-a") == again, "somebody was assigned partitions in it"
+
+
 def test_a_producer_id_that_two_producers_are_given_is_found() -> None:
     checked = Checked()
     checked.promises.producer_id_given("producer-0, session 0", 1000)

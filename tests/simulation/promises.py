@@ -84,7 +84,8 @@ EXCUSES = {
     "new-leader": "acks-1: the leader changed after the record was sent",
     "recreated": "acks-all, acks-1, read: the topic was deleted",
     "being-deleted": "min-isr: a deletion of the topic removed a replica before the answer came",
-    "former-leader": "delete-records: a deposed leader that has not heard of it shows what it knew",
+    "former-leader": "delete-records: a deposed leader that has not heard of it shows what it knew, and "
+    "answers what no other replica is told",
     "former-coordinator": "positions: a deposed coordinator that has not heard of it shows what it knew",
     "deleted-without": "delete-records: a replica leads that was not in sync when the records were deleted: "
     "those that were are gone",
@@ -782,13 +783,15 @@ class Promises:
         log = self.logs[*place, topic_id]
         log.delete_tried_to = max(log.delete_tried_to, float("inf") if offset < 0 else offset)
 
-    def delete_answered(self, place: Place, topic_id: bytes, offset: int) -> None:
-        """DeleteRecords was answered without an error: nothing below ``offset`` is there."""
+    def delete_answered(self, place: Place, topic_id: bytes, offset: int, broker: int) -> None:
+        """``broker`` answered DeleteRecords without an error: nothing below ``offset`` is there."""
         log = self.logs[*place, topic_id]
         self.events.count("record deletions")
-        if offset > log.deleted_to:
+        known = self.partitions.get(place)
+        if known is not None and known.leader != broker:
+            self.excused("former-leader")
+        elif offset > log.deleted_to:
             log.deleted_to, log.deleted_s = offset, self.now()
-            known = self.partitions.get(place)
             log.deleted_by = set() if known is None else {known.leader, *known.holders.isr}
 
     # -- groups

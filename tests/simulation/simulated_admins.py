@@ -8,7 +8,7 @@ from typing import Any
 
 from change_phases import ChangePhases
 from promises import PartitionHistory
-from simulated_clients import Client, Refused
+from simulated_clients import Client, Refused, node_of
 
 from tidemill.controller.configs import AlterOperation, ResourceType
 from tidemill.model.configs import MIN_INSYNC
@@ -262,7 +262,8 @@ class RecordDeleter(Client):
         one = answer.topics[0].partitions[0]
         check(one.error_code)
         self.events.add(f"{place} starts at {one.low_watermark} now")
-        self.promises.delete_answered(place, self.topic_id, max(offset, one.low_watermark))
+        start = max(offset, one.low_watermark)
+        self.promises.delete_answered(place, self.topic_id, start, node_of(address))
         self.phases.moment("DeleteRecords answered")
 
 

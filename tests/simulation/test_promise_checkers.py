@@ -690,12 +690,23 @@ def test_only_a_former_leader_may_show_deleted_records() -> None:
     for broker, expected in ((1, []), (2, ["delete-records"])):
         checked = Checked()
         checked.promises.delete_tried(PLACE, ID, 7)
-        checked.promises.delete_answered(PLACE, ID, 7)
+        checked.promises.delete_answered(PLACE, ID, 7, broker=1)
         checked.written(2, 3, leader=2, epoch=2)
         checked.now += 1
         checked.promises.start_told(PLACE, ID, 0, checked.now, broker)
         assert [problem.partition(":")[0] for problem in checked.broken] == expected
         assert checked.counts["excuse former-leader"] == (broker == 1)
+
+
+@pytest.mark.parametrize("is_leader", [True, False])
+def test_what_a_former_leader_deletes_may_be_there_elsewhere(is_leader: bool) -> None:
+    checked = Checked()
+    checked.written(2, 3, leader=2, epoch=2)
+    checked.promises.delete_answered(PLACE, ID, 7, broker=2 if is_leader else 1)
+    checked.now += 1
+    checked.promises.start_told(PLACE, ID, 0, checked.now, 2)
+    assert [problem.partition(":")[0] for problem in checked.broken] == ["delete-records"] * is_leader
+    assert checked.counts["excuse former-leader"] == (not is_leader)
 
 
 # -- answers that name no topic id

@@ -288,7 +288,8 @@ def test_a_follower_keeps_offsets_and_epochs(log_of: MakeLog, batch: MakeBatch) 
     )
     assert log.append_as_follower(data + data[:30], NOW) == 22
     assert [(b.base_offset, b.leader_epoch) for b in stored(log, 11)] == [(10, 3), (12, 3), (20, 5)]
-    assert (log.leader_epochs.epochs, log.leader_epochs.starts) == ([3, 5], [10, 20])
+    known = (log.leader_epochs.epochs, log.leader_epochs.starts)
+    assert known == ([3, 5], [0, 14]), "an epoch begins where the batch before it ends"
     assert [b.base_offset for b in stored(log, 15)] == [20]
     with pytest.raises(KafkaError, match="the leader sent offset 10, the log here ends at 22"):
         log.append_as_follower(data, NOW)

@@ -381,6 +381,48 @@ def test_leader_epochs_whose_file_is_gone_are_read_from_the_log(filled: Log, dir
     assert b"2 100" in Path(directory, "leader-epoch-checkpoint").read_bytes()
 
 
+KNOWN_FILES = (None, b"", b"0\n1\n0 0\n", b"0\n2\n0 0\n1 4\n")
+
+
+@pytest.mark.parametrize("rolled", [False, True])
+@pytest.mark.parametrize("content", KNOWN_FILES)
+def test_an_epoch_whose_first_batches_were_compacted_begins_where_the_log_ended_before(
+    log_of: MakeLog, batch: MakeBatch, directory: str, content: bytes | None, rolled: bool
+) -> None:
+    """Else a replica with records of the epoch before at those offsets would not be told to cut them."""
+    log = log_of(SMALL)
+    for base, epoch in ((0, 0), (2, 0), (6, 0), (20, 1)):
+        if base == 20 and rolled:
+            log.roll(NOW)
+        log.append_as_follower(batch(2, base_offset=base, leader_epoch=epoch).to_bytes(), NOW)
+    first = path_of(log, 0)
+    size = len(batch(2).to_bytes())
+    data = first.read_bytes()
+    first.write_bytes(data[: 2 * size] + data[3 * size :])  # What was at 6 is compacted away.
+    file = Path(directory, "leader-epoch-checkpoint")
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    again, warnings = opening(directory)
+    assert offsets(again) == [0, 2, 20]
+    assert (again.leader_epochs.epochs, again.leader_epochs.starts) == ([0, 1], [0, 4])
+    assert len(warnings) == (content == b"")
+
+
+def test_an_epoch_that_begins_later_by_its_file_is_believed(
+    log_of: MakeLog, batch: MakeBatch, directory: str
+) -> None:
+    """Apache Kafka notes the first batch that it gets of an epoch."""
+    log = log_of(SMALL)
+    for base, epoch in ((0, 0), (20, 1), (30, 2)):
+        log.append_as_follower(batch(2, base_offset=base, leader_epoch=epoch).to_bytes(), NOW)
+    Path(directory, "leader-epoch-checkpoint").write_bytes(b"0\n3\n0 0\n1 20\n2 30\n")
+    again, warnings = opening(directory)
+    assert warnings == []
+    assert (again.leader_epochs.epochs, again.leader_epochs.starts) == ([0, 1, 2], [0, 20, 30])
+
+
 def test_batches_without_a_leader_epoch_are_not_looked_through_for_one(
     log_of: MakeLog, batch: MakeBatch, directory: str
 ) -> None:

@@ -3,6 +3,9 @@
 The file forgets epochs as soon as the log's start moves behind them. A crash before that start is written
 down, or before the segments are gone, brings their records back: without an epoch a follower could not tell
 where it parts from its leader, and would cut down to its high watermark.
+
+An epoch begins where the batch before its first one ends: what lay in between was compacted, and of which
+epoch that was nobody can tell any more.
 """
 
 from __future__ import annotations
@@ -13,33 +16,45 @@ from tidemill.log.leader_epochs import EpochRun, LeaderEpochs, in_order
 from tidemill.log.scan import BatchScan
 from tidemill.log.segment import Segment
 
+NO_EPOCH = -1
+
 
 def find_earlier(epochs: LeaderEpochs, segments: Sequence[Segment], start: int, end: int) -> None:
     """Adds the epochs of the records from offset ``start`` on that lie before all that ``epochs`` knows.
 
-    ``end`` is that of the log. Where the file knows the first record nothing is read. Raises OSError.
+    ``end`` is that of the log. Where the file knows the first record nothing is read, nor where that has no
+    epoch, as in the old message formats: the file never knew of it. Raises OSError.
     """
     before = min(epochs.starts[0], end) if epochs.starts else end
-    if start < before:
-        epochs.begin_with(in_order(_runs(segments, start, before))[0])
+    if start < before and runs_of(segments, start, before, count=1):
+        epochs.begin_with(in_order(runs_of(segments, start, before))[0])
 
 
-def _runs(segments: Sequence[Segment], start: int, before: int) -> list[EpochRun]:
+def runs_of(segments: Sequence[Segment], start: int, before: int, count: int = -1) -> list[EpochRun]:
     """The epochs of the batches with offsets from ``start`` on that begin below ``before``.
 
-    Nothing where the first of them has none, as in the old message formats: the file never knew of it.
+    Only of the first ``count`` batches, unless that is negative. Raises OSError.
     """
     runs: list[EpochRun] = []
+    end = start
     for segment in segments:
         scan = BatchScan(segment.file(), 0, segment.size)
-        while segment.base_offset < before and scan.step() and scan.base_offset < before:
+        while count != 0 and segment.base_offset < before and scan.step() and scan.base_offset < before:
             if scan.last_offset < start:
                 continue
+            count -= 1
             epoch = int(scan.leader_epoch)
-            if runs and runs[-1][0] == epoch:
-                runs[-1] = (epoch, runs[-1][1], runs[-1][2] + 1)
-            elif runs or epoch >= 0:
-                runs.append((epoch, int(scan.base_offset), 1))
-            else:
-                return []
+            if runs and epoch in (runs[-1][0], NO_EPOCH):
+                runs[-1] = (runs[-1][0], runs[-1][1], runs[-1][2] + 1)
+            elif epoch != NO_EPOCH:
+                runs.append((epoch, end, 1))
+            end = int(scan.last_offset) + 1
+    return runs
+
+
+def begin_where_the_log_ended(runs: list[EpochRun], base_offset: int, end: int) -> list[EpochRun]:
+    """The runs of a segment that begins at ``base_offset``, after a log that ends at ``end``."""
+    if runs and runs[0][1] == base_offset > end:
+        epoch, _, batches = runs[0]
+        return [(epoch, end, batches), *runs[1:]]
     return runs

@@ -111,6 +111,15 @@ class LeaderEpochs:
         above = bisect_right(self.starts, offset)
         return self.epochs[above - 1] if above else -1
 
+    def may_begin(self, epoch: int, offset: int) -> bool:
+        """Whether batches of ``epoch`` may be the next at or after ``offset``.
+
+        The epoch may be said to begin behind that: Apache Kafka takes an epoch's first batch for its begin,
+        whatever compaction has removed before it.
+        """
+        above = bisect_right(self.starts, offset)
+        return above == 0 or epoch in self.epochs[above - 1 : above + 1]
+
     def truncate_end(self, offset: int) -> None:
         """Forgets the epochs that begin at ``offset`` or later: the log was cut there."""
         keep = bisect_left(self.starts, offset)

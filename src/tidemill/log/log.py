@@ -186,12 +186,17 @@ class Log(CutStore):
         return self.end_offset
 
     def _append_run_as_follower(self, first: Batch, end: i64, now_ms: i64) -> i64:
-        """Appends a checked batch, in one write with those after it that need nothing else; their size."""
+        """Appends a checked batch, in one write with those after it that need nothing else; their size.
+
+        A leader epoch begins where the log ended before its first batch. What the leader had in between was
+        compacted: replicas that do not have this epoch are sent back to before that.
+        """
+        begin: i64 = min(first.base_offset, self.end_offset)
         if first.last_offset - self.active.base_offset > RELATIVE_OFFSET_MAX:
             self._roll_over_gap(first.base_offset, now_ms)
         segment = self._segment_for(first.size, first.last_offset, first.max_timestamp, now_ms)
         if first.leader_epoch != self._leader_epoch:
-            self._begin_epoch(first.leader_epoch, first.base_offset)
+            self._begin_epoch(first.leader_epoch, begin)
         marker: Marker | None = None
         run = [first]
         size: i64 = first.size

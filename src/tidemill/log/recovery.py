@@ -20,7 +20,7 @@ from typing import Final
 from tidemill.log.aborted_recovery import index_damage, index_path, open_ones, remake, take_walked
 from tidemill.log.checkpoints import CheckpointDamaged
 from tidemill.log.config import INT64_MAX, LogConfig
-from tidemill.log.epoch_recovery import find_earlier
+from tidemill.log.epoch_recovery import begin_where_the_log_ended, find_earlier, runs_of
 from tidemill.log.errors import storage_error
 from tidemill.log.leader_epochs import EpochRun, LeaderEpochs, in_order
 from tidemill.log.log import Log
@@ -290,10 +290,8 @@ class Opening:
             self.leader_epochs.load()
         except CheckpointDamaged as problem:
             self.warnings.append(f"{problem}; the leader epochs are read from the log")
-            for segment in segments:
-                scan = BatchScan(segment.file(), 0, segment.size)
-                while scan.step():
-                    self.leader_epochs.assign(scan.leader_epoch, scan.base_offset, save=False)
+            for epoch, start, _ in runs_of(segments, int(segments[0].base_offset), INT64_MAX):
+                self.leader_epochs.assign(epoch, start, save=False)
             self.leader_epochs.save()
 
     # -- clean stop
@@ -342,6 +340,7 @@ class Opening:
         self.progress.bytes_to_check = sum(int(segment.size) for segment in segments[first:]) - spared
         at = first
         runs: list[EpochRun] = []
+        end = int(segments[at - 1].last_offset_end()) if at > 0 and resumed is None else base
         while at < len(segments):
             segment = segments[at]
             last = at + 1 == len(segments)
@@ -365,7 +364,8 @@ class Opening:
                 if walk.again:
                     self._load_producers(segments[:at], int(segment.base_offset))
                     continue
-            runs += walk.epochs
+            runs += begin_where_the_log_ended(walk.epochs, walked_from, end)
+            end = int(walk.next_offset)
             self._has_aborts = self._has_aborts or bool(walk.aborted)
             take_walked(self.files, segment, walked_from, walk.aborted, self.warnings)
             if at + 1 < len(segments):
@@ -405,7 +405,7 @@ class Opening:
             if epoch > self.leader_epochs.latest:
                 self.leader_epochs.assign(epoch, start, save=False)
                 changed = True
-            elif self.leader_epochs.epoch_of(start) not in (epoch, -1):
+            elif not self.leader_epochs.may_begin(epoch, start):
                 others.append(run)
         for epoch, start, _ in others:
             self.warnings.append(

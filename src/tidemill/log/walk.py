@@ -43,8 +43,8 @@ class Walk:
     """What a walk over a segment found. ``fault`` is empty when every byte of it is good.
 
     ``again``: the fault is one of a batch that had been taken for good: what was noted of it must go.
-    ``epochs``: (leader epoch, its first offset, batches in a row) as they come. ``aborted``: the aborted
-    transactions whose markers are among the batches.
+    ``epochs``: (leader epoch, where the batch before it ends, batches in a row) as they come. ``aborted``:
+    the aborted transactions whose markers are among the batches.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ def walk_segment(
         before_base = scan.base_offset
         before_expected = expected
         expected = scan.last_offset + 1
-        epochs.batch(scan.leader_epoch, scan.base_offset)
+        epochs.batch(scan.leader_epoch, before_expected)
         if scan.producer_id >= 0 and scan.base_offset >= producers.end_offset:
             one = note_scanned(producers, scan, now_ms)
             if one is not None:
@@ -191,7 +191,7 @@ class _EpochRuns:
         self.count: i64 = 0
 
     def batch(self, epoch: i64, offset: i64) -> None:
-        """Takes in a batch; -1 is none, as in formats v0 and v1."""
+        """Takes in a batch after all below ``offset``; -1 is no epoch, as in formats v0 and v1."""
         if epoch == self.epoch or epoch == -1:
             self.count += 1
             return

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tidemill.coordination.nodes import BrokerRegistration
-from tidemill.coordination.port import SessionState, StoreUnavailable
+from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas
+from tidemill.coordination.nodes import BrokerNode, BrokerRegistration
+from tidemill.coordination.port import SessionState, SetData, StoreUnavailable
 from tidemill.model.errors import KafkaError
 from tidemill.server.membership import Events, Membership
 
@@ -29,6 +30,9 @@ class Cluster(Events):
         """How often it was to become the controller."""
         self.is_active = False
         self.tell: Any = None
+        self.registered_as: BrokerRegistration | None = None
+        self.register_faults: list[Exception] = []
+        """What the next registrations meet after they were written."""
 
     def on_session(self, listener: Any) -> None:
         self.tell = listener
@@ -47,7 +51,14 @@ class Cluster(Events):
             raise fault
 
     async def register(self, registration: BrokerRegistration) -> int:
+        self.registered_as = registration
+        if self.register_faults:
+            raise self.register_faults.pop(0)
         return 1
+
+    async def transact(self, operations: list[SetData]) -> None:
+        (one,) = operations
+        self.registered_as = BrokerNode.decode(1, one.data)
 
     async def activate(self, dead: int | None = None) -> bool:
         self.tries += 1
@@ -58,11 +69,35 @@ class Cluster(Events):
         self.is_active = False
 
 
-async def joined(cluster: Any) -> Membership:
+async def joined(cluster: Any, lost: LostReplicas = NOTHING_LOST) -> Membership:
     one = Membership(cluster, cluster, cluster)
-    await one.join(BrokerRegistration(1, ()))
+    await one.join(BrokerRegistration(1, (), lost=lost))
     cluster.activated.clear()
     return one
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_loss_that_was_heeded_does_not_come_back_with_the_next_registration(
+    monkeypatch: pytest.MonkeyPatch, is_answered: bool
+) -> None:
+    """Else no replica of the broker would get in sync before its next start."""
+    monkeypatch.setattr("tidemill.server.membership.RETRY_S", 0.0)
+
+    async def run() -> None:
+        cluster = Cluster()
+        one = await joined(cluster, LostReplicas(missing=True))
+        if not is_answered:
+            cluster.register_faults = [StoreUnavailable("the connection was lost")]
+        cluster.tell(SessionState.EXPIRED)
+        cluster.tell(SessionState.CONNECTED)
+        await asyncio.sleep(0)
+        await one.clear_loss()
+        await asyncio.wait_for(cluster.activated.wait(), 10)
+        assert cluster.registered_as is not None
+        assert cluster.registered_as.lost.is_none
+        await one.leave()
+
+    asyncio.run(run())
 
 
 def test_whatever_a_return_meets_it_is_tried_again(

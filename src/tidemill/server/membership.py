@@ -52,6 +52,8 @@ class Membership:
         self._controller = controller
         self._events = events
         self._registration: BrokerRegistration | None = None
+        self._renewing = asyncio.Lock()
+        """Held while the registration is written, so that none comes back that was replaced meanwhile."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._returning: asyncio.Task[None] | None = None
         self._has_expired = False
@@ -163,12 +165,14 @@ class Membership:
 
         Until then these replicas do not get in sync. Raises StoreError.
         """
-        registration = self._registration
-        if registration is None or registration.lost.is_none:
-            return
-        cleared = registration._replace(lost=NOTHING_LOST)
-        await self._store.transact([SetData(BrokerNode.path(cleared.broker_id), BrokerNode.encode(cleared))])
-        self._registration = cleared
+        async with self._renewing:
+            registration = self._registration
+            if registration is None or registration.lost.is_none:
+                return
+            cleared = registration._replace(lost=NOTHING_LOST)
+            path = BrokerNode.path(cleared.broker_id)
+            await self._store.transact([SetData(path, BrokerNode.encode(cleared))])
+            self._registration = cleared
 
     async def clear_loss_later(self) -> None:
         """As :meth:`clear_loss`, until the store takes it."""
@@ -197,14 +201,17 @@ class Membership:
             if self._has_expired and self._registration is not None:
                 if self._returning is not None:
                     self._returning.cancel()
-                self._returning = self._begin(self._return(self._registration))
+                self._returning = self._begin(self._return())
 
-    async def _return(self, registration: BrokerRegistration) -> None:
+    async def _return(self) -> None:
         """After a session's end: takes the place again that went with it."""
         while True:
             try:
                 await self._controller.load()
-                await self._register(registration)
+                async with self._renewing:
+                    if self._registration is None:
+                        return
+                    await self._register(self._registration)
                 self._has_expired = False
                 await self._contest()
             except TidemillError as error:

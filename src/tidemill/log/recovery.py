@@ -20,8 +20,8 @@ from typing import Final
 from tidemill.log.aborted_recovery import index_damage, index_path, open_ones, remake, take_walked
 from tidemill.log.checkpoints import CheckpointDamaged
 from tidemill.log.config import INT64_MAX, LogConfig
-from tidemill.log.epoch_recovery import begin_where_the_log_ended, find_earlier, runs_of
 from tidemill.log.errors import storage_error
+from tidemill.log.leader_epoch_recovery import begin_where_the_log_ended, find_earlier, runs_of
 from tidemill.log.leader_epochs import EpochRun, LeaderEpochs, in_order
 from tidemill.log.log import Log
 from tidemill.log.losses import cut_segment

@@ -38,8 +38,10 @@ def runs_of(segments: Sequence[Segment], start: int, before: int, count: int = -
     runs: list[EpochRun] = []
     end = start
     for segment in segments:
+        if count == 0 or segment.base_offset >= before:
+            break
         scan = BatchScan(segment.file(), 0, segment.size)
-        while count != 0 and segment.base_offset < before and scan.step() and scan.base_offset < before:
+        while count != 0 and scan.step() and scan.base_offset < before:
             if scan.last_offset < start:
                 continue
             count -= 1

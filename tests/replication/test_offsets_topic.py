@@ -83,7 +83,7 @@ def test_reading_fails_when_another_broker_leads_before() -> None:
 def test_operators_are_told_what_a_coordinator_waits_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(offsets_topic, "COMMIT_S_USUAL", 0.0)
+    monkeypatch.setattr(offsets_topic, "COMMIT_WARNING_S", 0.0)
     told: asyncio.Queue[logging.LogRecord] = asyncio.Queue()
     handler = logging.Handler()
     handler.emit = told.put_nowait  # type: ignore[method-assign]

@@ -289,7 +289,7 @@ class Turn:
 
 
 def _assigned_to(broker_id: int, topics: Placements) -> Generator[None, None, set[TopicPartition]]:
-    """Finds the partitions of which a broker has a replica; pauses every ``ITEMS_A_PAUSE`` partitions."""
+    """Finds the partitions with a replica on a broker. Yields after every ``ITEMS_A_PAUSE`` partitions."""
     found = set()
     number = 0
     for name, partitions in topics:

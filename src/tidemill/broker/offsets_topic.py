@@ -26,8 +26,9 @@ log = logging.getLogger("tidemill.groups")
 READ_BYTES = 256 * 1024
 """One slice while a partition is loaded."""
 ACKS_ALL = -1
-COMMIT_S_USUAL = 5.0
-"""Followers of a new leader fetch within a second. What takes longer is told to the operator."""
+COMMIT_WARNING_S = 5.0
+"""A new coordinator that waits longer for its records to be committed logs a warning. Followers usually fetch
+from a new leader within a second."""
 
 
 class PartitionOffsetsLog:
@@ -84,7 +85,7 @@ async def _committed(partition: Partition, end_offset: int) -> None:
         return
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     partition.wait_committed(end_offset, CommitCallback(lambda error: _settle(future, error)))
-    done, _ = await asyncio.wait([future], timeout=COMMIT_S_USUAL)
+    done, _ = await asyncio.wait([future], timeout=COMMIT_WARNING_S)
     if not done:
         log.warning(
             "%s-%d: its groups wait for offsets %d to %d to be committed: brokers %s are in sync, and"

@@ -81,7 +81,7 @@ class Call(asyncio.Handle):
         self._source_traceback = None
 
 
-class TimedCall(asyncio.TimerHandle):
+class TimedCall(Call, asyncio.TimerHandle):
     """As :class:`Call`, with a time."""
 
     __slots__ = ()
@@ -94,13 +94,7 @@ class TimedCall(asyncio.TimerHandle):
         loop: Any,
         context: Context | None,
     ) -> None:
-        self._context = copy_context() if context is None else context
-        self._loop = loop
-        self._callback = callback
-        self._args = args
-        self._cancelled = False
-        self._repr = None
-        self._source_traceback = None
+        Call.__init__(self, callback, args, loop, context)
         self._when = when
         self._scheduled = False
 

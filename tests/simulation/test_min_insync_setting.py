@@ -122,21 +122,24 @@ def test_the_same_value_changes_nothing() -> None:
     assert changed.eligible == {2, 3}
 
 
-def test_a_leader_that_has_not_read_a_higher_value_yet_is_excused() -> None:
+def raised_while_alone() -> Changed:
+    """The value is raised while broker 1 is alone in sync."""
     changed = Changed()
     changed.written(1)
     changed.now = 20.0
     changed.write(2)
+    return changed
+
+
+def test_a_leader_that_has_not_read_a_higher_value_yet_is_excused() -> None:
+    changed = raised_while_alone()
     changed.acknowledged_alone(21.0)
     assert changed.broken == []
     assert changed.counts["excuse not-learnt"] == 1
 
 
 def test_a_leader_that_has_read_a_higher_value_has_to_count_by_it() -> None:
-    changed = Changed()
-    changed.written(1)
-    changed.now = 20.0
-    changed.write(2)
+    changed = raised_while_alone()
     changed.read(2, broker=2)
     changed.read(2)
     changed.acknowledged_alone(20.3)
@@ -147,10 +150,7 @@ def test_a_leader_that_has_read_a_higher_value_has_to_count_by_it() -> None:
 
 
 def test_a_leader_that_does_not_read_a_higher_value_for_long_is_found() -> None:
-    changed = Changed()
-    changed.written(1)
-    changed.now = 20.0
-    changed.write(2)
+    changed = raised_while_alone()
     changed.acknowledged_alone(24.5)
     assert changed.broken == []
     changed.promises.deposed.woken(1, 24.6)

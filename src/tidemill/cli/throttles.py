@@ -6,8 +6,11 @@ as leaders, those that come as followers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
+
+import click
 
 from tidemill.cli.moves import Plan, racks_of
 
@@ -20,11 +23,17 @@ RATES = ("leader.replication.throttled.rate", "follower.replication.throttled.ra
 REPLICAS = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
 """Keys of topics: partition:broker pairs."""
 
+PAUSE_S = 0.05
+HEARD_S = 10.0
+"""How long moves wait for the brokers to hear of their limits."""
+
 
 def limit(admin: Admin, plan: Plan, current: Plan, bytes_per_second: int) -> None:
     """Limits what the moves of ``plan`` copy on each broker, to be done before they begin.
 
-    What is limited on its topics already stays so: other partitions of them may be on the move.
+    What is limited on its topics already stays so: other partitions of them may be on the move. Returns once
+    every broker has heard of it: else moves began without a limit, and a change that follows was made to what
+    a broker knew before.
     """
     from tidemill.client import ConfigResource, ResourceType
 
@@ -36,7 +45,10 @@ def limit(admin: Admin, plan: Plan, current: Plan, bytes_per_second: int) -> Non
         leaders += [f"{number}:{broker}" for broker in before]
         followers += [f"{number}:{broker}" for broker in replicas if broker not in before]
         brokers.update(before, replicas)
-    for broker in sorted(brokers & racks_of(admin).keys()):
+    if not pairs:
+        return
+    live = sorted(racks_of(admin))
+    for broker in sorted(brokers.intersection(live)):
         resource = ConfigResource(ResourceType.BROKER, str(broker))
         admin.alter_configs(resource, dict.fromkeys(RATES, str(bytes_per_second)))
     for topic, listed in pairs.items():
@@ -46,6 +58,38 @@ def limit(admin: Admin, plan: Plan, current: Plan, bytes_per_second: int) -> Non
         together = [dict.fromkeys([*old, *new]) for old, new in zip(held, listed, strict=True)]
         values = {key: ",".join(one) for key, one in zip(REPLICAS, together, strict=True) if one}
         admin.alter_configs(resource, values)
+    # Brokers hear of changes in their order: with the last one they have heard of all.
+    late = _late(admin, live, resource, values)
+    if late:
+        named = ", ".join(map(str, late))
+        click.echo(
+            f"tidemill: broker {named} has not heard of the throttle after {HEARD_S:g} s, and may copy "
+            "without it at first: 'tidemill reassign list' shows how far moves are",
+            err=True,
+        )
+
+
+def _late(
+    admin: Admin, brokers: Iterable[int], resource: ConfigResource, values: Mapping[str, str]
+) -> list[int]:
+    """The brokers that do not know these settings of a topic after :data:`HEARD_S` seconds."""
+    deadline = time.monotonic() + HEARD_S
+    late = list(brokers)
+    while late := [one for one in late if not _knows(admin, one, resource, values)]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(PAUSE_S)
+    return late
+
+
+def _knows(admin: Admin, broker: int, resource: ConfigResource, values: Mapping[str, str]) -> bool:
+    """Whether a broker knows these settings of a topic; not, if it does not answer."""
+    from tidemill.client import ClientError
+
+    try:
+        return _given(admin, resource, REPLICAS, broker=broker) == values
+    except ClientError:
+        return False
 
 
 def lift(admin: Admin, topics: Iterable[str]) -> bool:
@@ -74,14 +118,16 @@ def _lifted(admin: Admin, resource: ConfigResource, keys: tuple[str, ...]) -> bo
     return bool(given)
 
 
-def _given(admin: Admin, resource: ConfigResource, keys: tuple[str, ...]) -> dict[str, str]:
-    """What is set of these keys; nothing of a topic that is not there."""
+def _given(
+    admin: Admin, resource: ConfigResource, keys: tuple[str, ...], *, broker: int | None = None
+) -> dict[str, str]:
+    """What is set of these keys, as ``broker`` knows it; nothing of a topic that is not there."""
     from tidemill.client import ClientError
     from tidemill.model.errors import ErrorCode
 
     own = resource.kind.name.lower()
     try:
-        entries = admin.describe_configs(resource, keys)
+        entries = admin.describe_configs(resource, keys, broker=broker)
     except ClientError as problem:
         if problem.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             return {}

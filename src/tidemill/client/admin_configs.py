@@ -33,11 +33,17 @@ class ConfigAdmin(AdminBase):
         keys: Iterable[str] | None = None,
         *,
         documentation: bool = False,
+        broker: int | None = None,
         timeout: float | None = None,
     ) -> dict[str, ConfigEntry]:
-        """The configuration of a resource: all keys, or ``keys``."""
+        """The configuration of a resource: all keys, or ``keys``.
+
+        Brokers hear of a change one after the other: ``broker`` is the id of the one to ask.
+        """
         deadline = self._deadline(timeout)
-        connection = self._for_resource(resource, deadline)
+        connection = (
+            self._for_resource(resource, deadline) if broker is None else self._of_broker(broker, deadline)
+        )
         version = connection.version(ApiKey.DESCRIBE_CONFIGS)
         request = describe_configs.DescribeConfigsRequest(
             resources=[
@@ -128,9 +134,12 @@ class ConfigAdmin(AdminBase):
             return self._cluster.any_connection(deadline)
         if not resource.name.isdigit():
             raise ValueError(f"a broker's name is its id, {resource.name!r} is no number")
-        if int(resource.name) not in self._cluster.nodes:
+        return self._of_broker(int(resource.name), deadline)
+
+    def _of_broker(self, broker: int, deadline: float) -> Connection:
+        if broker not in self._cluster.nodes:
             self._cluster.refresh(deadline)
-        return self._cluster.connection(int(resource.name), CONTROL, deadline)
+        return self._cluster.connection(broker, CONTROL, deadline)
 
 
 def _config_entry(entry: Any) -> ConfigEntry:

@@ -219,7 +219,8 @@ def test_replicas_that_cannot_be_read_stay_so_when_the_store_is_read_again(
     async def story(setting: Setting) -> None:
         assert await create(setting, "a") is None
         controller = setting.controller
-        await Failover(controller).replicas_failed(0, [(controller.image.topics["a"].topic_id, 0)])
+        topic_id = controller.image.topics["a"].topic_id
+        await Failover(controller).replicas_failed(0, epoch(setting, 0), [(topic_id, 0)])
         assert controller.image.topics["a"].partitions[0].leader == -1
         lose_answer(setting, monkeypatch)
         assert await create(setting, "b") is not None
@@ -246,6 +247,11 @@ async def restart(setting: Setting, broker: int, **lost: bool) -> None:
     )
 
 
+def epoch(setting: Setting, broker: int) -> int:
+    """Of the registration that the controller knows."""
+    return setting.controller.image.brokers[broker].epoch
+
+
 async def led_by_0(setting: Setting, failover: Failover) -> bytes:
     """Makes a topic on brokers 0 and 1, which are in sync; then 1 loses records, which nobody has heard."""
     await restart(setting, 1)
@@ -263,7 +269,7 @@ def test_one_that_was_started_again_with_a_loss_is_not_elected_for_a_leader_whos
     async def story(setting: Setting) -> None:
         failover = Failover(setting.controller)
         topic_id = await led_by_0(setting, failover)
-        await failover.replicas_failed(0, [(topic_id, 0)])
+        await failover.replicas_failed(0, epoch(setting, 0), [(topic_id, 0)])
         (partition,) = setting.controller.image.topics["a"].partitions
         assert (partition.leader, partition.isr, partition.elr) == (-1, [], [0])
         assert partition.offline == {0}
@@ -289,10 +295,28 @@ def test_replicas_that_failed_before_a_restart_are_readable_after_it(tmp_path: P
     async def story(setting: Setting) -> None:
         failover = Failover(setting.controller)
         topic_id = await led_by_0(setting, failover)
-        await failover.replicas_failed(1, [(topic_id, 0)])
+        await failover.replicas_failed(1, epoch(setting, 1), [(topic_id, 0)])
         await failover.brokers_changed()
         (partition,) = setting.controller.image.topics["a"].partitions
         assert (partition.leader, partition.isr, partition.offline) == (0, [0], frozenset())
+
+    in_office(tmp_path, story)
+
+
+def test_what_a_former_registration_told_of_its_replicas_does_not_count_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    async def story(setting: Setting) -> None:
+        failover = Failover(setting.controller)
+        topic_id = await led_by_0(setting, failover)
+        before = epoch(setting, 1)
+        await failover.brokers_changed()
+        await failover.replicas_failed(1, before, [(topic_id, 0)])
+        (partition,) = setting.controller.image.topics["a"].partitions
+        assert partition.offline == frozenset()
+        await failover.replicas_failed(1, epoch(setting, 1), [(topic_id, 0)])
+        (partition,) = setting.controller.image.topics["a"].partitions
+        assert partition.offline == {1}
 
     in_office(tmp_path, story)
 

@@ -28,7 +28,7 @@ class Failover:
         self.asked = 0
         self.relieved: list[int] = []
 
-    async def replicas_failed(self, broker_id: int, failed: Sequence[tuple[bytes, int]]) -> None:
+    async def replicas_failed(self, broker_id: int, epoch: int, failed: Sequence[tuple[bytes, int]]) -> None:
         self.asked += 1
         if self.faults:
             raise self.faults.pop(0)
@@ -38,7 +38,7 @@ class Failover:
 def relieve(*faults: KafkaError) -> Failover:
     failover = Failover(*faults)
     cluster: Any = SimpleNamespace(_broker=SimpleNamespace(failover=failover))
-    asyncio.run(Cluster._relieve(cluster, 2, [(b"t" * 16, 0)]))
+    asyncio.run(Cluster._relieve(cluster, 2, 7, [(b"t" * 16, 0)]))
     return failover
 
 

@@ -58,8 +58,8 @@ class Hears:
     def replicas_deleted(self, broker_id: int, topics: Sequence[Key]) -> None:
         """It has no files of these topics any more."""
 
-    def replicas_failed(self, broker_id: int, partitions: Sequence[tuple[bytes, int]]) -> None:
-        """It cannot read or write these partitions (by topic id)."""
+    def replicas_failed(self, broker_id: int, epoch: int, partitions: Sequence[tuple[bytes, int]]) -> None:
+        """In the registration with ``epoch``, it cannot read or write these partitions (by topic id)."""
 
     def office_lost(self) -> None:
         """It knows a later controller than this one."""
@@ -218,7 +218,7 @@ class Channel:
         elif key == ApiKey.LEADER_AND_ISR:
             failed = failed_partitions(answer)
             if failed:
-                self._hears.replicas_failed(broker, failed)
+                self._hears.replicas_failed(broker, self.to.epoch, failed)
 
 
 class Channels:

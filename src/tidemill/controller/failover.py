@@ -112,17 +112,22 @@ class Failover:
         if came:
             await office.finish_deletions()
 
-    async def replicas_failed(self, broker_id: int, failed: Sequence[tuple[bytes, int]]) -> None:
+    async def replicas_failed(self, broker_id: int, epoch: int, failed: Sequence[tuple[bytes, int]]) -> None:
         """Has others lead the partitions (by topic id) that a broker cannot read or write any more.
 
-        They are offline there until the broker registers again. Raises StoreError, NOT_CONTROLLER.
+        They are offline there until the broker registers again. ``epoch`` is that of the registration in
+        which it told so: a later one has another process, which may have mended them, and is asked anew.
+        Raises StoreError, NOT_CONTROLLER.
         """
         office = self._office
         by_topic: dict[bytes, list[int]] = {}
         for topic_id, number in failed:
             by_topic.setdefault(topic_id, []).append(number)
         async with office.changing():
-            # This was told of the registration that is known; of a later one it is asked anew.
+            known = _epoch(office.image.brokers, broker_id)
+            if known is None or epoch < known:
+                return
+            # A later registration that nobody has looked at is left for another look, which clears this.
             await self.look(but=broker_id)
             plans = plan_failed_replicas(
                 office.image, broker_id, by_topic, office.policies.of, office.stopping()

@@ -91,7 +91,7 @@ class Cluster(Seat, Hears):
         self._settings = SettingsWatch(broker)
         self._log_ends = LogEndRequests(broker, self._links)
         broker.controller.recovery.ask = self._log_ends.ask
-        commands.late_failed = lambda failed: self.replicas_failed(broker.node_id, failed)
+        commands.late_failed = self._own_replicas_failed
         commands.settings_unreadable = self._settings.unreadable
         self._following: Following | None = None
         self._silence: Silence | None = None
@@ -177,7 +177,7 @@ class Cluster(Seat, Hears):
         self._link.set_controller(broker_id)
         failed = self._own_failed() if broker_id == self._broker.node_id else []
         if failed:
-            self.replicas_failed(broker_id, failed)
+            self._own_replicas_failed(failed)
 
     # Of this broker's registration
 
@@ -250,15 +250,18 @@ class Cluster(Seat, Hears):
         except (KafkaError, StoreError) as problem:
             log.warning("the deletion of %s goes on later: %s", ", ".join(one[0] for one in topics), problem)
 
-    def replicas_failed(self, broker_id: int, partitions: Sequence[tuple[bytes, int]]) -> None:
+    def replicas_failed(self, broker_id: int, epoch: int, partitions: Sequence[tuple[bytes, int]]) -> None:
         """Has others lead them."""
         log.error("broker %d cannot read or write %d of its partitions", broker_id, len(partitions))
-        self.begin(self._relieve(broker_id, partitions))
+        self.begin(self._relieve(broker_id, epoch, partitions))
 
-    async def _relieve(self, broker_id: int, partitions: Sequence[tuple[bytes, int]]) -> None:
+    def _own_replicas_failed(self, partitions: Sequence[tuple[bytes, int]]) -> None:
+        self.replicas_failed(self._broker.node_id, self.commands.broker_epoch, partitions)
+
+    async def _relieve(self, broker_id: int, epoch: int, partitions: Sequence[tuple[bytes, int]]) -> None:
         while True:
             try:
-                await self._broker.failover.replicas_failed(broker_id, partitions)
+                await self._broker.failover.replicas_failed(broker_id, epoch, partitions)
             except StoreError as problem:
                 log.error(
                     "partitions that broker %d cannot serve stay with it for now: %s", broker_id, problem
@@ -284,7 +287,8 @@ class Cluster(Seat, Hears):
                 log.error("%s It goes with the others.", problem)
         for broker_id in told:
             if broker_id == self._broker.node_id:
-                await self._broker.failover.replicas_failed(broker_id, self._own_failed())
+                epoch = self.commands.broker_epoch
+                await self._broker.failover.replicas_failed(broker_id, epoch, self._own_failed())
             else:
                 self._channels.repeat(self._broker.controller.image, broker_id)
         for path in paths:

@@ -5,7 +5,8 @@
 Two whole brokers run in one process, on one loop, with one store: the first is the controller. The second is
 sent each request of a controller about so many partitions of one topic (``--spread``: of as many topics), and
 carries it out. Then a client has the controller make, grow and delete such a topic with two replicas, and a
-leader asks it for other in-sync sets of all partitions: there the time is that of whichever broker held the
+leader asks it for other in-sync sets of all partitions; at last the second broker asks it to be relieved of
+half of the most partitions, because it is about to stop: there the time is that of whichever broker held the
 loop for longest, from the request until nothing is left of it to be done. The table is as that of
 bench/loop_hold.py. ``--where`` shows what the loop was at in what held it for longer than ``--limit-ms``;
 times are not to be trusted then. Exit code 1 when something held the loop for longer.
@@ -34,6 +35,7 @@ from tidemill.wire.messages import alter_partition as isr
 from tidemill.wire.messages import leader_and_isr as lead
 from tidemill.wire.messages import stop_replica as stop
 from tidemill.wire.messages import update_metadata as update
+from tidemill.wire.messages.controlled_shutdown import ControlledShutdownRequest
 from tidemill.wire.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from tidemill.wire.schema import Struct
 
@@ -328,6 +330,17 @@ class Bench:
         asked = existing_topics.deletion("one topic on both", [name])
         self.measure(asked, partitions, is_shown=is_shown)
 
+    def have_stopped(self, partitions: int) -> None:
+        """The second broker stops leading. Nothing takes that back, so that nothing is asked after it."""
+        name = f"s{partitions}"
+        at_once = min(partitions, existing_topics.PARTITIONS_MAX)
+        self.measure(creation(name, at_once), at_once, is_shown=False)
+        if partitions > at_once:
+            asked = existing_topics.growth("one topic on both", [name], partitions)
+            self.measure(asked, partitions, is_shown=False)
+        request = ControlledShutdownRequest(broker_id=OTHER, broker_epoch=-1)
+        self.measure(Asked("leads half of them", ApiKey.CONTROLLED_SHUTDOWN, 3, request), partitions)
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -354,6 +367,8 @@ def main() -> int:
                 have(WARMING_PARTITIONS, is_shown=False)
                 for count in counts:
                     have(count)
+            if have == bench.have_changed and arguments.only != "commanded":
+                bench.have_stopped(max(counts))
         ours.send("end")
         process.join(20)
         process.kill()

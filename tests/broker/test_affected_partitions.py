@@ -74,13 +74,13 @@ def test_the_topics_of_a_broker_are_known_through_all_changes(
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The topics that elections are planned for."""
     found: list[str] = []
-    plan = elections._plan_elections
+    plan = elections._planning_elections
 
     def noted(image: ClusterImage, one: TopicImage, *arguments: Any) -> Any:
         found.append(one.name)
         return plan(image, one, *arguments)
 
-    monkeypatch.setattr(elections, "_plan_elections", noted)
+    monkeypatch.setattr(elections, "_planning_elections", noted)
     return found
 
 

@@ -12,7 +12,8 @@ from test_handlers_topics import broker_in, new_topics, run
 
 from tidemill.broker.carrying_out import LOGS_A_TURN
 from tidemill.broker.handlers.common import SETTINGS_MAX
-from tidemill.controller.failover import CHANGES_A_PAUSE, Failover, WantedIsr
+from tidemill.controller.elections import CHANGES_A_PAUSE
+from tidemill.controller.failover import Failover, WantedIsr
 from tidemill.controller.isr import IsrChange
 from tidemill.controller.topics import PARTITIONS_PER_REQUEST_MAX
 from tidemill.coordination.image import PartitionImage

@@ -10,11 +10,12 @@ from controller_images import EPOCH, VERSION, cluster, clusters, living, partiti
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.controller.election_report import unclean_elections
+from tidemill.controller.election_report import may_lack_records
 from tidemill.controller.elections import (
     NOBODY,
     ElectionPolicy,
     LogEnd,
+    Losses,
     elect,
     plan_broker_change,
     plan_failed_replicas,
@@ -267,8 +268,16 @@ def test_an_election_that_may_lose_records_is_found_out() -> None:
             before.partitions[3],
         ]
     )
-    assert unclean_elections(before, after, {}) == [1]
-    assert unclean_elections(before, after, {1: LostReplicas(unsynced={"t": frozenset({2, 3})})}) == [1, 2]
+
+    def found(losses: Losses) -> list[int]:
+        return [
+            number
+            for number, (old, new) in enumerate(zip(before.partitions, after.partitions, strict=True))
+            if may_lack_records("t", old, new, losses)
+        ]
+
+    assert found({}) == [1]
+    assert found({1: LostReplicas(unsynced={"t": frozenset({2, 3})})}) == [1, 2]
 
 
 def test_another_min_insync_empties_the_elr_of_partitions_that_are_led() -> None:

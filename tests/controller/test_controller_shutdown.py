@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from controller_images import cluster, clusters, partition, topic
+from controller_images import cluster, clusters, living, partition, topic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.controller.elections import plan_broker_change
-from tidemill.controller.shutdown import check_stopping, plan_shutdown
+from tidemill.controller.elections import (
+    CHANGES_A_PAUSE,
+    plan_broker_change,
+    planning_broker_change,
+    planning_failed_replicas,
+)
+from tidemill.controller.shutdown import check_stopping, plan_shutdown, planning_shutdown
 from tidemill.coordination.image import ClusterImage
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
@@ -41,6 +46,18 @@ def test_leaderships_move_to_the_first_in_sync_and_the_sets_are_left() -> None:
     assert len(operations) == 2
     assert remaining == [TopicPartition("t", 4)], "what has one replica only is nobody's to take over"
     assert plan_shutdown(image.with_topics([relieved]), 1, ONE) == ([], remaining)
+
+
+def test_thousands_of_partitions_are_decided_a_part_at_a_time() -> None:
+    many = 10 * CHANGES_A_PAUSE
+    image = cluster((1, 2), topic("t", *(partition([1, 2]) for _ in range(many))))
+    work = planning_shutdown(image, 1, ONE)
+    pauses = sum(1 for _ in work)
+    assert pauses >= 2 * many // CHANGES_A_PAUSE, "once for the states, once for what is written"
+    gone = planning_broker_change(image.with_brokers(living(2)), gone=[1])
+    assert sum(1 for _ in gone) >= 2 * many // CHANGES_A_PAUSE
+    failed = planning_failed_replicas(image, 1, {image.topics["t"].topic_id: range(many)})
+    assert sum(1 for _ in failed) >= 2 * many // CHANGES_A_PAUSE
 
 
 def test_nothing_moves_to_brokers_that_stop_too_or_do_not_live() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator
 
 from tidemill.controller.elections import NO_LOG_ENDS, LogEnds, Losses
-from tidemill.coordination.image import NO_BROKER, Delta, PartitionImage, TopicImage
+from tidemill.coordination.image import NO_BROKER, Delta, PartitionImage
+from tidemill.model.slices import ITEMS_A_PAUSE
 from tidemill.model.types import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -19,28 +21,33 @@ class ElectionReport:
         self.unclean_elections = 0
         """Those that may have lost records."""
 
-    def note(self, delta: Delta, losses: Losses, ends: LogEnds = NO_LOG_ENDS) -> None:
-        """Takes in what was written: by these reported losses and log ends leaders were elected."""
+    def noting(
+        self, delta: Delta, losses: Losses, ends: LogEnds = NO_LOG_ENDS
+    ) -> Generator[None, None, None]:
+        """Takes in what was written: by these reported losses and log ends leaders were elected.
+
+        It pauses between many partitions.
+        """
         for old, new in delta.changed:
-            for before, after in zip(old.partitions, new.partitions, strict=False):
-                self.elections += before is not after and before.leader != after.leader >= 0
-            for number in unclean_elections(old, new, losses):
-                self.unclean_elections += 1
-                key = TopicPartition(new.name, number)
-                before, after = old.partitions[number], new.partitions[number]
-                logger.warning("%s", unclean_election_text(key, before, after, losses, ends))
+            for count, (before, after) in enumerate(zip(old.partitions, new.partitions, strict=False), 1):
+                if count % ITEMS_A_PAUSE == 0:
+                    yield
+                if before is after:
+                    continue
+                self.elections += before.leader != after.leader >= 0
+                if may_lack_records(new.name, before, after, losses):
+                    self.unclean_elections += 1
+                    key = TopicPartition(new.name, after.partition)
+                    logger.warning("%s", unclean_election_text(key, before, after, losses, ends))
 
 
-def unclean_elections(before: TopicImage, after: TopicImage, losses: Losses) -> list[int]:
-    """The partitions that got a leader which may lack committed records."""
-    found = []
-    for old, new in zip(before.partitions, after.partitions, strict=False):
-        if old is new or new.leader == NO_BROKER or new.leader_epoch == old.leader_epoch:
-            continue
-        lost = new.leader in losses and losses[new.leader].is_lost(after.name, new.partition)
-        if old.partition_epoch >= 0 and (lost or new.leader not in (*old.isr, *old.elr)):
-            found.append(new.partition)
-    return found
+def may_lack_records(topic: str, before: PartitionImage, after: PartitionImage, losses: Losses) -> bool:
+    """Whether a partition got a leader which may lack committed records."""
+    leader = after.leader
+    if leader == NO_BROKER or after.leader_epoch == before.leader_epoch or before.partition_epoch < 0:
+        return False
+    is_lost = leader in losses and losses[leader].is_lost(topic, after.partition)
+    return is_lost or leader not in (*before.isr, *before.elr)
 
 
 def unclean_election_text(

@@ -15,8 +15,8 @@ No input or output here; see :mod:`tidemill.controller.topics`. Source: KIP-966;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from tidemill.controller.topics import Plan
 from tidemill.coordination.encoding import new_id
@@ -24,7 +24,12 @@ from tidemill.coordination.image import NO_BROKER, ClusterImage, PartitionImage,
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import PartitionStateNode, TopicNode
 from tidemill.coordination.port import Create, Operation, SetData
+from tidemill.coordination.topic_index import noting_traits
+from tidemill.model.slices import in_one_go
 from tidemill.model.types import ZERO_ID, TopicPartition
+
+CHANGES_A_PAUSE: Final = 100
+"""Partitions that are decided in one go, some ten microseconds each."""
 
 NOBODY: frozenset[int] = frozenset()
 NO_IDS: Mapping[str, bytes] = {}
@@ -244,7 +249,10 @@ def plan_takeover(
     """
     plans = []
     for topic in image.topics.values() if topics is None else topics:
-        plan = _plan_elections(image, topic, topic.partitions, policy_of(topic), losses, stopping, ends)
+        elections = _planning_elections(
+            image, topic, topic.partitions, policy_of(topic), losses, stopping, ends
+        )
+        plan = in_one_go(elections)
         if topic.topic_id == ZERO_ID:
             plan = _with_id(plan, known_ids.get(topic.name) or new_id())
         if plan.operations:
@@ -260,10 +268,22 @@ def plan_broker_change(
     policy_of: PolicyOf = default_policy,
     stopping: frozenset[int] = NOBODY,
 ) -> list[Plan]:
+    """The same as :func:`planning_broker_change`, in one go."""
+    return in_one_go(planning_broker_change(image, gone, came, losses, policy_of, stopping))
+
+
+def planning_broker_change(
+    image: ClusterImage,
+    gone: Iterable[int] = (),
+    came: Iterable[int] = (),
+    losses: Losses = NO_LOSSES,
+    policy_of: PolicyOf = default_policy,
+    stopping: frozenset[int] = NOBODY,
+) -> Generator[None, None, list[Plan]]:
     """What becomes of the partitions with replicas on brokers that are gone, came, or have lost records.
 
     ``image`` is the cluster with the brokers that live now. Partitions without a replica on one of them are
-    not looked at. The rest as in :func:`plan_takeover`.
+    not looked at. The rest as in :func:`plan_takeover`. It pauses between many partitions.
     """
     returned = frozenset(came)
     touched = returned.union(gone, losses)
@@ -275,7 +295,9 @@ def plan_broker_change(
             if not touched.isdisjoint(p.replicas)
         ]
         if partitions:
-            plan = _plan_elections(image, topic, partitions, policy_of(topic), losses, stopping)
+            plan = yield from _planning_elections(
+                image, topic, partitions, policy_of(topic), losses, stopping
+            )
             if plan.topic is not topic:
                 plans.append(plan)
     return plans
@@ -288,7 +310,21 @@ def plan_failed_replicas(
     policy_of: PolicyOf = default_policy,
     stopping: frozenset[int] = NOBODY,
 ) -> list[Plan]:
-    """What becomes of the partitions (by topic id) whose replicas on a broker that lives have failed."""
+    """The same as :func:`planning_failed_replicas`, in one go."""
+    return in_one_go(planning_failed_replicas(image, broker, failed, policy_of, stopping))
+
+
+def planning_failed_replicas(
+    image: ClusterImage,
+    broker: int,
+    failed: Mapping[bytes, Iterable[int]],
+    policy_of: PolicyOf = default_policy,
+    stopping: frozenset[int] = NOBODY,
+) -> Generator[None, None, list[Plan]]:
+    """What becomes of the partitions (by topic id) whose replicas on a broker that lives have failed.
+
+    It pauses between many partitions.
+    """
     plans = []
     for topic_id, numbers in failed.items():
         topic = image.topics_by_id.get(topic_id)
@@ -299,13 +335,13 @@ def plan_failed_replicas(
             for one in (topic.partition(number) for number in set(numbers))
             if one is not None and broker in one.replicas and broker not in one.offline
         ]
-        plan = _plan_elections(image, topic, partitions, policy_of(topic), NO_LOSSES, stopping)
+        plan = yield from _planning_elections(image, topic, partitions, policy_of(topic), NO_LOSSES, stopping)
         if plan.topic is not topic:
             plans.append(plan)
     return plans
 
 
-def _plan_elections(
+def _planning_elections(
     image: ClusterImage,
     topic: TopicImage,
     partitions: Sequence[PartitionImage],
@@ -313,9 +349,11 @@ def _plan_elections(
     losses: Losses,
     stopping: frozenset[int],
     ends: LogEnds = NO_LOG_ENDS,
-) -> Plan:
+) -> Generator[None, None, Plan]:
     changed = {}
-    for partition in partitions:
+    for count, partition in enumerate(partitions, 1):
+        if count % CHANGES_A_PAUSE == 0:
+            yield
         number = partition.partition
         lost = [
             one for one in partition.replicas if one in losses and losses[one].is_lost(topic.name, number)
@@ -327,7 +365,7 @@ def _plan_elections(
             changed[number] = elected
         elif partition is not topic.partitions[number]:
             changed[number] = partition
-    return plan_states(topic, changed, image.controller_epoch)
+    return (yield from planning_states(topic, changed, image.controller_epoch))
 
 
 def plan_policy_change(image: ClusterImage, topic: TopicImage) -> Plan:
@@ -344,15 +382,26 @@ def plan_policy_change(image: ClusterImage, topic: TopicImage) -> Plan:
 
 
 def plan_states(topic: TopicImage, changed: Mapping[int, PartitionImage], controller_epoch: int) -> Plan:
-    """Gives the partitions of these numbers other states."""
+    """The same as :func:`planning_states`, in one go."""
+    return in_one_go(planning_states(topic, changed, controller_epoch))
+
+
+def planning_states(
+    topic: TopicImage, changed: Mapping[int, PartitionImage], controller_epoch: int
+) -> Generator[None, None, Plan]:
+    """Gives the partitions of these numbers other states; pauses between many."""
     operations: list[Operation] = []
-    for number, partition in changed.items():
+    for count, (number, partition) in enumerate(changed.items(), 1):
+        if count % CHANGES_A_PAUSE == 0:
+            yield
         old = topic.partitions[number]
         if partition.partition_epoch != old.partition_epoch:
             operations += write_state(topic.name, old, partition, controller_epoch)
     if not changed:
         return Plan(topic, operations)
-    return Plan(topic.with_partitions(changed.get(p.partition, p) for p in topic.partitions), operations)
+    renewed = topic.with_partitions(changed.get(p.partition, p) for p in topic.partitions)
+    yield from noting_traits(renewed)
+    return Plan(renewed, operations)
 
 
 def _with_id(plan: Plan, topic_id: bytes) -> Plan:

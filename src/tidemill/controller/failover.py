@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from tidemill.controller.elections import (
+    CHANGES_A_PAUSE,
     PolicyOf,
-    plan_broker_change,
-    plan_failed_replicas,
+    planning_broker_change,
+    planning_failed_replicas,
     write_state,
 )
 from tidemill.controller.isr import IsrChange, plan_isr_change
@@ -30,10 +31,6 @@ from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.slices import with_pauses
 
 logger = logging.getLogger(__name__)
-
-
-CHANGES_A_PAUSE: Final = 100
-"""In-sync sets: some ten microseconds of work each."""
 
 
 class WantedIsr(NamedTuple):
@@ -106,7 +103,10 @@ class Failover:
         logger.info("brokers that came: %s, that went: %s; there are %s", came, gone, list(living))
         image = office.image.with_brokers(living)
         losses = {broker: living[broker].lost for broker in came if not living[broker].lost.is_none}
-        plans = plan_broker_change(image, gone, came, losses, office.policies.of, office.stopping(image))
+        plans = await with_pauses(
+            planning_broker_change(image, gone, came, losses, office.policies.of, office.stopping(image))
+        )
+        office.check_active()  # The office may be lost in a pause.
         await office.change(plans, image, losses=losses)
         await office.finish_moves()
         if came:
@@ -129,9 +129,12 @@ class Failover:
                 return
             # A later registration that nobody has looked at is left for another look, which clears this.
             await self.look(but=broker_id)
-            plans = plan_failed_replicas(
-                office.image, broker_id, by_topic, office.policies.of, office.stopping()
+            plans = await with_pauses(
+                planning_failed_replicas(
+                    office.image, broker_id, by_topic, office.policies.of, office.stopping()
+                )
             )
+            office.check_active()
             if plans:
                 logger.warning("broker %d has lost replicas of %d topics", broker_id, len(plans))
                 await office.change(plans)

@@ -11,7 +11,7 @@ from tidemill.controller.command_parts import PARTITIONS_A_PART
 from tidemill.controller.elections import NO_LOG_ENDS, LogEnds
 from tidemill.controller.office import Office, admin_log, wait_for, wait_for_all
 from tidemill.controller.preferred import ElectionType, every_partition, imbalanced, plan_elections
-from tidemill.controller.shutdown import ANY_EPOCH, check_stopping, plan_shutdown
+from tidemill.controller.shutdown import ANY_EPOCH, check_stopping, planning_shutdown
 from tidemill.controller.unclean_recovery import UncleanRecovery
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.image import Delta
@@ -19,7 +19,7 @@ from tidemill.coordination.nodes import PartitionListNode
 from tidemill.coordination.port import BadVersion, Delete, NoNode, StoreError
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.log_lines import in_lines
-from tidemill.model.slices import slices_by_weight, slices_of
+from tidemill.model.slices import slices_by_weight, slices_of, with_pauses
 from tidemill.model.types import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -137,7 +137,10 @@ class Leading:
             await office.look_at_brokers()
             check_stopping(office.image, broker, epoch)
             office.note_stopping(broker)
-            plans, remaining = plan_shutdown(office.image, broker, office.stopping(), office.policies.of)
+            plans, remaining = await with_pauses(
+                planning_shutdown(office.image, broker, office.stopping(), office.policies.of)
+            )
+            office.check_active()  # The office may be lost in a pause.
             return remaining, await office.change(plans)
 
         remaining, delta = await office.decided(once)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from random import Random
 from typing import TypeVar
 
@@ -28,7 +28,7 @@ from tidemill.controller.elections import (
     Losses,
     plan_takeover,
 )
-from tidemill.controller.reassignment import ended, plan_progress
+from tidemill.controller.reassignment import finding_ended, plan_progress
 from tidemill.controller.topics import Plan, fence
 from tidemill.coordination.encoding import NodeFormatError, encode_id, new_id
 from tidemill.coordination.image import (
@@ -72,7 +72,7 @@ from tidemill.model.configs import MIN_INSYNC, BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.log_lines import in_lines
 from tidemill.model.ports import Clock
-from tidemill.model.slices import AT_ONCE_MAX, a_pause
+from tidemill.model.slices import AT_ONCE_MAX, a_pause, in_one_go, with_pauses
 from tidemill.model.types import ZERO_ID
 
 logger = logging.getLogger(__name__)
@@ -274,7 +274,7 @@ class Office:
         before = self._image
         await self.write(plan_takeover(before, losses, self.policies.of, known_ids=known_ids))
         await self.write(plan_progress(self._image, policy_of=self.policies.of))
-        self._report(Delta.between(before, self._image), losses)
+        in_one_go(self._reporting(Delta.between(before, self._image), losses))
         for listener in self.office_listeners:
             listener(True)
         delta = Delta.between(ClusterImage(), self._image)
@@ -421,15 +421,17 @@ class Office:
         if self._image is before:
             return None
         delta = Delta.between(before, self._image)
-        self._report(delta, losses, ends)
         await self._announce(delta)
+        await with_pauses(self._reporting(delta, losses, ends))
         if self._image.topic_index.leaderless:
             self.leaderless()
         return delta
 
-    def _report(self, delta: Delta, losses: Losses, ends: LogEnds = NO_LOG_ENDS) -> None:
-        self.report.note(delta, losses, ends)
-        for line in in_lines(ended(delta)):
+    def _reporting(
+        self, delta: Delta, losses: Losses, ends: LogEnds = NO_LOG_ENDS
+    ) -> Generator[None, None, None]:
+        yield from self.report.noting(delta, losses, ends)
+        for line in in_lines((yield from finding_ended(delta))):
             admin_log.info("reassignments done: %s", line)
 
     async def take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:

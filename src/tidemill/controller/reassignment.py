@@ -26,7 +26,7 @@ No input or output here; see :mod:`tidemill.controller.topics`. Source: KIP-455,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tidemill.controller.elections import (
@@ -44,6 +44,7 @@ from tidemill.coordination.image import NO_BROKER, ClusterImage, Delta, Partitio
 from tidemill.coordination.nodes import ReassignmentNode, TopicNode
 from tidemill.coordination.port import Delete, Operation, SetData
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.slices import ITEMS_A_PAUSE
 from tidemill.model.types import TopicPartition
 
 Wishes = Mapping[TopicPartition, Sequence[int] | None]
@@ -128,11 +129,16 @@ def moves(
             yield key, partition
 
 
-def ended(delta: Delta) -> list[str]:
-    """The moves that a change has ended, as text; those that were cancelled are not named."""
+def finding_ended(delta: Delta) -> Generator[None, None, list[str]]:
+    """The moves that a change has ended, as text; those that were cancelled are not named.
+
+    It pauses between many partitions.
+    """
     texts = []
     for old, new in delta.changed:
-        for before, after in zip(old.partitions, new.partitions, strict=False):
+        for count, (before, after) in enumerate(zip(old.partitions, new.partitions, strict=False), 1):
+            if count % ITEMS_A_PAUSE == 0:
+                yield
             if before is after or after.is_moving:
                 continue
             wished = [broker for broker in before.replicas if broker not in before.removing]

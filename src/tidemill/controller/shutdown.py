@@ -5,12 +5,21 @@ No input or output here; see :mod:`tidemill.controller.topics`. Source: KIP-49 (
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import NamedTuple
 
-from tidemill.controller.elections import ElectionPolicy, PolicyOf, default_policy, next_state, plan_states
+from tidemill.controller.elections import (
+    CHANGES_A_PAUSE,
+    ElectionPolicy,
+    PolicyOf,
+    default_policy,
+    next_state,
+    planning_states,
+)
 from tidemill.controller.topics import Plan
 from tidemill.coordination.image import ClusterImage, PartitionImage
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.slices import in_one_go
 from tidemill.model.types import TopicPartition
 
 ANY_EPOCH = -1
@@ -40,16 +49,26 @@ def check_stopping(image: ClusterImage, broker: int, epoch: int = ANY_EPOCH) -> 
 def plan_shutdown(
     image: ClusterImage, broker: int, stopping: frozenset[int], policy_of: PolicyOf = default_policy
 ) -> Shutdown:
+    """The same as :func:`planning_shutdown`, in one go."""
+    return in_one_go(planning_shutdown(image, broker, stopping, policy_of))
+
+
+def planning_shutdown(
+    image: ClusterImage, broker: int, stopping: frozenset[int], policy_of: PolicyOf = default_policy
+) -> Generator[None, None, Shutdown]:
     """Moves leaderships away from ``broker``, and takes it out of the in-sync sets, where others are in sync.
 
-    ``stopping`` are all brokers that are about to stop, ``broker`` among them; none of them is elected.
+    ``stopping`` are all brokers that are about to stop, ``broker`` among them; none of them is elected. It
+    pauses between many partitions.
     """
     stopping |= {broker}
     plans = []
     remaining = []
     for topic in image.topic_index.with_replicas_on([broker]):
         changed = {}
-        for partition in topic.partitions:
+        for count, partition in enumerate(topic.partitions, 1):
+            if count % CHANGES_A_PAUSE == 0:
+                yield
             if broker not in partition.replicas or len(partition.replicas) == 1:
                 continue
             relieved = _relieved(image, partition, broker, policy_of(topic), stopping)
@@ -58,7 +77,7 @@ def plan_shutdown(
             elif partition.leader == broker:
                 remaining.append(TopicPartition(topic.name, partition.partition))
         if changed:
-            plans.append(plan_states(topic, changed, image.controller_epoch))
+            plans.append((yield from planning_states(topic, changed, image.controller_epoch)))
     return Shutdown(plans, remaining)
 
 

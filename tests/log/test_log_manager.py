@@ -483,6 +483,35 @@ def test_what_a_failed_sync_left_in_the_cache_is_not_trusted_by_the_next_start(
     assert again.logs[TopicPartition("t", 0)].end_offset == 5
 
 
+def test_a_start_trusts_no_cache_of_a_process_that_was_killed_as_soon_as_its_sync_had_failed(
+    batch: Callable[..., Batch],
+) -> None:
+    files = FaultyFiles()
+    start = failing_broker(files, "/a")
+    manager = start()
+    manager.loss_heeded()
+    logs = []
+    for partition in range(2):
+        log = manager.create(TopicPartition("t", partition), TOPIC_ID, LogConfig(), NOW)
+        log.append([batch()], 0, NOW)
+        log.flush(NOW)
+        log.append([batch(2)], 0, NOW)
+        logs.append(log)
+    manager.checkpoint_recovery_points()
+    files.fail("sync", "/a/t-0/", errno.EIO)
+    with pytest.raises(StorageError):
+        logs[0].flush(NOW)
+    files.kill()
+    again = start()
+    assert not again.may_have_lost, "there is no mark"
+    assert again.logs[TopicPartition("t", 0)].end_offset == 1, "the disk has no more"
+    assert again.damaged == {TopicPartition("t", 0)}, "it is reported"
+    assert again.logs[TopicPartition("t", 1)].end_offset == 3, "a kill costs nothing"
+    again.logs[TopicPartition("t", 1)].flush(NOW)
+    files.power_cut()
+    assert start().logs[TopicPartition("t", 1)].end_offset == 3
+
+
 def test_a_broker_without_any_place_for_the_mark_is_told_by_the_store(batch: Callable[..., Batch]) -> None:
     files = FaultyFiles()
     start = failing_broker(files, "/a")

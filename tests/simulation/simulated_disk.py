@@ -169,6 +169,12 @@ class SimulatedFiles(FaultyFiles):
         if has_dropped:
             self.dropped(path)
 
+    def forget_written(self, path: str) -> None:
+        has_dropped = bool(self._file_node(path).dropped)
+        super().forget_written(path)
+        if has_dropped:
+            self.dropped(path)
+
     @property
     def has_dropped(self) -> bool:
         """Whether the system holds pages that the disk never gets."""

@@ -279,6 +279,15 @@ class SystemFiles(Files):
         finally:
             os.close(descriptor)
 
+    def forget_written(self, path: str) -> None:
+        if sys.platform != "linux":
+            return
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
     def modified_ms(self, path: str) -> i64:
         return os.stat(path).st_mtime_ns // 1_000_000
 

@@ -332,6 +332,9 @@ class Opening:
             segments[first - 1].rebuild_indexes()
         for at, (segment, following) in enumerate(pairwise(segments[: first + 1])):
             self._check_indexes(segments[:at], segment, int(following.base_offset))
+        # A sync may have failed just before the process was killed, and nobody could note that.
+        for segment in segments[first:]:
+            self.files.forget_written(segment.path)
         resumed = self._resumption(segments[first])
         base = int(resumed.offset if resumed is not None else segments[first].base_offset)
         self._load_producers(segments[: first if resumed is None else first + 1], base)

@@ -126,6 +126,12 @@ class Files:
         Does nothing where the system cannot be asked. Raises OSError when the disk does not take it.
         """
 
+    def forget_written(self, path: str) -> None:
+        """Forgets what the system holds of a file and takes for written; what it has yet to write stays.
+
+        Does nothing where the system cannot be asked. Raises OSError.
+        """
+
     def modified_ms(self, path: str) -> i64:
         """When the file was last written, in milliseconds since 1970."""
         raise NotImplementedError

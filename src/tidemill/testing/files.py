@@ -103,6 +103,12 @@ class _Node:
         self.current = self.durable.copy()
         self.dropped.clear()
 
+    def forget_written(self) -> None:
+        """Reads of what no sync will write come from the disk."""
+        for begin, end in self.dropped:
+            self.current.write(begin, self.durable.read(begin, end).ljust(end - begin, b"\0"))
+        self.dropped.clear()
+
     def after_power_cut(self, random: Random | None) -> _Content:
         """What the disk has: what was synced, and of the rest what luck had written."""
         content = self.durable.copy()
@@ -395,6 +401,9 @@ class FaultyFiles(Files):
     def forget_cached(self, path: str) -> None:
         self.check("sync", path)
         self._file_node(path).forget_cached()
+
+    def forget_written(self, path: str) -> None:
+        self._file_node(path).forget_written()
 
     def modified_ms(self, path: str) -> int:
         return self._file_node(path).modified_ms

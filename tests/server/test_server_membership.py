@@ -34,6 +34,15 @@ class Cluster(Events):
         self.register_faults: list[Exception] = []
         """What the next registrations meet after they were written."""
 
+        self.is_silent = False
+        """What the events say of the store."""
+
+    def store_silent(self) -> None:
+        self.is_silent = True
+
+    def store_back(self) -> None:
+        self.is_silent = False
+
     def on_session(self, listener: Any) -> None:
         self.tell = listener
 
@@ -129,6 +138,23 @@ def test_a_store_that_is_away_again_is_asked_until_it_answers(monkeypatch: pytes
         assert not cluster.activated.is_set()
         cluster.tell(SessionState.CONNECTED)
         await asyncio.wait_for(cluster.met.wait(), 10)
+        await asyncio.wait_for(cluster.activated.wait(), 10)
+        await one.leave()
+
+    asyncio.run(run())
+
+
+def test_a_store_that_was_silent_before_the_broker_had_registered_again_is_known_to_be_back() -> None:
+    """Else the broker would stop leading what its session lets it lead."""
+
+    async def run() -> None:
+        cluster = Cluster()
+        one = await joined(cluster)
+        for state in (SessionState.EXPIRED, SessionState.CONNECTED, SessionState.SUSPENDED):
+            cluster.tell(state)
+        assert cluster.is_silent
+        cluster.tell(SessionState.CONNECTED)
+        assert not cluster.is_silent
         await asyncio.wait_for(cluster.activated.wait(), 10)
         await one.leave()
 

@@ -41,7 +41,7 @@ class Events:
         """Whether the session lives is not known."""
 
     def store_back(self) -> None:
-        """The session has lived on."""
+        """The store answers again. The end of a session was told before, by :meth:`session_lost`."""
 
 
 class Membership:
@@ -196,8 +196,7 @@ class Membership:
             self._events.session_lost()
         else:
             log.info("the coordination store answers again")
-            if not self._has_expired:
-                self._events.store_back()
+            self._events.store_back()
             if self._has_expired and self._registration is not None:
                 if self._returning is not None:
                     self._returning.cancel()

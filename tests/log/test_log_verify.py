@@ -201,6 +201,7 @@ def test_leftovers_are_told_and_are_no_damage(data: Path) -> None:
         "00000000000000000000.log.deleted",
         "00000000000000000009.log.cleaned",
         "00000000000000000009.index",
+        "records-lost",
         "x",
     ):
         (data / "t-0" / name).touch()
@@ -209,7 +210,8 @@ def test_leftovers_are_told_and_are_no_damage(data: Path) -> None:
     document = verified(data)
     assert document["sound"]
     notes = texts(document, "note")
-    assert len(notes) == 6
+    assert len(notes) == 7
+    assert any(note.startswith("records-lost: a start found records lost") for note in notes)
     assert any("was not stopped in order" in note for note in notes)
     assert any(note.startswith("00000000000000000009.index: has no log file") for note in notes)
 

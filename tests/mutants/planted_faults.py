@@ -575,6 +575,13 @@ LOG: Final = (
         "A log that lost records although the machine went on is reported as lost.",
     ),
     Fault(
+        "loss-not-noted-before-cut",
+        "log/recovery.py",
+        "            self.before_loss()\n",
+        "            pass\n",
+        "A start that ends before its report of a loss was heeded leaves the loss to the next one.",
+    ),
+    Fault(
         "log-starts-not-written",
         "log/directories.py",
         "        return None if log is None or log.start_offset <= 0 else int(log.start_offset)\n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -13,10 +14,13 @@ from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas
 from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
 from tidemill.log.manager import LogManager
+from tidemill.model.errors import StorageError
+from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_batch
 from tidemill.server.lost_replicas import report_lost_replicas
+from tidemill.testing.files import FaultyFiles
 
 NODE = 1
 NOW = 1_700_000_000_000
@@ -24,7 +28,11 @@ TOPIC_ID = bytes(range(16))
 
 
 def opened(*disks: Path) -> LogManager:
-    manager = LogManager(SystemFiles(), [str(path) for path in disks])
+    return opened_on(SystemFiles(), *map(str, disks))
+
+
+def opened_on(files: Files, *paths: str) -> LogManager:
+    manager = LogManager(files, paths or ["/d"])
     manager.lock()
     manager.claim("c" * 22, NODE)
     manager.load(NOW, lambda topic: LogConfig())
@@ -160,3 +168,64 @@ def test_a_log_that_ends_before_what_was_committed_is_reported_as_lost(tmp_path:
     (tmp_path / "d" / "replication-offset-checkpoint").write_text("0\n1\nt 0 3\n")
     os.truncate(file, file.stat().st_size // 3)
     assert reported_after(tmp_path / "d")
+
+
+@pytest.mark.parametrize("stop", ["killed", "in order"])
+@pytest.mark.parametrize("damage", ["dropped pages", "an end before what was committed", "no segment"])
+def test_a_loss_is_reported_by_later_starts_until_it_was_heeded(
+    tmp_path: Path, damage: str, stop: str
+) -> None:
+    """A start cuts what is damaged, and ends before the controller has heard of it."""
+    file = killed_after(tmp_path / "d", 3)
+    (tmp_path / "d" / "replication-offset-checkpoint").write_text("0\n1\nt 0 3\n")
+    if damage == "dropped pages":
+        (tmp_path / "d" / "replication-offset-checkpoint").unlink()
+        file.write_bytes(bytes(file.stat().st_size))
+    elif damage == "no segment":
+        for one in (tmp_path / "d" / "t-0").glob("0*"):
+            one.unlink()
+    else:
+        os.truncate(file, file.stat().st_size // 3)
+    for _ in range(2):
+        manager = opened(tmp_path / "d")
+        assert report_lost_replicas(image_of([1, 2]), NODE, manager).is_lost("t", 0)
+        if stop == "in order":
+            assert manager.close(NOW, {TopicPartition("t", 0): 0}) == []
+        else:
+            manager.set_high_watermark(TopicPartition("t", 0), 0)
+            checkpoint = manager.directories[0].high_watermarks
+            assert checkpoint.take()
+            checkpoint.write()
+            manager.unlock()
+    manager = opened(tmp_path / "d")
+    manager.loss_heeded()
+    manager.unlock()
+    assert not reported_after(tmp_path / "d")
+
+
+@pytest.mark.parametrize("damage", ["dropped pages", "no segment"])
+def test_a_start_that_cannot_note_a_loss_changes_nothing(damage: str) -> None:
+    """The directory is put aside, and the next start finds the damage."""
+    files = FaultyFiles()
+    manager = opened_on(files)
+    manager.loss_heeded()
+    log = manager.create(TopicPartition("t", 0), TOPIC_ID, LogConfig(), NOW)
+    data = build_batch([(NOW, b"k", b"v" * 50, None)])
+    log.append([parse_batch(data, 0, len(data))], 0, NOW)
+    log.flush(NOW)
+    manager.checkpoint_recovery_points()
+    path = f"/d/t-0/{0:020}.log"
+    files.kill()
+    if damage == "no segment":
+        files.remove(path)
+    else:
+        files.open(path).write_at(0, bytes(files.size(path)))
+        files.remove("/d/recovery-point-offset-checkpoint")
+    before = files.list("/d/t-0")
+    files.fail("replace", "records-lost", errno.ENOSPC)
+    with pytest.raises(StorageError, match="records-lost"):
+        opened_on(files)
+    assert files.list("/d/t-0") == before
+    files.kill()
+    again = opened_on(files)
+    assert report_lost_replicas(image_of([1, 2]), NODE, again).is_lost("t", 0)

@@ -24,6 +24,7 @@ from tidemill.log.names import (
     LOCK,
     LOG_STARTS,
     META_PROPERTIES,
+    RECORDS_LOST,
     RECOVERY_POINTS,
 )
 from tidemill.log.offset_checkpoint import OffsetCheckpoint
@@ -360,7 +361,9 @@ class DataDirectories:
                 directory.may_have_lost = directory.is_blank = False
                 if directory.meta is not None:
                     heeded.add(directory.meta.directory_id)
-        self.damaged.clear()
+        for key in list(self.damaged):
+            self._forget_noted_loss(key)
+            self.damaged.discard(key)
         with self._marking:
             if not heeded & self.distrusted:
                 return
@@ -368,6 +371,17 @@ class DataDirectories:
             for refused in self._write_distrusted():
                 if refused is not None:
                     raise refused
+
+    def _forget_noted_loss(self, key: TopicPartition) -> None:
+        one = self.logs.get(key)
+        if one is None:
+            return  # It was deleted, or its directory has failed: the next start tells of it once more.
+        path = f"{one.directory}/{RECORDS_LOST}"
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self.files.remove(path)
+        except OSError as problem:
+            raise storage_error("remove", path, problem) from problem
 
     def vanished(self) -> list[str]:
         """Working directories that are there no longer; may run in a thread."""

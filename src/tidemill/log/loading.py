@@ -32,7 +32,7 @@ from tidemill.log.directories import DataDirectories, DataDirectory
 from tidemill.log.errors import is_disk_broken, storage_error
 from tidemill.log.failed_sync_marks import NO_BOOT, read_ids
 from tidemill.log.log import Log
-from tidemill.log.losses import loss_of
+from tidemill.log.losses import has_no_segment, loss_of
 from tidemill.log.names import (
     BOOT,
     CLEAN_SHUTDOWN,
@@ -40,6 +40,7 @@ from tidemill.log.names import (
     METADATA_DIRECTORY,
     MOVED_TO,
     PARTITION_METADATA,
+    RECORDS_LOST,
     directory_to_delete,
     is_delete_directory,
     parse_future_directory,
@@ -318,9 +319,13 @@ class Loading:
         )
         shelf.openings.append(opening)
         opening.progress.stop = shelf.stopping
+        if not place.is_future:
+            opening.before_loss = lambda: self._note_loss(place)
         try:
             if directory.may_have_lost:
                 self._forget_cached(place)
+            if has_no_segment(place.names or ()) and self._loss_of(directory, place, opening.start_offset):
+                opening.before_loss()  # A segment is made now.
             opened = opening.open()
         except BaseException:
             shelf.stop()  # the others cannot be used either
@@ -336,6 +341,26 @@ class Loading:
         except OSError as problem:
             raise storage_error("sync", problem.filename or place.path, problem) from problem
 
+    def _loss_of(self, directory: DataDirectory, place: Place, end_offset: int) -> str:
+        return loss_of(
+            place.path,
+            place.names or (),
+            end_offset,
+            self.high_watermarks.get(place.key, 0),
+            directory.recovery_points.said(place.key),
+        )
+
+    def _note_loss(self, place: Place) -> None:
+        """Notes durably that a log has lost records: this start may end before that was heeded.
+
+        Raises StorageError.
+        """
+        path = f"{place.path}/{RECORDS_LOST}"
+        try:
+            self.files.replace(path, b"")
+        except OSError as problem:
+            raise storage_error("write", path, problem) from problem
+
     def _take(self, directory: DataDirectory, place: Place, opening: Opening, one: Log) -> None:
         """Takes over a log that is open."""
         if not place.is_future:
@@ -347,14 +372,11 @@ class Loading:
                 )
             self.all.logs[place.key] = one
         directory.add(one, is_copy=place.is_future)
-        lost = loss_of(
-            place.path,
-            place.names or (),
-            int(one.end_offset),
-            self.high_watermarks.get(place.key, 0),
-            directory.recovery_points.said(place.key),
-        )
-        if (lost or opening.has_lost) and not place.is_future:
+        lost = self._loss_of(directory, place, int(one.end_offset))
+        if lost and not place.is_future:
+            self._note_loss(place)  # The checkpoint that tells of it is written anew.
+        is_noted = RECORDS_LOST in (place.names or ())
+        if (lost or opening.has_lost or is_noted) and not place.is_future:
             self.all.damaged.add(place.key)
         if lost and not place.is_future:
             if opening.cut_warning >= 0:

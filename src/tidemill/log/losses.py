@@ -26,7 +26,7 @@ def loss_of(path: str, names: Iterable[str], end_offset: int, committed: int, sy
     """
     found = list(names)
     known = [(committed, "replication-offset-checkpoint")]
-    is_gone = not any(name.endswith((LOG, LOG + SWAP)) for name in found)
+    is_gone = has_no_segment(found)
     if is_gone:
         known.append((synced, "recovery-point-offset-checkpoint"))
         known += [(offset_of(name, SNAPSHOT), name) for name in found]
@@ -39,6 +39,11 @@ def loss_of(path: str, names: Iterable[str], end_offset: int, committed: int, sy
         f"{highest - 1} are lost, unless another replica has them or a copy of the files is put back while "
         "the broker is stopped"
     )
+
+
+def has_no_segment(names: Iterable[str]) -> bool:
+    """Whether no segment is among the files of a log."""
+    return not any(name.endswith((LOG, LOG + SWAP)) for name in names)
 
 
 def keep_cut(files: Files, path: str, position: int, size: int) -> str:

@@ -61,6 +61,9 @@ BOOT: Final = ".tidemill-boot"
 """Which boot of the system the broker last ran in; Kafka has none such."""
 MOVED_TO: Final = "moved-to"
 """In a partition's directory from when a move to another data directory was decided; Kafka has none such."""
+RECORDS_LOST: Final = "records-lost"
+"""In a partition's directory from before a start cuts what it finds damaged until the loss was heeded; Kafka
+has none such."""
 
 DANGLING: Final = "a link to what is not there"
 """How a name is told that is listed and cannot be looked into."""

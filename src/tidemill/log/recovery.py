@@ -14,6 +14,7 @@ of a file other than the log loses a record.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Final
 
@@ -35,6 +36,7 @@ from tidemill.log.names import (
     MOVED_TO,
     OFFSET_DIGITS,
     PARTITION_METADATA,
+    RECORDS_LOST,
     SNAPSHOT,
     SWAP,
     TIME_INDEX,
@@ -56,7 +58,7 @@ SPARED_BYTES_MIN: Final = 64 * 1024 * 1024
 """Less than this before the recovery point is checked again, with its segment: that takes no time, and finds
 what the disk did to it."""
 
-_KNOWN_FILES = frozenset({LEADER_EPOCHS, PARTITION_METADATA, MOVED_TO})
+_KNOWN_FILES = frozenset({LEADER_EPOCHS, PARTITION_METADATA, MOVED_TO, RECORDS_LOST})
 
 
 class Opening:
@@ -105,6 +107,8 @@ class Opening:
         self.progress = Progress()
         self.has_lost = False
         """Whether more is gone than the end of a last write, which is all that a kill may cost."""
+        self.before_loss: Callable[[], None] = lambda: None
+        """Called when more is gone, before anything is cut: after that nobody could tell."""
         self.producers = ProducerState(str(topic_partition))
         self.leader_epochs = LeaderEpochs(files, f"{directory}/{LEADER_EPOCHS}")
         self._tail_warning = ""
@@ -170,7 +174,7 @@ class Opening:
 
     def _restart_at_start(self, segments: list[Segment], end: int) -> Segment:
         """Offsets before the start offset were deleted by request: they are not given out again."""
-        self.has_lost = True
+        self._note_loss()
         self.warnings.append(
             f"{self.directory}: the log ends at offset {end}, before its start offset {self.start_offset}: "
             "what is left of it was deleted by request; it begins anew there"
@@ -180,6 +184,11 @@ class Opening:
         fresh = self._segment(self.start_offset, 0)
         fresh.create(self.now_ms)
         return fresh
+
+    def _note_loss(self) -> None:
+        if not self.has_lost:
+            self.before_loss()
+            self.has_lost = True
 
     # -- taking stock
 
@@ -438,7 +447,7 @@ class Opening:
         position = int(walk.position)
         lost = segment.size - position
         if gone or not walk.truncated or zeros_to_end(segment, walk.position):
-            self.has_lost = True
+            self._note_loss()
         text = f"{self.topic_partition}: {self._cut_offsets(segment, gone, walk)}"
         if self._tail_warning:
             # Each cut gets one warning.

@@ -36,6 +36,7 @@ from tidemill.log.names import (
     META_PROPERTIES,
     METADATA_DIRECTORY,
     PARTITION_METADATA,
+    RECORDS_LOST,
     RECOVERY_POINTS,
     SEGMENT_SUFFIXES,
     SNAPSHOT,
@@ -181,6 +182,8 @@ def _check_names(check: Check, names: set[str], bases: set[int]) -> None:
                     check.note(path, "holds no topic id: it is taken from the cluster's metadata")
             except CheckpointDamaged as problem:
                 check.damage(path, _without(path, problem))
+        elif name == RECORDS_LOST:
+            check.note(path, "a start found records lost; the broker reports that until it was heeded")
         elif name != LEADER_EPOCHS and not (
             is_metadata and (suffix == METADATA_SNAPSHOT or name == QUORUM_STATE)
         ):

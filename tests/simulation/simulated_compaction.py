@@ -8,7 +8,7 @@ job in simulated time. Between two operations on its files the process, or the w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -229,10 +229,13 @@ class CleaningCheck:
             return
         kept = {record.offset for record in after}
         durable = self._on_disk() if not self.files.has_dropped else None
+        reported = set(self.removed)
         for record in reversed(before):
             # From the newest on: a tombstone may go together with what it stands for.
             if record.offset not in kept and record.offset >= self.start:
                 self._check_gone(record, durable)
+        # At once: promises may be checked before the cleaning has ended.
+        self._report_removed({at: key for at, key in self.removed.items() if at not in reported})
         self.simulation.events.count("records removed by cleanings", len(before) - len(after))
 
     def _check_gone(self, record: Raw, durable: set[int] | None) -> None:
@@ -293,11 +296,10 @@ class CleaningCheck:
             if partition.log.start_offset <= seen.get(key, offset) < offset:
                 self._broken(f"the tombstone of offset {offset} is gone, and what it stood for is not")
                 return
-        self._report_removed()
 
-    def _report_removed(self) -> None:
+    def _report_removed(self, tombstones: Mapping[int, bytes]) -> None:
         """Other replicas may not have the tombstones yet."""
-        if not self.removed:
+        if not tombstones:
             return
         known = self.promises.partitions.get(self.place)
         if known is None:
@@ -306,7 +308,7 @@ class CleaningCheck:
         ends = {
             broker: end_on_disk(self.simulation.node(broker).files, directory) for broker in known.replicas
         }
-        self.promises.compaction.tombstones_removed(self.place, self.removed, ends)
+        self.promises.compaction.tombstones_removed(self.place, tombstones, ends)
 
 
 def _records(data: bytes) -> list[Raw]:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
+
 from tidemill.log.config import LogConfig
 from tidemill.log.log import Log
 from tidemill.log.retention import POLICIES, SegmentFacts, by_size, by_time, expired_segments
@@ -43,6 +45,19 @@ def test_segments_older_than_retention_ms_go(log_of: MakeLog, batch: MakeBatch) 
 def test_nothing_beyond_the_high_watermark_goes(log_of: MakeLog, batch: MakeBatch) -> None:
     log = filled(log_of, batch, retention_ms=4 * DAY)
     assert expired_segments(log, 8, NOW) == 2
+
+
+@pytest.mark.parametrize(("high_watermark", "gone"), [(9, 1), (10, 1), (12, 2), (29, 7), (30, 8)])
+def test_bytes_that_are_not_committed_take_no_committed_ones_away(
+    log_of: MakeLog, batch: MakeBatch, high_watermark: int, gone: int
+) -> None:
+    log = filled(log_of, batch, retention_ms=-1)
+    retention_bytes = 2 * log.segments[0].size
+    log.config.retention_bytes = retention_bytes
+    assert expired_segments(log, high_watermark, NOW) == gone
+    log.remove_segments(gone, NOW)
+    log.truncate_to(high_watermark, NOW)  # As a follower, by what another leader has.
+    assert log.size_bytes >= retention_bytes
 
 
 def test_unlimited_retention_keeps_everything(log_of: MakeLog, batch: MakeBatch) -> None:

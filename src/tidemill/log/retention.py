@@ -3,6 +3,10 @@
 A policy looks at the segments of one log as plain data and says of each closed one whether it goes. Only
 a run of the oldest goes, so a segment that stays keeps all that follow it. Policies plug in:
 :class:`~tidemill.log.manager.LogManager` takes any number of them, and a segment goes when one lets it.
+
+Records after the high watermark do not count as part of the log: a change of the leader may cut them, and
+``retention.bytes`` of committed records have to be left then. Apache Kafka counts them
+(``UnifiedLog.deleteRetentionSizeBreachedSegments``), and may be left with less.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ class Policy(Protocol):
         config: LogConfig,
         now_ms: int,
     ) -> Sequence[bool]:
-        """One answer a segment; ``log_bytes`` counts the active segment too."""
+        """One answer a segment; ``log_bytes`` counts all committed records, of the active segment too."""
 
 
 def by_time(
@@ -51,7 +55,7 @@ def by_time(
 def by_size(
     segments: Sequence[SegmentFacts], log_bytes: int, start_offset: int, config: LogConfig, now_ms: int
 ) -> Sequence[bool]:
-    """``retention.bytes``: without the segment, at least that much is left."""
+    """``retention.bytes``: without the segment, at least that much of committed records is left."""
     if config.retention_bytes < 0 or not config.delete:
         return [False] * len(segments)
     excess = log_bytes - config.retention_bytes
@@ -85,7 +89,7 @@ def expired_segments(
     if facts[-1].size_bytes > 0:
         closed += 1
     candidates = facts[:closed]
-    log_bytes = sum(segment.size_bytes for segment in facts)
+    log_bytes = committed_bytes(log, high_watermark)
     goes = [False] * len(candidates)
     for policy in policies:
         answers = policy(tuple(candidates), log_bytes, log.start_offset, log.config, now_ms)
@@ -96,6 +100,18 @@ def expired_segments(
             break
         count += 1
     return count
+
+
+def committed_bytes(log: Log, high_watermark: int) -> int:
+    """The size of the batches before the high watermark. It may read one segment: raises OSError."""
+    if high_watermark >= log.end_offset:
+        return log.size_bytes
+    at = log.segment_at(high_watermark)
+    segment = log.segments[at]
+    position = segment.recent_position(high_watermark)
+    if position < 0:
+        position = segment.position_of(high_watermark)
+    return sum(before.size for before in log.segments[:at]) + position
 
 
 def segment_facts(log: Log) -> list[SegmentFacts]:

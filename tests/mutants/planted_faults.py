@@ -943,8 +943,8 @@ ELECTIONS: Final = (
     Fault(
         "controller-keeps-old-default-min-insync",
         "controller/election_settings.py",
-        "        if self._default is None or self._default[0] is not config:\n",
-        "        if self._default is None:\n",
+        "        if known is None or known.config is not config or known.settings != image.broker_configs:\n",
+        "        if known is None:\n",
         "The controller keeps the eligible leader replicas by the present default of min.insync.replicas.",
     ),
     Fault(

@@ -9,6 +9,7 @@ the eligible leader replicas in the transaction that writes it. Source: KIP-966.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from tidemill.controller.configs import ConfigPlan
 from tidemill.controller.elections import ElectionPolicy, plan_policy_change
@@ -22,12 +23,18 @@ UNCLEAN = "unclean.leader.election.enable"
 
 
 class ElectionPolicies:
-    """The election policy of each topic."""
+    """The election policy of each topic, by the settings in the controller's image.
 
-    def __init__(self, config: Callable[[], BrokerConfig]) -> None:
+    A broker's own configuration takes them over when the image is announced. A new controller elects before
+    that, and so does one that has read the store again.
+    """
+
+    def __init__(self, config: Callable[[], BrokerConfig], image: Callable[[], ClusterImage]) -> None:
         self._config = config
-        self._default: tuple[BrokerConfig, ElectionPolicy] | None = None
-        """Of topics without settings of their own, by the configuration that it comes from."""
+        self._image = image
+        self.with_settings: Callable[[BrokerConfig, ClusterImage], BrokerConfig] = lambda config, _: config
+        """The configuration with what an image says was set while brokers ran."""
+        self._known: _Known | None = None
 
     def of(self, topic: TopicImage) -> ElectionPolicy:
         """The topic's own settings, else those of the cluster.
@@ -35,13 +42,30 @@ class ElectionPolicies:
         Of a setting that cannot be read the default holds, as for the leader
         (:func:`tidemill.broker.log_configs.log_config`).
         """
-        config = self._config()
+        known = self._now()
         if UNCLEAN in topic.config or MIN_INSYNC in topic.config:
-            settings = config.topic_config(topic.config)
+            settings = known.effective.topic_config(topic.config)
             return ElectionPolicy(settings.bool(UNCLEAN), settings.int(MIN_INSYNC))
-        if self._default is None or self._default[0] is not config:
-            self._default = config, ElectionPolicy(config.bool(UNCLEAN), config.int(MIN_INSYNC))
-        return self._default[1]
+        return known.default
+
+    def _now(self) -> _Known:
+        config, image = self._config(), self._image()
+        known = self._known
+        if known is None or known.config is not config or known.settings != image.broker_configs:
+            effective = self.with_settings(config, image)
+            default = ElectionPolicy(effective.bool(UNCLEAN), effective.int(MIN_INSYNC))
+            self._known = known = _Known(config, image.broker_configs, effective, default)
+        return known
+
+
+class _Known(NamedTuple):
+    """What was found for a configuration and the settings of an image."""
+
+    config: BrokerConfig
+    settings: Mapping[str, Mapping[str, str]]
+    effective: BrokerConfig
+    default: ElectionPolicy
+    """Of topics without settings of their own."""
 
 
 def plan_min_insync_change(

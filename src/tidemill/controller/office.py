@@ -110,7 +110,7 @@ class Office:
         self.store = store
         self.broker_id = broker_id
         self.config = config
-        self.policies = ElectionPolicies(lambda: self.config())
+        self.policies = ElectionPolicies(lambda: self.config(), lambda: self._image)
         self._announce = announce
         self._clock = clock
         self.random = random if random is not None else Random()

@@ -13,6 +13,7 @@ from typing import Any
 
 from tidemill.broker.broker import Broker
 from tidemill.broker.carrying_out import CarryingOut
+from tidemill.broker.metadata import effective_config
 from tidemill.controller.failover import Failover
 from tidemill.controller.shell import Controller
 from tidemill.coordination.image import Delta
@@ -42,6 +43,9 @@ class Seat(Events):
             broker.store, broker.node_id, lambda: broker.config, self.announce, broker.clock
         )
         broker.controller.view = lambda: broker.metadata.image
+        broker.controller.policies.with_settings = lambda config, image: effective_config(
+            config, image, broker.node_id
+        )
         broker.failover = Failover(broker.controller)
         self.membership = Membership(broker.store, broker.controller, self)
 

@@ -318,7 +318,9 @@ class FullCluster(Simulation):
         parts = path.split("/")
         if path.startswith("/brokers/ids/"):
             broker_id = int(parts[3])
-            self.promises.registered(broker_id, BrokerNode.decode(broker_id, data).lost)
+            lost = BrokerNode.decode(broker_id, data).lost
+            node = self.store.tree.get(path)
+            self.promises.registered(broker_id, lost, is_new=node is not None and node.version == 0)
         elif path.startswith("/config/"):
             self._settings_written(path, data)
         elif path == "/controller":

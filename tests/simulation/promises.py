@@ -454,14 +454,18 @@ class Promises:
                 f"no replica of {place} holds all that was acknowledged: it may forget", "the world"
             )
 
-    def registered(self, broker: int, lost: LostReplicas) -> None:
-        """A broker has registered, and said what it may have lost."""
+    def registered(self, broker: int, lost: LostReplicas, *, is_new: bool = True) -> None:
+        """A broker has registered, and said what it may have lost.
+
+        Unless ``is_new`` it wrote its registration once more, when its losses had been heeded. That may come
+        to the store when the process is gone, and says nothing of the start of the next one.
+        """
         self._registered_s[broker] = self.now()
         self.deposed.registered(broker, self.now())
         started_s = self.started_s(broker)
         for place, known in self.partitions.items():
             is_found = started_s is not None and known.lost_s.get(broker, started_s) < started_s
-            if is_found and not lost.is_lost(*place):
+            if is_new and is_found and not lost.is_lost(*place):
                 # Its start has found nothing missing.
                 known.holders.unreported.pop(broker, None)
 

@@ -234,6 +234,19 @@ def test_what_was_read_of_a_former_loss_says_nothing_of_the_next_one() -> None:
     assert checked.broken == []
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+def test_only_a_new_registration_tells_what_a_start_has_found(is_new: bool) -> None:
+    checked = Checked()
+    checked.promises.replicas_lost(3, everything=True)
+    checked.now += 1.0
+    started_s = checked.now
+    checked.promises.started_s = lambda _: started_s
+    checked.promises.registered(3, LostReplicas(), is_new=is_new)
+    checked.written(1, 2, 3, leader=3, epoch=2)
+    expected = ["election: 3 leads ('t', 0), and lacks what [1, 2] hold"] if is_new else []
+    assert checked.broken == expected
+
+
 def asked_for_before_a_loss(checked: Checked) -> None:
     """Leader 1 asks for replica 2 and loses its disk; then the store has 2 in sync, and 1 comes back."""
     checked.written(1, 3)

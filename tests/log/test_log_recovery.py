@@ -561,4 +561,6 @@ def test_a_log_that_ends_before_its_start_offset_begins_anew_there(filled: Log, 
     )
     log = one.open()
     assert (log.start_offset, log.end_offset, len(log.segments)) == (500, 500, 1)
+    assert log.producer_state.entries == {}, "later records of the producer are gone"
+    assert not list(Path(directory).glob("*.snapshot"))
     assert "before its start offset 500" in one.warnings[0]

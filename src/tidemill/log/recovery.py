@@ -130,7 +130,6 @@ class Opening:
 
     def _open(self) -> Log:
         names = self._tidy(self._names or self.files.list(self.directory))
-        self._names = sorted(names)
         segments = self._segments(names)
         if not segments:
             segments = [self._segment(max(self.start_offset, 0), 0)]
@@ -181,6 +180,8 @@ class Opening:
         )
         for segment in segments:
             self._put_away(segment)
+        # Later records of a producer are gone: by an old state its next ones would be out of order.
+        self._remove_snapshots_after(-1)
         fresh = self._segment(self.start_offset, 0)
         fresh.create(self.now_ms)
         return fresh
@@ -509,7 +510,7 @@ class Opening:
                     self.files.remove(f"{self.directory}/{name}")
 
     def _remove_snapshots_after(self, offset: int) -> None:
-        for name in self._names:
+        for name in self.files.list(self.directory):
             if offset_of(name, SNAPSHOT) > offset:
                 self.files.remove(f"{self.directory}/{name}")
 

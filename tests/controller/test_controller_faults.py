@@ -45,6 +45,25 @@ def lose_answer(
     monkeypatch.setattr(setting.store, "transact", lost)
 
 
+def test_a_write_without_an_answer_asks_for_another_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what was written waits until somebody wants another change: a partition without leader, say."""
+
+    async def story(setting: Setting) -> None:
+        asked: list[str] = []
+        setting.controller.write_doubted = lambda: asked.append("a look")
+        assert await create(setting, "a") is None
+        assert asked == []
+        lose_answer(setting, monkeypatch)
+        assert await create(setting, "b") is not None
+        assert asked == ["a look"]
+        await Failover(setting.controller).brokers_changed()
+        assert created(setting.deltas) == ["a", "b"]
+
+    in_office(tmp_path, story)
+
+
 def created(deltas: Sequence[Delta]) -> list[str]:
     return [topic.name for delta in deltas for topic in delta.created]
 

@@ -133,6 +133,8 @@ class Office:
         """Ids of topics that could be read before."""
         self.leaderless: Callable[[], None] = lambda: None
         """Called after a change where partitions have no leader, and one may have to be recovered."""
+        self.write_doubted: Callable[[], None] = lambda: None
+        """Called after a write that failed or was broken off: the next change reads what the store holds."""
         self.look_at_brokers: Callable[[], Awaitable[None]] = _nothing
         """Takes note, within :meth:`changing`, of the brokers that came or went."""
         self._is_stale = False
@@ -504,6 +506,7 @@ class Office:
             self._is_stale = True
             if isinstance(error, BadVersion) and error.path == CONTROLLER_EPOCH:
                 self.resign()
+            self.write_doubted()
             raise
 
     async def attempt_all(self, changes: Sequence[Sequence[Operation]]) -> list[KafkaError | None]:

@@ -79,6 +79,8 @@ class Cluster(Seat, Hears):
             },
         )
         broker.controller.office_listeners.append(self._office_changed)
+        # What was written counts, and brokers have not heard of it: a look at the brokers reads it.
+        broker.controller.write_doubted = lambda: self._watching.want([BROKER_IDS])
         self._link = broker.controller_link = ControllerLink(
             broker.node_id,
             self._links.open,

@@ -25,15 +25,15 @@ REPLICAS = ("leader.replication.throttled.replicas", "follower.replication.throt
 
 PAUSE_S = 0.05
 HEARD_S = 10.0
-"""How long moves wait for the brokers to hear of their limits."""
+"""The longest wait for all brokers to apply a throttle, in seconds."""
 
 
 def limit(admin: Admin, plan: Plan, current: Plan, bytes_per_second: int) -> None:
     """Limits what the moves of ``plan`` copy on each broker, to be done before they begin.
 
     What is limited on its topics already stays so: other partitions of them may be on the move. Returns once
-    every broker has heard of it: else moves began without a limit, and a change that follows was made to what
-    a broker knew before.
+    every broker has applied the throttle: before that a move would begin without a limit, and the next
+    command would read old settings from a broker.
     """
     from tidemill.client import ConfigResource, ResourceType
 
@@ -58,7 +58,7 @@ def limit(admin: Admin, plan: Plan, current: Plan, bytes_per_second: int) -> Non
         together = [dict.fromkeys([*old, *new]) for old, new in zip(held, listed, strict=True)]
         values = {key: ",".join(one) for key, one in zip(REPLICAS, together, strict=True) if one}
         admin.alter_configs(resource, values)
-    # Brokers hear of changes in their order: with the last one they have heard of all.
+    # A broker applies changes of settings in the order of their writes: the last one comes after all others.
     late = _late(admin, live, resource, values)
     if late:
         named = ", ".join(map(str, late))

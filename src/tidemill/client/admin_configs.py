@@ -38,7 +38,7 @@ class ConfigAdmin(AdminBase):
     ) -> dict[str, ConfigEntry]:
         """The configuration of a resource: all keys, or ``keys``.
 
-        Brokers hear of a change one after the other: ``broker`` is the id of the one to ask.
+        Brokers apply a change at different times: ``broker`` is the id of the one to ask.
         """
         deadline = self._deadline(timeout)
         connection = (

@@ -79,7 +79,7 @@ class Cluster(Seat, Hears):
             },
         )
         broker.controller.office_listeners.append(self._office_changed)
-        # What was written counts, and brokers have not heard of it: a look at the brokers reads it.
+        # The store may have applied the write. A look at the brokers reads and announces its state.
         broker.controller.write_doubted = lambda: self._watching.want([BROKER_IDS])
         self._link = broker.controller_link = ControllerLink(
             broker.node_id,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import threading
 import time
 import urllib.request
@@ -156,23 +158,38 @@ def test_a_partition_moves_while_it_is_written(stage: Stage) -> None:
     until(lambda: not left.exists(), "broker 2 keeps nothing")
 
 
+@contextlib.contextmanager
+def throttled(stage: Stage, key: str) -> Iterator[None]:
+    """Limits one side's rate on each broker; altering settings does not wait until brokers apply them."""
+    with stage.admin() as admin:
+        resources = {number: ConfigResource(ResourceType.BROKER, str(number)) for number in stage.brokers}
+
+        def applied(number: int) -> bool:
+            entries = admin.describe_configs(resources[number], [key], broker=number)
+            return entries[key].value == str(THROTTLED_BYTES_S)
+
+        for resource in resources.values():
+            admin.alter_configs(resource, {key: str(THROTTLED_BYTES_S)})
+        for number in resources:
+            until(functools.partial(applied, number), f"broker {number} applies its rate")
+        yield
+        for resource in resources.values():
+            admin.alter_configs(resource, remove=[key])
+
+
 def test_a_throttled_follower_keeps_to_its_rate(stage: Stage) -> None:
     with stage.admin() as admin:
         admin.create_topic(
             "slow", assignments={0: [1, 2]}, configs={"follower.replication.throttled.replicas": "0:3"}
         )
-        for number in stage.brokers:
-            admin.alter_configs(
-                ConfigResource(ResourceType.BROKER, str(number)),
-                {"follower.replication.throttled.rate": str(THROTTLED_BYTES_S)},
-            )
     producer = Producer({"bootstrap.servers": stage.bootstrap, "acks": "all", "log_level": 0})
     for _ in range(THROTTLED_BYTES // 1000):
         producer.produce("slow", bytes(1000), partition=0)
     assert producer.flush(30) == 0
-    began = time.monotonic()
-    wish(stage, "slow", [1, 3])
-    took_s = time.monotonic() - began
+    with throttled(stage, "follower.replication.throttled.rate"):
+        began = time.monotonic()
+        wish(stage, "slow", [1, 3])
+        took_s = time.monotonic() - began
     moved(stage, "slow", [1, 3])
     # The last fetch, of a megabyte at most, waits for those before it.
     assert took_s > (THROTTLED_BYTES - FETCH_BYTES_MAX) / THROTTLED_BYTES_S / 2
@@ -183,29 +200,26 @@ def test_a_throttled_leader_keeps_to_its_rate_and_others_are_served(stage: Stage
         admin.create_topic(
             "held", assignments={0: [1, 2]}, configs={"leader.replication.throttled.replicas": "0:1"}
         )
-        admin.alter_configs(
-            ConfigResource(ResourceType.BROKER, "1"),
-            {"leader.replication.throttled.rate": str(THROTTLED_BYTES_S)},
-        )
     producer = Producer({"bootstrap.servers": stage.bootstrap, "acks": "all", "log_level": 0})
     for _ in range(THROTTLED_BYTES // 1000):
         producer.produce("held", bytes(1000), partition=0)
     assert producer.flush(30) == 0
     assert metric(stage, "tidemill_moving_partitions") == 0
-    began = time.monotonic()
-    moving = threading.Thread(target=wish, args=(stage, "held", [1, 2, 3]))
-    moving.start()
-    # Broker 2 is in sync, and gets what is written meanwhile at once.
-    meanwhile = 0
-    while moving.is_alive():
-        producer.produce("held", b"meanwhile", partition=0)
-        assert producer.flush(30) == 0
-        meanwhile += 1
-        if meanwhile == 5:
-            until(lambda: metric(stage, "tidemill_moving_partitions") == 1, "it is counted")
-        time.sleep(0.02)  # Written as fast as can be, it would be more than the rate lets through.
-    moving.join()
-    took_s = time.monotonic() - began
+    with throttled(stage, "leader.replication.throttled.rate"):
+        began = time.monotonic()
+        moving = threading.Thread(target=wish, args=(stage, "held", [1, 2, 3]))
+        moving.start()
+        # Broker 2 is in sync, and gets what is written meanwhile at once.
+        meanwhile = 0
+        while moving.is_alive():
+            producer.produce("held", b"meanwhile", partition=0)
+            assert producer.flush(30) == 0
+            meanwhile += 1
+            if meanwhile == 5:
+                until(lambda: metric(stage, "tidemill_moving_partitions") == 1, "it is counted")
+            time.sleep(0.02)  # Written as fast as can be, it would be more than the rate lets through.
+        moving.join()
+        took_s = time.monotonic() - began
     moved(stage, "held", [1, 2, 3])
     assert metric(stage, "tidemill_moving_partitions") == 0
     sent = metric(stage, "tidemill_throttled_replication_bytes_total", side="leader")
@@ -213,10 +227,6 @@ def test_a_throttled_leader_keeps_to_its_rate_and_others_are_served(stage: Stage
     before = metric(stage, "tidemill_preferred_leader_imbalance")
     wish(stage, "held", [2, 1, 3])
     assert metric(stage, "tidemill_preferred_leader_imbalance") == before + 1, "broker 1 leads on"
-    with stage.admin() as admin:
-        admin.alter_configs(
-            ConfigResource(ResourceType.BROKER, "1"), remove=["leader.replication.throttled.rate"]
-        )
     assert took_s > (THROTTLED_BYTES - FETCH_BYTES_MAX) / THROTTLED_BYTES_S / 2
     assert meanwhile > 10, "no write waited for the follower that is held back"
 

@@ -4,11 +4,13 @@
 
 First the unchanged source runs with each seed, and probes in it count how often each fault would matter. A
 seed with which the unchanged source breaks a promise counts for no fault. A seed in which a fault does not
-matter runs with the fault as it does without, and is left out. Of the other seeds a fault gets the first few
-in their order, then those in which it matters most often.
+matter runs with the fault as it does without, and is left out. Of the other seeds a fault gets the one that
+found it in an earlier source first, then the first few in their order, then those in which it matters most
+often.
 
 What was run is kept below ``build/mutants`` by the digest of the source that it ran: an interrupted run goes
-on where it was stopped. The exit code is 1 when less than 95% are found.
+on where it was stopped. Results of other sources do not count. The exit code is 1 when less than 95% are
+found.
 """
 
 from __future__ import annotations
@@ -142,16 +144,27 @@ class Run:
 
     def state_of(self, fault: Fault) -> State:
         """What is known of a fault."""
-        path = self.states / f"{fault.name}-{_short(chr(0).join(_edit_of(fault)))}.json"
+        path = self._path_of(fault)
         return State(path, _read(path))
+
+    def _path_of(self, fault: Fault) -> Path:
+        return self.states / f"{fault.name}-{_short(chr(0).join(_edit_of(fault)))}.json"
+
+    def earlier_seeds(self, fault: Fault) -> list[int]:
+        """The seeds that found the same edit in earlier sources, newest first: most find it again."""
+        name = self._path_of(fault).name
+        kept = sorted(STATES.glob(f"{self.options.kind}-*/{name}"), key=lambda path: -path.stat().st_mtime)
+        seeds = (State(path, _read(path)).found_by for path in kept if path.parent != self.states)
+        return list(dict.fromkeys(seed for seed in seeds if 0 < seed <= self.options.seeds))
 
     async def run(self, directory: Path) -> None:
         """Runs what is left to run."""
         trees = [Tree(directory / f"worker-{number}") for number in range(self.options.workers)]
+        earlier = {seed for fault in self.faults for seed in self.earlier_seeds(fault)}
         for end in (*(limit for limit in ROUNDS if limit < self.options.seeds), self.options.seeds):
             for tree in trees:
                 tree.probe()
-            missing = [seed for seed in range(1, end + 1) if seed not in self.unchanged]
+            missing = sorted(earlier.union(range(1, end + 1)).difference(self.unchanged))
             await asyncio.gather(*(self._run_unchanged(tree, missing) for tree in trees))
             waiting = [fault for fault in self.faults if self._left(fault, end)]
             await asyncio.gather(*(self._work(tree, waiting, end) for tree in trees))
@@ -172,10 +185,11 @@ class Run:
         if state.is_settled:
             return []
         hits = self.hits_of(fault)
-        left = [seed for seed in range(1, end + 1) if hits.get(seed) and seed not in state.seeds]
+        seeds = list(range(1, end + 1))
         if end > max(ROUNDS):
-            left.sort(key=lambda seed: (-hits[seed], seed))
-        return left[: self.options.most]
+            seeds.sort(key=lambda seed: (-hits.get(seed, 0), seed))
+        seeds = list(dict.fromkeys([*self.earlier_seeds(fault), *seeds]))
+        return [seed for seed in seeds if hits.get(seed) and seed not in state.seeds][: self.options.most]
 
     def hits_of(self, fault: Fault) -> dict[int, int]:
         """By seed how often a fault would matter, of seeds that keep all promises without it."""

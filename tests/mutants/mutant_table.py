@@ -63,6 +63,11 @@ class State:
         return seeds
 
     @property
+    def found_by(self) -> int:
+        """The seed that found it; 0 without one."""
+        return int(self._known["found_by"])
+
+    @property
     def is_settled(self) -> bool:
         """Whether nothing more is to be run: it is found, or its edit makes no program of the source."""
         return bool(self._known["text"])
@@ -87,7 +92,7 @@ class State:
     def result(self, fault: Fault, seeds: int, matters: int) -> Result:
         """For the table."""
         known = self._known
-        return Result(fault, seeds, matters, len(self.seeds), int(known["found_by"]), str(known["text"]))
+        return Result(fault, seeds, matters, len(self.seeds), self.found_by, str(known["text"]))
 
 
 def summary_of(results: Sequence[Result]) -> str:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from paths_bench import IDS, NODE, Bench, HeldExecutor, batch, bench_in
+from paths_bench import IDS, NODE, AtOnceExecutor, Bench, HeldExecutor, batch, bench_in
 from test_followers import Follower
 from test_following import FOLLOWER, REPLICAS, Stage, follow_all
 
@@ -26,6 +26,7 @@ from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
+from tidemill.replication import log_start_checkpoint
 from tidemill.replication.fetcher import FetchLimits
 from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition_state import PartitionState
@@ -238,3 +239,46 @@ def test_a_follower_that_crashes_after_the_answer_starts_where_the_records_were_
     log = again.logs.get(TopicPartition("t", 0))
     assert log is not None
     assert log.start_offset == 4
+
+
+def fill_disk(files: FaultyFiles) -> None:
+    """No room for any file until ``heal``."""
+    for operation in ("append", "replace"):
+        files.fail(operation, "/d/", errno.ENOSPC, times=1 << 30)
+
+
+def test_a_follower_with_a_full_disk_does_not_bring_records_back_that_were_deleted(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_start_checkpoint, "AGAIN_S", 0.01)
+    files, disk = FaultyFiles(), AtOnceExecutor()
+    managed = Managed(stage.bench.loop, files, disk)
+    stage.partitions = list(managed.manager.all())
+    follow(stage)
+    fill_disk(files)
+    task = delete(stage.bench, 4)
+    stage.bench.until(lambda: stage.partitions[0].log.start_offset == 4)
+    assert is_waiting(stage.bench, task), "it would start at 0 again after a crash"
+    files.heal()
+    assert answered(stage.bench, task) == (0, 4)
+    files.kill()
+    log = Managed(stage.bench.loop, files, disk).logs.get(TopicPartition("t", 0))
+    assert log is not None
+    assert (log.start_offset, log.leader_epochs.starts) == (4, [4])
+
+
+def test_a_deletion_that_a_full_disk_refused_is_answered_when_it_is_tried_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: str, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", path)
+
+    follow(stage)
+    (directory,) = stage.bench.logs.directories
+    full = SimpleNamespace(replace=fail, write_unsynced=fail)
+    monkeypatch.setattr(directory.start_offsets, "files", full)
+    monkeypatch.setattr(stage.bench.partition("t", 0).log.leader_epochs, "files", full)
+    error, _ = answered(stage.bench, delete(stage.bench, 4))
+    assert error == ErrorCode.KAFKA_STORAGE_ERROR
+    monkeypatch.undo()
+    assert answered(stage.bench, delete(stage.bench, 4, timeout_ms=1000)) == (0, 4)

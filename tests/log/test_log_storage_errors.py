@@ -85,13 +85,20 @@ def test_a_flush_that_cannot_open_a_segment_is_a_storage_error(batch: Callable[.
         log.begin_flush()
 
 
-def test_a_start_that_moves_while_the_disk_is_full_is_a_storage_error(batch: Callable[..., Batch]) -> None:
+def test_records_are_deleted_on_a_full_disk_and_a_start_has_the_epochs_of_the_rest(
+    batch: Callable[..., Batch],
+) -> None:
     files = FaultyFiles()
     log = opened(files)
-    log.append([batch(3)], 0, NOW)
+    for epoch in range(3):
+        log.append([batch(3)], epoch, NOW)
     files.fail("append", "leader-epoch-checkpoint", errno.ENOSPC)
-    with pytest.raises(StorageError, match="free or add space"):
-        log.advance_start(2)
+    assert log.advance_start(4)
+    assert (log.leader_epochs.epochs, log.leader_epochs.starts) == ([1, 2], [4, 6])
+    files.kill()
+    again = opened(files, start_offset=4)
+    assert (again.leader_epochs.epochs, again.leader_epochs.starts) == ([1, 2], [4, 6])
+    assert again.start_offset == 4
 
 
 def test_upkeep_goes_on_behind_a_log_whose_files_cannot_be_read(batch: Callable[..., Batch]) -> None:

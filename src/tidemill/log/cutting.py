@@ -155,14 +155,8 @@ class CutStore(LogStore):
             return False
         self.start_offset = offset
         self.note_move()
-        self._forget_epochs_before(offset)
+        self.leader_epochs.truncate_start(int(offset))
         return True
-
-    def _forget_epochs_before(self, offset: i64) -> None:
-        try:
-            self.leader_epochs.truncate_start(int(offset))
-        except OSError as problem:
-            raise storage_error("write", self.leader_epochs.path, problem) from problem
 
     def remove_segments(self, count: i64, now_ms: i64) -> None:
         """Removes the ``count`` oldest segments; when that is all, a new one begins. Raises StorageError."""
@@ -177,7 +171,7 @@ class CutStore(LogStore):
         del self.segments[:count]
         self.start_offset = max(self.start_offset, self.segments[0].base_offset)
         self.note_move()
-        self._forget_epochs_before(self.start_offset)
+        self.leader_epochs.truncate_start(int(self.start_offset))
         try:
             self._remove_files(gone, now_ms)
         except OSError as problem:

@@ -11,6 +11,7 @@ Source: KIP-101, KIP-279; Apache Kafka, ``LeaderEpochFileCache.java``, ``LeaderE
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left, bisect_right
 from itertools import accumulate, pairwise
 from typing import Final, TypeAlias
@@ -128,13 +129,18 @@ class LeaderEpochs:
             self.save()
 
     def truncate_start(self, offset: int) -> None:
-        """Forgets the epochs that end at ``offset`` or before: the log begins there now."""
+        """Forgets the epochs that end at ``offset`` or before: the log begins there now.
+
+        The file may know them longer, so that a full disk keeps no log from losing its begin: each start
+        forgets them again, and whatever is written next is without them.
+        """
         gone = bisect_right(self.starts, offset) - 1
         if gone < 0 or (gone == 0 and self.starts[0] == offset):
             return
         del self.epochs[:gone], self.starts[:gone]
         self.starts[0] = offset
-        self.save()
+        with contextlib.suppress(OSError):
+            self.save()
 
     def clear(self) -> None:
         """Forgets everything."""

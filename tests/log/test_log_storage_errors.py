@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tidemill.log.config import LogConfig
+from tidemill.log.errors import DiskFull
 from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
@@ -17,7 +20,7 @@ from tidemill.model.errors import StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import NONE, Batch
 from tidemill.records.message_set import MessageSet, build_message_set
-from tidemill.testing.files import FaultyFiles
+from tidemill.testing.files import PAGE_BYTES, FaultyFiles
 
 NOW = 1_700_000_000_000
 PARTITION = TopicPartition("events", 0)
@@ -83,6 +86,85 @@ def test_a_flush_that_cannot_open_a_segment_is_a_storage_error(batch: Callable[.
     files.fail("open", ".log", errno.EMFILE, times=MANY)
     with pytest.raises(StorageError, match="ulimit -n"):
         log.begin_flush()
+
+
+def full_disk(batch: Callable[..., Batch], **settings: Any) -> tuple[FaultyFiles, LogManager, Log]:
+    """A log that has filled the disk to the last page, with files that go at once."""
+    files = FaultyFiles(50 * PAGE_BYTES)
+    manager = LogManager(files, ["/disk"])
+    manager.lock()
+    manager.claim("cluster", 1)
+    manager.load(NOW, lambda topic: LogConfig())
+    config = LogConfig(segment_bytes=8192, segment_index_bytes=4096, file_delete_delay_ms=0, **settings)
+    log = manager.create(PARTITION, b"t" * 16, config, NOW)
+    with contextlib.suppress(DiskFull):
+        while True:
+            log.append([batch(1, value=bytes(1000))], 0, NOW)
+    files.open("/disk/of-others", True).append([bytes(files.free_bytes("/"))])
+    assert files.free_bytes("/") == 0
+    return files, manager, log
+
+
+@pytest.mark.parametrize("settings", [{"retention_bytes": 16_384}, {"retention_ms": 1}])
+def test_retention_makes_room_on_a_disk_that_is_full_to_the_last_page(
+    settings: dict[str, int], batch: Callable[..., Batch]
+) -> None:
+    files, manager, log = full_disk(batch, **settings)
+    end = int(log.end_offset)
+    for minute in range(1, 3):
+        now_ms = NOW + minute * 60_000
+        manager.retain(now_ms, {PARTITION: end})
+        assert manager.remove_paths(manager.due_removals(now_ms)) == []
+        names = files.list(log.directory)
+        assert sum(name.endswith(".log") for name in names) == len(log.segments) <= 3
+    assert log.append([batch(1, value=bytes(1000))], 0, NOW).base_offset == end
+    assert manager.retain(NOW + 3 * 60_000, {PARTITION: end}) == {}
+    for checkpoint in manager.start_offset_checkpoints():
+        checkpoint.write()
+    start, epochs = int(log.start_offset), log.leader_epochs.starts
+    assert start > 0
+    assert epochs == [start]
+    files.kill()
+    again = LogManager(files, ["/disk"])
+    again.load(NOW, lambda topic: log.config)
+    assert again.warnings == []
+    found = again.logs[PARTITION]
+    assert (int(found.start_offset), int(found.end_offset)) == (start, end + 1)
+    assert found.leader_epochs.starts == epochs
+
+
+def test_a_log_whose_segments_went_from_a_full_disk_starts_behind_them(batch: Callable[..., Batch]) -> None:
+    """The start is nowhere written down yet."""
+    files, manager, log = full_disk(batch, retention_bytes=16_384)
+    end = int(log.end_offset)
+    assert manager.retain(NOW, {PARTITION: end}) == {PARTITION: log.start_offset}
+    files.kill()
+    files.remove("/disk/of-others")
+    again = LogManager(files, ["/disk"])
+    again.load(NOW, lambda topic: log.config)
+    found = again.logs[PARTITION]
+    assert (int(found.start_offset), int(found.end_offset)) == (int(log.start_offset), end)
+    assert found.leader_epochs.starts == [found.start_offset]
+
+
+@pytest.mark.parametrize(("suffix", "gone"), [(".log", 1), (".index", 2), (".snapshot", 2)])
+def test_segments_that_cannot_be_renamed_are_removed_by_the_next_retention(
+    suffix: str, gone: int, batch: Callable[..., Batch]
+) -> None:
+    files = FaultyFiles()
+    log = opened(files)
+    while len(log.segments) < 5:
+        log.append([batch(1, value=bytes(300))], 0, NOW)
+    bases = [int(segment.base_offset) for segment in log.segments]
+    files.fail("rename", f"{bases[1]:020}{suffix}", errno.EIO)
+    with pytest.raises(StorageError):
+        log.remove_segments(3, NOW)
+    assert [int(segment.base_offset) for segment in log.segments] == bases[gone:]
+    assert log.start_offset == bases[gone]
+    log.remove_segments(3 - gone, NOW)
+    logs = [name for name in files.list(log.directory) if name.endswith(".log")]
+    assert logs == [f"{base:020}.log" for base in bases[3:]]
+    assert log.start_offset == bases[3]
 
 
 def test_records_are_deleted_on_a_full_disk_and_a_start_has_the_epochs_of_the_rest(

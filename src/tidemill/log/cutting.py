@@ -159,23 +159,40 @@ class CutStore(LogStore):
         return True
 
     def remove_segments(self, count: i64, now_ms: i64) -> None:
-        """Removes the ``count`` oldest segments; when that is all, a new one begins. Raises StorageError."""
+        """Removes the ``count`` oldest segments; when that is all, a new one begins.
+
+        Raises StorageError; those that were removed before that are gone.
+        """
         if count <= 0:
             return
         self._settle_swap()
-        count = min(count, i64(len(self.segments)))
-        if count >= len(self.segments):
+        is_all: bool = count >= len(self.segments)
+        # The active one stays until there is another. That takes room, which the others may have to make.
+        self._remove_oldest(i64(len(self.segments)) - 1 if is_all else count, now_ms)
+        if is_all:
             self.roll(now_ms)
-            count = min(count, i64(len(self.segments) - 1))
-        gone = self.segments[:count]
-        del self.segments[:count]
-        self.start_offset = max(self.start_offset, self.segments[0].base_offset)
-        self.note_move()
-        self.leader_epochs.truncate_start(int(self.start_offset))
+            self._remove_oldest(i64(len(self.segments)) - 1, now_ms)
+
+    def _remove_oldest(self, count: i64, now_ms: i64) -> None:
+        """Renames first, which takes no room. A start in between takes the first segment there for the begin.
+
+        What could not be renamed stays in the list, and is tried again.
+        """
+        gone: i64 = 0
         try:
-            self._remove_files(gone, now_ms)
+            while gone < count:
+                self._remove_files([self.segments[gone]], now_ms)
+                gone += 1
         except OSError as problem:
+            if not self.files.exists(self.segments[gone].path):
+                gone += 1  # The next start removes what else is left of it.
             raise storage_error("remove segments of", self.directory, problem) from problem
+        finally:
+            if gone > 0:
+                del self.segments[:gone]
+                self.start_offset = max(self.start_offset, self.segments[0].base_offset)
+                self.note_move()
+                self.leader_epochs.truncate_start(int(self.start_offset))
 
     def _remove_files(self, segments: list[Segment], now_ms: i64) -> None:
         """Renames files so that they do not count any more; they are removed after a while."""

@@ -420,10 +420,60 @@ def test_one_partition_that_cannot_be_renamed_keeps_no_other_from_its_deletion()
         with pytest.raises(StorageError, match="first-0"):
             list(stage.replicas.removing("first", bytes([1]) * 16))
         assert all(partition.deleted for partition in partitions)
-        assert not [key for key in stage.logs.logs if key.topic == "first"]
+        assert [key for key in stage.logs.logs if key.topic == "first"] == [TopicPartition("first", 0)]
         assert not stage.files.exists("/disk/b/first-1")
+        list(stage.replicas.removing("first", bytes([1]) * 16))
+        assert not stage.files.exists("/disk/a/first-0")
 
     staged(test)
+
+
+def test_a_topic_made_anew_has_no_record_of_the_one_whose_directory_could_not_be_renamed_at_first() -> None:
+    async def test(stage: Stage) -> None:
+        (old,) = stage.topic("first")
+        assert await stage.append(old) is None
+        for number in (errno.ENOSPC, errno.EIO):
+            stage.files.fail("rename", "/disk/a/first-0", number)
+            with pytest.raises(StorageError, match="first-0"):
+                stage.replicas.stop_replica("first", 0, delete=True)
+        assert stage.files.exists("/disk/a/first-0")
+        stage.replicas.stop_replica("first", 0, delete=True)
+        assert not stage.files.exists("/disk/a/first-0")
+        (new,) = stage.topic("first", number=2)
+        assert (new.log.topic_id, new.log.end_offset) == (bytes([2]) * 16, 0)
+
+    staged(test)
+
+
+def test_a_topic_can_be_deleted_whose_directory_somebody_has_removed() -> None:
+    async def test(stage: Stage) -> None:
+        stage.topic("first")
+        stage.files.rename("/disk/a/first-0", "/elsewhere")
+        stage.replicas.stop_replica("first", 0, delete=True)
+        assert TopicPartition("first", 0) not in stage.logs.logs
+
+    staged(test)
+
+
+def test_a_log_that_could_not_be_deleted_is_synced_by_a_stop_in_order_and_found_by_the_next_start() -> None:
+    files = FaultyFiles()
+
+    async def before(stage: Stage) -> None:
+        (first,) = stage.topic("first", config=LogConfig())
+        await stage.append(first)
+        files.fail("rename", "/disk/a/first-0", errno.ENOSPC)
+        with pytest.raises(StorageError):
+            stage.replicas.stop_replica("first", 0, delete=True)
+        assert stage.logs.close(0, stage.replicas.high_watermarks()) == []
+        files.power_cut()
+
+    async def after(stage: Stage) -> None:
+        assert stage.logs.logs[TopicPartition("first", 0)].end_offset == 1
+        stage.replicas.stop_replica("first", 0, delete=True)
+        assert not files.exists("/disk/a/first-0")
+
+    staged(before, files)
+    staged(after, files)
 
 
 def test_a_deletion_that_a_stop_interrupted_leaves_the_name_free() -> None:

@@ -224,54 +224,69 @@ class LogManager(DataDirectories):
     def delete(self, topic_partition: TopicPartition, now_ms: int) -> bool:
         """Removes a log: its directory is renamed now, and removed after ``file.delete.delay.ms``.
 
-        False when there is none. Raises StorageError.
+        False when there is none. Raises StorageError; the log is still there then, and open, so that the
+        next call tries again: a directory that keeps its name and is forgotten would be the next topic's.
         """
-        log = self._forget(topic_partition)
+        log = self.logs.get(topic_partition)
         if log is None:
+            self.promised.pop(topic_partition, None)
             return False
         for other in self.working:
-            copy = other.remove(topic_partition, is_copy=True)
+            copy = other.arriving.get(topic_partition)
             if copy is not None:
-                copy.closed = True
                 copy.release()
                 self.discard(copy, now_ms)
+                other.remove(topic_partition, is_copy=True)
+                copy.closed = True
+        log.release()
         self.discard(log, now_ms)
+        self._forget(log)
         return True
 
     def set_aside(self, topic_partition: TopicPartition) -> str:
-        """Lets go of a log, and keeps its files; the new name of their directory. Raises StorageError."""
-        log = self._forget(topic_partition)
+        """Lets go of a log, and keeps its files; the new path of their directory.
+
+        Raises StorageError; the log is still there then, unless its directory is gone.
+        """
+        log = self.logs.get(topic_partition)
         if log is None:
             raise StorageError(f"there is no log of {topic_partition} that could be set aside")
-        self.removals.forget_under(log.directory)
-        renamed = self.directory_of(log).file(stray_directory(topic_partition))
-        try:
-            self.files.rename(log.directory, renamed)
-        except OSError as problem:
-            raise storage_error("rename", log.directory, problem) from problem
+        log.release()
+        renamed = self._rename(log, stray_directory(topic_partition))
+        self._forget(log)
+        if not renamed:
+            raise StorageError(f"{log.directory} is gone: there is nothing to set aside")
         return renamed
 
-    def _forget(self, topic_partition: TopicPartition) -> Log | None:
-        self.promised.pop(topic_partition, None)
-        log = self.logs.pop(topic_partition, None)
-        if log is None:
-            return None
-        self.directory_of(log).remove(topic_partition)
-        self.high_watermarks.pop(topic_partition, None)
+    def _forget(self, log: Log) -> None:
+        """Lets go of a log whose directory has lost its name."""
+        key = log.topic_partition
+        self.promised.pop(key, None)
+        del self.logs[key]
+        self.directory_of(log).remove(key)
+        self.high_watermarks.pop(key, None)
         log.closed = True
-        log.release()
-        return log
 
     def discard(self, log: Log, now_ms: int) -> None:
-        """Renames the directory of a log that is closed, and removes it later. Raises StorageError."""
-        directory = self.directory_of(log)
-        self.removals.forget_under(log.directory)
-        renamed = directory.file(directory_to_delete(log.topic_partition))
+        """Renames a log's directory, its files are closed, and removes it later. Raises StorageError."""
+        renamed = self._rename(log, directory_to_delete(log.topic_partition))
+        if renamed:
+            self.removals.add(renamed, now_ms + log.config.file_delete_delay_ms)
+
+    def _rename(self, log: Log, name: str) -> str:
+        """Gives the directory of a log another name; its new path, empty when somebody has removed it.
+
+        Raises StorageError.
+        """
+        renamed = self.directory_of(log).file(name)
         try:
             self.files.rename(log.directory, renamed)
+        except FileNotFoundError:
+            renamed = ""
         except OSError as problem:
             raise storage_error("rename", log.directory, problem) from problem
-        self.removals.add(renamed, now_ms + log.config.file_delete_delay_ms)
+        self.removals.forget_under(log.directory)
+        return renamed
 
     # -- from time to time
 

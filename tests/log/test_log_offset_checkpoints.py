@@ -178,7 +178,7 @@ def test_logs_that_were_deleted_or_set_aside_leave_the_checkpoints(append: Appen
         manager.set_high_watermark(log.topic_partition, 3)
     write(manager)
     manager.delete(TopicPartition("t", 0), NOW)
-    manager.set_aside(TopicPartition("t", 1))
+    manager.set_aside(TopicPartition("t", 1), NOW)
     write(manager)
     for name, offset in ((RECOVERY_POINTS, 3), (STARTS, 1), (WATERMARKS, 3)):
         assert said(files, name) == {"t-2": offset}
@@ -193,7 +193,7 @@ def test_a_log_made_in_the_place_of_another_does_not_begin_with_its_offsets(appe
     former.flush(NOW)
     former.advance_start(4)
     write(manager)
-    manager.set_aside(TopicPartition("t", 0))
+    manager.set_aside(TopicPartition("t", 0), NOW)
     log = made(manager, 0)
     append(log)
     files.kill()

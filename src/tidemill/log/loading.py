@@ -7,7 +7,8 @@ directory is opened by one thread: there is nothing to read.
 
 A move between directories that a stop interrupted is taken up where it was:
 
-- a ``-future`` directory goes on being filled, cut to what its partition holds now;
+- a ``-future`` directory goes on being filled, cut to what its partition holds now; one of another topic
+  of the name is removed;
 - a partition with the file ``moved-to`` was about to be replaced by the copy in the directory that the file
   names. When the copy has the partition's own name there, it is the partition, and this one is removed;
   otherwise the file is removed and this one is. When that directory failed nobody can tell: the partition
@@ -401,7 +402,7 @@ class Loading:
             current = self.all.logs.get(key)
             if current is None:
                 self.all.warnings.append(f"{copy.directory} is left alone: {key} itself is not here")
-            elif key in seen or key in directory.logs:
+            elif key in seen or key in directory.logs or _are_of_two_topics(copy, current):
                 renamed = directory.file(directory_to_delete(key))
                 self.files.rename(copy.directory, renamed)
                 self.removals.add(renamed, self.now_ms)
@@ -413,3 +414,8 @@ class Loading:
             copy.closed = True
             copy.release()
             directory.remove(key, is_copy=True)
+
+
+def _are_of_two_topics(copy: Log, current: Log) -> bool:
+    """Whether a copy was made of the partition of a topic that had the name before."""
+    return ZERO_ID not in (copy.topic_id, current.topic_id) and copy.topic_id != current.topic_id

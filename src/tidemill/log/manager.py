@@ -231,19 +231,23 @@ class LogManager(DataDirectories):
         if log is None:
             self.promised.pop(topic_partition, None)
             return False
-        for other in self.working:
-            copy = other.arriving.get(topic_partition)
-            if copy is not None:
-                copy.release()
-                self.discard(copy, now_ms)
-                other.remove(topic_partition, is_copy=True)
-                copy.closed = True
+        self._delete_copies(topic_partition, now_ms)
         log.release()
         self.discard(log, now_ms)
         self._forget(log)
         return True
 
-    def set_aside(self, topic_partition: TopicPartition) -> str:
+    def _delete_copies(self, topic_partition: TopicPartition, now_ms: int) -> None:
+        """Removes what was on its way to another data directory: a later move would go on with it."""
+        for directory in self.working:
+            copy = directory.arriving.get(topic_partition)
+            if copy is not None:
+                copy.release()
+                self.discard(copy, now_ms)
+                directory.remove(topic_partition, is_copy=True)
+                copy.closed = True
+
+    def set_aside(self, topic_partition: TopicPartition, now_ms: int) -> str:
         """Lets go of a log, and keeps its files; the new path of their directory.
 
         Raises StorageError; the log is still there then, unless its directory is gone.
@@ -251,6 +255,7 @@ class LogManager(DataDirectories):
         log = self.logs.get(topic_partition)
         if log is None:
             raise StorageError(f"there is no log of {topic_partition} that could be set aside")
+        self._delete_copies(topic_partition, now_ms)
         log.release()
         renamed = self._rename(log, stray_directory(topic_partition))
         self._forget(log)
@@ -268,7 +273,7 @@ class LogManager(DataDirectories):
         log.closed = True
 
     def discard(self, log: Log, now_ms: int) -> None:
-        """Renames a log's directory, its files are closed, and removes it later. Raises StorageError."""
+        """Renames the directory of a log with closed files, to remove it later. Raises StorageError."""
         renamed = self._rename(log, directory_to_delete(log.topic_partition))
         if renamed:
             self.removals.add(renamed, now_ms + log.config.file_delete_delay_ms)

@@ -161,7 +161,7 @@ class ReplicaManager(PartitionEvents):
         key = TopicPartition(entry.name, index)
         found = self.logs.create(key, entry.topic_id, config, self.clock.wall_ms(), is_new=False)
         if may_replace and ZERO_ID != found.topic_id != entry.topic_id:
-            aside = self.logs.set_aside(key)
+            aside = self.logs.set_aside(key, self.clock.wall_ms())
             log.error(
                 "%s held a topic of this name with another id (%s, the cluster's is %s), which was deleted "
                 "while this broker was away: its records are in %s now, until somebody removes that",

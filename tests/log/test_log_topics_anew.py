@@ -1,0 +1,73 @@
+"""What a topic leaves behind in the data directories never gets into the next topic of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidemill.log.config import LogConfig
+from tidemill.log.manager import LogManager
+from tidemill.log.moves import Move, begin_move
+from tidemill.model.types import TopicPartition
+from tidemill.records.batch import Batch
+from tidemill.testing.files import FaultyFiles
+
+NOW = 1_700_000_000_000
+FORMER, NEW = b"f" * 16, b"n" * 16
+KEY = TopicPartition("t", 0)
+
+MakeBatch = Callable[..., Batch]
+
+
+def started(files: FaultyFiles) -> LogManager:
+    manager = LogManager(files, ["/a", "/b"])
+    manager.lock()
+    manager.claim("c" * 22, 1)
+    manager.load(NOW, lambda topic: LogConfig())
+    return manager
+
+
+def moved_half(manager: LogManager, batch: MakeBatch) -> Move:
+    """The former topic's partition, whose records are all in a copy that is on its way to ``/b``."""
+    log = manager.create(KEY, FORMER, LogConfig(), NOW)
+    for _ in range(3):
+        log.append([batch(value=b"former")], 0, NOW)
+    move = begin_move(manager, KEY, "/b", NOW)
+    assert move is not None
+    copy(move)
+    return move
+
+
+def copy(move: Move) -> None:
+    while (piece := move.next_piece(1 << 20, NOW)) is not None:
+        move.store(piece, NOW)
+
+
+def test_a_move_of_a_topic_made_anew_begins_with_an_empty_copy(batch: MakeBatch) -> None:
+    manager = started(FaultyFiles())
+    former = moved_half(manager, batch)
+    manager.set_aside(KEY, NOW)
+    assert former.is_off()
+    log = manager.create(KEY, NEW, LogConfig(), NOW)
+    for _ in range(5):
+        log.append([batch(value=b"new")], 0, NOW)
+    move = begin_move(manager, KEY, "/b", NOW)
+    assert move is not None
+    assert (move.future.topic_id, move.future.end_offset) == (NEW, 0)
+
+
+def test_a_start_does_not_go_on_with_the_move_of_a_topic_that_had_the_name_before(batch: MakeBatch) -> None:
+    files = FaultyFiles()
+    manager = started(files)
+    moved_half(manager, batch)
+    (directory,) = [name for name in files.list("/b") if name.endswith("-future")]
+    files.rename(f"/b/{directory}", "/kept")
+    manager.delete(KEY, NOW)
+    files.rename("/kept", f"/b/{directory}")  # the power failed before its removal was on the disk
+    log = manager.create(KEY, NEW, LogConfig(), NOW)
+    for _ in range(5):
+        log.append([batch(value=b"new")], 0, NOW)
+    assert manager.close(NOW, {}) == []
+    again = started(files)
+    assert again.logs[KEY].end_offset == 5
+    assert not any(one.arriving for one in again.directories)
+    assert not any(name.endswith("-future") for name in files.list("/b"))

@@ -17,6 +17,7 @@ from tidemill.broker.commands import DURING_DELETION, WHOLE_IMAGE, Commands
 from tidemill.broker.metadata import MetadataCache
 from tidemill.coordination.nodes import CONTROLLER_EPOCH, BrokerNode, ConfigNode
 from tidemill.coordination.port import Node, StoreUnavailable
+from tidemill.log.checkpoints import read_partition_metadata
 from tidemill.log.config import LogConfig
 from tidemill.log.manager import LogManager
 from tidemill.model.clock import SystemClock
@@ -24,6 +25,8 @@ from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.ports import Clock
 from tidemill.model.types import TopicPartition
+from tidemill.records.batch import parse_batch
+from tidemill.records.builder import build_batch
 from tidemill.replication.follows import Follows
 from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
@@ -354,6 +357,37 @@ def test_a_log_of_another_topic_stays_where_only_this_broker_could_have_the_reco
         assert found.topic_id == FIRST
 
     commanded(story)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_topic_made_anew_serves_no_record_of_a_directory_that_the_former_one_left(
+    is_first: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = TopicPartition("t", 0)
+
+    async def story(commanded: Commanded) -> None:
+        broker = commanded.broker
+        broker.partitions.following = Followed()
+        log = broker.logs.create(key, FIRST, LogConfig(), 0)
+        data = build_batch([(0, b"k", b"former", None)])
+        log.append([parse_batch(data, 0, len(data))], 0, 0)
+        files = broker.logs.files
+        files.rename("/d/t-0", "/kept")
+        broker.logs.delete(key, 0)
+        files.rename("/kept", "/d/t-0")
+        # Nobody else leads. With a later epoch it is no new partition: the store may be an old one.
+        await commanded.lead("t", SECOND, 0, leader_epoch=0 if is_first else 3, fails=not is_first)
+        partition = broker.partitions.find("t", 0)
+        assert partition is not None
+        assert partition.log.end_offset == 0
+        (former,) = [name for name in files.list("/d") if name.endswith("-stray" if is_first else "t-0")]
+        assert read_partition_metadata(files, f"/d/{former}/partition.metadata") == FIRST
+        if not is_first:
+            assert "holds a topic of this name with another id" in partition.failed
+
+    commanded(story)
+    (told,) = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+    assert "/d/t-0 held a topic of this name" in told if is_first else "/d/t-0 holds a topic of this" in told
 
 
 def test_a_command_for_another_broker_that_had_the_address_is_refused() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tidemill.log.checkpoints import read_partition_metadata
 from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
 from tidemill.log.manager import LogManager
@@ -124,6 +125,25 @@ def test_a_creation_that_failed_is_made_good_by_the_next(batch: Callable[..., Ba
     assert manager.get(KEY) is None
     log = manager.create(KEY, TOPIC_ID, LogConfig(), NOW)
     assert log.append([batch(1)], 4, NOW).last_offset == 0
+
+
+@pytest.mark.parametrize("metadata", [None, b"", b"no metadata"])
+def test_a_directory_that_does_not_say_whose_it_is_becomes_the_partitions(
+    metadata: bytes | None, batch: Callable[..., Batch]
+) -> None:
+    files = FaultyFiles()
+    manager = manager_of(files)
+    manager.create(KEY, TOPIC_ID, LogConfig(), NOW).append([batch(1)], 4, NOW)
+    files.rename("/data/t-0", "/kept")
+    manager.delete(KEY, NOW)
+    files.rename("/kept", "/data/t-0")
+    if metadata is None:
+        files.remove("/data/t-0/partition.metadata")
+    else:
+        files.replace("/data/t-0/partition.metadata", metadata)
+    log = manager.create(KEY, b"n" * 16, LogConfig(), NOW)
+    assert (log.topic_id, log.end_offset) == (b"n" * 16, 1)
+    assert read_partition_metadata(files, "/data/t-0/partition.metadata") == b"n" * 16
 
 
 def test_a_data_directory_that_vanished_is_made_again_as_before(tmp_path: Path) -> None:

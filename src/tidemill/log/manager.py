@@ -8,13 +8,19 @@ The directories themselves are in :mod:`tidemill.log.directories`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from os.path import abspath
 from typing import Final
 
-from tidemill.log.checkpoints import write_clean_shutdown, write_partition_metadata
+from tidemill.log.checkpoints import (
+    CheckpointDamaged,
+    read_partition_metadata,
+    write_clean_shutdown,
+    write_partition_metadata,
+)
 from tidemill.log.closing import close_logs
 from tidemill.log.config import LogConfig
 from tidemill.log.directories import DataDirectories, DataDirectory
@@ -192,13 +198,15 @@ class LogManager(DataDirectories):
     def make_log(
         self, path: str, topic_partition: TopicPartition, topic_id: bytes, config: LogConfig, now_ms: int
     ) -> Log:
-        """A new log at ``path``, which no directory knows of yet. Raises StorageError."""
+        """A new log at ``path``, which no directory knows of yet. Raises StorageError.
+
+        Where a directory of another topic lies there, its log is opened as what it is: with that topic's id.
+        """
         try:
             made = make_log(self.files, path, topic_partition, topic_id, config, self.removals, now_ms)
             if made is not None:
                 return made
-            if topic_id != ZERO_ID:
-                write_partition_metadata(self.files, f"{path}/{PARTITION_METADATA}", topic_id)
+            topic_id = self._id_in(path, topic_id)
             opening = Opening(
                 self.files,
                 path,
@@ -211,6 +219,17 @@ class LogManager(DataDirectories):
             return opening.open()
         except OSError as problem:
             raise storage_error("create the partition directory", path, problem) from problem
+
+    def _id_in(self, path: str, topic_id: bytes) -> bytes:
+        """The id of the topic whose log lies at ``path``: ``topic_id`` is written there if there is none."""
+        metadata = f"{path}/{PARTITION_METADATA}"
+        with contextlib.suppress(CheckpointDamaged):
+            found = read_partition_metadata(self.files, metadata)
+            if ZERO_ID not in (found, topic_id):
+                return found
+        if topic_id != ZERO_ID:
+            write_partition_metadata(self.files, metadata, topic_id)
+        return topic_id
 
     def assign_topic_id(self, log: Log, topic_id: bytes) -> None:
         """Gives a log the id of its topic, where it has none. Raises StorageError."""

@@ -686,8 +686,8 @@ CONTROLLER: Final = (
     Fault(
         "unclean-election-always",
         "controller/elections.py",
-        "    return able if policy.unclean or is_hopeless else []\n",
-        "    return able\n",
+        "    return able if (policy.unclean or is_hopeless) and not is_reporting else []\n",
+        "    return [] if is_reporting else able\n",
         "A replica that is not in sync leads only where unclean.leader.election.enable says so.",
     ),
     Fault(
@@ -698,17 +698,24 @@ CONTROLLER: Final = (
         "A replica that reports a loss leaves the in-sync set.",
     ),
     Fault(
-        "losing-leader-keeps-epoch",
+        "loss-counted-against-recovered-leader",
         "controller/elections.py",
-        "    is_new_epoch = leader != partition.leader or leader in lost\n",
-        "    is_new_epoch = leader != partition.leader\n",
-        "The epoch grows when the leader may have lost something.",
+        "    is_reporting = any(not image.brokers[one].lost.is_none for one in able)\n",
+        "    is_reporting = False\n",
+        "A broker is not elected by its log while its registration reports a loss: it would count once more.",
+    ),
+    Fault(
+        "log-end-from-before-restart",
+        "controller/unclean_recovery.py",
+        "            if broker in image.brokers and image.brokers[broker].epoch != epoch\n",
+        "            if broker not in image.brokers\n",
+        "A log end counts for the registration under which the broker was asked.",
     ),
     Fault(
         "new-leader-in-old-epoch",
         "controller/elections.py",
-        "    is_new_epoch = leader != partition.leader or leader in lost\n",
-        "    is_new_epoch = leader in lost\n",
+        "    is_new_epoch = leader != partition.leader\n",
+        "    is_new_epoch = False\n",
         "Each leader has an epoch of its own.",
     ),
     Fault(

@@ -142,8 +142,9 @@ def recovery_candidates(
 ) -> list[int]:
     """The candidates for the leader of a leaderless partition that may lack committed records.
 
-    Empty as long as the partition waits: for a member of its in-sync set or ELR, for its last leader, or for
-    an unclean election.
+    Empty as long as the partition waits: for a member of its in-sync set or ELR, for its last leader, for an
+    unclean election, or for a candidate to clear the loss from its registration. A leader's loss would be
+    counted once more by the next controller, after the leader has acknowledged records.
     """
     if partition.leader != NO_BROKER or partition.partition_epoch < 0:
         return []
@@ -154,7 +155,8 @@ def recovery_candidates(
     is_hopeless = not eligible and (
         partition.last_known_leader in able or set(partition.replicas) <= set(partition.lost_replicas)
     )
-    return able if policy.unclean or is_hopeless else []
+    is_reporting = any(not image.brokers[one].lost.is_none for one in able)
+    return able if (policy.unclean or is_hopeless) and not is_reporting else []
 
 
 def _best(candidates: Sequence[int], ends: Mapping[int, LogEnd] | None) -> int:
@@ -182,8 +184,8 @@ def elect(
     leave the in-sync set. The leader stays, or the first able replica of the in-sync set takes over, else of
     the ELR; none that is ``stopping``. ``ends`` decides among the candidates of a recovery.
 
-    The leader epoch grows when the leader changes, or may have lost something. The version grows where one in
-    ``lost`` is not in sync: its leader may be asking for it, by what it had before, and is then refused.
+    The leader epoch grows when the leader changes. The version grows where one in ``lost`` is not in sync:
+    its leader may be asking for it, by what it had before, and is then refused.
     """
     living = [
         broker for broker in partition.replicas if broker in image.brokers and broker not in partition.offline
@@ -210,7 +212,7 @@ def elect(
         return next_state(leaderless, recovered, [recovered], policy, is_new_epoch=False).replaced(
             leader_epoch=partition.leader_epoch + 1, partition_epoch=partition.partition_epoch + 1, elr=[]
         )
-    is_new_epoch = leader != partition.leader or leader in lost
+    is_new_epoch = leader != partition.leader
     is_asked_for = any(broker in lost and broker not in partition.isr for broker in partition.replicas)
     after = next_state(partition, leader, isr, policy, is_new_epoch=is_new_epoch, lost=lost)
     return None if not is_asked_for and _is_same(partition, after) else after

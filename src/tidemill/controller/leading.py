@@ -8,11 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from tidemill.controller.command_parts import PARTITIONS_A_PART
-from tidemill.controller.elections import NO_LOG_ENDS, LogEnds
 from tidemill.controller.office import Office, admin_log, wait_for, wait_for_all
 from tidemill.controller.preferred import ElectionType, every_partition, imbalanced, plan_elections
 from tidemill.controller.shutdown import ANY_EPOCH, check_stopping, planning_shutdown
-from tidemill.controller.unclean_recovery import UncleanRecovery
+from tidemill.controller.unclean_recovery import NOT_ASKED, AnsweredLogEnds, UncleanRecovery
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.image import Delta
 from tidemill.coordination.nodes import PartitionListNode
@@ -51,12 +50,13 @@ class Leading:
         if wanted is not None and not isinstance(wanted, dict):
             wanted = dict.fromkeys(wanted)
         office.check_active()
-        ends = await self._recovery.ends_of(wanted) if election_type == ElectionType.UNCLEAN else NO_LOG_ENDS
+        is_unclean = election_type == ElectionType.UNCLEAN
+        answered = await self._recovery.ends_of(wanted) if is_unclean else NOT_ASKED
         results: dict[TopicPartition, KafkaError | None] = {}
         deltas = []
         for some in self._parts(wanted):
             found, delta = await office.decided(
-                partial(self._elect_some, some, election_type, ends, are_named=wanted is not None)
+                partial(self._elect_some, some, election_type, answered, are_named=wanted is not None)
             )
             results.update(found)
             deltas.append(delta)
@@ -77,9 +77,15 @@ class Leading:
             yield every_partition(image, names)
 
     async def _elect_some(
-        self, wanted: Sequence[TopicPartition], election_type: int, ends: LogEnds, *, are_named: bool
+        self,
+        wanted: Sequence[TopicPartition],
+        election_type: int,
+        answered: AnsweredLogEnds,
+        *,
+        are_named: bool,
     ) -> tuple[dict[TopicPartition, KafkaError | None], Delta | None]:
         office = self._office
+        ends = answered.valid_in(office.image)
         decisions = plan_elections(
             office.image,
             wanted,

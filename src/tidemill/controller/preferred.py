@@ -118,8 +118,8 @@ def _elected(
     elected = elect(image, partition, policy, stopping=stopping, ends=ends.get(wanted))
     if elected is None or elected.leader == NO_BROKER:
         raise KafkaError(
-            f"no replica of {name}-{number} could lead: the brokers of {partition.replicas} are down or "
-            "about to stop, or have not told within 5 s how far their logs reach",
+            f"no replica of {name}-{number} could lead: the brokers of {partition.replicas} are down, about "
+            "to stop or just starting, or have not told within 5 s how far their logs reach",
             ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
         )
     return elected

@@ -2,7 +2,8 @@
 
 :func:`~tidemill.controller.elections.recovery_candidates` decides which partitions these are. Of several
 candidates the one with the best log leads, so the controller asks each how far its log reaches. Replicas that
-do not answer in time are not elected. Source: KIP-966, "Unclean recovery".
+do not answer in time are not elected, nor are those whose broker has registered anew since it answered.
+Source: KIP-966, "Unclean recovery".
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from typing import NamedTuple
 
 from tidemill.controller.elections import (
+    NO_LOG_ENDS,
     LogEnd,
     LogEnds,
     able_replicas,
@@ -19,7 +22,7 @@ from tidemill.controller.elections import (
     recovery_candidates,
 )
 from tidemill.controller.office import Office
-from tidemill.coordination.image import NO_BROKER
+from tidemill.coordination.image import NO_BROKER, ClusterImage
 from tidemill.coordination.port import StoreError
 from tidemill.model.errors import KafkaError
 from tidemill.model.types import TopicPartition
@@ -41,6 +44,30 @@ async def ask_nobody(
 ) -> dict[TopicPartition, dict[int, LogEnd]]:
     """For a broker without others: it is the only candidate of each of its partitions."""
     return {}
+
+
+class AnsweredLogEnds(NamedTuple):
+    """Log ends as brokers answered, and the epochs of the registrations under which they were asked."""
+
+    ends: LogEnds
+    registrations: Mapping[int, int]
+
+    def valid_in(self, image: ClusterImage) -> LogEnds:
+        """Without those of brokers that have registered anew since: a restart may have changed their logs."""
+        renewed = {
+            broker
+            for broker, epoch in self.registrations.items()
+            if broker in image.brokers and image.brokers[broker].epoch != epoch
+        }
+        if not renewed:
+            return self.ends
+        return {
+            key: {broker: end for broker, end in ends.items() if broker not in renewed}
+            for key, ends in self.ends.items()
+        }
+
+
+NOT_ASKED = AnsweredLogEnds(NO_LOG_ENDS, {})
 
 
 class UncleanRecovery:
@@ -99,9 +126,10 @@ class UncleanRecovery:
     async def _recover(self, wanted: Mapping[TopicPartition, Sequence[int]]) -> bool:
         """One attempt; whether a partition has a leader by it. Raises StoreError, NOT_CONTROLLER."""
         office = self._office
-        ends = await self._ask(wanted)
+        answered = await self._ask(wanted)
         async with office.changing():
-            # Who lives, and what was lost, may be otherwise by now: it is decided by what holds now.
+            # Meanwhile brokers may have stopped or restarted, and reported losses.
+            ends = answered.valid_in(office.image)
             names = dict.fromkeys(key.topic for key in wanted)
             topics = [office.image.topics[name] for name in names if name in office.image.topics]
             plans = plan_takeover(
@@ -113,17 +141,19 @@ class UncleanRecovery:
             )
             return await office.change(plans, ends=ends) is not None
 
-    async def _ask(
-        self, wanted: Mapping[TopicPartition, Sequence[int]]
-    ) -> dict[TopicPartition, dict[int, LogEnd]]:
+    async def _ask(self, wanted: Mapping[TopicPartition, Sequence[int]]) -> AnsweredLogEnds:
         by_broker: dict[int, list[TopicPartition]] = {}
         for key, brokers in wanted.items():
             if len(brokers) > 1:
                 for broker in brokers:
                     by_broker.setdefault(broker, []).append(key)
-        return await self.ask(by_broker, ANSWERS_S) if by_broker else {}
+        if not by_broker:
+            return NOT_ASKED
+        known = self._office.image.brokers
+        registrations = {broker: known[broker].epoch for broker in by_broker}
+        return AnsweredLogEnds(await self.ask(by_broker, ANSWERS_S), registrations)
 
-    async def ends_of(self, asked: Container[TopicPartition] | None) -> LogEnds:
+    async def ends_of(self, asked: Container[TopicPartition] | None) -> AnsweredLogEnds:
         """The log ends of the live replicas of leaderless ``asked``, or of all that have no leader."""
         office = self._office
         image, stopping = office.image, office.stopping()

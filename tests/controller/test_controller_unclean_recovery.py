@@ -1,0 +1,123 @@
+"""Recovery of partitions of which no replica is known to have every committed record, over a real store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from controller_office import REGISTRATION, Setting, in_office
+
+from tidemill.controller.elections import LogEnd
+from tidemill.controller.failover import Failover
+from tidemill.controller.topics import NewTopic
+from tidemill.coordination.image import PartitionImage
+from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas
+from tidemill.coordination.nodes import BrokerNode
+from tidemill.coordination.port import Create, Delete, SetData
+from tidemill.model.types import TopicPartition
+
+KEY = TopicPartition("t", 0)
+BROKERS = (1, 2, 3)
+UNSYNCED = LostReplicas(unsynced=True)
+MISSING = LostReplicas(missing=True)
+
+
+class Brokers:
+    """Brokers 1, 2 and 3, as the store has them, with a topic of one partition on all of them."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.controller = setting.controller
+        self.failover = Failover(setting.controller)
+
+    async def start(self, broker: int, lost: LostReplicas = NOTHING_LOST) -> None:
+        """Registers it anew."""
+        path = BrokerNode.path(broker)
+        if await self.setting.store.exists(path):
+            await self.setting.store.transact([Delete(path)])
+            await self.failover.brokers_changed()
+        data = BrokerNode.encode(REGISTRATION._replace(broker_id=broker, lost=lost))
+        await self.setting.store.transact([Create(path, data, ephemeral=True)])
+        await self.failover.brokers_changed()
+
+    async def clear_loss(self, broker: int) -> None:
+        """Removes the loss from its registration, as a broker does once the controller has sent a command."""
+        data = BrokerNode.encode(REGISTRATION._replace(broker_id=broker))
+        await self.setting.store.transact([SetData(BrokerNode.path(broker), data)])
+        await self.failover.brokers_changed()
+
+    async def make_topic(self) -> None:
+        """Makes the topic, which broker 1 leads."""
+        for broker in BROKERS:
+            await self.start(broker)
+        await self.controller.create_topics([NewTopic("t", assignments={0: list(BROKERS)})])
+        assert self.state.leader == 1
+
+    async def led(self) -> int:
+        """The leader, once there is one."""
+        for _ in range(500):
+            if self.state.leader >= 0:
+                break
+            await asyncio.sleep(0.01)
+        return self.state.leader
+
+    @property
+    def state(self) -> PartitionImage:
+        """The partition as the controller knows it."""
+        return self.controller.image.topics["t"].partitions[0]
+
+
+def test_a_log_end_told_before_a_restart_does_not_elect_a_broker_that_came_back_empty(tmp_path: Path) -> None:
+    async def story(setting: Setting) -> int:
+        brokers = Brokers(setting)
+        await brokers.make_topic()
+        asked: list[Sequence[int]] = []
+
+        async def ask(
+            wanted: Mapping[int, Sequence[TopicPartition]], patience_s: float
+        ) -> dict[TopicPartition, dict[int, LogEnd]]:
+            """Brokers 1 and 2 answer at once, broker 3 does not; meanwhile broker 1 comes back empty."""
+            asked.append(sorted(wanted))
+            if len(asked) == 1:
+                await brokers.start(1, MISSING)
+                await brokers.clear_loss(1)
+            return {KEY: {1: LogEnd(4, 100 if len(asked) == 1 else 0), 2: LogEnd(4, 50)}}
+
+        setting.controller.recovery.ask = ask
+        for broker in BROKERS:
+            await brokers.start(broker, UNSYNCED)
+        for broker in BROKERS:
+            await brokers.clear_loss(broker)
+        return await brokers.led()
+
+    assert in_office(tmp_path, story) == 2
+
+
+def test_a_loss_does_not_count_again_against_the_leader_that_was_elected_after_it(tmp_path: Path) -> None:
+    ends = {KEY: {1: LogEnd(3, 100), 2: LogEnd(3, 90), 3: LogEnd(3, 80)}}
+
+    async def story(setting: Setting) -> None:
+        brokers = Brokers(setting)
+        await brokers.make_topic()
+
+        async def ask(
+            wanted: Mapping[int, Sequence[TopicPartition]], patience_s: float
+        ) -> dict[TopicPartition, dict[int, LogEnd]]:
+            return ends
+
+        setting.controller.recovery.ask = ask
+        for broker in BROKERS:
+            await brokers.start(broker, UNSYNCED)
+        await setting.controller.recovery._recover({KEY: list(BROKERS)})
+        assert brokers.state.leader == -1, "the next controller would count the losses once more"
+        for broker in BROKERS:
+            await brokers.clear_loss(broker)
+        assert await brokers.led() == 1
+        before = brokers.state
+        setting.controller.resign()
+        await setting.controller.activate()
+        after = brokers.state
+        assert (after.leader, after.leader_epoch, after.isr) == (1, before.leader_epoch, before.isr)
+
+    in_office(tmp_path, story)

@@ -182,6 +182,40 @@ def test_deleted_records_stay_deleted_and_the_topic_may_go_meanwhile() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("step", ["sync_target", "retire"])
+def test_records_deleted_just_before_the_swap_stay_deleted_when_the_broker_is_killed_after_it(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = Mover._prepare
+
+    async def prepare_and_delete(mover: Mover, move: Move) -> None:
+        await prepare(mover, move)
+        replicas = mover.replicas
+        partition = replicas.find("t", 0)
+        assert partition is not None
+        if partition.log.start_offset == 0:
+            partition.advance_start(33)
+            assert await replicas.checkpoints.log_starts_in([replicas.logs.directory_of(move.source)]) == []
+
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.append(60)
+        with monkeypatch.context() as patched:
+            patched.setattr(Mover, "_prepare", prepare_and_delete)
+            patched.setattr(Move, step, refuse)
+            stage.mover.begin(KEY, B)
+            await stage.moved()
+        assert stage.log.directory == f"{B}/t-0"
+        assert stage.log.start_offset == 33
+        stage.files.kill()
+        again = Stage(stage.files)
+        assert again.log.start_offset == 33
+        check_whole(again, B, 60)
+        await again.stop()
+
+    asyncio.run(run())
+
+
 def test_a_log_that_is_cut_while_it_moves_is_copied_anew() -> None:
     async def run() -> None:
         stage = Stage(FaultyFiles())

@@ -7,7 +7,8 @@
    ``moved-to`` in the partition's directory names the destination, synced. It is taken away when the move
    does not come about after all.
 3. The rest is copied, the ``-future`` directory gets the partition's own name, and the broker goes on with
-   it: one turn of the loop, in which nothing is appended.
+   it: one turn of the loop, in which nothing is appended. DeleteRecords may have moved the start of the log
+   since 2: it is in the destination's checkpoint before this turn.
 4. The destination is synced; then the old directory is renamed (``-delete``) and removed later.
 
 Before 3 the old directory is the partition. After it the new one is: a start that finds both, the old one
@@ -74,6 +75,11 @@ class Move:
     def is_overstated(self) -> bool:
         """Whether the copy was cut, so that its recovery point must be written down before more comes."""
         return self.target.overstates(self.future)
+
+    @property
+    def is_start_written(self) -> bool:
+        """Whether a start that finds the copy in the partition's place begins it where this log begins."""
+        return self.target.start_offsets.written(self.key) >= self.source.start_offset
 
     @property
     def lag(self) -> int:

@@ -120,7 +120,7 @@ class Mover:
         marked = False
         while not move.is_off():
             marked = marked and not move.begins_anew
-            if move.lag > CATCH_UP_OFFSETS or not marked:
+            if move.lag > CATCH_UP_OFFSETS or not marked or not move.is_start_written:
                 await self._copy_pieces(move)
                 if move.is_off():
                     return
@@ -129,6 +129,9 @@ class Mover:
             elif not marked:
                 await self._prepare(move)
                 marked = True
+            elif not move.is_start_written:
+                # DeleteRecords was answered meanwhile: that must hold with the copy, too.
+                await self.replicas.checkpoints.write(move.checkpoints)
             elif move.lag <= CATCH_UP_OFFSETS:
                 await self._swap(move)
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from test_handlers_moves import PREFERRED, brokers_in
 from test_handlers_topics import BROKER, LOGGER, SET, TOPIC, broker_in, metadata_of, new_topics, run
 
-from tidemill.broker import admin_log
+from tidemill.broker import admin_log, automatic_topics
 from tidemill.broker.context import Listener, Peer, RequestContext
 from tidemill.coordination.nodes import PartitionListNode, ReassignmentNode
 from tidemill.coordination.port import Create
@@ -72,6 +73,34 @@ def test_topics_that_are_created_grown_and_deleted_are_logged_with_who_asked(
             assert lines(caplog) == [f"topics deleted: a {BY}"]
             await broker.ask(metadata_of("made", create=True), 9)
             assert lines(caplog) == [f"topics created as a client asked for their metadata: made {BY}"]
+
+    run(story())
+
+
+def test_a_topic_that_many_clients_ask_for_at_once_is_logged_as_created_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            await asyncio.gather(*(broker.ask(metadata_of("made", create=True), 9) for _ in range(20)))
+            assert lines(caplog) == [f"topics created as a client asked for their metadata: made {BY}"]
+
+    run(story())
+
+
+def test_a_topic_that_is_still_being_deleted_is_not_logged_as_created(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(automatic_topics, "HEARD_S", 0.05)
+
+    async def story() -> None:
+        async with brokers_in(tmp_path) as brokers:
+            await brokers.have([7, 1])  # Broker 1 has not deleted its replica.
+            await brokers.asked.ask(DeleteTopicsRequest(topic_names=["t"], timeout_ms=5000), 5)
+            lines(caplog)
+            answer = await brokers.asked.ask(metadata_of("t", create=True), 9)
+            assert answer.topics[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            assert lines(caplog) == []
 
     run(story())
 

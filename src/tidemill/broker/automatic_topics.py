@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tidemill.controller.automatic import automatic_topic
 from tidemill.controller.topics import NewTopic
@@ -22,8 +22,17 @@ HEARD_S = 2.0
 LOOK_S = 0.01
 
 
-async def make_topics(broker: Broker, names: Sequence[str]) -> dict[str, KafkaError]:
-    """Makes those that are missing; the errors of the others by name. Raises KafkaError for all of them.
+class Made(NamedTuple):
+    """What came of a request for topics. One that exists already, or is being deleted, is in neither."""
+
+    created: list[str]
+    """Topics that did not exist before this request."""
+    errors: dict[str, KafkaError]
+    """By topic."""
+
+
+async def make_topics(broker: Broker, names: Sequence[str]) -> Made:
+    """Creates the topics that are missing. Raises KafkaError for all of them.
 
     When it returns, this broker knows them, unless the controller is late with its news.
     """
@@ -35,9 +44,10 @@ async def make_topics(broker: Broker, names: Sequence[str]) -> dict[str, KafkaEr
         errors = {outcome.name: outcome.error for outcome in outcomes if outcome.error is not None}
     else:
         errors = await _ask(broker.controller_link, topics)
+    created = [name for name in names if name not in errors]
     errors = {name: one for name, one in errors.items() if one.code != ErrorCode.TOPIC_ALREADY_EXISTS}
-    await _hear(broker, [one.name for one in topics if one.name not in errors])
-    return errors
+    await _hear(broker, [name for name in names if name not in errors])
+    return Made(created, errors)
 
 
 async def _hear(broker: Broker, names: Sequence[str]) -> None:

@@ -143,6 +143,6 @@ class ClusterOffsetsTopic:
     async def ensure(self) -> None:
         """Creates the topic where it is missing."""
         if OFFSETS_TOPIC not in self._broker.metadata.topics:
-            errors = await make_topics(self._broker, [OFFSETS_TOPIC])
-            for error in errors.values():
+            made = await make_topics(self._broker, [OFFSETS_TOPIC])
+            for error in made.errors.values():
                 raise error

@@ -87,12 +87,11 @@ async def _create_and_answer(
 
 async def _create(broker: Broker, context: RequestContext, missing: Sequence[str]) -> dict[str, ErrorCode]:
     try:
-        problems = await make_topics(broker, missing)
-        made = [name for name in missing if name not in problems]
-        note(context, "topics created as a client asked for their metadata", made)
+        made = await make_topics(broker, missing)
     except KafkaError as error:
         return dict.fromkeys(missing, error.code)
-    return {name: problem.code for name, problem in problems.items()}
+    note(context, "topics created as a client asked for their metadata", made.created)
+    return {name: problem.code for name, problem in made.errors.items()}
 
 
 @in_slices

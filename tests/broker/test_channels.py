@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -57,6 +58,11 @@ class Heard(Hears):
     def __init__(self) -> None:
         self.deleted: list[Key] = []
         self.lives: list[bool] = []
+        self.stopping: set[int] = set()
+        """Epochs of registrations of brokers that announced their stop."""
+
+    def is_stopping(self, broker_id: int, epoch: int) -> bool:
+        return epoch in self.stopping
 
     def broker_dead(self, broker_id: int, epoch: int) -> None:
         self.lives.append(False)
@@ -320,3 +326,26 @@ def test_who_waits_is_told_when_a_channel_ends_with_a_request_under_way() -> Non
         assert waiting.cancelled()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("is_stopping", [True, False])
+def test_a_connection_that_a_broker_closes_as_it_stops_is_no_warning(
+    caplog: pytest.LogCaptureFixture, is_stopping: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+    peer = Peer()
+
+    async def story(channel: Channel, heard: Heard) -> None:
+        if is_stopping:
+            heard.stopping = {BROKERS[OTHER].epoch}
+        second = topic(b"2")
+        command = told(Delta(image(), image(second), created=[second]))
+        await channel.tell(command)
+        for _ in range(10):  # Until it waits for the next command.
+            await asyncio.sleep(0)
+        peer.link.close("the peer closed the connection")
+        await channel.tell(command)
+
+    channelled(peer, story)
+    (line,) = [one for one in caplog.records if "the peer closed the connection" in one.getMessage()]
+    assert line.levelno == (logging.INFO if is_stopping else logging.WARNING)

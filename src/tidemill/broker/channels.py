@@ -47,7 +47,11 @@ Connect = Callable[[BrokerImage], Awaitable[Link]]
 
 
 class Hears:
-    """Who is told what the channels learn of brokers."""
+    """Receives broker state changes from the controller's channels."""
+
+    def is_stopping(self, broker_id: int, epoch: int) -> bool:
+        """Whether the broker announced its stop (ControlledShutdown) in the registration with ``epoch``."""
+        return False
 
     def broker_dead(self, broker_id: int, epoch: int) -> None:
         """Its process has ended, though its registration may be there."""
@@ -121,7 +125,10 @@ class Channel:
                 await self._send(self._link)
                 failures = 0
             except LinkError as problem:
-                log.warning("%s; what it has to know is kept for it", problem)
+                if self._is_stopping():
+                    log.info("%s: the broker is shutting down", problem)
+                else:
+                    log.warning("%s; what it has to know is kept for it", problem)
                 failures += 1
                 if failures > 1:
                     # It listens, and ends every connection: its store may not answer, for instance.
@@ -131,7 +138,7 @@ class Channel:
                 await asyncio.sleep(RETRY_S)
 
     async def _reach(self) -> Link:
-        link = await reach(lambda: self._connect(self.to), self._has_ended)
+        link = await reach(lambda: self._connect(self.to), self._has_ended, self._is_stopping)
         try:
             if self.is_dead and not await self._is_it(link):
                 raise LinkError(f"{link.name}: another broker has its address")
@@ -154,6 +161,9 @@ class Channel:
         version = link.version_of(ApiKey.STOP_REPLICA, *VERSIONS[ApiKey.STOP_REPLICA])
         answer = await link.ask(ApiKey.STOP_REPLICA, version, request, self._patience_s)
         return answer.error_code not in ELSEWHERE
+
+    def _is_stopping(self) -> bool:
+        return self._hears.is_stopping(self.to.broker_id, self.to.epoch)
 
     def _has_ended(self) -> None:
         self.is_dead = True

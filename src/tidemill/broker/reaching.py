@@ -20,8 +20,15 @@ REFUSED_EVERY_S = 0.1
 RETRY_S = 0.5
 
 
-async def reach(connect: Callable[[], Awaitable[Link]], dead: Callable[[], None]) -> Link:
-    """A connection. ``dead`` is called when the broker is found to have ended; it is tried all the same."""
+async def reach(
+    connect: Callable[[], Awaitable[Link]],
+    dead: Callable[[], None],
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> Link:
+    """A connection. ``dead`` is called when the broker is found to have ended; it is tried all the same.
+
+    ``is_stopping``: whether the broker has announced its stop. A failure is then logged at INFO.
+    """
     refused = 0
     while True:
         try:
@@ -33,7 +40,7 @@ async def reach(connect: Callable[[], Awaitable[Link]], dead: Callable[[], None]
             await asyncio.sleep(REFUSED_EVERY_S if refused < REFUSED_TIMES else RETRY_S)
             continue
         except LinkError as problem:
-            log.warning("%s; it is tried again", problem)
+            log.log(logging.INFO if is_stopping() else logging.WARNING, "%s; it is tried again", problem)
         except Exception:
             log.exception("a broker cannot be reached; it is tried again")
         refused = 0

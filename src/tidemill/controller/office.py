@@ -302,6 +302,10 @@ class Office:
         """A broker is about to stop, and leads nothing anew, until it registers again."""
         self._stopping[broker_id] = self._image.brokers[broker_id].epoch
 
+    def is_stopping(self, broker_id: int, epoch: int) -> bool:
+        """Whether a broker announced its stop in the registration with ``epoch``, even if gone."""
+        return self._stopping.get(broker_id) == epoch
+
     def stopping(self, image: ClusterImage | None = None) -> frozenset[int]:
         """Those that live in ``image`` (the present one), and are about to stop."""
         brokers = (image if image is not None else self._image).brokers

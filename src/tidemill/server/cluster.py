@@ -230,9 +230,16 @@ class Cluster(Seat, Hears):
 
     # Of the channels
 
+    def is_stopping(self, broker_id: int, epoch: int) -> bool:
+        """Whether the controller has relieved it."""
+        return self._broker.controller.is_stopping(broker_id, epoch)
+
     def broker_dead(self, broker_id: int, epoch: int) -> None:
         """Takes its leaderships away."""
-        log.warning("broker %d has ended: nobody listens where it was", broker_id)
+        if self.is_stopping(broker_id, epoch):
+            log.info("broker %d has shut down: it refuses connections", broker_id)
+        else:
+            log.warning("broker %d has ended: nobody listens where it was", broker_id)
         self._broker.failover.found_dead(broker_id, epoch)
         self._watching.want([BROKER_IDS])
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import time
 from collections.abc import Iterator
 
 import pytest
-from cluster_stage import Stage, cluster
+from cluster_stage import Stage, cluster, cut_power, until
 
 from tidemill.testing.zookeeper import ZooKeeper
 
@@ -30,6 +33,12 @@ def controller_of(stage: Stage) -> int:
         return admin.describe_cluster().controller_id
 
 
+def living(stage: Stage, number: int) -> set[int]:
+    """The brokers that live, as one of them says."""
+    with stage.admin(number) as admin:
+        return {one.broker_id for one in admin.describe_cluster().brokers}
+
+
 def lines_of(stage: Stage, number: int, *texts: str) -> list[str]:
     """The lines of a broker's log that have all of these texts."""
     return [line for line in stage.brokers[number].log.splitlines() if all(text in line for text in texts)]
@@ -46,3 +55,29 @@ def test_brokers_that_are_stopped_and_started_in_turn_leave_no_warning_on_the_co
         stage.brokers[number].stop()
         stage.brokers[number].start()
     assert lines_of(stage, controller, " WARNING ") == []
+
+
+def test_each_line_about_brokers_names_one_that_registered_or_is_gone(stage: Stage) -> None:
+    controller = controller_of(stage)
+    other = next(number for number in stage.brokers if number != controller)
+    cut_power(stage.brokers[other])  # Its registration names lost replicas, and is renewed without them.
+    until(lambda: living(stage, controller) == {1, 2, 3} - {other}, "the broker is gone")
+    stage.brokers[other].start()
+    until(lambda: living(stage, controller) == {1, 2, 3}, "the broker is registered")
+    time.sleep(1.0)  # Until it has renewed its registration.
+    assert lines_of(stage, controller, ": [], that went: []") == [], "the former text"
+    assert lines_of(stage, controller, "brokers registered: [], brokers gone: []") == []
+    assert lines_of(stage, controller, f"brokers gone: [{other}]; live brokers: ")
+    text = f"brokers registered: [{other}], brokers gone: []; live brokers: [1, 2, 3]"
+    assert lines_of(stage, controller, text)
+
+
+def test_a_new_controller_logs_that_the_former_one_is_gone(stage: Stage) -> None:
+    former = controller_of(stage)
+    others = [number for number in stage.brokers if number != former]
+    os.kill(stage.brokers[former].pid, signal.SIGSTOP)
+    try:
+        text = f"brokers registered: [], brokers gone: [{former}]; live brokers: {others}"
+        until(lambda: any(lines_of(stage, number, text) for number in others), text)
+    finally:
+        os.kill(stage.brokers[former].pid, signal.SIGCONT)

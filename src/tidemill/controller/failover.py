@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import NamedTuple
 
+from tidemill.controller.broker_changes import log_broker_changes
 from tidemill.controller.elections import (
     CHANGES_A_PAUSE,
     PolicyOf,
@@ -100,7 +101,7 @@ class Failover:
         ]
         if not came and not gone and not changed:
             return
-        logger.info("brokers that came: %s, that went: %s; there are %s", came, gone, list(living))
+        log_broker_changes(known, living, came)
         image = office.image.with_brokers(living)
         losses = {broker: living[broker].lost for broker in came if not living[broker].lost.is_none}
         plans = await with_pauses(

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from random import Random
 from typing import TypeVar
 
+from tidemill.controller.broker_changes import log_former_controller
 from tidemill.controller.election_report import ElectionReport
 from tidemill.controller.election_settings import (
     UNCLEAN,
@@ -268,6 +269,7 @@ class Office:
         known = self.view()
         # Read only now: nobody else writes any more.
         self._image = await self._read()
+        log_former_controller(known.brokers, self._image.brokers)
         self.tell_unreadable()
         self._is_stale = False
         await self._fix_min_insync()

@@ -96,17 +96,17 @@ COMPACTION: Final = (
     ),
     Fault(
         "begun-exchange-forgotten",
-        "log/recovery.py",
-        '            if begun or name.endswith((DELETED, CLEANED, ".tmp")):\n',
-        '            if begun or name.endswith((DELETED, CLEANED, SWAP, ".tmp")):\n',
+        "log/tidying.py",
+        '        if begun or name.endswith((DELETED, CLEANED, ".tmp")):\n',
+        '        if begun or name.endswith((DELETED, CLEANED, SWAP, ".tmp")):\n',
         "A start ends an exchange of segments that was begun.",
     ),
     Fault(
         "begun-exchange-leaves-old-segments",
-        "log/recovery.py",
-        "            bases = {base} | {one for one in (offset_of(other, LOG) for other in left)"
+        "log/tidying.py",
+        "        bases = {base} | {one for one in (offset_of(other, LOG) for other in left)"
         " if base <= one < end}\n",
-        "            bases = {base}\n",
+        "        bases = {base}\n",
         "A start that ends an exchange removes all segments that the new one stands for.",
     ),
     Fault(

@@ -27,18 +27,12 @@ from tidemill.log.leader_epochs import EpochRun, LeaderEpochs, in_order
 from tidemill.log.log import Log
 from tidemill.log.losses import cut_segment
 from tidemill.log.names import (
-    CLEANED,
     CUT,
     DELETED,
     INDEX,
     LEADER_EPOCHS,
     LOG,
-    MOVED_TO,
-    OFFSET_DIGITS,
-    PARTITION_METADATA,
-    RECORDS_LOST,
     SNAPSHOT,
-    SWAP,
     TIME_INDEX,
     TRANSACTION_INDEX,
     offset_name,
@@ -50,6 +44,7 @@ from tidemill.log.removals import Removals
 from tidemill.log.scan import BatchScan
 from tidemill.log.segment import Segment
 from tidemill.log.store import write_snapshot
+from tidemill.log.tidying import tidy
 from tidemill.log.walk import Progress, Resumption, Walk, resumption, walk_segment, zeros_to_end
 from tidemill.model.ports import Files
 from tidemill.model.types import ZERO_ID, TopicPartition
@@ -57,8 +52,6 @@ from tidemill.model.types import ZERO_ID, TopicPartition
 SPARED_BYTES_MIN: Final = 64 * 1024 * 1024
 """Less than this before the recovery point is checked again, with its segment: that takes no time, and finds
 what the disk did to it."""
-
-_KNOWN_FILES = frozenset({LEADER_EPOCHS, PARTITION_METADATA, MOVED_TO, RECORDS_LOST})
 
 
 class Opening:
@@ -129,7 +122,8 @@ class Opening:
             raise storage_error("open", problem.filename or self.directory, problem) from problem
 
     def _open(self) -> Log:
-        names = self._tidy(self._names or self.files.list(self.directory))
+        found = self._names or self.files.list(self.directory)
+        names = tidy(self.files, self.directory, found, self.warnings)
         segments = self._segments(names)
         if not segments:
             segments = [self._segment(max(self.start_offset, 0), 0)]
@@ -192,54 +186,6 @@ class Opening:
             self.has_lost = True
 
     # -- taking stock
-
-    def _tidy(self, names: list[str]) -> set[str]:
-        """Ends what a crash had interrupted: removals, compaction's swaps. The names that are left."""
-        left = set(names)
-        # What a swap had not renamed to the last file does not count yet: the old segments are all there.
-        unfinished = {name[:OFFSET_DIGITS] for name in names if name.endswith(CLEANED)}
-        for name in names:
-            path = f"{self.directory}/{name}"
-            begun = name.endswith(SWAP) and name[:OFFSET_DIGITS] in unfinished
-            if begun or name.endswith((DELETED, CLEANED, ".tmp")):
-                self.files.remove(path)
-                left.discard(name)
-        if any(name.endswith(SWAP) for name in left):
-            self._finish_swaps(left)
-        for name in sorted(left):
-            if not self._is_known(name):
-                self.warnings.append(f"{self.directory}/{name} is no file of a log: it is left alone")
-        return left
-
-    @staticmethod
-    def _is_known(name: str) -> bool:
-        suffix = "." + name.rpartition(".")[2]
-        if suffix in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX, SNAPSHOT):
-            return offset_of(name, suffix) >= 0
-        return name in _KNOWN_FILES or suffix == CUT
-
-    def _finish_swaps(self, left: set[str]) -> None:
-        """A swapped-in segment is complete once it has this name: it replaces those whose range it covers."""
-        for name in sorted(name for name in left if name.endswith(LOG + SWAP)):
-            base = offset_of(name[: -len(SWAP)], LOG)
-            path = f"{self.directory}/{name}"
-            scan = BatchScan(self.files.open(path, read_only=True), 0, self.files.size(path))
-            end = base
-            while scan.step():
-                end = scan.last_offset + 1
-            bases = {base} | {one for one in (offset_of(other, LOG) for other in left) if base <= one < end}
-            for old_base in sorted(bases):
-                for suffix in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX):
-                    old = offset_name(old_base, suffix)
-                    if old in left:
-                        self.files.remove(f"{self.directory}/{old}")
-                        left.discard(old)
-            self.warnings.append(f"{path}: a compaction that a crash had interrupted is ended")
-        for name in sorted(name for name in left if name.endswith(SWAP)):
-            final = name[: -len(SWAP)]
-            self.files.rename(f"{self.directory}/{name}", f"{self.directory}/{final}")
-            left.discard(name)
-            left.add(final)
 
     def _segment(self, base_offset: int, size: int) -> Segment:
         segment = Segment(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +17,10 @@ from click.testing import CliRunner
 from tidemill.cli.log import command
 from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
+from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
-from tidemill.log.names import BOOT
+from tidemill.log.moves import begin_move
+from tidemill.log.names import BOOT, RECORDS_LOST
 from tidemill.log.verify import DirectoryCheck
 from tidemill.model.clock import SystemClock
 from tidemill.model.types import TopicPartition
@@ -40,9 +43,9 @@ def made() -> Batch:
 
 
 @contextmanager
-def started(data: Path) -> Iterator[tuple[LogManager, ReplicaManager]]:
-    """A broker over ``data``, which is stopped in order."""
-    logs = LogManager(SystemFiles(), [str(data)])
+def started(*data: Path) -> Iterator[tuple[LogManager, ReplicaManager]]:
+    """A broker over the directories ``data``, which is stopped in order."""
+    logs = LogManager(SystemFiles(), list(map(str, data)))
     logs.lock()
     logs.claim("cluster", NODE)
     logs.load(0, lambda topic: SMALL)
@@ -219,6 +222,154 @@ def test_a_partition_that_is_cut_to_nothing_begins_where_it_ended(
     start, end, _ = restarted(data, caplog)
     assert (start, end) == (6, 6)
     assert Path(f"{only}.0.cut").read_bytes()[:40] == b"\0" * 40
+
+
+def cut_at_batch(last: Path, size: int) -> None:
+    os.truncate(last, size)
+
+
+def cut_within_batch(last: Path, size: int) -> None:
+    os.truncate(last, size + 10)
+
+
+def cut_whole_segment(last: Path, size: int) -> None:
+    """Only the names of the indexes are left, as they have no entry."""
+    os.truncate(last, 0)
+
+
+@pytest.mark.parametrize("cut", [cut_at_batch, cut_within_batch, cut_whole_segment])
+@pytest.mark.parametrize("committed", [0, 3])
+def test_a_follower_that_ends_before_its_clean_stop_reports_it_in_one_warning(
+    data: Path, caplog: pytest.LogCaptureFixture, cut: Callable[[Path, int], None], committed: int
+) -> None:
+    (data / "replication-offset-checkpoint").write_text(f"0\n1\nt 0 {committed}\n")
+    last = max((data / "t-0").glob("*.log"))
+    cut(last, last.stat().st_size - len(made().data))
+    said = rehearsed(data)
+    end = WHOLE - 3 if last.stat().st_size else int(last.stem)
+    lost = (
+        f"the log ends at offset {end} after a clean stop, and recovery-point-offset-checkpoint knows of "
+        f"offset {WHOLE}: the records of offsets {end} to {WHOLE - 1} are lost"
+    )
+    assert lost in said
+
+    async def report() -> None:
+        with started(data) as (logs, replicas):
+            assert logs.damaged == {KEY}
+            assert served(replicas, others=(2,)).log.end_offset == end
+            logs.damaged.clear()  # As if killed before anybody has heeded it.
+
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "tidemill"):
+        asyncio.run(report())
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert lost in told
+    assert "t-0" in told
+    assert (data / "t-0" / RECORDS_LOST).exists()
+
+    async def again() -> None:
+        with started(data) as (logs, _):
+            assert logs.damaged == {KEY}
+            logs.loss_heeded()
+        with started(data) as (logs, _):
+            assert not logs.damaged
+
+    asyncio.run(again())
+
+
+def test_what_lies_behind_the_end_of_a_clean_stop_is_no_lost_record(data: Path) -> None:
+    """A full disk refused a batch halfway, and what was written of it could not be cut."""
+    last = max((data / "t-0").glob("*.log"))
+    with last.open("ab") as file:
+        file.write(bytes(made().data)[:50])
+
+    async def run() -> None:
+        with started(data) as (logs, replicas):
+            assert served(replicas).log.end_offset == WHOLE
+            assert not logs.damaged
+
+    asyncio.run(run())
+
+
+def test_a_log_that_is_damaged_after_a_clean_stop_without_checkpoints_is_reported(data: Path) -> None:
+    for name in ("replication-offset-checkpoint", "recovery-point-offset-checkpoint"):
+        (data / name).unlink()
+    last = max((data / "t-0").glob("*.log"))
+    os.truncate(last, last.stat().st_size - 5)
+
+    async def run() -> None:
+        with started(data) as (logs, _):
+            assert logs.damaged == {KEY}
+
+    asyncio.run(run())
+
+
+def append_from_leader(log: Log, base_offset: int) -> None:
+    batch = bytearray(made().data)
+    batch[:8] = base_offset.to_bytes(8, "big")
+    log.append_as_follower(bytes(batch), 0)
+
+
+def cut_in_gap(logs: LogManager) -> int:
+    logs.logs[KEY].truncate_to(WHOLE + 5, 0)
+    return WHOLE + 5
+
+
+def cut_behind_gap(logs: LogManager) -> int:
+    logs.logs[KEY].truncate_to(WHOLE + 11, 0)
+    return WHOLE + 10
+
+
+def cut_before_gap(logs: LogManager) -> int:
+    logs.logs[KEY].truncate_to(WHOLE - 1, 0)
+    return WHOLE - 3
+
+
+def cut_all(logs: LogManager) -> int:
+    logs.logs[KEY].truncate_fully(4, 0)
+    return 4
+
+
+def delete_records(logs: LogManager) -> int:
+    logs.logs[KEY].advance_start(WHOLE + 13)
+    logs.logs[KEY].remove_segments(len(logs.logs[KEY].segments), 0)
+    return WHOLE + 13
+
+
+def move_elsewhere(logs: LogManager) -> int:
+    move = begin_move(logs, KEY, logs.directories[1].path, 0)
+    assert move is not None
+    while (piece := move.next_piece(300, 0)) is not None:
+        move.store(piece, 0)
+    move.swap(0, flush=True)
+    move.retire(0)
+    return WHOLE + 13
+
+
+@pytest.mark.parametrize(
+    "change", [cut_in_gap, cut_behind_gap, cut_before_gap, cut_all, delete_records, move_elsewhere]
+)
+def test_what_was_cut_or_moved_before_a_clean_stop_is_no_lost_record(
+    data: Path, caplog: pytest.LogCaptureFixture, change: Callable[[LogManager], int]
+) -> None:
+    (data / "replication-offset-checkpoint").write_text("0\n1\nt 0 4\n")
+
+    async def run() -> None:
+        with started(data, data.with_name("other")) as (logs, _):
+            # As a leader sends what compaction has left.
+            append_from_leader(logs.logs[KEY], WHOLE + 10)
+            logs.logs[KEY].flush(0)
+            logs.checkpoint_recovery_points()
+            end = change(logs)
+            assert logs.logs[KEY].end_offset == end
+        with started(data, data.with_name("other")) as (logs, _):
+            assert logs.logs[KEY].end_offset == end
+            assert not logs.damaged
+            append_from_leader(logs.logs[KEY], end)
+
+    with caplog.at_level(logging.WARNING, "tidemill"):
+        asyncio.run(run())
+    assert not caplog.records
 
 
 def test_after_an_unclean_stop_a_torn_end_is_cut_as_ever(

@@ -319,6 +319,7 @@ class Loading:
             cleaned_behind_checkpoint=directory.was_used,
         )
         shelf.openings.append(opening)
+        opening.warnings += warnings
         opening.progress.stop = shelf.stopping
         if not place.is_future:
             opening.before_loss = lambda: self._note_loss(place)
@@ -331,7 +332,6 @@ class Loading:
         except BaseException:
             shelf.stop()  # the others cannot be used either
             raise
-        opening.warnings[:0] = warnings
         return opening, opened
 
     def _forget_cached(self, place: Place) -> None:
@@ -349,6 +349,7 @@ class Loading:
             end_offset,
             self.high_watermarks.get(place.key, 0),
             directory.recovery_points.said(place.key),
+            after_clean_stop=directory.clean,
         )
 
     def _note_loss(self, place: Place) -> None:
@@ -381,7 +382,7 @@ class Loading:
             self.all.damaged.add(place.key)
         if lost and not place.is_future:
             if opening.cut_warning >= 0:
-                # Each cut gets one warning.
+                # Each loss gets one warning.
                 opening.warnings[opening.cut_warning] += f". {lost}"
             else:
                 opening.warnings.append(lost)

@@ -10,30 +10,34 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from tidemill.log.names import CUT, LOG, SNAPSHOT, SWAP, offset_of
+from tidemill.log.names import CUT, HIGH_WATERMARKS, LOG, RECOVERY_POINTS, SNAPSHOT, SWAP, offset_of
 from tidemill.log.segment import Segment
 from tidemill.model.ports import Files
 
 PIECE_BYTES: Final = 4 * 1024 * 1024
 
 
-def loss_of(path: str, names: Iterable[str], end_offset: int, committed: int, synced: int) -> str:
+def loss_of(
+    path: str, names: Iterable[str], end_offset: int, committed: int, synced: int, *, after_clean_stop: bool
+) -> str:
     """What the log at ``path`` held and does not hold any more, in a sentence; empty when that is nothing.
 
     ``names`` are the files that were there, ``committed`` is what the high watermarks' checkpoint says and
-    ``synced`` what the recovery points' does. A follower may be cut below its recovery point, so that this
-    one and the snapshots tell only of a log whose segments are all gone.
+    ``synced`` what the recovery points' does. After a clean stop that is where the log ended. Else a follower
+    may have been cut below it, so that it tells only of a log whose segments are all gone, as snapshots do.
     """
     found = list(names)
-    known = [(committed, "replication-offset-checkpoint")]
+    known = [(committed, HIGH_WATERMARKS)]
     is_gone = has_no_segment(found)
+    if is_gone or after_clean_stop:
+        known.append((synced, RECOVERY_POINTS))
     if is_gone:
-        known.append((synced, "recovery-point-offset-checkpoint"))
         known += [(offset_of(name, SNAPSHOT), name) for name in found]
     highest, source = max(known, key=lambda one: one[0])
     if highest <= end_offset:
         return ""
-    how = "its segment files are gone" if is_gone else f"the log ends at offset {end_offset}"
+    stop = " after a clean stop" if after_clean_stop else ""
+    how = "its segment files are gone" if is_gone else f"the log ends at offset {end_offset}{stop}"
     return (
         f"{path}: {how}, and {source} knows of offset {highest}: the records of offsets {end_offset} to "
         f"{highest - 1} are lost, unless another replica has them or a copy of the files is put back while "

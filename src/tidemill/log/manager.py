@@ -173,8 +173,9 @@ class LogManager(DataDirectories):
         directory.add(log)
         self.logs[topic_partition] = log
         if self.high_watermarks.get(topic_partition):
+            committed = self.high_watermarks[topic_partition]
             self.warnings.append(
-                loss_of(path, (), int(log.end_offset), self.high_watermarks[topic_partition], 0)
+                loss_of(path, (), int(log.end_offset), committed, 0, after_clean_stop=directory.clean)
             )
         return log
 

@@ -96,7 +96,7 @@ class Opening:
         self._keeps_cut = clean
         self.warnings: list[str] = []
         self.cut_warning = -1
-        """Which of the warnings tells what was cut last; -1: nothing was."""
+        """Which of the warnings tells of the end of the log, as it was cut or is damaged; -1: none does."""
         self.progress = Progress()
         self.has_lost = False
         """Whether more is gone than the end of a last write, which is all that a kill may cost."""
@@ -270,6 +270,7 @@ class Opening:
             f"{last.path}: the last stop was a clean one, but its end is damaged "
             f"({scan.fault or 'its index points beyond it'}): it is recovered"
         )
+        self.cut_warning = len(self.warnings)
         self.warnings.append(self._tail_warning)
         self.recovery_point = min(self.recovery_point, last.base_offset)
         self.clean = False
@@ -393,7 +394,7 @@ class Opening:
         kind = "truncation" if walk.truncated else "corruption"
         position = int(walk.position)
         lost = segment.size - position
-        if gone or not walk.truncated or zeros_to_end(segment, walk.position):
+        if gone or not walk.truncated or self._is_synced(walk) or zeros_to_end(segment, walk.position):
             self._note_loss()
         text = f"{self.topic_partition}: {self._cut_offsets(segment, gone, walk)}"
         if self._tail_warning:
@@ -414,6 +415,13 @@ class Opening:
         del segments[at + 1 :]
         self.cut_warning = len(self.warnings)
         self.warnings.append(text + cut_segment(self.files, segment, position, keep=self._keeps_cut))
+
+    def _is_synced(self, walk: Walk) -> bool:
+        """Whether a walk ends at what a clean stop had brought to the disk: no write was under way then.
+
+        The stop wrote down where the log ended, and what lies behind that is no record.
+        """
+        return self._keeps_cut and not 0 < self._synced_end <= walk.next_offset
 
     def _cut_offsets(self, segment: Segment, gone: list[Segment], walk: Walk) -> str:
         """Describes the records that are cut, from the headers behind the fault and the checkpoint."""

@@ -441,6 +441,9 @@ class LogStore:
         if self.closed or self._is_settled():
             return None
         try:
+            if self.truncations > 0 and self._end_on_disk() < self.end_offset:
+                # What compaction had left before the cut ends earlier: the name of a segment tells the end.
+                self.roll(self.last_flush_ms)
             self.take_producer_snapshot()
             self.active.close_indexes()
         except OSError as problem:
@@ -451,6 +454,10 @@ class LogStore:
         job.add_path(self.active.index.path)
         job.add_path(self.active.time_index.path)
         return job
+
+    def _end_on_disk(self) -> i64:
+        """The end offset that a start would find."""
+        return self.active.base_offset if self.active.size == 0 else self.active.last_offset_end()
 
     def finish_close(self, job: FlushJob | None, now_ms: i64) -> None:
         """Lets the files go, once ``job`` is done. Where it failed this is not called."""

@@ -705,6 +705,13 @@ CONTROLLER: Final = (
         "A broker is not elected by its log while its registration reports a loss: it would count once more.",
     ),
     Fault(
+        "outdated-directory-trusted",
+        "server/directory_starts.py",
+        "                    directory.is_outdated = known is None or number < known\n",
+        "                    directory.is_outdated = False\n",
+        "The replicas of a data directory that was not in use at the last start are reported as lost.",
+    ),
+    Fault(
         "log-end-from-before-restart",
         "controller/unclean_recovery.py",
         "            if broker in image.brokers and image.brokers[broker].epoch != epoch\n",

@@ -68,10 +68,15 @@ def test_a_start_after_a_stop_in_order_has_lost_nothing(disks: tuple[Path, Path]
     assert lost.is_none
 
 
-def test_a_broker_without_any_log_has_lost_every_replica(disks: tuple[Path, Path]) -> None:
+def test_a_broker_without_any_log_has_lost_every_replica(
+    disks: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
     manager = opened(*disks)
-    assert report_lost_replicas(image_of([1, 2], [2, 3]), NODE, manager) == LostReplicas(missing=True)
-    assert manager.reported_missing == {TopicPartition("t", 0)}
+    assert report_lost_replicas(image_of([1, 2], [2, 3], [1]), NODE, manager) == LostReplicas(missing=True)
+    assert manager.reported_missing == {TopicPartition("t", 0), TopicPartition("t", 2)}
+    shared, only = caplog.messages
+    assert "(t-0): they are reported as lost, and rebuilt from the leaders" in shared
+    assert "(t-2): no other broker has a replica of them, and they begin empty" in only
 
 
 def test_a_replaced_disk_costs_its_own_replicas(

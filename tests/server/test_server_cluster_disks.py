@@ -142,3 +142,29 @@ def test_a_disk_that_is_not_mounted_costs_no_partition_that_nobody_else_has(
     stage.brokers[1].start()
     check(stage, "only", range(100), [1])
     check(stage, "shared", range(200), [1, 2, 3])
+
+
+def test_a_disk_that_is_mounted_again_after_its_replicas_were_rebuilt_cuts_nothing_elsewhere(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """Its logs are sound, and end before records that the broker acknowledged without them."""
+    with stage.admin() as admin:
+        admin.create_topic("rebuilt", assignments={n: [1, 2, 3] for n in range(PARTITIONS)})
+    write(stage, "rebuilt", range(100))
+    stage.brokers[1].stop()
+    disks = [tmp_path / "1" / name for name in DISKS]
+    for disk in disks:
+        disk.rename(disk.with_suffix(".former"))
+        disk.mkdir()
+    stage.brokers[1].start()
+    check(stage, "rebuilt", range(100), [1, 2, 3])
+    write(stage, "rebuilt", range(100, 200))
+    for number in (2, 3, 1):
+        stage.brokers[number].stop()
+    for disk in disks:
+        shutil.rmtree(disk)
+        disk.with_suffix(".former").rename(disk)
+    for number in (1, 2, 3):
+        stage.brokers[number].start()
+    check(stage, "rebuilt", range(200), [1, 2, 3])
+    assert "was not in use when this broker was last started" in stage.brokers[1].log

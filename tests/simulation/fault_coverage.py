@@ -6,7 +6,13 @@ from collections.abc import Mapping
 
 from change_phases import ALL_PHASES, REPLICATION_PHASES
 from simulated_compaction import COMPACTION_FAULTS
-from simulated_faults import CLUSTER_FAULTS, CUT_FROM_STORE, LOST_DISKS_OF_OTHERS, REPLICATION_FAULTS
+from simulated_faults import (
+    CLUSTER_FAULTS,
+    CUT_FROM_STORE,
+    DISK_PUT_BACK,
+    LOST_DISKS_OF_OTHERS,
+    REPLICATION_FAULTS,
+)
 
 SEEDS_MIN = 1000
 """Over so many seeds no counter may be zero."""
@@ -31,7 +37,8 @@ CLUSTER_EVENTS = (
     *(f"min.insync.replicas {how}" for how in ("raised", "lowered", "changed by its default")),
     *(f"min.insync.replicas {how} while a replica was out of sync" for how in ("raised", "lowered")),
     *("eligible replicas dropped by another min.insync.replicas", "excuse not-learnt"),
-    *(f"fault {fault}" for fault in (CUT_FROM_STORE, LOST_DISKS_OF_OTHERS)),
+    *(f"fault {fault}" for fault in (CUT_FROM_STORE, LOST_DISKS_OF_OTHERS, DISK_PUT_BACK)),
+    "former disks put back",
 )
 REPLICATION, CLUSTER = "replication", "cluster"
 _EVENTS = {REPLICATION: REPLICATION_EVENTS, CLUSTER: CLUSTER_EVENTS}

@@ -31,7 +31,7 @@ from simulated_compaction import (
     SimulatedCleaner,
 )
 from simulated_disk import OLD_SEGMENTS
-from simulated_faults import CUT_FROM_STORE, LOST_DISKS_OF_OTHERS
+from simulated_faults import CUT_FROM_STORE, DISK_PUT_BACK, LOST_DISKS_OF_OTHERS
 from simulated_groups import OFFSETS, Committer, GroupMember, GroupMembers
 from simulated_loop import PROCESS, Process
 from simulated_network import WORLD, Listening
@@ -452,7 +452,9 @@ class FullCluster(Simulation):
         }
 
     def _rare_faults(self) -> dict[str, Callable[[Node], bool]]:
-        found: dict[str, Callable[[Node], bool]] = {}
+        found: dict[str, Callable[[Node], bool]] = {
+            DISK_PUT_BACK: lambda node: self.faults.put_disk_back(node)
+        }
         if self.variations.has_store_cuts:
             found[CUT_FROM_STORE] = self.cut_from_store
         if self.variations.has_operator:

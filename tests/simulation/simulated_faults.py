@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from tidemill.log.names import CLEAN_SHUTDOWN
 
 if TYPE_CHECKING:
+    from simulated_disk import SimulatedFiles
+
     from simulation import Node, Simulation
 
 AT_ONCE_S = 0.03
@@ -44,6 +46,7 @@ REPLICATION_FAULTS = (
 CUT_FROM_STORE = "cut from the store"
 LOST_DISKS_OF_OTHERS = "lost disks of all others"
 """Where an operator is on duty: else nothing is written any more."""
+DISK_PUT_BACK = "disk put back"
 HARSH = (
     LOST_DISKS_OF_OTHERS,
     "power cut of two",
@@ -220,6 +223,32 @@ class Faults:
         self.promises.replicas_lost(node.node_id, everything=True)
         self.later(node.boot)
         return True
+
+    def put_disk_back(self, node: Node) -> bool:
+        """The machine has another disk until its broker is in sync again. Then it has the former one."""
+        former = node.files
+        if not self.lose_disk(node):
+            return False
+        self._await_in_sync(node, former, self.simulation.loop.time() + 2 * LONG_S)
+        return True
+
+    def _await_in_sync(self, node: Node, former: SimulatedFiles, deadline_s: float) -> None:
+        now = self.simulation.loop.time()
+        histories = self.promises.partitions.values()
+        is_in_sync = any(node.node_id in history.holders.isr for history in histories)
+        if node.is_running and now > node.started_s + SHORT_S and is_in_sync and self._may_lose(node):
+            self._report(f"{node.name} has its former disk again")
+            self.events.count("former disks put back")
+            node.stop()
+            node.files.kill()
+            node.files = former
+            self.simulation.network.process_ended(node.machine)
+            self.promises.replicas_lost(node.node_id, everything=True)
+            self.later(node.boot)
+        elif now < deadline_s and not self.ended:
+            self._disturb(0.0)
+            again = lambda: self._await_in_sync(node, former, deadline_s)  # noqa: E731
+            self.simulation.network.world_timer(now + 0.05, again)
 
     def _isolate(self, node: Node, lose: Callable[[Node], bool]) -> bool:
         """Kills all others, waits until the node is alone in sync somewhere, and has it lose what it has."""

@@ -21,7 +21,8 @@ class LostReplicas(NamedTuple):
     """The replicas of a broker that may hold less than they acknowledged, as it reports at its registration.
 
     ``unsynced``: the machine went down, or a sync failed, so that records which were not synced may be gone.
-    ``missing``: the log is gone altogether; the disk was replaced, say. True stands for every replica.
+    ``missing``: the log is gone altogether, as the disk was replaced, say, or an older one is in its place.
+    True stands for every replica.
     """
 
     unsynced: bool | Partitions = False

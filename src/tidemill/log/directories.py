@@ -44,6 +44,7 @@ class DataDirectory:
         "failure",
         "high_watermarks",
         "is_blank",
+        "is_outdated",
         "is_strange",
         "lock",
         "logs",
@@ -68,6 +69,8 @@ class DataDirectory:
         self.is_blank = False
         """It holds no logs, and nobody has heeded yet what it may have held: it is new, or an empty disk is
         in the place of another."""
+        self.is_outdated = False
+        """It was not in use at the broker's last start: its logs may lack what was acknowledged since."""
         self.lock: Any = None
         self.meta: DirectoryMeta | None = None
         self.is_strange = False
@@ -352,13 +355,13 @@ class DataDirectories:
         """Nobody counts any more on what the last stop may have cost. Raises StorageError."""
         heeded: set[str] = set()
         for directory in self.working:
-            if directory.may_have_lost or directory.is_blank:
+            if directory.may_have_lost or directory.is_blank or directory.is_outdated:
                 path = directory.file(BOOT)
                 try:
                     self.files.replace(path, self.files.boot_id().encode())
                 except OSError as problem:
                     raise storage_error("write", path, problem) from problem
-                directory.may_have_lost = directory.is_blank = False
+                directory.may_have_lost = directory.is_blank = directory.is_outdated = False
                 if directory.meta is not None:
                     heeded.add(directory.meta.directory_id)
         for key in list(self.damaged):

@@ -139,12 +139,14 @@ class BrokerServer:
         broker.config = effective_config(config, image, broker.node_id)
         warn_overridden(config, image, broker.node_id)
         await self.seat.distrusted.load()
+        await self.seat.starts.load()
         self._load_logs(image.topics)
         self._build_request_path()
         broker.metadata.on_change(self._apply)
         self.seat.join_partitions()
         if broker.throttling is not None:
             self.fetches.throttle = broker.throttling.leader
+        await self.seat.starts.save()
         await self.seat.register(self._registration())
         self._start_upkeep()
         broker.partitions.mover.resume()

@@ -22,11 +22,13 @@ def report_lost_replicas(image: ClusterImage, node_id: int, logs: LogManager) ->
     A log in a directory whose last stop may have cost unsynced records counts as ``unsynced``, and so does a
     log that has lost records in a way in which a killed process leaves none: pages were dropped. A replica
     whose log is in no directory counts as ``missing``, unless it may be in a directory that failed. A replica
-    without others stays offline where a directory is new, for its disk may only not be mounted.
+    without others stays offline where a directory is new, for its disk may only not be mounted. A replica in
+    a directory that was not in use at the broker's last start counts as ``missing``: this is not the log that
+    was in sync.
     """
     if logs.is_blank:
         logs.reported_missing = frozenset(_assigned(image, node_id))
-        _warn(logs)
+        _warn(image, logs)
         return LostReplicas(missing=True)
     missing: list[TopicPartition] = []
     if len(logs.working) == len(logs.directories):
@@ -40,7 +42,8 @@ def report_lost_replicas(image: ClusterImage, node_id: int, logs: LogManager) ->
             )
         ]
     logs.reported_missing = frozenset(missing)
-    _warn(logs)
+    _warn(image, logs)
+    missing += [key for one in logs.working if one.is_outdated for key in one.logs]
     if all(directory.may_have_lost or directory.is_blank for directory in logs.working):
         return LostReplicas(True, _by_topic(missing))
     unsynced = [key for one in logs.working if one.may_have_lost for key in one.logs]
@@ -48,17 +51,34 @@ def report_lost_replicas(image: ClusterImage, node_id: int, logs: LogManager) ->
     return LostReplicas(_by_topic(unsynced), _by_topic(missing))
 
 
-def _warn(logs: LogManager) -> None:
+def _warn(image: ClusterImage, logs: LogManager) -> None:
+    for directory in logs.working:
+        if directory.is_outdated and directory.logs:
+            logger.warning(
+                "the data directory %s was not in use when this broker was last started (its disk was not "
+                "mounted, or it was restored from a backup): its %d replicas may lack records that were "
+                "acknowledged since; they are reported as lost, and catch up with the leaders of their "
+                "partitions",
+                directory.path,
+                len(directory.logs),
+            )
     missing = sorted(logs.reported_missing)
-    if missing:
-        named = ", ".join(str(key) for key in missing[:NAMED_MAX])
-        logger.warning(
-            "%d replicas of this broker are in no data directory (%s%s): they are reported as lost, and "
-            "rebuilt from the leaders of their partitions",
-            len(missing),
-            named,
-            ", ..." if len(missing) > NAMED_MAX else "",
-        )
+    only = [key for key in missing if len(image.topics[key.topic].partitions[key.partition].replicas) == 1]
+    shared = [key for key in missing if key not in set(only)]
+    for keys, what in (
+        (shared, "they are reported as lost, and rebuilt from the leaders of their partitions"),
+        (
+            only,
+            "no other broker has a replica of them, and they begin empty. If the disk is only not mounted, "
+            "stop this broker at once, mount it, and start again",
+        ),
+    ):
+        if keys:
+            named = ", ".join(str(key) for key in keys[:NAMED_MAX])
+            more = ", ..." if len(keys) > NAMED_MAX else ""
+            logger.warning(
+                "%d replicas of this broker are in no data directory (%s%s): %s", len(keys), named, more, what
+            )
 
 
 def _assigned(image: ClusterImage, node_id: int) -> Iterable[TopicPartition]:

@@ -20,6 +20,7 @@ from tidemill.coordination.image import Delta
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.coordination.port import StoreError
 from tidemill.model.errors import StorageError
+from tidemill.server.directory_starts import DirectoryStarts
 from tidemill.server.failed_sync_store import DistrustedDirectories
 from tidemill.server.membership import Events, Membership
 
@@ -39,6 +40,7 @@ class Seat(Events):
         """Those that are being carried out."""
         self.commands = broker.commands = commands
         self.distrusted = DistrustedDirectories(broker.store, broker.node_id, broker.logs)
+        self.starts = DirectoryStarts(broker.store, broker.node_id, broker.logs)
         broker.controller = Controller(
             broker.store, broker.node_id, lambda: broker.config, self.announce, broker.clock
         )
@@ -81,6 +83,7 @@ class Seat(Events):
         except StorageError as problem:
             log.warning("the next start tells once more what may have been lost: %s", problem)
         self.begin(self.distrusted.save_for_sure())
+        self.begin(self.starts.save_for_sure())
         try:
             await self.membership.clear_loss()
         except StoreError as problem:

@@ -164,6 +164,29 @@ def test_reassignments_are_logged_when_they_start_end_and_are_cancelled(
     run(story())
 
 
+def test_a_reassignment_that_ends_at_once_is_logged_as_started_before_it_is_logged_as_done(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with brokers_in(tmp_path) as brokers:
+            await brokers.have([7, 1, 2])
+            lines(caplog)
+            assert await brokers.alter({0: [7, 1]}) == {0: 0}
+            assert lines(caplog) == [
+                f"reassignments started: t-0 to [7, 1] {BY}",
+                "reassignments done: t-0 to [7, 1]",
+            ]
+            wishes = ReassignmentNode.encode({TopicPartition("t", 0): [7]})
+            await brokers.store.transact([Create(ReassignmentNode.path, wishes)])
+            await brokers.controller.moves.take_wishes()
+            assert lines(caplog) == [
+                f"reassignments started by {ReassignmentNode.path}: t-0 to [7]",
+                "reassignments done: t-0 to [7]",
+            ]
+
+    run(story())
+
+
 def test_elections_that_are_asked_for_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         async with brokers_in(tmp_path) as brokers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tidemill.controller.command_parts import PARTITIONS_A_PART
 from tidemill.controller.office import Office, admin_log, wait_for_all
@@ -29,6 +29,10 @@ from tidemill.model.types import TopicPartition
 logger = logging.getLogger(__name__)
 
 
+def _nothing(accepted: Wishes) -> None:
+    pass
+
+
 class Moves:
     """Moves partitions to other brokers, and ends each move once the new replicas are in sync."""
 
@@ -38,9 +42,12 @@ class Moves:
         """What the administrator's node said when it was carried out last."""
 
     async def alter(
-        self, wishes: Wishes, *, factor_may_change: bool = True
+        self, wishes: Wishes, *, factor_may_change: bool = True, accepted: Callable[[Wishes], None] = _nothing
     ) -> dict[TopicPartition, KafkaError]:
         """Begins, replaces and stops moves (:data:`Wishes`); why some wishes cannot be had.
+
+        ``accepted`` is called with some of the others, at most ``PARTITIONS_A_PART``, before the end of a
+        move is logged that they bring about.
 
         Many are carried out a part at a time; others have the event loop in between. Raises NOT_CONTROLLER,
         StoreError: those that were begun before that go on.
@@ -49,7 +56,7 @@ class Moves:
         deltas = []
         for some in slices_of(list(wishes), PARTITIONS_A_PART) or [()]:
             refused, delta = await self._carry_out(
-                {key: wishes[key] for key in some}, factor_may_change, is_from_node=False
+                {key: wishes[key] for key in some}, factor_may_change, accepted, is_from_node=False
             )
             errors.update(refused)
             deltas.append(delta)
@@ -58,7 +65,12 @@ class Moves:
         return errors
 
     async def _carry_out(
-        self, wishes: Wishes, factor_may_change: bool, *, is_from_node: bool
+        self,
+        wishes: Wishes,
+        factor_may_change: bool,
+        accepted: Callable[[Wishes], None],
+        *,
+        is_from_node: bool,
     ) -> tuple[dict[TopicPartition, KafkaError], Delta | None]:
         office = self._office
 
@@ -70,7 +82,8 @@ class Moves:
                 policy_of=office.policies.of,
                 stopping=office.stopping(),
             )
-            delta = await office.change(decisions.plans)
+            taken = {key: wish for key, wish in wishes.items() if key not in decisions.errors}
+            delta = await office.change(decisions.plans, written=lambda: accepted(taken))
             if is_from_node:
                 self._taken = dict(wishes)
             await self.tidy()
@@ -110,11 +123,14 @@ class Moves:
         except NodeFormatError as problem:
             logger.error("%s", problem)
             return
-        fresh = [key for key in wishes if self._taken.get(key) != wishes[key]]
-        errors, delta = await self._carry_out(wishes, True, is_from_node=True)
+        fresh = {key for key in wishes if self._taken.get(key) != wishes[key]}
+
+        def note(accepted: Wishes) -> None:
+            for line in in_lines(f"{key} to {wish}" for key, wish in accepted.items() if key in fresh):
+                admin_log.info("reassignments started by %s: %s", ReassignmentNode.path, line)
+
+        errors, delta = await self._carry_out(wishes, True, note, is_from_node=True)
         await wait_for_all([delta])
-        for line in in_lines(f"{key} to {wishes[key]}" for key in fresh if key not in errors):
-            admin_log.info("reassignments started by %s: %s", ReassignmentNode.path, line)
         for partition, error in errors.items():
             logger.warning("%s, which an administrator wishes, cannot be: %s", partition, error)
 

@@ -412,11 +412,13 @@ class Office:
         *,
         losses: Losses = NO_LOSSES,
         ends: LogEnds = NO_LOG_ENDS,
+        written: Callable[[], None] = lambda: None,
     ) -> Delta | None:
         """Writes ``plans``, makes them part of ``image`` (the present one), and announces what is different.
 
-        ``losses`` and ``ends`` are those by which leaders were elected. None when nothing is different. To be
-        called within :meth:`changing`. Raises StoreError.
+        ``losses`` and ``ends`` are those by which leaders were elected. ``written`` logs the change, before
+        what it brought about is logged. None when nothing is different. To be called within
+        :meth:`changing`. Raises StoreError.
         """
         before = self._image
         if image is not None:
@@ -427,9 +429,11 @@ class Office:
             self._image = before  # Some may be written: it is read again before the next change.
             raise
         if self._image is before:
+            written()
             return None
         delta = Delta.between(before, self._image)
         await self._announce(delta)
+        written()
         await with_pauses(self._reporting(delta, losses, ends))
         if self._image.topic_index.leaderless:
             self.leaderless()

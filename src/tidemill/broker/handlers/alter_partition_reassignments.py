@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from tidemill.broker.handlers.common import external_text, store_error, within
 from tidemill.controller.reassignment import Wishes
 from tidemill.coordination.port import StoreError
 from tidemill.model.errors import KafkaError
-from tidemill.model.slices import slices_of
 from tidemill.model.types import TopicPartition
 from tidemill.wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -59,14 +57,13 @@ async def handle(
 async def _alter(
     broker: Broker, context: RequestContext, wishes: Wishes, allowed: bool
 ) -> dict[TopicPartition, KafkaError]:
-    errors = await broker.controller.moves.alter(wishes, factor_may_change=allowed)
-    for some in slices_of(list(wishes)):
-        taken = [key for key in some if key not in errors]
-        started = [f"{key} to {wishes[key]}" for key in taken if wishes[key] is not None]
+    def accepted(some: Wishes) -> None:
+        started = [f"{key} to {replicas}" for key, replicas in some.items() if replicas is not None]
         note(context, "reassignments started", started)
-        note(context, "reassignments cancelled", [str(key) for key in taken if wishes[key] is None])
-        await asyncio.sleep(0)
-    return errors
+        cancelled = [str(key) for key, replicas in some.items() if replicas is None]
+        note(context, "reassignments cancelled", cancelled)
+
+    return await broker.controller.moves.alter(wishes, factor_may_change=allowed, accepted=accepted)
 
 
 def _result(

@@ -81,3 +81,42 @@ def test_a_new_controller_logs_that_the_former_one_is_gone(stage: Stage) -> None
         until(lambda: any(lines_of(stage, number, text) for number in others), text)
     finally:
         os.kill(stage.brokers[former].pid, signal.SIGCONT)
+
+
+def test_partitions_that_a_dead_broker_leaves_without_a_leader_are_one_line_until_it_returns(
+    stage: Stage,
+) -> None:
+    controller = controller_of(stage)
+    other = next(number for number in stage.brokers if number != controller)
+    with stage.admin() as admin:
+        admin.create_topic("t", assignments={number: [other] for number in range(6)})
+    stage.brokers[other].kill()
+    text = "6 partitions have no leader, as no eligible replica is available: t-0, t-1, t-2 and 3 more"
+    until(lambda: lines_of(stage, controller, text), "the controller tells of them")
+    stage.brokers[other].start()
+    again = "6 partitions have a leader again: t-0, t-1, t-2 and 3 more"
+    until(lambda: lines_of(stage, controller, again), "they have a leader")
+    assert len(lines_of(stage, controller, " WARNING ", text, f"waiting for brokers [{other}]")) == 1
+    assert len(lines_of(stage, controller, " have no leader")) == 1
+    assert len(lines_of(stage, controller, " a leader again")) == 1
+
+
+def test_a_cluster_that_is_stopped_and_started_leaves_no_warning_of_partitions_without_a_leader(
+    stage: Stage,
+) -> None:
+    controller = controller_of(stage)
+    with stage.admin() as admin:
+        admin.create_topic("t", assignments={0: [1, 2], 1: [2, 3], 2: [3, 1]})
+    order = sorted(stage.brokers, key=lambda number: number == controller)
+    for number in order:
+        stage.brokers[number].stop()
+    before = {number: len(stage.brokers[number].log) for number in order}
+    for number in order:
+        stage.brokers[number].start()
+    with stage.admin() as admin:
+        until(
+            lambda: all(one.leader > 0 for one in admin.describe_topic("t").partitions), "they have leaders"
+        )
+    for number in order:
+        log = stage.brokers[number].log[before[number] :]
+        assert " WARNING " not in log, log

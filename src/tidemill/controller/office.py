@@ -29,6 +29,7 @@ from tidemill.controller.elections import (
     Losses,
     plan_takeover,
 )
+from tidemill.controller.leaderless_report import LeaderlessReport
 from tidemill.controller.reassignment import finding_ended, plan_progress
 from tidemill.controller.topics import Plan, fence
 from tidemill.coordination.encoding import NodeFormatError, encode_id, new_id
@@ -126,6 +127,7 @@ class Office:
         """Brokers that are about to stop, and the epochs of their registrations."""
         self.report = ElectionReport()
         """Leaders that this controller chose since the start, and those of them that were not in sync."""
+        self.leaderless_report = LeaderlessReport(lambda: self._image, self.policies.of, self.stopping)
         self._told: dict[Entity, str] = {}
         """What cannot be read in the store, as it was logged."""
         self.view: Callable[[], ClusterImage] = lambda: self._image
@@ -284,6 +286,7 @@ class Office:
         delta = Delta.between(ClusterImage(), self._image)
         delta.broker_configs_changed = True
         await self._announce(delta)
+        self.leaderless_report.begin(is_cluster_start=not known.brokers)
         await self.finish_deletions()
 
     async def finish_deletions(self) -> None:
@@ -293,6 +296,7 @@ class Office:
         """Gives the office up, or takes note that it is lost."""
         if self.is_active:
             self._epoch_version = NO_CONTROLLER_VERSION
+            self.leaderless_report.end()
             logger.info("broker %d is not the controller any more", self.broker_id)
             for listener in self.office_listeners:
                 listener(False)
@@ -356,6 +360,7 @@ class Office:
             # Not everybody has heard of all that is different.
             self._image, self._is_stale = before, True
             raise
+        await with_pauses(self.leaderless_report.noting(delta))
 
     def _is_deleted(self, topic: TopicImage) -> bool:
         """Whether a topic that was there is to be deleted: is marked so, or was made anew.
@@ -435,6 +440,7 @@ class Office:
         await self._announce(delta)
         written()
         await with_pauses(self._reporting(delta, losses, ends))
+        await with_pauses(self.leaderless_report.noting(delta))
         if self._image.topic_index.leaderless:
             self.leaderless()
         return delta

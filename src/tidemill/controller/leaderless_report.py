@@ -1,0 +1,167 @@
+"""Logs which partitions have no leader, which brokers they wait for, and that they have a leader again.
+
+A change is one line, however many partitions it concerns: a broker that dies may leave thousands without a
+leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Generator
+from typing import Final
+
+from tidemill.controller.elections import CHANGES_A_PAUSE, PolicyOf, recovery_candidates
+from tidemill.coordination.image import NO_BROKER, ClusterImage, Delta, PartitionImage, TopicImage
+from tidemill.model.slices import ITEMS_A_PAUSE, with_pauses
+from tidemill.model.types import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+NAMES_MAX: Final = 3
+"""Partitions that a line names; it counts the others."""
+CLUSTER_START_S: Final = 30.0
+"""How long the first controller of a cluster that starts waits for the other brokers before it reports."""
+
+
+class _Some:
+    """How many partitions there are, and the first of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._names: list[str] = []
+        self.brokers: set[int] = set()
+
+    def add(self, topic: str, partition: PartitionImage, brokers: list[int]) -> None:
+        self.count += 1
+        if self.count <= NAMES_MAX:
+            self._names.append(str(TopicPartition(topic, partition.partition)))
+        self.brokers.update(brokers)
+
+    def __str__(self) -> str:
+        more = self.count - len(self._names)
+        return ", ".join(self._names) + (f" and {more} more" if more else "")
+
+    @property
+    def counted(self) -> str:
+        return "1 partition has" if self.count == 1 else f"{self.count} partitions have"
+
+
+def awaited_brokers(partition: PartitionImage) -> list[int]:
+    """The brokers of which one has to return, so that a partition without a leader gets one.
+
+    These are the replicas in the in-sync set and the ELR, else the last leader, else the replicas that have
+    not reported a loss.
+    """
+    eligible = [one for one in partition.replicas if one in partition.isr or one in partition.elr]
+    if eligible:
+        return eligible
+    if partition.last_known_leader != NO_BROKER:
+        return [partition.last_known_leader]
+    return [one for one in partition.replicas if one not in partition.lost_replicas] or partition.replicas
+
+
+class LeaderlessReport:
+    """The partitions without a leader, as the log of this controller has them."""
+
+    def __init__(
+        self,
+        image: Callable[[], ClusterImage],
+        policy_of: PolicyOf,
+        stopping: Callable[[], frozenset[int]],
+    ) -> None:
+        self._image = image
+        self._policy_of = policy_of
+        self._stopping = stopping
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, *, is_cluster_start: bool) -> None:
+        """Reports all partitions without a leader, as a new controller finds them.
+
+        ``is_cluster_start``: this broker knew of no controller before. The other brokers may be starting, and
+        are given a while.
+        """
+        self.end()
+        wait_s = CLUSTER_START_S if is_cluster_start else 0.0
+        self._task = asyncio.get_running_loop().create_task(self._report_all(wait_s))
+
+    def end(self) -> None:
+        """Reports no more: this broker is not the controller any more."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _report_all(self, wait_s: float) -> None:
+        await asyncio.sleep(wait_s)
+        image = self._image()
+        topics = [image.topics[name] for name in image.topic_index.leaderless]
+        await with_pauses(self._reporting(image, [(None, topic) for topic in topics]))
+
+    def noting(self, delta: Delta) -> Generator[None, None, None]:
+        """Logs what a change means for leaders. It pauses between many partitions."""
+        created = [
+            (None, topic) for topic in delta.created if topic.name in delta.image.topic_index.leaderless
+        ]
+        yield from self._reporting(delta.image, [*delta.changed, *created])
+
+    def _reporting(
+        self, image: ClusterImage, topics: list[tuple[TopicImage | None, TopicImage]]
+    ) -> Generator[None, None, None]:
+        waiting, recovering, led = _Some(), _Some(), _Some()
+        stopping = self._stopping()
+        looked_at = noted = 0
+        for old, new in topics:
+            policy = self._policy_of(new)
+            for after in new.partitions:
+                looked_at += 1
+                if looked_at % ITEMS_A_PAUSE == 0:
+                    yield
+                before = old.partition(after.partition) if old is not None else None
+                if before is after or not _is_news(before, after):
+                    continue
+                noted += 1
+                if noted % CHANGES_A_PAUSE == 0:
+                    yield
+                if after.leader != NO_BROKER:
+                    led.add(new.name, after, [])
+                    continue
+                candidates = recovery_candidates(image, after, policy, stopping)
+                if candidates:
+                    recovering.add(new.name, after, candidates)
+                else:
+                    waiting.add(new.name, after, awaited_brokers(after))
+        _log(image, waiting, recovering, led)
+
+
+def _is_news(before: PartitionImage | None, after: PartitionImage) -> bool:
+    """Whether a partition lost its leader, waits for other brokers than before, or has a leader again."""
+    if before is None or before.partition_epoch < 0:  # It had no state.
+        return after.leader == NO_BROKER
+    if after.leader != NO_BROKER:
+        return before.leader == NO_BROKER
+    return before.leader != NO_BROKER or awaited_brokers(before) != awaited_brokers(after)
+
+
+def _log(image: ClusterImage, waiting: _Some, recovering: _Some, led: _Some) -> None:
+    if waiting.count:
+        dead = sorted(waiting.brokers.difference(image.brokers))
+        living = sorted(waiting.brokers.intersection(image.brokers))
+        texts = [f"waiting for brokers {dead}: start them"] if dead else []
+        if living:
+            texts.append(f"the replicas of the live brokers {living} are offline, or may lack records")
+        logger.warning(
+            "%s no leader, as no eligible replica is available: %s; %s. If that cannot be: 'tidemill topic "
+            "elect TOPIC --unclean' elects the longest log of the live replicas, and loses other records",
+            waiting.counted,
+            waiting,
+            "; ".join(texts),
+        )
+    if recovering.count:
+        logger.info(
+            "%s no leader, and brokers %s are asked for their log ends to elect the longest log: %s",
+            recovering.counted,
+            sorted(recovering.brokers),
+            recovering,
+        )
+    if led.count:
+        logger.info("%s a leader again: %s", led.counted, led)

@@ -106,6 +106,23 @@ def test_the_quick_start(up: Call) -> None:
     assert not Path("tidemill-cluster").exists()
 
 
+def test_a_topic_deleted_while_a_broker_was_down_can_be_made_again_once_the_broker_is_removed(
+    up: Call,
+) -> None:
+    bootstrap = ("-b", json.loads(up("cluster", "up", "--json"))["bootstrap"])
+    up("topic", "create", "gone", *bootstrap)
+    removed = next(number for number in (1, 2, 3) if number != status(up)["controller"])
+    up("cluster", "kill", str(removed))
+    up("topic", "delete", "gone", "--yes", *bootstrap)
+    for option in ((), ("--if-not-exists",)):
+        said = up("topic", "create", "gone", "--replication-factor", "1", *option, *bootstrap, code=1)
+        assert f"waits for brokers [{removed}]: start them" in said
+        assert f"'tidemill broker unregister {removed}'" in said
+    assert up("cluster", "remove", str(removed)) == f"removed broker {removed}\n"
+    said = up("topic", "create", "gone", "--replication-factor", "1", *bootstrap)
+    assert said.startswith("created gone")
+
+
 def test_deleting_a_cluster_leaves_what_is_not_of_it(call: Call) -> None:
     Path("mine.txt").write_text("kept")
     local = LocalCluster(".", "127.0.0.1:9/tidemill-cluster", None, {})

@@ -868,8 +868,8 @@ CONTROLLER: Final = (
     Fault(
         "deletion-ends-with-first-broker",
         "controller/shell.py",
-        "                if not left:\n                    done.append(topic)\n",
-        "                done.append(topic)\n",
+        "            if self._deletions.confirmed(name, broker_id):\n                done.append(topic)\n",
+        "            self._deletions.confirmed(name, broker_id)\n            done.append(topic)\n",
         "The nodes of a deleted topic go once every broker has removed its replicas.",
     ),
 )

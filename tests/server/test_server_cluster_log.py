@@ -9,8 +9,11 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from cluster_stage import Stage, cluster, cut_power, until
+from cluster_stage import Stage, cluster, cut_power, produce, stored, until
 
+from tidemill.client import ClientError
+from tidemill.model.errors import ErrorCode
+from tidemill.model.types import TopicPartition
 from tidemill.testing.zookeeper import ZooKeeper
 
 _numbers = itertools.count()
@@ -120,3 +123,36 @@ def test_a_cluster_that_is_stopped_and_started_leaves_no_warning_of_partitions_w
     for number in order:
         log = stage.brokers[number].log[before[number] :]
         assert " WARNING " not in log, log
+
+
+def test_the_name_of_a_topic_deleted_while_a_broker_was_down_is_free_once_that_is_unregistered(
+    stage: Stage,
+) -> None:
+    controller = controller_of(stage)
+    dead = next(number for number in stage.brokers if number != controller)
+    with stage.admin() as admin:
+        admin.create_topic("gone", assignments={0: [dead, controller]})
+        produce(stage, "gone", range(100))
+        with pytest.raises(ClientError, match=f"broker {dead} is live"):
+            admin.unregister_broker(dead)
+    stage.brokers[dead].kill()
+    until(lambda: dead not in living(stage, controller), "the broker is gone")
+    with stage.admin(*({1, 2, 3} - {dead})) as admin:
+        admin.delete_topic("gone")
+        with pytest.raises(ClientError) as refused:
+            admin.create_topic("gone", assignments={0: [controller]})
+        assert refused.value.code == ErrorCode.TOPIC_ALREADY_EXISTS
+        assert (
+            f"is still being deleted, which waits for brokers [{dead}]: start them, or have a "
+            f"broker that will not return forgotten by 'tidemill broker unregister {dead}')"
+        ) in str(refused.value)
+        assert "use the topic that is there" not in str(refused.value)
+        assert len(lines_of(stage, controller, f"deletion of topics gone waits for brokers [{dead}]")) == 1
+        admin.unregister_broker(dead)
+        admin.create_topic("gone", assignments={0: [controller]})
+        assert produce(stage, "gone", range(1000, 1003)) == [0, 1, 2]
+        stage.brokers[dead].start()  # All the same, with the log of the deleted topic.
+        until(lambda: dead in living(stage, controller), "the broker is back")
+        admin.alter_reassignments({TopicPartition("gone", 0): [dead]})
+    stage.until_in_sync("gone", [dead])
+    assert stored(stage, "gone") == [1000, 1001, 1002]

@@ -86,6 +86,7 @@ _APIS: Final = (
     Api(58, "envelope", 0, 0),
     Api(60, "describe_cluster", 0, 2),
     Api(61, "describe_producers", 0, 0),
+    Api(64, "unregister_broker", 0, 0, to_controller=True),
     Api(75, "describe_topic_partitions", 0, 0),
 )
 

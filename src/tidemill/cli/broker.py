@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tidemill.cli import directories, suggest
-from tidemill.cli.options import Target, TextType, target_options
+from tidemill.cli.options import INT_MAX, Target, TextType, Whole, target_options
 from tidemill.cli.output import done, json_option, print_json, print_table
 from tidemill.cli.settings import changes_of, unset_option
 
@@ -223,3 +223,26 @@ def alter(
         print_json({**document, "unset": list(removed), "changed": not dry_run})
         return
     done(f"{said(broker)}: {'could have ' if dry_run else ''}{', '.join(changes.told)}")
+
+
+@command.command(
+    "unregister",
+    epilog="""\b
+Examples:
+  tidemill cluster decommission 4             moves everything away from broker 4
+  tidemill broker unregister 4                once it has been stopped for good
+
+The deletion of a topic waits for every broker that has a replica, also for dead ones.""",
+)
+@click.argument("broker", metavar="BROKER", type=Whole(0, INT_MAX))
+@target_options
+def unregister(broker: int, target: Target) -> None:
+    """Have deletions of topics wait no more for a broker that will not return.
+
+    The broker has to be stopped. 'tidemill cluster remove' does this for brokers of 'tidemill cluster up'.
+    """
+    from tidemill.client import Admin
+
+    with Admin(target.bootstrap, target.config()) as admin:
+        admin.unregister_broker(broker)
+    done(f"unregistered broker {broker}")

@@ -281,7 +281,10 @@ def remove(number: int, directory: str) -> None:
     """Take a broker that holds nothing any more out of the cluster of this machine, for good.
 
     It is stopped, and its directory deleted. 'tidemill cluster decommission' moves everything away from it.
+    Topics that were deleted while it was down are waited for no more.
     """
+    from tidemill.client import Admin
+
     local = _known(directory, [str(number)])
     others = [f"{HOST}:{port}" for one, port in local.ports.items() if one != number]
     if not others:
@@ -302,6 +305,8 @@ def remove(number: int, directory: str) -> None:
     with local.alone():
         if str(number) in local.running():
             _stop(local, [str(number)])
+        with Admin(",".join(others), Target(",".join(others), {}).config()) as admin:
+            admin.unregister_broker(number)
         local.remove(number)
     done(f"removed broker {number}")
 

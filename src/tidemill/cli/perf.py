@@ -127,12 +127,12 @@ def _result(count: int, size_bytes: int, seconds: float, **more: Any) -> dict[st
 
 def _ensure_topic(admin: Admin, topic: str, partitions: int) -> None:
     from tidemill.client import ClientError
-    from tidemill.model.errors import ErrorCode
+    from tidemill.client.errors import is_there
 
     try:
         admin.create_topic(topic, partitions)
     except ClientError as problem:
-        if problem.code != ErrorCode.TOPIC_ALREADY_EXISTS:
+        if not is_there(problem):
             raise
 
 

@@ -83,7 +83,7 @@ def create(
 ) -> int:
     """Create topics."""
     from tidemill.client import Admin, ClientError, NewTopic
-    from tidemill.model.errors import ErrorCode
+    from tidemill.client.errors import is_there
 
     configs = pairs("--set", settings)
     wanted = [NewTopic(name, partitions or -1, replication_factor or -1, configs) for name in names]
@@ -93,8 +93,7 @@ def create(
     rows: list[dict[str, Any]] = []
     for name, outcome in outcomes.items():
         if isinstance(outcome, ClientError):
-            exists = outcome.code == ErrorCode.TOPIC_ALREADY_EXISTS
-            if exists and if_not_exists:
+            if if_not_exists and is_there(outcome):
                 rows.append({"name": name, "created": False})
                 continue
             failures += 1

@@ -19,6 +19,7 @@ from tidemill.wire.messages import (
     alter_replica_log_dirs,
     elect_leaders,
     list_partition_reassignments,
+    unregister_broker,
 )
 
 PREFERRED, UNCLEAN = 0, 1
@@ -177,6 +178,25 @@ class MoveAdmin(AdminBase):
 
         found: dict[TopicPartition, ClientError | None] = self._controller(deadline, ask)
         return found
+
+    def unregister_broker(self, broker_id: int, *, timeout: float | None = None) -> None:
+        """Has the cluster wait no more for a dead broker that does not return: topic deletions go on."""
+        deadline = self._deadline(timeout)
+
+        def ask(connection: Connection) -> None:
+            version = connection.version(ApiKey.UNREGISTER_BROKER)
+            request = unregister_broker.UnregisterBrokerRequest(broker_id=broker_id)
+            answer = connection.call(
+                ApiKey.UNREGISTER_BROKER, request, version=version, timeout=grace(deadline)
+            )
+            check(
+                answer.error_code,
+                f"unregister broker {broker_id}",
+                detail=answer.error_message,
+                broker=connection.address,
+            )
+
+        self._controller(deadline, ask)
 
 
 def _listed(replicas: Sequence[int] | None) -> list[int] | None:

@@ -65,6 +65,10 @@ NEXT_STEP: dict[ErrorCode, str] = {
 }
 
 
+DELETION_STEP = "until then use another name"
+"""Where a topic's name is taken by one that is being deleted."""
+
+
 class ClientError(KafkaError):
     """A failed call of the client.
 
@@ -163,10 +167,22 @@ def error_for(
         parts.append(f" ({detail.rstrip('.')})")
     if broker:
         parts.append(f", broker {broker}")
+    if code == ErrorCode.TOPIC_ALREADY_EXISTS and _is_being_deleted(detail):
+        step = step or DELETION_STEP
     step = step or NEXT_STEP.get(code)
     if step:
         parts.append(f"; {step}")
     return ClientError("".join(parts), code, broker=broker, topic=topic, partition=partition)
+
+
+def _is_being_deleted(detail: str | None) -> bool:
+    """Whether the name is taken by a topic that goes: the texts of Tidemill and of Apache Kafka."""
+    return detail is not None and ("is still being deleted" in detail or "is marked for deletion" in detail)
+
+
+def is_there(problem: KafkaError) -> bool:
+    """Whether a creation failed because a topic of that name can be used."""
+    return problem.code == ErrorCode.TOPIC_ALREADY_EXISTS and not _is_being_deleted(str(problem))
 
 
 def check(number: int, what: str, **about: object) -> None:

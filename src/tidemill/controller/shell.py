@@ -19,6 +19,7 @@ from tidemill.controller.configs import (
     plan_broker_config,
     plan_topic_config,
 )
+from tidemill.controller.deletions import Deletions, planning_without
 from tidemill.controller.election_settings import (
     plan_default_min_insync_change,
     plan_min_insync_change,
@@ -98,8 +99,7 @@ class Controller(Office):
         self.moves = Moves(self)
         self.recovery = UncleanRecovery(self)
         self.leading = Leading(self, self.recovery)
-        self._deleting: dict[str, set[int]] = {}
-        """By topic: the brokers that have not confirmed yet that their replicas are gone."""
+        self._deletions = Deletions()
 
     # Commands
 
@@ -118,7 +118,7 @@ class Controller(Office):
             taken = names = TakenNames(self._image.topics, taken)
             config = self.config()
             return lambda topic: planning_creation(
-                self._image, topic, config, new_id(), self.random, names, budget
+                self._image, topic, config, new_id(), self.random, names, budget, self._deletions.awaited
             )
 
         def weight_of(topic: NewTopic) -> int:
@@ -219,12 +219,11 @@ class Controller(Office):
 
     async def _delete(self, delta: Delta) -> Delta:
         for topic in delta.deleted:
-            self._deleting[topic.name] = {
-                broker for partition in topic.partitions for broker in partition.replicas
-            }
+            self._deletions.begin(topic)
         await self._announce(delta)
         done = [(topic.name, topic.topic_id) for topic in delta.deleted if topic.name not in delta.failures]
         await self._confirm_deletion(self.broker_id, done)
+        self._deletions.log_waits([topic.name for topic in delta.deleted], self._image.brokers)
         return delta
 
     async def replicas_deleted(self, broker_id: int, topics: Iterable[tuple[str, bytes]]) -> None:
@@ -239,14 +238,41 @@ class Controller(Office):
     async def _confirm_deletion(self, broker_id: int, topics: Iterable[tuple[str, bytes]]) -> None:
         done = []
         for name, topic_id in topics:
-            left = self._deleting.get(name)
             topic = self._image.deleting.get(name)
-            if left is not None and topic is not None and topic.topic_id == topic_id:
-                left.discard(broker_id)
-                if not left:
-                    done.append(topic)
+            if topic is None or topic.topic_id != topic_id:
+                continue
+            if self._deletions.confirmed(name, broker_id):
+                done.append(topic)
         if done:
             await self._remove_nodes(done)
+
+    async def unregister_broker(self, broker_id: int) -> None:
+        """Ends the wait of topic deletions for a dead broker that does not return.
+
+        What it wrote holds for later controllers, too. Raises INVALID_REQUEST for a broker that is live,
+        NOT_CONTROLLER, StoreError.
+        """
+        async with self.changing():
+            await self.look_at_brokers()
+            if broker_id in self._image.brokers:
+                raise KafkaError(f"broker {broker_id} is live. Stop it first.", ErrorCode.INVALID_REQUEST)
+            names = self._deletions.waiting_for(broker_id)
+            before = self._image
+            deleting = dict(before.deleting)
+            for name in names:
+                if name in deleting and self._deletions.awaited(name) != {broker_id}:
+                    renewed, operation = await with_pauses(
+                        planning_without(deleting[name], broker_id, self.broker_id)
+                    )
+                    error = await self.attempt([operation])
+                    if error is not None:
+                        raise error
+                    deleting[name] = renewed
+            self._image = before.with_topics(deleting=deleting)
+            await self._announce(Delta(before, self._image))
+            keys = [(name, deleting[name].topic_id) for name in names if name in deleting]
+            await self._confirm_deletion(broker_id, keys)
+            self._deletions.log_waits([name for name, _ in keys], self._image.brokers)
 
     async def alter_configs(
         self, commands: Iterable[ConfigCommand], *, validate_only: bool = False
@@ -375,7 +401,7 @@ class Controller(Office):
                 error = await self._remove_whatever(topic)
             if error is None:
                 del deleting[topic.name]
-                self._deleting.pop(topic.name, None)
+                self._deletions.end(topic.name)
             else:
                 logger.error("The deletion of %s goes on with the next change: %s", topic.name, error)
         before = self._image

@@ -6,10 +6,11 @@ goes in, and a plan comes out, or a :class:`KafkaError` with the code for the cl
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from random import Random
 from typing import NamedTuple
 
+from tidemill.controller.deletions import waiting_text
 from tidemill.controller.names import METADATA_TOPIC, TakenNames, check_name
 from tidemill.controller.placement import PARTITIONS_A_PAUSE, placing_replicas
 from tidemill.coordination.image import TOPIC, ClusterImage, PartitionImage, TopicImage, partition_state
@@ -102,10 +103,12 @@ def planning_creation(
     random: Random,
     taken: TakenNames,
     budget: PartitionBudget,
+    awaited: Callable[[str], Collection[int]] = lambda name: (),
 ) -> Planning:
     """Makes a topic, with a pause after some partitions each.
 
-    ``taken`` and ``budget`` are those of the whole request.
+    ``taken`` and ``budget`` are those of the whole request. ``awaited`` gives the brokers that the deletion
+    of a topic of that name waits for.
     """
     check_name(wanted.name)
     if wanted.name == METADATA_TOPIC:
@@ -113,9 +116,8 @@ def planning_creation(
     if wanted.name in image.topics:
         raise KafkaError(f"the topic {wanted.name!r} exists already", ErrorCode.TOPIC_ALREADY_EXISTS)
     if wanted.name in image.deleting:
-        raise KafkaError(
-            f"the topic {wanted.name!r} is still being deleted. Try again.", ErrorCode.TOPIC_ALREADY_EXISTS
-        )
+        text = waiting_text(wanted.name, awaited(wanted.name), image.brokers)
+        raise KafkaError(text, ErrorCode.TOPIC_ALREADY_EXISTS)
     if (TOPIC, wanted.name) in image.unreadable:
         raise KafkaError(
             f"the topic {wanted.name!r} exists already: {image.unreadable[TOPIC, wanted.name]}",

@@ -43,6 +43,7 @@ def test_a_broker_that_lost_records_gets_in_sync_once_it_has_heard_of_that() -> 
     with pytest.raises(KafkaError) as refused:
         plan(image.with_brokers({**image.brokers, 3: untold}), PARTITION, change(1, 2, 3))
     assert refused.value.code == ErrorCode.INELIGIBLE_REPLICA
+    assert "broker 3 still reports lost records in its registration" in str(refused.value)
     after = plan(image.with_brokers({**image.brokers, 3: told}), PARTITION, change(1, 2, 3))
     assert after.isr == [1, 2, 3]
     # The last that was left is its own witness.

@@ -63,8 +63,8 @@ def limit(admin: Admin, plan: Plan, current: Plan, bytes_per_second: int) -> Non
     if late:
         named = ", ".join(map(str, late))
         click.echo(
-            f"tidemill: broker {named} has not heard of the throttle after {HEARD_S:g} s, and may copy "
-            "without it at first: 'tidemill reassign list' shows how far moves are",
+            f"tidemill: broker {named} has not applied the throttle settings after {HEARD_S:g} s, and may "
+            "copy without a throttle at first: 'tidemill reassign list' shows how far moves are",
             err=True,
         )
 

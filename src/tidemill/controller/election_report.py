@@ -68,7 +68,11 @@ def unclean_election_text(
         if (broker in before.isr or broker in before.elr)
         and not (broker in losses and losses[broker].is_lost(key.topic, key.partition))
     ]
-    why = f"brokers {whole} have all of them, and cannot lead" if whole else "no replica has all of them"
+    why = (
+        f"brokers {whole} have all committed records but are unavailable"
+        if whole
+        else "no replica has all of them"
+    )
     last = before.leader if before.leader >= 0 else before.last_known_leader
     return (
         f"{key.topic}-{key.partition}: broker {after.leader} leads in epoch {after.leader_epoch}, and may "

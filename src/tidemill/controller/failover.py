@@ -1,7 +1,7 @@
-"""Brokers come, go and change their in-sync sets: what the controller makes of it.
+"""Handles broker registration, broker failure and AlterPartition.
 
-Which brokers live is what the store says, but for those that the controller found dead before their session
-ended: whose process is gone (it refuses connections) leads nothing any more.
+A broker is live while the store has its registration, unless the controller has found it dead before its
+session ended: a broker whose process is gone (it refuses connections) leads nothing any more.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class Failover:
         self._dead: dict[int, int] = {}
         """Brokers that were found dead, and the epochs of their registrations, which may live on."""
         office.look_at_brokers = self.look
-        # Who finds out that one lives is told of only as long as the office is held.
+        # Only the active controller gets reports that a broker answers again.
         office.office_listeners.append(lambda is_ours: self._dead.clear())
 
     def found_dead(self, broker_id: int, epoch: int) -> None:
-        """Nobody listens any more where a broker was; :meth:`brokers_changed` draws the conclusions."""
+        """Marks a broker that refuses connections as dead; :meth:`brokers_changed` elects new leaders."""
         self._dead[broker_id] = epoch
 
     def found_alive(self, broker_id: int) -> bool:
-        """A broker that was found dead answers; whether that is news."""
+        """Removes the mark of a broker that answers again. Returns True if it was marked dead."""
         return self._dead.pop(broker_id, None) is not None
 
     async def brokers_changed(self) -> None:

@@ -1,7 +1,8 @@
 """Decisions about in-sync sets: whether the one that a leader asks for may be.
 
-Members are named with the epochs of their registrations as the leader heard them with the fetches by which it
-judges. Who was started again since, perhaps on an empty disk, is another one, and has to fetch first.
+Each member comes with the broker epoch of the fetches by which the leader judged it. A replica whose broker
+has registered anew since, perhaps with an empty disk, has another epoch: it is refused until it has fetched
+again.
 
 No input or output here; see :mod:`tidemill.controller.topics`. Source: KIP-497, KIP-841, KIP-903
 (AlterPartition).
@@ -93,7 +94,9 @@ def _ineligible(
         return ""
     if registered.lost.is_lost(topic, partition.partition):
         # A controller that takes the office next would take it for one that has lost what it had.
-        return "has yet to hear that it lost records, and cannot be in sync before"
+        return (
+            "still reports lost records in its registration, and cannot be in sync before it has cleared them"
+        )
     if broker in stopping:
         return "is about to stop, and does not get in sync again"
     if broker in partition.offline:

@@ -1,4 +1,4 @@
-"""Who leads, at work: elections on request, the return to preferred leaders, brokers that stop."""
+"""Elects leaders on request, rebalances leadership, handles ControlledShutdown."""
 
 from __future__ import annotations
 

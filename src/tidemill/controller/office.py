@@ -1,4 +1,4 @@
-"""The office of controller: who holds it, what holding it allows, and how its holder writes.
+"""Controller election and fenced writes.
 
 Every write carries a check of the controller's epoch, so that a controller that has been replaced without
 knowing changes nothing. A change is announced only once the store has it.
@@ -357,7 +357,7 @@ class Office:
             await self._announce(delta)
             await self.finish_deletions()
         except BaseException:
-            # Not everybody has heard of all that is different.
+            # Some brokers have not received the whole change.
             self._image, self._is_stale = before, True
             raise
         await with_pauses(self.leaderless_report.noting(delta))

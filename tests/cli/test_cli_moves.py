@@ -395,3 +395,8 @@ def test_what_is_wrong_in_a_plan_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert read_topics("given") == ["a", "b"]
     Path("given").write_text('{"partitions": [{"topic": "a", "partition": 3}]}')
     assert read_partitions("given") == [TopicPartition("a", 3)]
+
+
+def test_the_help_of_a_throttle_says_over_which_time_its_rate_is_a_mean(call: Call) -> None:
+    for command in (("reassign", "execute"), ("cluster", "decommission"), ("cluster", "rebalance")):
+        assert "as a mean over the last 11 s" in " ".join(call(*command, "--help").split())

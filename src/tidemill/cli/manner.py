@@ -58,6 +58,7 @@ throttle_option = click.option(
     "--throttle",
     type=Whole(1),
     metavar="BYTES",
-    help="Copy at most so many bytes a second on each broker.",
+    help="Copy at most so many bytes a second on each broker, as a mean over the last 11 s: for a moment it "
+    "may be more.",
 )
 """The same wherever data moves."""

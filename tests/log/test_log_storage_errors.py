@@ -183,6 +183,24 @@ def test_records_are_deleted_on_a_full_disk_and_a_start_has_the_epochs_of_the_re
     assert again.start_offset == 4
 
 
+def test_a_log_that_is_emptied_on_a_full_disk_has_the_files_of_its_segments_alone(
+    batch: Callable[..., Batch],
+) -> None:
+    files = FaultyFiles()
+    log = opened(files)
+    for epoch in range(3):
+        log.append([batch(3)], epoch, NOW)
+    files.fail("append", "leader-epoch-checkpoint", errno.ENOSPC)
+    log.truncate_fully(20, NOW)
+    assert (log.start_offset, log.end_offset, log.leader_epochs.latest) == (20, 20, -1)
+    assert [name for name in files.list(log.directory) if name.endswith(".log")] == [f"{20:020}.log"]
+    files.kill()
+    again = opened(files, start_offset=20)
+    assert (again.start_offset, again.end_offset) == (20, 20)
+    again.append([batch(1)], 1, NOW)
+    assert (again.leader_epochs.epochs, again.leader_epochs.starts) == ([1], [20])
+
+
 def test_upkeep_goes_on_behind_a_log_whose_files_cannot_be_read(batch: Callable[..., Batch]) -> None:
     files = FaultyFiles()
     manager = LogManager(files, ["/disk"])

@@ -143,9 +143,13 @@ class LeaderEpochs:
             self.save()
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Forgets everything: the log is empty. As in :meth:`truncate_start`, a full disk lets it.
+
+        Until the file is written, a start takes the last epoch in it for one that begins at the log's end.
+        """
         self.epochs, self.starts = [], []
-        self.save()
+        with contextlib.suppress(OSError):
+            self.save()
 
     def save(self) -> None:
         """Writes the file."""

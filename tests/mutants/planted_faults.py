@@ -652,6 +652,27 @@ LOG: Final = (
         "A follower whose start retention moves while it is written down writes it down again, and goes on.",
     ),
     Fault(
+        "start-told-before-written",
+        "replication/partition.py",
+        "        return self._flushing or self._start_unsaved\n",
+        "        return self._flushing\n",
+        "A follower tells its leader of a new start once it has written it down.",
+    ),
+    Fault(
+        "start-that-found-no-room-told",
+        "replication/log_start_checkpoint.py",
+        "                if await self._replicas.checkpoints.log_starts_in([directory]):\n",
+        "                if await self._replicas.checkpoints.log_starts_in([directory]) and False:\n",
+        "A follower whose disk is full tells its leader of a new start once there was room to write it down.",
+    ),
+    Fault(
+        "retention-leaves-files",
+        "log/cutting.py",
+        "                self._remove_files([self.segments[gone]], now_ms)\n                gone += 1\n",
+        "                gone += 1\n",
+        "The files of segments that retention removes leave the disk.",
+    ),
+    Fault(
         "deletion-not-written-acknowledged",
         "broker/handlers/delete_records.py",
         "        if error is None and problems:\n",

@@ -10,6 +10,7 @@ from simulated_faults import (
     CLUSTER_FAULTS,
     CUT_FROM_STORE,
     DISK_PUT_BACK,
+    FULL_DISK,
     LOST_DISKS_OF_OTHERS,
     REPLICATION_FAULTS,
 )
@@ -21,6 +22,7 @@ EVENTS = (
     *("batches acknowledged with acks=-1", "batches acknowledged with acks=1", "batches sent with acks=0"),
     *("record deletions", "retries acknowledged", "sequences refused", "syncs that dropped data"),
     *("last in-sync replicas that lost records", "partitions that may forget"),
+    f"fault {FULL_DISK}",
     *("excuse lost", "excuse forgotten", "excuse new-leader"),
 )
 REPLICATION_EVENTS = (*EVENTS, "in-sync sets refused")

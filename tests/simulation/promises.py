@@ -47,7 +47,8 @@ PROMISES = {
     "log-start": "only DeleteRecords and retention move the start of a log",
     "delete-records": "records below an offset that DeleteRecords has answered are not read any more, "
     "for as long as a replica is there that was in sync then",
-    "retention": "retention keeps the newest retention.bytes, and records that are younger than retention.ms",
+    "retention": "retention keeps the newest retention.bytes, and records that are younger than "
+    "retention.ms; what it removes leaves the disk",
     "compaction": "compaction takes a record only when a newer one of its key is committed and on the disk, "
     "or as a tombstone after delete.retention.ms; offsets and order stay, and nothing that is gone comes "
     "back",

@@ -16,6 +16,8 @@ STOPS_SHARE = 0.5
 """Of the seeds have processes that end in the middle of an exchange of several segments."""
 MIN_INSYNC_CHANGES_SHARE = 0.4
 """Of the seeds have an administrator who changes ``min.insync.replicas`` now and then."""
+FULL_DISKS_SHARE = 0.3
+"""Of the seeds have disks that are full for a while."""
 
 
 class Variations:
@@ -29,3 +31,4 @@ class Variations:
         self.has_store_cuts = random.random() < STORE_CUTS_SHARE
         self.has_stops = random.random() < STOPS_SHARE
         self.has_min_insync_changes = random.random() < MIN_INSYNC_CHANGES_SHARE
+        self.has_full_disks = random.random() < FULL_DISKS_SHARE

@@ -7,11 +7,12 @@ import os
 from collections.abc import Callable
 from contextvars import Context
 from random import Random
+from typing import Any
 
 from simulated_loop import START_S, WALL_MS, SimulatedLoop
 
 from tidemill.log.names import CLEANED, LOG, SWAP
-from tidemill.testing.files import FaultyFile, FaultyFiles, Killed
+from tidemill.testing.files import PAGE_BYTES, FaultyFile, FaultyFiles, Killed
 
 ALL_OPERATIONS, RENAMES, OLD_SEGMENTS = "operations", "renames", "renames of later segments"
 """Before which operations of a cleaning a process may end."""
@@ -52,6 +53,8 @@ class SimulatedFiles(FaultyFiles):
         """Called before a process ends, or power is lost: whether what was not synced may be gone then."""
         self.power_lost: Callable[[], None] = lambda: None
         """Called when only what a power cut left is there."""
+        self.is_full = False
+        """Whether no file gets another page."""
         self._drops: tuple[str, int] | None = None
         self._stop: tuple[int, Callable[[str], bool]] | None = None
         self._stops_at = ALL_OPERATIONS
@@ -67,6 +70,12 @@ class SimulatedFiles(FaultyFiles):
             super().check(operation, path)
             # Nobody asks which operations there were, and there are many.
             self.operations.clear()
+
+    def take_pages(self, node: Any, position: int, count: int) -> bool:
+        pages = range(position // PAGE_BYTES, (position + count - 1) // PAGE_BYTES + 1)
+        if self.is_full and not node.pages.issuperset(pages):
+            return False
+        return super().take_pages(node, position, count)
 
     def drop_syncs(self, path_part: str, times: int) -> None:
         """Lets the next syncs of such files fail that have something to write."""
@@ -142,6 +151,7 @@ class SimulatedFiles(FaultyFiles):
 
     def heal(self) -> None:
         super().heal()
+        self.is_full = False
         self._drops = None
         self._stop = None
 

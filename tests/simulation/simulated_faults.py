@@ -47,6 +47,10 @@ CUT_FROM_STORE = "cut from the store"
 LOST_DISKS_OF_OTHERS = "lost disks of all others"
 """Where an operator is on duty: else nothing is written any more."""
 DISK_PUT_BACK = "disk put back"
+FULL_DISK = "full disk"
+"""In a share of the seeds."""
+FULL_DISKS_AIMED = 5
+"""At DeleteRecords, which writes where a log starts."""
 HARSH = (
     LOST_DISKS_OF_OTHERS,
     "power cut of two",
@@ -90,18 +94,23 @@ class Faults:
             "clock": self.turn_clock,
             **simulation.cluster_faults(),
         }
+        if simulation.variations.has_full_disks:
+            self._breaks[FULL_DISK] = self.fill_disk
         self._is_harsh = random.random() < 0.5
         names = [name for name in self._breaks if self._is_harsh or name not in HARSH]
         self._names = [name for name in names if random.random() < 0.5] or names
         """Some faults are found only where others are rare."""
         self._weights = [random.choice((1, 1, 3)) for _ in self._names]
-        if LOST_DISKS_OF_OTHERS in names and LOST_DISKS_OF_OTHERS not in self._names:
-            # It takes an operator, and few seeds have one.
-            self._names.append(LOST_DISKS_OF_OTHERS)
-            self._weights.append(1)
+        for name, weight in ((LOST_DISKS_OF_OTHERS, 1), (FULL_DISK, 3)):
+            if name in names and name not in self._names:
+                # Few seeds may have it.
+                self._names.append(name)
+                self._weights.append(weight)
         self._pause_s = random.choice((0.3, 0.8, 2.0, 4.0))
         pairs = [(name, phase) for name in names for phase in simulation.phase_names]
         self._aimed = random.sample(pairs, min(len(pairs), random.choice((0, 8, 16, 24))))
+        if FULL_DISK in names:
+            self._aimed += [(FULL_DISK, "DeleteRecords asked")] * FULL_DISKS_AIMED
         self._forgotten: Node | None = None
         """A node that all others have forgotten: it is killed soon after it has heard of that."""
         self.phases.on_begin = self._aim
@@ -337,6 +346,38 @@ class Faults:
         node.files.fail(operation, "/data/", errno.EIO, times=self.random.choice((1, 3)))
         self._repair_later(node)
         return True
+
+    def fill_disk(self, node: Node) -> bool:
+        """There is no room for a while, and nothing that was written is lost.
+
+        In the end the process goes on; or all processes are killed, and what this one had not written counts,
+        as it comes back first.
+        """
+        if not node.is_running or node.files.is_full:
+            return False
+        self._report(f"the disk of {node.name} is full")
+        node.files.is_full = True
+        all_end = self.random.random() < 0.5
+        files = node.files
+
+        def make_room() -> None:
+            self._report(f"the disk of {node.name} has room")
+            files.is_full = False
+            if all_end and not self.ended:
+                for one in self.simulation.nodes:
+                    self.kill(one, back_s_mean=AT_ONCE_S if one is node else LONG_S)
+            elif self._misses_replica(node):
+                # A replica that could not be made is made at the next start.
+                self.events.count("starts for a replica that a full disk had refused")
+                self.kill(node)
+
+        self.later(make_room, self.random.choice((SHORT_S, LONG_S)))
+        return True
+
+    def _misses_replica(self, node: Node) -> bool:
+        here = {(one.topic, int(one.index)) for one in node.partitions if not one.failed}
+        histories = self.promises.partitions.items()
+        return any(node.node_id in known.replicas and place not in here for place, known in histories)
 
     def drop_sync(self, node: Node) -> bool:
         """A sync fails, and the system drops the pages that it did not write: a start finds the old ones."""

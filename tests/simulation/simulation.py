@@ -38,6 +38,7 @@ from simulated_network import WORLD, Network, Weather
 
 from tidemill.log import closing, loading, manager
 from tidemill.log.log import Log
+from tidemill.log.names import LOG, offset_of
 from tidemill.log.open_files import OPEN_FILES
 from tidemill.log.recovery import Opening
 from tidemill.model.errors import TidemillError
@@ -708,6 +709,7 @@ class Simulation:
             replicas = [partition for _, partition in self._replicas(place)]
             start = max(int(partition.log.start_offset) for partition in replicas)
             leader = next(partition for partition in replicas if partition.is_leader)
+            self._check_files(place)
             contents = [records_of(partition) for partition in replicas]
             self._check_equal(place, start, contents)
             if not place[0].startswith("_"):
@@ -747,6 +749,18 @@ class Simulation:
         if difference:
             self.promises.broken("equal", f"the replicas of {place} differ in the end: {difference}")
             raise _Stopped
+
+    def _check_files(self, place: Place) -> None:
+        """What retention has removed is on no disk: nobody else would find it before the next start."""
+        for node, partition in self._replicas(place):
+            names = node.files.stored(partition.log.directory, lambda name: name.endswith(LOG))
+            bases = {int(segment.base_offset) for segment in partition.log.segments}
+            left = sorted(name for name in names if offset_of(name, LOG) not in bases)
+            if left:
+                self.promises.broken(
+                    "retention", f"{node.name} has files of {place} that are not of its log: {left}"
+                )
+                raise _Stopped
 
     def _check_retention(self, place: Place, leader: Partition) -> None:
         settings = self.promises.settings_of(place[0])

@@ -15,6 +15,7 @@ import test_coordination_store
 from event_log import EventLog
 from promises import Promises
 from simulated_clients import TemporaryProducer
+from simulated_disk import SimulatedFiles
 from simulated_loop import Process, SimulatedLoop
 from simulated_network import Listening, Network, Socket, Weather
 from simulated_store import SimulatedStore, StoreServer
@@ -22,7 +23,7 @@ from test_coordination_engines_agree import told
 
 from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.port import Create, Event, EventKind, SessionState, Store, StoreUnavailable
-from tidemill.testing.files import FaultyFiles
+from tidemill.testing.files import PAGE_BYTES, FaultyFiles
 
 TIMEOUT_S = 6.0
 
@@ -447,3 +448,22 @@ def test_a_directory_holds_what_was_put_into_it_and_not_taken_out(seed: int) -> 
     files.power_cut()
     assert files.list("/a/b") == sorted(one[len("/a/b/") :] for one in paths if one.startswith("/a/b/"))
     assert set(files.list("/a")) == {one.split("/")[2] for one in paths if one.count("/") > 1}
+
+
+def test_a_full_disk_refuses_new_pages_and_keeps_what_it_has() -> None:
+    loop = SimulatedLoop(Random(1))
+    files = SimulatedFiles(loop)
+    files.make_directory("/data")
+    log = files.open("/data/log", create=True)
+    log.append([b"before"])
+    files.is_full = True
+    log.append([b", and in the same page"])
+    with pytest.raises(OSError, match="No space left"):
+        log.append([bytes(PAGE_BYTES)])
+    for write in (files.replace, files.write_unsynced):
+        with pytest.raises(OSError, match="No space left"):
+            write("/data/checkpoint", b"0")
+    assert files.read("/data/log") == b"before, and in the same page"
+    files.heal()
+    files.replace("/data/checkpoint", b"0")
+    loop.close()

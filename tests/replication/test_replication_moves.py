@@ -492,6 +492,37 @@ def test_a_log_that_is_cut_before_the_last_turn_is_not_copied_by_the_loop(
     assert threading.get_ident() not in threads
 
 
+def test_nothing_is_copied_in_the_place_of_what_was_cut_before_the_cut_is_on_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Move.store
+    stored_from: list[int] = []
+
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.append(60)
+
+        def cut_after(move: Move, piece: Slice, now_ms: int) -> int:
+            assert not move.needs_sync
+            stored_from.append(int(move.future.end_offset))
+            size = store(move, piece, now_ms)
+            if len(stored_from) == 1:
+                move.source.truncate_to(20, now_ms)
+                for at in range(20, 200):
+                    data = build_batch([(1_700_000_000_000, b"k", b"%d" % at, None)])
+                    move.source.append([parse_batch(data, 0, len(data))], 2, now_ms)
+            return size
+
+        monkeypatch.setattr(Move, "store", cut_after)
+        stage.mover.begin(KEY, B)
+        await stage.moved()
+        check_whole(stage, B, 200)
+        await stage.stop()
+
+    asyncio.run(run())
+    assert stored_from[:2] == [0, 20]
+
+
 async def killed_at(files: Mortal, last: int) -> tuple[int, int, bool]:
     """Moves, and dies at an operation: the records appended and flushed by then, and whether it ended."""
     stage = Stage(files)

@@ -107,6 +107,13 @@ class LeaderEpochs:
             return epoch, self.starts[0]
         return self.epochs[above - 1], self.starts[above]
 
+    def common_end(self, other: LeaderEpochs, log_end: int) -> int:
+        """Up to where two logs are the same, both of which reach ``log_end``; -1 without a common epoch."""
+        for epoch in reversed(self.epochs):
+            if epoch in other.epochs:
+                return min(self.end_offset(epoch, log_end)[1], other.end_offset(epoch, log_end)[1], log_end)
+        return -1
+
     def epoch_of(self, offset: int) -> int:
         """The epoch of the record at ``offset``; -1 when it is older than all that are known."""
         above = bisect_right(self.starts, offset)

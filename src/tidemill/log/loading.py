@@ -7,8 +7,8 @@ directory is opened by one thread: there is nothing to read.
 
 A move between directories that a stop interrupted is taken up where it was:
 
-- a ``-future`` directory goes on being filled, cut to what its partition holds now; one of another topic
-  of the name is removed;
+- a ``-future`` directory goes on being filled, cut to what it has in common with its partition; one of
+  another topic of the name is removed;
 - a partition with the file ``moved-to`` was about to be replaced by the copy in the directory that the file
   names. When the copy has the partition's own name there, it is the partition, and this one is removed;
   otherwise the file is removed and this one is. When that directory failed nobody can tell: the partition
@@ -28,6 +28,7 @@ from tidemill.log.checkpoints import (
     read_partition_metadata,
     remove_clean_shutdown,
 )
+from tidemill.log.common_history import rejoin
 from tidemill.log.config import LogConfig
 from tidemill.log.directories import DataDirectories, DataDirectory
 from tidemill.log.errors import is_disk_broken, storage_error
@@ -409,8 +410,10 @@ class Loading:
                 self.removals.add(renamed, self.now_ms)
             else:
                 seen.add(key)
-                # What a power cut took from the partition must not stay in the copy.
-                copy.truncate_to(current.end_offset, self.now_ms)
+                # What a power cut took from the partition must not stay in the copy, or come back to it.
+                rejoin(copy, current, self.now_ms)
+                if copy.truncations != copy.truncations_synced:
+                    copy.flush(self.now_ms)
                 continue
             copy.closed = True
             copy.release()

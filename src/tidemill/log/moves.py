@@ -2,7 +2,8 @@
 
 1. ``<destination>/<topic>-<partition>.<32 hex>-future`` is made, and filled with what the partition holds,
    batch by batch, as a follower would. That takes as long as it takes; a stop or crash interrupts it, and the
-   next start goes on with it.
+   next start goes on with it. Where the partition was cut meanwhile the copy is cut to what both have in
+   common (:mod:`tidemill.log.common_history`).
 2. When little is missing the copy is synced, its offsets are in the destination's checkpoints, and the file
    ``moved-to`` in the partition's directory names the destination, synced. It is taken away when the move
    does not come about after all.
@@ -22,7 +23,9 @@ Source: KIP-113; Apache Kafka, ``ReplicaAlterLogDirsThread.java``, ``LogManager.
 from __future__ import annotations
 
 import contextlib
+from typing import Final
 
+from tidemill.log.common_history import empty, rejoin
 from tidemill.log.directories import DataDirectory
 from tidemill.log.errors import storage_error
 from tidemill.log.log import Log
@@ -38,17 +41,23 @@ from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
 
+UNKNOWN: Final = -1
+"""As a number of truncations: nobody has looked at the partition since the copy was left."""
+
 
 class Move:
     """One move. Its methods run on the loop, but for those that say so."""
 
-    def __init__(self, logs: LogManager, source: Log, future: Log, target: DataDirectory) -> None:
+    def __init__(
+        self, logs: LogManager, source: Log, future: Log, target: DataDirectory, *, is_found: bool = False
+    ) -> None:
+        """``is_found``: another move began the copy, and nobody knows what became of the partition since."""
         self.logs = logs
         self.key: TopicPartition = source.topic_partition
         self.source = source
         self.future = future
         self.target = target
-        self._truncations = int(source.truncations)
+        self._truncations = UNKNOWN if is_found else int(source.truncations)
         self._is_distrusted = False
 
     def is_off(self) -> bool:
@@ -61,7 +70,7 @@ class Move:
         return self.logs.logs.get(self.key) is self.future
 
     @property
-    def begins_anew(self) -> bool:
+    def may_differ(self) -> bool:
         """Whether what the copy has may be no part of the partition: that was cut, or lost its beginning."""
         source, future = self.source, self.future
         return bool(
@@ -70,6 +79,11 @@ class Move:
             or source.start_offset > future.end_offset
             or future.end_offset > source.end_offset
         )
+
+    @property
+    def needs_sync(self) -> bool:
+        """Whether the copy was cut, which must be on the disk before other records come in that place."""
+        return bool(self.future.truncations != self.future.truncations_synced)
 
     @property
     def is_overstated(self) -> bool:
@@ -89,8 +103,8 @@ class Move:
     def next_piece(self, bytes_max: int, now_ms: int) -> Slice | None:
         """What is to be copied next; None when the copy has everything. Raises StorageError."""
         source, future = self.source, self.future
-        if self.begins_anew:
-            self._begin_anew(now_ms)
+        if self.may_differ:
+            self._rejoin(now_ms)
         future.advance_start(min(int(source.start_offset), int(future.end_offset)))
         offset = max(int(future.end_offset), int(source.start_offset))
         if offset >= source.end_offset:
@@ -103,9 +117,12 @@ class Move:
             future.roll(now_ms)
         return piece
 
-    def _begin_anew(self, now_ms: int) -> None:
-        """Empties the copy, and puts its start to the partition's."""
-        self.future.truncate_fully(self.source.start_offset, now_ms)
+    def _rejoin(self, now_ms: int) -> None:
+        """Cuts the copy to what the partition has, too."""
+        if self._is_distrusted:
+            empty(self.future, self.source, now_ms)
+        else:
+            rejoin(self.future, self.source, now_ms)
         self._truncations = int(self.source.truncations)
         self._is_distrusted = False
 
@@ -238,7 +255,7 @@ def begin_move(logs: LogManager, key: TopicPartition, path: str, now_ms: int) ->
         return None
     future = target.arriving.get(key)
     if future is not None:
-        return Move(logs, source, future, target)
+        return Move(logs, source, future, target, is_found=True)
     future = logs.make_log(target.file(name), key, source.topic_id, source.config, now_ms)
     target.add(future, is_copy=True)
     return Move(logs, source, future, target)
@@ -266,7 +283,7 @@ def unmark(files: Files, path: str) -> None:
 def interrupted_moves(logs: LogManager) -> list[Move]:
     """The moves that a stop interrupted."""
     return [
-        Move(logs, logs.logs[key], future, directory)
+        Move(logs, logs.logs[key], future, directory, is_found=True)
         for directory in logs.working
         for key, future in directory.arriving.items()
         if key in logs.logs

@@ -119,7 +119,7 @@ class Mover:
         """Copies until the partition has moved, or nothing is to be moved any more."""
         marked = False
         while not move.is_off():
-            marked = marked and not move.begins_anew
+            marked = marked and not move.may_differ
             if move.lag > CATCH_UP_OFFSETS or not marked or not move.is_start_written:
                 await self._copy_pieces(move)
                 if move.is_off():
@@ -143,6 +143,8 @@ class Mover:
             piece = move.next_piece(PIECE_BYTES, clock.wall_ms())
             if piece is None:
                 return
+            if move.needs_sync:
+                await self._sync(move)
             if move.is_overstated:
                 await self.replicas.checkpoints.write(move.checkpoints)
             await self._pace(move, piece.size)
@@ -161,6 +163,14 @@ class Mover:
 
     async def _prepare(self, move: Move) -> None:
         """Brings the copy to the disk, and then the decision."""
+        await self._sync(move)
+        await self.replicas.checkpoints.write(move.checkpoints)
+        await self._in_thread(move.mark)
+        if move.is_off():
+            unmark(move.logs.files, move.source.directory)
+
+    async def _sync(self, move: Move) -> None:
+        """Brings the copy to the disk."""
         job = move.future.begin_flush()
         try:
             await self._in_thread(job.run)
@@ -168,10 +178,6 @@ class Mover:
             move.distrust()
             raise
         move.future.finish_flush(job, self.replicas.clock.wall_ms())
-        await self.replicas.checkpoints.write(move.checkpoints)
-        await self._in_thread(move.mark)
-        if move.is_off():
-            unmark(move.logs.files, move.source.directory)
 
     async def _swap(self, move: Move) -> None:
         """The turn of the loop in which the copy becomes the partition; then the old directory goes."""

@@ -428,3 +428,42 @@ def test_what_may_change_at_run_time_and_what_not() -> None:
     ):
         with pytest.raises(ConfigError, match=hint.replace("?", r"\?")):
             check_broker_settings(settings, all_brokers=True)
+
+
+def test_an_option_that_stands_for_a_key_is_named_as_it_was_given() -> None:
+    config = BrokerConfig.from_sources(
+        sets=["log.dirs=/b", "listeners=PLAINTEXT://:2"],
+        options=[("-d/--data", "log.dirs=/a"), ("-p/--port", "listeners=PLAINTEXT://:1")],
+    )
+    assert config.warnings == (
+        "log.dirs is given twice (-d/--data, --set log.dirs): the last one holds",
+        "listeners is given twice (-p/--port, --set listeners): the last one holds",
+    )
+    assert config.log_dirs() == ("/b",)
+
+
+def test_a_data_directory_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    (tmp_path / "a").mkdir()
+    link.symlink_to(tmp_path / "a")
+    for names, text in {
+        f"{tmp_path}/a,{tmp_path}/a": f"log.dirs names {tmp_path}/a twice: name each data directory once",
+        f"{tmp_path}/a,{link}": f"log.dirs names {tmp_path}/a twice (as {tmp_path}/a and as {link})",
+    }.items():
+        with pytest.raises(ConfigError) as refused:
+            BrokerConfig.of(log_dirs=names)
+        assert text in str(refused.value)
+        assert "(--set log.dirs)" in str(refused.value)
+
+
+def test_a_cordoned_directory_has_to_be_a_data_directory() -> None:
+    with pytest.raises(ConfigError) as refused:
+        BrokerConfig.of(log_dirs="/a,/b", cordoned_log_dirs="/b,/nowhere")
+    assert str(refused.value) == (
+        "cordoned.log.dirs names /nowhere, which is not in log.dirs=/a,/b: name directories of log.dirs "
+        "(--set cordoned.log.dirs)"
+    )
+    with pytest.raises(ConfigError, match="is every directory, and stands alone"):
+        BrokerConfig.of(log_dirs="/a,/b", cordoned_log_dirs="*,/b")
+    for names in ("*", "/a", "/a,/b/../b", ""):
+        assert BrokerConfig.of(log_dirs="/a,/b", cordoned_log_dirs=names)

@@ -207,6 +207,33 @@ def test_ready_is_told_in_a_file_and_to_systemd(tmp_path: Path) -> None:
     assert f"tidemill topic create hello -b 127.0.0.1:{port}" in errors
 
 
+def test_data_directories_that_contradict_each_other_stop_the_start(tmp_path: Path) -> None:
+    here = tmp_path / "d"
+    outcome = serve_once("-d", str(here), "--set", "cordoned.log.dirs=/nowhere")
+    assert outcome.returncode == 1
+    assert f"cordoned.log.dirs names /nowhere, which is not in log.dirs={here}" in outcome.stderr
+    outcome = serve_once("-d", f"{here},{here}")
+    assert outcome.returncode == 1
+    assert f"log.dirs names {here} twice: name each data directory once (-d/--data)" in outcome.stderr
+    assert not here.exists()
+
+
+def test_options_that_come_twice_are_named_as_they_were_given(tmp_path: Path) -> None:
+    outcome = subprocess.run(
+        [
+            *(sys.executable, "-m", "tidemill", "serve", "--until-eof", "-d", str(tmp_path / "a"), "-p", "0"),
+            *("--set", f"log.dirs={tmp_path / 'b'}", "--set", "listeners=PLAINTEXT://127.0.0.1:0"),
+        ],
+        input="",
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert outcome.returncode == 0
+    assert "log.dirs is given twice (-d/--data, --set log.dirs): the last one holds" in outcome.stderr
+    assert "listeners is given twice (-p/--port, --set listeners): the last one holds" in outcome.stderr
+
+
 def test_unknown_keys_are_warned_of_and_idle_ones_noted(tmp_path: Path) -> None:
     file = tmp_path / "server.properties"
     file.write_text("num.partition=3\n")

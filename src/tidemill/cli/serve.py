@@ -66,13 +66,14 @@ def command(
         os.remove(ready_file)
     shorts = []
     if port is not None:
-        shorts.append(f"listeners=PLAINTEXT://:{port}")
+        shorts.append(("-p/--port", f"listeners=PLAINTEXT://:{port}"))
     if data is not None:
-        shorts.append(f"log.dirs={data}")
+        shorts.append(("-d/--data", f"log.dirs={data}"))
     return serve(
         Start(
             config_file=config_file,
-            sets=[*shorts, *sets],
+            sets=sets,
+            options=shorts,
             environment=os.environ,
             log_level=log_level,
             ready_file=ready_file,

@@ -91,6 +91,7 @@ class Start:
         "config_file",
         "environment",
         "log_level",
+        "options",
         "quiet",
         "ready_descriptor",
         "ready_file",
@@ -103,6 +104,7 @@ class Start:
         *,
         config_file: str | None = None,
         sets: Sequence[str] = (),
+        options: Sequence[tuple[str, str]] = (),
         environment: Mapping[str, str] | None = None,
         log_level: str | None = None,
         ready_file: str | None = None,
@@ -112,6 +114,7 @@ class Start:
     ) -> None:
         self.config_file = config_file
         self.sets = tuple(sets)
+        self.options = tuple(options)
         self.environment = dict(environment or {})
         self.log_level = log_level
         self.ready_file = ready_file
@@ -146,7 +149,7 @@ def serve(start: Start) -> int:
 
 def read_config(start: Start) -> BrokerConfig:
     """The checked configuration, with logging set up as it says."""
-    config = BrokerConfig.from_sources(start.config_file, start.sets, start.environment)
+    config = BrokerConfig.from_sources(start.config_file, start.sets, start.environment, start.options)
     check_config(config)
     levels = start.log_level.split(",") if start.log_level else config.list("tidemill.log.level")
     log_lines.set_up(levels)

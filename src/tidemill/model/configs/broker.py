@@ -6,6 +6,7 @@ Precedence, highest first: what was set at run time for this broker, at run time
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 
 from tidemill.model.configs.keys import Key, Value
@@ -23,6 +24,9 @@ from tidemill.model.configs.values import (
     Synonym,
 )
 from tidemill.model.errors import ConfigError
+
+ALL_DIRECTORIES = "*"
+"""As the only value of ``cordoned.log.dirs``."""
 
 
 class BrokerConfig(Config):
@@ -58,10 +62,12 @@ class BrokerConfig(Config):
         file: str | None = None,
         sets: Iterable[str] = (),
         environment: Mapping[str, str] | None = None,
+        options: Iterable[tuple[str, str]] = (),
     ) -> BrokerConfig:
         """Reads file, environment and ``key=value`` sets; ConfigError at the first value that is wrong.
 
-        A variable ``TIDEMILL_LOG_DIRS`` stands for ``log.dirs``; an empty one counts as not set.
+        A variable ``TIDEMILL_LOG_DIRS`` stands for ``log.dirs``; an empty one counts as not set. ``options``
+        are sets that were given by another option, as ``("-d", "log.dirs=/some/dir")``.
         """
         from tidemill.model.configs.sources import ENVIRONMENT_PREFIX, NOT_KEYS, Gathered
 
@@ -72,6 +78,9 @@ class BrokerConfig(Config):
         for variable, text in sorted((environment or {}).items()):
             if variable.startswith(ENVIRONMENT_PREFIX) and variable not in NOT_KEYS and text != "":
                 gathered.add_variable(variable, text)
+        for option, text in options:
+            key, _, value = text.partition("=")
+            gathered.add(key, value, option, layer="--set")
         for text in sets:
             key, equals, value = text.partition("=")
             if not equals or not key.strip():
@@ -84,6 +93,7 @@ class BrokerConfig(Config):
             notes=tuple(gathered.notes()),
         )
         config.check()
+        config.check_directories()
         return config
 
     @classmethod
@@ -114,6 +124,39 @@ class BrokerConfig(Config):
             raise ConfigError(
                 f"{shortest}={self.int(shortest)} is above {longest}={self.int(longest)}: "
                 "lower one or raise the other"
+            )
+
+    def check_directories(self) -> None:
+        """ConfigError for a data directory that is named twice, and for a cordoned one that there is not.
+
+        Source: Apache Kafka, ``LogManager.createAndValidateLogDirs`` and
+        ``KafkaConfig.validateCordonedLogDirs``.
+        """
+        given = self.provenance("log.dirs")
+        seen: dict[str, str] = {}
+        for path in self.list("log.dirs"):
+            place = os.path.realpath(path)
+            if place in seen:
+                also = "" if seen[place] == path else f" (as {seen[place]} and as {path})"
+                raise ConfigError(
+                    f"log.dirs names {place} twice{also}: name each data directory once ({given})"
+                )
+            seen[place] = path
+        cordoned = self.list("cordoned.log.dirs")
+        known = {os.path.abspath(path) for path in self.log_dirs()}
+        given = self.provenance("cordoned.log.dirs")
+        if ALL_DIRECTORIES in cordoned and len(cordoned) > 1:
+            raise ConfigError(
+                f"cordoned.log.dirs={','.join(cordoned)}: {ALL_DIRECTORIES} is every directory, and stands "
+                f"alone ({given})"
+            )
+        strange = [
+            path for path in cordoned if path != ALL_DIRECTORIES and os.path.abspath(path) not in known
+        ]
+        if strange:
+            raise ConfigError(
+                f"cordoned.log.dirs names {', '.join(strange)}, which is not in log.dirs="
+                f"{','.join(self.log_dirs())}: name directories of log.dirs ({given})"
             )
 
     # Values

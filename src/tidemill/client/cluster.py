@@ -15,6 +15,7 @@ from typing import Any
 
 from tidemill.client.config import ClientConfig
 from tidemill.client.connection import Connection
+from tidemill.client.coordinator_trouble import CoordinatorTrouble
 from tidemill.client.errors import (
     BrokerUnreachable,
     ClientClosed,
@@ -117,6 +118,7 @@ class Cluster:
         self._refresh_lock = threading.Lock()
         self._connections: dict[tuple[int, str], Connection] = {}
         self._bootstrap: Connection | None = None
+        self.coordinator_trouble = CoordinatorTrouble()
         self._opening: set[tuple[int, str]] = set()
         self._failures: dict[int, tuple[int, float]] = {}
         self._random = random.Random()
@@ -477,6 +479,8 @@ class Cluster:
                 failure = problem
             if not failure.retriable or time.monotonic() + 0.1 >= deadline:
                 raise failure
+            if key_type == 0:
+                self.coordinator_trouble.failed(key, failure)
             time.sleep(self.config.seconds("retry.backoff.ms"))
 
     def close(self) -> None:

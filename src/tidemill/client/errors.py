@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from tidemill.model.errors import ErrorCode, KafkaError
 
+COORDINATOR_STEP = (
+    "wait for an election; if it stays, start the brokers of the group's partition of __consumer_offsets, "
+    "which 'tidemill topic describe __consumer_offsets' shows, or look at their logs"
+)
 NEXT_STEP: dict[ErrorCode, str] = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "create the topic, or check its name and its number of partitions",
     ErrorCode.UNKNOWN_TOPIC_ID: "the topic was deleted or made anew; refresh the metadata and start again",
@@ -36,6 +40,9 @@ NEXT_STEP: dict[ErrorCode, str] = {
     ErrorCode.ELECTION_NOT_NEEDED: "the right replica leads already",
     ErrorCode.INVALID_CONFIG: "correct the key or its value",
     ErrorCode.POLICY_VIOLATION: "a policy of the cluster refuses it; ask its operator",
+    ErrorCode.NOT_COORDINATOR: COORDINATOR_STEP,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE: COORDINATOR_STEP,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: "wait until the coordinator has read the offsets of its groups",
     ErrorCode.NON_EMPTY_GROUP: "stop the members of the group first",
     ErrorCode.GROUP_ID_NOT_FOUND: "check the group id; list groups to see what is there",
     ErrorCode.INVALID_GROUP_ID: "set group.id to a text that is not empty",

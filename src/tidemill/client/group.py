@@ -158,8 +158,12 @@ class Membership:
             try:
                 if not self._advance(deadline):
                     return False
-            except (BrokerUnreachable, RequestTimeout) as problem:
+            except ClientError as problem:
+                is_moved = problem.code in COORDINATOR_MOVED
+                if not is_moved and not isinstance(problem, BrokerUnreachable | RequestTimeout):
+                    raise
                 LOG.debug("group %s: %s", self.group_id, problem)
+                self._cluster.coordinator_trouble.failed(self.group_id, problem)
                 self.forget_coordinator()
                 if not self._pause(deadline):
                     return False
@@ -248,6 +252,7 @@ class Membership:
             self.protocol = answer.protocol_name or ""
             self.is_leader = answer.leader == answer.member_id
             self.state = State.SYNCING
+            self._cluster.coordinator_trouble.ended(self.group_id)
             self._last_beat = time.monotonic()
         assignments: list[SyncGroupRequestAssignment] = []
         if self.is_leader and not answer.skip_assignment:
@@ -334,12 +339,14 @@ class Membership:
                 return True
             if code == ErrorCode.REBALANCE_IN_PROGRESS:
                 return True
-        if code in COORDINATOR_MOVED:
-            if code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-                self.forget_coordinator()
-            return self._pause(deadline)
         broker = connection.address if connection else None
-        raise error_for(answer.error_code, f"{what} group {self.group_id!r}", broker=broker)
+        problem = error_for(answer.error_code, f"{what} group {self.group_id!r}", broker=broker)
+        if code not in COORDINATOR_MOVED:
+            raise problem
+        self._cluster.coordinator_trouble.failed(self.group_id, problem)
+        if code != ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            self.forget_coordinator()
+        return self._pause(deadline)
 
     def _reset(self) -> None:
         """Forgets the membership: the next join is a new member's. Under the lock."""
@@ -426,6 +433,7 @@ class Membership:
                 return
             if code == ErrorCode.NONE:
                 self._last_beat = time.monotonic()
+                self._cluster.coordinator_trouble.ended(self.group_id)
                 return
             if code == ErrorCode.REBALANCE_IN_PROGRESS:
                 if self.state is State.STABLE:
@@ -435,6 +443,10 @@ class Membership:
                 self._reset()
             elif code in COORDINATOR_MOVED:
                 self._coordinator = None
+                problem = error_for(
+                    answer.error_code, f"stay in group {self.group_id!r}", broker=connection.address
+                )
+                self._cluster.coordinator_trouble.failed(self.group_id, problem)
                 return
             else:
                 self._fatal = error_for(

@@ -56,13 +56,19 @@ def with_coordinator(cluster: Cluster, group: str, deadline: float, ask: Callabl
     while True:
         try:
             node_id = cluster.coordinator(group, deadline)
-            return ask(cluster.connection(node_id, GROUP, deadline))
+            found = ask(cluster.connection(node_id, GROUP, deadline))
         except ClientError as problem:
+            if problem.code not in COORDINATOR_MOVED:
+                raise
+            cluster.coordinator_trouble.failed(group, problem)
             pause = cluster.config.seconds("retry.backoff.ms")
-            if problem.code not in COORDINATOR_MOVED or time.monotonic() + pause >= deadline:
+            if time.monotonic() + pause >= deadline:
                 raise
             time.sleep(pause)
             cluster.request_refresh()
+        else:
+            cluster.coordinator_trouble.ended(group)
+            return found
 
 
 def commit_request(

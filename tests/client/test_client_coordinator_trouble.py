@@ -1,0 +1,45 @@
+"""What users hear while the coordinator of a group cannot be used."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tidemill.client.coordinator_trouble import TOLD_AFTER_S, TOLD_AGAIN_S, CoordinatorTrouble
+from tidemill.client.errors import error_for
+from tidemill.model.errors import ErrorCode
+
+
+def test_a_coordinator_that_does_not_serve_is_a_warning_with_the_next_step_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = 0.0
+    trouble = CoordinatorTrouble(lambda: now)
+    problem = error_for(ErrorCode.NOT_COORDINATOR, "join group 'g'", broker="localhost:9092")
+    lines: list[tuple[float, str]] = []
+    for second in range(2 * int(TOLD_AGAIN_S)):
+        now = float(second)
+        trouble.failed("g", problem)
+        lines += [(now, line) for line in caplog.messages]
+        caplog.clear()
+    assert [when for when, _ in lines] == [TOLD_AFTER_S, TOLD_AFTER_S + TOLD_AGAIN_S]
+    assert lines[0][1] == (
+        "group g waits for its coordinator for 3 s: cannot join group 'g': NOT_COORDINATOR, broker "
+        "localhost:9092; wait for an election; if it stays, start the brokers of the group's partition of "
+        "__consumer_offsets, which 'tidemill topic describe __consumer_offsets' shows, or look at their logs"
+    )
+    caplog.set_level(logging.WARNING)
+    trouble.ended("g")
+    trouble.ended("g")
+    assert caplog.messages == ["the coordinator of group g answers again"]
+
+
+def test_a_coordinator_that_moves_is_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    trouble = CoordinatorTrouble(lambda: now)
+    for _ in range(20):
+        trouble.failed("g", error_for(ErrorCode.NOT_COORDINATOR, "join group 'g'"))
+        now += TOLD_AFTER_S - 0.1
+        trouble.ended("g")
+    assert caplog.messages == []

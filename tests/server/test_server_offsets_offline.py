@@ -1,0 +1,87 @@
+"""The command line while the coordinator of a group is unavailable: real brokers, ZooKeeper and processes."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from cluster_stage import Stage, cluster, produce, until
+
+from tidemill.testing.zookeeper import ZooKeeper
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def stage(zookeeper_server: ZooKeeper) -> Iterator[Stage]:
+    """Two brokers, and a single replica of the offsets topic, on a broker that is down."""
+    address = f"{zookeeper_server.address}/test-offsets-offline-{next(_numbers)}"
+    settings = {
+        "offsets__topic__replication__factor": "1",
+        "offsets__topic__num__partitions": "1",
+        "min__insync__replicas": "1",
+    }
+    with cluster(address, 2, **settings) as found:
+        with found.admin() as admin:
+            admin.create_topic("t", 1, 2)
+        produce(found, "t", range(5))
+        assert tidemill(found, "consume", "t", "-g", "g", "--from-beginning", "-n", "5").returncode == 0
+        holder = found.described("__consumer_offsets").leader
+        found.brokers[holder].kill()
+        until(lambda: found.described("__consumer_offsets").leader < 0, "nobody leads the offsets")
+        until(lambda: found.described("t").leader > 0, "the topic is led")
+        yield found
+
+
+def tidemill(stage: Stage, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs one command line against the brokers that live."""
+    living = [broker.bootstrap for broker in stage.brokers.values() if broker.running]
+    return subprocess.run(
+        [sys.executable, "-m", "tidemill", *arguments, "-b", ",".join(living)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+STEP = "start the brokers of the group's partition of __consumer_offsets"
+
+
+def test_a_consumer_whose_coordinator_is_down_says_what_it_waits_for_and_goes_on_when_it_is_back(
+    stage: Stage,
+) -> None:
+    living = next(broker for broker in stage.brokers.values() if broker.running)
+    dead = next(broker for broker in stage.brokers.values() if not broker.running)
+    with subprocess.Popen(
+        [
+            *(sys.executable, "-m", "tidemill", "consume", "t", "-g", "g2", "--from-beginning", "-n", "5"),
+            *("-b", living.bootstrap),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as consumer:
+        began = time.monotonic()
+        assert consumer.stderr is not None
+        said = consumer.stderr.readline()
+        assert "group g2 waits for its coordinator for 3 s: " in said
+        assert "__consumer_offsets-0 has no leader" in said
+        assert STEP in said
+        assert time.monotonic() - began < 10
+        dead.start()
+        out, _ = consumer.communicate(timeout=60)
+        assert sorted(map(int, out.split())) == [0, 1, 2, 3, 4]
+        assert consumer.returncode == 0
+
+
+def test_the_description_of_a_group_whose_coordinator_is_down_fails_with_the_next_step(stage: Stage) -> None:
+    outcome = tidemill(stage, "group", "describe", "g")
+    assert outcome.returncode == 1
+    waiting, failed = outcome.stderr.splitlines()
+    assert waiting.startswith("group g waits for its coordinator for 3 s: ")
+    assert failed.startswith("tidemill: cannot find the coordinator of group 'g': COORDINATOR_NOT_AVAILABLE")
+    assert STEP in failed

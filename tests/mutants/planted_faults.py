@@ -102,9 +102,23 @@ LEADER: Final = (
     Fault(
         "commit-before-sync",
         "replication/partition.py",
-        "        own: i64 = self._flushed_end if self._flushing or self.log.needs_flush else end\n",
-        "        own: i64 = end\n",
+        "return self._flushed_end if self._flushing or self.log.needs_flush else self.log.end_offset\n",
+        "return self.log.end_offset\n",
         "With flush.messages the leader itself counts as far as it has synced.",
+    ),
+    Fault(
+        "lead-alone-before-sync",
+        "replication/partition.py",
+        "        if self._alone:\n            self._advance(self._own_end(), 0)\n",
+        "        if self._alone:\n            self._advance(self.log.end_offset, 0)\n",
+        "A leader that is alone in sync commits what it has synced, where flush.messages asks for that.",
+    ),
+    Fault(
+        "killed-before-sync-counts-as-synced",
+        "replication/partition.py",
+        "        self._flushed_end: i64 = min(log.recovery_point, log.end_offset)\n",
+        "        self._flushed_end: i64 = log.end_offset\n",
+        "What a killed process had not synced counts once it is synced.",
     ),
     Fault(
         "unsynced-append-commits-alone",

@@ -548,3 +548,4 @@ def _configure(partitions: Iterable[Partition | None], config: LogConfig, now_ms
             partition.storage = storage
             partition.set_min_insync(config.min_insync_replicas, now_ms)
             partition.log.set_config(config)
+            partition.flush_if_due()

@@ -117,7 +117,8 @@ class Partition(Readable):
         self._alone = False
         self._flushing = False
         self._start_unsaved = False
-        self._flushed_end: i64 = log.end_offset
+        # A process that was killed leaves records that only the system holds.
+        self._flushed_end: i64 = min(log.recovery_point, log.end_offset)
         self._unflushed_bytes: i64 = 0
         self._unwritten_bytes: i64 = 0
 
@@ -178,6 +179,7 @@ class Partition(Readable):
         self.replicas = replicas
         self.isr = isr
         self._alone = self._is_alone()
+        self.flush_if_due()
         if self.is_leader:
             self._lead(is_new, partition_epoch, now_ms)
             self._wake_deletions()
@@ -223,8 +225,12 @@ class Partition(Readable):
         self._alone = self._is_alone() and (self.replication is None or not self.replication.pending)
         if not self._alone:
             self._commit(now_ms)
-        elif not self._flushing:
-            self._advance(self.log.end_offset, 0)
+        else:
+            self._advance(self._own_end(), 0)
+
+    def _own_end(self) -> i64:
+        """How far this broker counts for a commit: with ``flush.messages`` as far as it has synced."""
+        return self._flushed_end if self._flushing or self.log.needs_flush else self.log.end_offset
 
     def _ends_known_of(self, replicas: tuple[int, ...]) -> dict[int, int]:
         """How far each of ``replicas`` has the log at least, where that is known."""
@@ -257,7 +263,7 @@ class Partition(Readable):
         else:
             known.change(self.replicas, self.isr, partition_epoch)
         if self._alone:
-            self._advance(self.log.end_offset, 0)
+            self._advance(self._own_end(), 0)
         else:
             self._commit(now_ms)
         if is_new:
@@ -342,6 +348,11 @@ class Partition(Readable):
             return False
         return acks == -1 or (acks == 1 and self._flushing and self._flushed_end < end_offset)
 
+    def flush_if_due(self) -> None:
+        """Has the log synced if ``flush.messages`` asks for it, as it is now, and the log as it is."""
+        if self.log.needs_flush and not self.failed:
+            self._want_flush()
+
     def _want_flush(self) -> None:
         if not self._flushing:
             self._flushing = True
@@ -357,9 +368,8 @@ class Partition(Readable):
             self._advance(end_offset, added)
         else:
             self._commit(now_ms)
-        if self.log.needs_flush:
-            self._want_flush()
-        elif self._alone and self.high_watermark < self.log.end_offset:
+        self.flush_if_due()
+        if not self._flushing and self._alone and self.high_watermark < self.log.end_offset:
             self._advance(self.log.end_offset, 0)
         # What came meanwhile, and wants no sync, waits no longer either.
         self._wake_synced(end_offset if self._flushing else self.log.end_offset)
@@ -474,8 +484,7 @@ class Partition(Readable):
         if replication is None or self.is_under_min_isr:
             return
         end: i64 = self.log.end_offset
-        own: i64 = self._flushed_end if self._flushing or self.log.needs_flush else end
-        offset: i64 = replication.high_watermark(own, now_ms)
+        offset: i64 = replication.high_watermark(self._own_end(), now_ms)
         if offset > self.high_watermark:
             # Bytes are not known by offset: the share of the offsets stands for them.
             added: i64 = self._unflushed_bytes * (offset - self.high_watermark) // (end - self.high_watermark)
@@ -507,13 +516,15 @@ class Partition(Readable):
                 # What is here was deleted. The leader's log may start within a batch, which then comes whole.
                 self._advance(high_watermark if high_watermark < end else end, 0)
                 self._follow_start(end)
-            end = self.log.append_as_follower(data, now_ms, position, position_end)
+            try:
+                end = self.log.append_as_follower(data, now_ms, position, position_end)
+            finally:
+                # Some of it may be stored although the rest is refused; the next fetch tells of it.
+                self.flush_if_due()
         self._unwritten_bytes += size
         if self._unwritten_bytes >= WRITE_BACK_BYTES:
             self._unwritten_bytes = 0
             self.events.write_back_wanted(self)
-        if self.log.needs_flush:
-            self._want_flush()
         self._advance(high_watermark if high_watermark < end else end, size)
         self._follow_start(start_offset if start_offset < end else end)
 

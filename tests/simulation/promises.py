@@ -279,6 +279,8 @@ class Promises:
         self._producer_ids: dict[int, str] = {}
         self._controller_epoch = 0
         self._registered_s: dict[int, float] = {}
+        self._started_s: dict[int, float] = {}
+        """When the present process of a broker registered first."""
         self.clock_turned = False
         self.clock_ahead_ms = 0
         """How much later a machine's wall clock was at most."""
@@ -462,6 +464,8 @@ class Promises:
         to the store when the process is gone, and says nothing of the start of the next one.
         """
         self._registered_s[broker] = self.now()
+        if is_new:
+            self._started_s[broker] = self.now()
         self.deposed.registered(broker, self.now())
         started_s = self.started_s(broker)
         for place, known in self.partitions.items():
@@ -469,6 +473,10 @@ class Promises:
             if is_new and is_found and not lost.is_lost(*place):
                 # Its start has found nothing missing.
                 known.holders.unreported.pop(broker, None)
+
+    def has_registered_since(self, broker: int, since_s: float) -> bool:
+        """Whether a process of a broker has registered first after that time."""
+        return self._started_s.get(broker, since_s) > since_s
 
     def loss_read(self, broker: int, lost: LostReplicas) -> None:
         """The controller has read in a registration what a broker may have lost."""

@@ -238,14 +238,17 @@ class Faults:
         former = node.files
         if not self.lose_disk(node):
             return False
-        self._await_in_sync(node, former, self.simulation.loop.time() + 2 * LONG_S)
+        self._await_in_sync(node, former, self.simulation.loop.time())
         return True
 
-    def _await_in_sync(self, node: Node, former: SimulatedFiles, deadline_s: float) -> None:
+    def _await_in_sync(self, node: Node, former: SimulatedFiles, lost_s: float) -> None:
         now = self.simulation.loop.time()
         histories = self.promises.partitions.values()
-        is_in_sync = any(node.node_id in history.holders.isr for history in histories)
-        if node.is_running and now > node.started_s + SHORT_S and is_in_sync and self._may_lose(node):
+        # Until its broker has registered with the other disk, the former one has all that it acknowledged.
+        is_in_sync = self.promises.has_registered_since(node.node_id, lost_s) and any(
+            node.node_id in history.holders.isr for history in histories
+        )
+        if node.is_running and is_in_sync and self._may_lose(node):
             self._report(f"{node.name} has its former disk again")
             self.events.count("former disks put back")
             node.stop()
@@ -254,9 +257,9 @@ class Faults:
             self.simulation.network.process_ended(node.machine)
             self.promises.replicas_lost(node.node_id, everything=True)
             self.later(node.boot)
-        elif now < deadline_s and not self.ended:
+        elif now < lost_s + 2 * LONG_S and not self.ended:
             self._disturb(0.0)
-            again = lambda: self._await_in_sync(node, former, deadline_s)  # noqa: E731
+            again = lambda: self._await_in_sync(node, former, lost_s)  # noqa: E731
             self.simulation.network.world_timer(now + 0.05, again)
 
     def _isolate(self, node: Node, lose: Callable[[Node], bool]) -> bool:

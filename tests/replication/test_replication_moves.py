@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from tidemill.broker.fetch import diverges
+from tidemill.broker.fetch_sessions import FetchPart
 from tidemill.log.aborted import AbortedTransactions
 from tidemill.log.config import LogConfig
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
 from tidemill.log.moves import Move
-from tidemill.log.names import MOVED_TO, TRANSACTION_INDEX
+from tidemill.log.names import LEADER_EPOCHS, MOVED_TO, TRANSACTION_INDEX
 from tidemill.log.segment import Slice
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
@@ -521,6 +523,27 @@ def test_nothing_is_copied_in_the_place_of_what_was_cut_before_the_cut_is_on_the
 
     asyncio.run(run())
     assert stored_from[:2] == [0, 20]
+
+
+def test_a_leader_that_has_moved_tells_followers_where_its_epoch_began() -> None:
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.partition.become(NODE, 5, (NODE,), (NODE,))
+        stage.append(3)
+        stage.partition.become(NODE, 7, (NODE,), (NODE,))
+        part = FetchPart(ID, 0)
+        part.offset = 3
+        part.last_fetched_epoch = 6
+        stage.mover.begin(KEY, B)
+        await stage.moved()
+        assert stage.log.directory == f"{B}/t-0"
+        assert diverges(part, stage.partition)
+        assert (part.diverging_epoch, part.diverging_end) == (5, 3)
+        stage.append()
+        assert stage.files.read(f"{B}/t-0/{LEADER_EPOCHS}") == b"0\n2\n5 0\n7 3\n"
+        await stage.stop()
+
+    asyncio.run(run())
 
 
 async def killed_at(files: Mortal, last: int) -> tuple[int, int, bool]:

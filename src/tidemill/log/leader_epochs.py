@@ -107,6 +107,12 @@ class LeaderEpochs:
             return epoch, self.starts[0]
         return self.epochs[above - 1], self.starts[above]
 
+    def take_empty(self, other: LeaderEpochs, log_end: int) -> None:
+        """Takes over the epochs without records of a log that ends at ``log_end`` too; no file is written."""
+        for epoch, start in zip(other.epochs, other.starts, strict=True):
+            if start >= log_end:
+                self.assign(epoch, start, save=False)
+
     def common_end(self, other: LeaderEpochs, log_end: int) -> int:
         """Up to where two logs are the same, both of which reach ``log_end``; -1 without a common epoch."""
         for epoch in reversed(self.epochs):

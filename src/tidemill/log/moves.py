@@ -185,6 +185,8 @@ class Move:
         old.remove(self.key)
         self.target.remove(self.key, is_copy=True)
         self.target.add(future)
+        # A leader knows its epoch also before the first record of it: followers of earlier ones ask for it.
+        future.leader_epochs.take_empty(source.leader_epochs, int(source.end_offset))
         logs.logs[self.key] = future
         source.closed = True
         source.release()

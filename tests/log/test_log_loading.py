@@ -152,14 +152,14 @@ def test_a_signal_ends_the_check_between_two_batches(
         raise Signal
 
     files.on_read = read_on
-    stop = loading.Shelf.stop
+    stop = loading.DirectoryLoading.stop
 
-    def stop_and_go_on(shelf: loading.Shelf) -> None:
-        stop(shelf)
+    def stop_and_go_on(loading: loading.DirectoryLoading) -> None:
+        stop(loading)
         interrupted.set()
 
     monkeypatch.setattr(loading, "wait", wait)
-    monkeypatch.setattr(loading.Shelf, "stop", stop_and_go_on)
+    monkeypatch.setattr(loading.DirectoryLoading, "stop", stop_and_go_on)
     with pytest.raises(Signal):
         started(files, ("/a",), 1)
     assert {path[:7] for path in read} == {"/a/t-0/"}

@@ -45,7 +45,7 @@ class DataDirectory:
         "high_watermarks",
         "is_blank",
         "is_outdated",
-        "is_strange",
+        "is_unsigned",
         "lock",
         "logs",
         "may_have_lost",
@@ -67,14 +67,14 @@ class DataDirectory:
         self.was_used = False
         """A broker of Tidemill had it before, not only one of Kafka."""
         self.is_blank = False
-        """It holds no logs, and nobody has heeded yet what it may have held: it is new, or an empty disk is
-        in the place of another."""
+        """It holds no logs, and the controller has not processed a loss report for it yet: it is new, or an
+        empty disk is in the place of another."""
         self.is_outdated = False
         """It was not in use at the broker's last start: its logs may lack what was acknowledged since."""
         self.lock: Any = None
         self.meta: DirectoryMeta | None = None
-        self.is_strange = False
-        """It is not signed although others are: new, or the place of a disk that is not mounted."""
+        self.is_unsigned = False
+        """It has no ``meta.properties`` although others have: new, or the place of a disk that is not mounted."""
         self.logs: dict[TopicPartition, Log] = {}
         self.arriving: dict[TopicPartition, Log] = {}
         """Logs that are being moved here from another directory (``-future``)."""
@@ -327,7 +327,7 @@ class DataDirectories:
             self.stored_cluster_id()
             is_signed = [directory.meta is not None for directory in self.working]
             for directory in self.working:
-                directory.is_strange = directory.meta is None and any(is_signed)
+                directory.is_unsigned = directory.meta is None and any(is_signed)
             self._try_each("write", lambda directory: self._claim(directory, cluster_id, node_id, version))
         except BaseException:
             self.unlock()
@@ -391,26 +391,26 @@ class DataDirectories:
         return [
             directory.path
             for directory in self.working
-            if not directory.is_strange and not self.files.exists(directory.file(META_PROPERTIES))
+            if not directory.is_unsigned and not self.files.exists(directory.file(META_PROPERTIES))
         ]
 
     def accept(self) -> None:
         """Signs what was new at the start, beside directories that were not: nothing was missed."""
         for directory in self.working:
-            if directory.is_strange and directory.meta is not None:
+            if directory.is_unsigned and directory.meta is not None:
                 path = directory.file(META_PROPERTIES)
                 try:
                     write_meta(self.files, path, directory.meta)
                 except OSError as problem:
                     raise storage_error("write", path, problem) from problem
-                directory.is_strange = False
+                directory.is_unsigned = False
 
     def _claim(self, directory: DataDirectory, cluster_id: str, node_id: int, version: str) -> None:
         meta = directory.meta
         path = directory.file(META_PROPERTIES)
         if meta is None:
             directory.meta = DirectoryMeta(cluster_id, node_id, new_id(), version=version)
-            if not directory.is_strange:
+            if not directory.is_unsigned:
                 write_meta(self.files, path, directory.meta)
             return
         if meta.cluster_id and meta.cluster_id != cluster_id:

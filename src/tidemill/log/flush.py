@@ -60,7 +60,7 @@ class FlushJob:
             raise storage_error("sync", problem.filename or self._directory, problem) from problem
         finally:
             self.ended = True
-            self._open = []  # Who keeps the job keeps no descriptors.
+            self._open = []  # A finished job holds no file descriptors.
 
     def _sync_path(self, path: str) -> None:
         file: Any

@@ -4,8 +4,8 @@ The file forgets epochs as soon as the log's start moves behind them. A crash be
 down, or before the segments are gone, brings their records back: without an epoch a follower could not tell
 where it parts from its leader, and would cut down to its high watermark.
 
-An epoch begins where the batch before its first one ends: what lay in between was compacted, and of which
-epoch that was nobody can tell any more.
+An epoch begins where the batch before its first one ends: what lay in between was compacted, and its epoch
+is unknown.
 """
 
 from __future__ import annotations

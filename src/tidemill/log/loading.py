@@ -72,7 +72,7 @@ class Place(NamedTuple):
     """What is in it, where that is known."""
 
 
-class Shelf:
+class DirectoryLoading:
     """A data directory while its logs are opened: where they lie, and how far each is."""
 
     def __init__(self, directory: DataDirectory, places: list[Place]) -> None:
@@ -132,28 +132,28 @@ class Loading:
 
     def run(self) -> None:
         """Opens every log; a directory that cannot be used is put aside."""
-        shelves: list[Shelf] = []
+        loadings: list[DirectoryLoading] = []
         for directory in self.all.working:
             with self._putting_aside(directory):
                 self.all.distrusted |= read_ids(self.files, directory.path)
         for directory in self.all.working:
             with self._putting_aside(directory):
-                shelves.append(self._take_stock(directory))
-        unclean = [shelf for shelf in shelves if not shelf.directory.clean and shelf.places]
+                loadings.append(self._take_stock(directory))
+        unclean = [loading for loading in loadings if not loading.directory.clean and loading.places]
         with ExitStack() as stack:
-            for shelf in unclean:
+            for loading in unclean:
                 pool = ThreadPoolExecutor(self.threads, thread_name_prefix="recovery")
                 stack.enter_context(pool)
-                stack.callback(shelf.stop)  # before the pool waits for its threads
-                shelf.opened = [pool.submit(self._open, shelf, place) for place in shelf.places]
-            for shelf in shelves:
-                if shelf not in unclean:
-                    with self._putting_aside(shelf.directory):
-                        self._open_clean(shelf)
+                stack.callback(loading.stop)  # before the pool waits for its threads
+                loading.opened = [pool.submit(self._open, loading, place) for place in loading.places]
+            for loading in loadings:
+                if loading not in unclean:
+                    with self._putting_aside(loading.directory):
+                        self._open_clean(loading)
             self._wait(unclean)
-            for shelf in unclean:
-                with self._putting_aside(shelf.directory):
-                    self._take_all(shelf)
+            for loading in unclean:
+                with self._putting_aside(loading.directory):
+                    self._take_all(loading)
 
     @contextmanager
     def _putting_aside(self, directory: DataDirectory) -> Iterator[None]:
@@ -170,7 +170,7 @@ class Loading:
         if is_disk_broken(problem):
             self.all.warnings += map(str, self.all.distrust(directory))
 
-    def _take_stock(self, directory: DataDirectory) -> Shelf:
+    def _take_stock(self, directory: DataDirectory) -> DirectoryLoading:
         """Finds out what lies in a directory. Raises OSError and StorageError when it cannot be used."""
         names = self.files.list(directory.path)
         is_distrusted = directory.meta is not None and directory.meta.directory_id in self.all.distrusted
@@ -185,7 +185,7 @@ class Loading:
         self._note_boot(directory, bool(places), is_distrusted)
         # From here on a crash is an unclean stop, also one of this start.
         remove_clean_shutdown(self.files, directory.file(CLEAN_SHUTDOWN), directory.path)
-        return Shelf(directory, places)
+        return DirectoryLoading(directory, places)
 
     def _note_boot(self, directory: DataDirectory, has_logs: bool, is_distrusted: bool) -> None:
         """Finds out whether the system was started anew since the last stop, and notes this boot.
@@ -211,27 +211,27 @@ class Loading:
         if not directory.is_blank and not directory.may_have_lost and (not was_used or known != current):
             self.files.replace(path, current.encode())
 
-    def _open_clean(self, shelf: Shelf) -> None:
-        for place in shelf.places:
-            self._take(shelf.directory, place, *self._open(shelf, place))
+    def _open_clean(self, loading: DirectoryLoading) -> None:
+        for place in loading.places:
+            self._take(loading.directory, place, *self._open(loading, place))
 
-    def _wait(self, shelves: list[Shelf]) -> None:
+    def _wait(self, loadings: list[DirectoryLoading]) -> None:
         """Waits for the threads, and tells of their progress when that takes long."""
-        left = {future for shelf in shelves for future in shelf.opened}
+        left = {future for loading in loadings for future in loading.opened}
         while left:
             _, left = wait(left, PROGRESS_S)
-            for shelf in shelves:
-                if left & set(shelf.opened):
-                    log.info("%s: %s", shelf.directory.path, shelf.progress)
+            for loading in loadings:
+                if left & set(loading.opened):
+                    log.info("%s: %s", loading.directory.path, loading.progress)
 
-    def _take_all(self, shelf: Shelf) -> None:
+    def _take_all(self, loading: DirectoryLoading) -> None:
         """Takes over the logs that threads opened; raises what one of them met."""
-        for future in shelf.opened:
+        for future in loading.opened:
             problem = None if future.cancelled() else future.exception()
             if problem is not None and not isinstance(problem, Stopped):
                 raise problem
-        for place, future in zip(shelf.places, shelf.opened, strict=True):
-            self._take(shelf.directory, place, *future.result())
+        for place, future in zip(loading.places, loading.opened, strict=True):
+            self._take(loading.directory, place, *future.result())
 
     def _place(self, directory: DataDirectory, name: str) -> Place | None:
         """What lies in a directory of this name; None when no log is to be opened there."""
@@ -295,9 +295,9 @@ class Loading:
             self.all.warnings.append(f"{problem}; it is left out")
             return {}
 
-    def _open(self, shelf: Shelf, place: Place) -> tuple[Opening, Log]:
+    def _open(self, loading: DirectoryLoading, place: Place) -> tuple[Opening, Log]:
         """Opens one log; in any thread, so that nothing but the opening's own state changes."""
-        directory = shelf.directory
+        directory = loading.directory
         warnings: list[str] = []
         try:
             topic_id = read_partition_metadata(self.files, f"{place.path}/{PARTITION_METADATA}")
@@ -319,9 +319,9 @@ class Loading:
             lost_unsynced=directory.may_have_lost,
             cleaned_behind_checkpoint=directory.was_used,
         )
-        shelf.openings.append(opening)
+        loading.openings.append(opening)
         opening.warnings += warnings
-        opening.progress.stop = shelf.stopping
+        opening.progress.stop = loading.stopping
         if not place.is_future:
             opening.before_loss = lambda: self._note_loss(place)
         try:
@@ -331,7 +331,7 @@ class Loading:
                 opening.before_loss()  # A segment is made now.
             opened = opening.open()
         except BaseException:
-            shelf.stop()  # the others cannot be used either
+            loading.stop()  # the others cannot be used either
             raise
         return opening, opened
 

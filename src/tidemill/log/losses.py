@@ -74,13 +74,13 @@ def keep_cut(files: Files, path: str, position: int, size: int) -> str:
 
 def cut_segment(files: Files, segment: Segment, position: int, *, keep: bool) -> str:
     """Cuts a log file at ``position``, and syncs it; where the rest is, in words, if it is to be kept."""
-    told = ""
+    kept_text = ""
     if keep:
         kept = keep_cut(files, segment.path, position, int(segment.size))
         files.sync_directory(segment.directory)
-        told = f"; they are kept in {kept}, which nothing uses or removes"
+        kept_text = f"; they are kept in {kept}, which nothing uses or removes"
     file = segment.file()
     file.truncate(position)
     file.sync()
     segment.size = position
-    return told
+    return kept_text

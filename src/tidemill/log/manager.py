@@ -151,16 +151,16 @@ class LogManager(DataDirectories):
         if topic_partition in self.undecided and not is_new:
             raise StorageError(self.undecided[topic_partition])
         is_rebuilt = not is_new and self.may_rebuild(topic_partition)
-        strange = [directory.path for directory in working if directory.is_strange]
-        if strange and not is_new and not is_rebuilt:
+        unsigned = [directory.path for directory in working if directory.is_unsigned]
+        if unsigned and not is_new and not is_rebuilt:
             self.missed += 1
             raise StorageError(
                 f"{topic_partition} is in no data directory, and no other broker has a replica of it. "
-                f"{strange[0]} was new at the start: is its disk mounted? Mount it and start again. If what "
+                f"{unsigned[0]} was new at the start: is its disk mounted? Mount it and start again. If what "
                 "it held is gone for good, delete the topic and start again"
             )
         places = [
-            one for one in working if one.path not in self.cordoned and (is_rebuilt or not one.is_strange)
+            one for one in working if one.path not in self.cordoned and (is_rebuilt or not one.is_unsigned)
         ]
         directory = self._choose(topic_partition, places)
         if directory.recovery_points.said(topic_partition) or directory.start_offsets.said(topic_partition):

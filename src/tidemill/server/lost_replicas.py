@@ -32,7 +32,7 @@ def report_lost_replicas(image: ClusterImage, node_id: int, logs: LogManager) ->
         return LostReplicas(missing=True)
     missing: list[TopicPartition] = []
     if len(logs.working) == len(logs.directories):
-        has_new_directory = any(directory.is_strange for directory in logs.directories)
+        has_new_directory = any(directory.is_unsigned for directory in logs.directories)
         missing = [
             key
             for key in _assigned(image, node_id)

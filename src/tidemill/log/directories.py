@@ -74,7 +74,7 @@ class DataDirectory:
         self.lock: Any = None
         self.meta: DirectoryMeta | None = None
         self.is_unsigned = False
-        """It has no ``meta.properties`` although others have: new, or the place of a disk that is not mounted."""
+        """It has no ``meta.properties`` although others have: new, or the place of an unmounted disk."""
         self.logs: dict[TopicPartition, Log] = {}
         self.arriving: dict[TopicPartition, Log] = {}
         """Logs that are being moved here from another directory (``-future``)."""

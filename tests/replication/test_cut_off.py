@@ -18,8 +18,9 @@ from tidemill.replication.partition import Partition
 from tidemill.replication.partition_state import PartitionState
 from tidemill.testing.files import FaultyFiles
 
-NODE, FOLLOWER = 1, 2
+NODE, FOLLOWER, LATE = 1, 2, 3
 TOGETHER = PartitionState(0, NODE, 3, (NODE, FOLLOWER), (NODE, FOLLOWER), 5)
+WITH_A_LATE_ONE = TOGETHER._replace(replicas=(NODE, LATE, FOLLOWER))
 
 
 class Stage:
@@ -107,5 +108,67 @@ def test_after_the_session_s_end_only_the_controller_says_what_is_led() -> None:
         stage.cut_off.forget()
         stage.cut_off.resume()
         assert not stage.partition.is_leader
+
+    staged(test)
+
+
+def test_a_leader_that_leads_again_commits_nothing_without_a_member_that_it_had_asked_for() -> None:
+    def test(stage: Stage) -> None:
+        asked = []
+        stage.replicas.change_isr = lambda _, isr, epoch: asked.append((isr, epoch))
+        stage.tell(WITH_A_LATE_ONE)
+        partition = stage.partition
+        now_ms = int(stage.clock.monotonic_ms())
+        for broker in (FOLLOWER, LATE):
+            partition.fetched_by(broker, 0, 0, now_ms, epoch=70 + broker)
+        wanted = ((NODE, FOLLOWER, LATE), 5)
+        assert asked == [wanted]
+        # The controller has written it, and the answer is lost with the network.
+        stage.append()
+        assert stage.leave(0)
+        stage.cut_off.resume()
+        assert asked == [wanted, wanted]
+        replication = partition.replication
+        assert replication is not None
+        # It is the same life of the broker that is asked for.
+        assert replication.epoch_of(LATE) == 70 + LATE
+        partition.fetched_by(FOLLOWER, 1, 0, now_ms)
+        assert partition.high_watermark == 0
+        partition.fetched_by(LATE, 1, 0, now_ms)
+        assert partition.high_watermark == 1
+
+    staged(test)
+
+
+def test_a_leader_that_was_alone_waits_for_who_it_had_asked_for_when_it_leads_again() -> None:
+    def test(stage: Stage) -> None:
+        stage.replicas.change_isr = lambda partition, isr, epoch: None
+        stage.tell(TOGETHER._replace(isr=(NODE,), partition_epoch=6))
+        now_ms = int(stage.clock.monotonic_ms())
+        stage.partition.fetched_by(FOLLOWER, 0, 0, now_ms)
+        stage.append()
+        assert stage.leave(0)
+        stage.cut_off.resume()
+        assert (stage.partition.is_leader, stage.partition.high_watermark) == (True, 0)
+        stage.replicas.isr_refused(stage.partition)
+        assert stage.partition.high_watermark == 1
+
+    staged(test)
+
+
+def test_what_was_asked_for_is_over_with_the_next_state() -> None:
+    def test(stage: Stage) -> None:
+        asked = []
+        stage.replicas.change_isr = lambda _, isr, epoch: asked.append((isr, epoch))
+        stage.tell(WITH_A_LATE_ONE)
+        stage.partition.fetched_by(LATE, 0, 0, int(stage.clock.monotonic_ms()))
+        stage.append()
+        assert stage.leave(0)
+        stage.tell(WITH_A_LATE_ONE._replace(isr=(NODE, FOLLOWER, LATE), partition_epoch=6))
+        stage.cut_off.resume()
+        replication = stage.partition.replication
+        assert replication is not None
+        assert (stage.partition.isr, replication.pending) == ((NODE, FOLLOWER, LATE), ())
+        assert len(asked) == 1
 
     staged(test)

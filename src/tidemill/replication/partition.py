@@ -112,6 +112,8 @@ class Partition(Readable):
         """Where the log ended when this broker began to lead."""
         self.on_flushed: Callable[[], None] | None = None
         """Called when a flush has ended that was asked for, by whoever waits for it as a follower."""
+        self._left: Replicas | None = None
+        """What the leader knew of its followers when it stopped to lead in the present state."""
         self._known_ends: dict[int, int] = {}
         """How far replicas had the log when they were last known to be in sync, or told."""
         self._alone = False
@@ -173,6 +175,10 @@ class Partition(Readable):
         is_new = leader != self.leader or leader_epoch != self.leader_epoch
         if is_new or self.replication is None:
             self._known_ends = self._ends_known_of(replicas)
+        if leader_epoch != self.leader_epoch or partition_epoch != self.partition_epoch:
+            self._left = None
+        elif self.replication is not None:
+            self._left = self.replication
         self.leader = leader
         self.leader_epoch = leader_epoch
         self.partition_epoch = partition_epoch
@@ -260,6 +266,7 @@ class Partition(Readable):
                 self.node_id, self.replicas, self.isr, partition_epoch, now_ms, self.lag_ms_max
             )
             self.replication.remember(self._known_ends, self.high_watermark)
+            self._go_on(self.replication)
         else:
             known.change(self.replicas, self.isr, partition_epoch)
         if self._alone:
@@ -270,6 +277,17 @@ class Partition(Readable):
             self._wake_readers()
         else:
             self.tell_news()
+
+    def _go_on(self, replication: Replicas) -> None:
+        """Leads again in the state in which it left: asks anew for the set that it had asked for.
+
+        The controller may have written it, and may elect its new members.
+        """
+        left, self._left = self._left, None
+        if left is not None:
+            replication.go_on(left)
+            if left.pending:
+                self._want_isr(replication, left.pending)
 
     # Writing.
 

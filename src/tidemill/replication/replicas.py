@@ -132,6 +132,16 @@ class Replicas:
         self.pending = ()
         self.partition_epoch = partition_epoch
 
+    def go_on(self, left: Replicas) -> None:
+        """Takes over the lives in which followers fetched last, from when this broker led the same state.
+
+        A member of a set that is asked for again is the one that was meant, and not one started anew since.
+        """
+        for broker, follower in self.followers.items():
+            known = left.followers.get(broker)
+            if known is not None:
+                follower.epoch = known.epoch
+
     def fetched(
         self, broker: i32, offset: i64, start_offset: i64, leader_end: i64, now_ms: i64, epoch: i64 = UNKNOWN
     ) -> bool:

@@ -1284,8 +1284,8 @@ GROUPS: Final = (
     Fault(
         "overdue-commit-answered-as-success",
         "groups/shard.py",
-        "                    self._end(effect, ErrorCode.REQUEST_TIMED_OUT)\n",
-        "                    self._end(effect, ErrorCode.NONE)\n",
+        "                    told = APPEND_ERRORS[ErrorCode.REQUEST_TIMED_OUT]\n",
+        "                    told = ErrorCode.NONE\n",
         "A commit that is not written in time is answered with an error.",
     ),
     Fault(

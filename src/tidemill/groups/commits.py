@@ -95,11 +95,14 @@ def _committed(offset: OffsetToCommit, retention_ms: int, wall_ms: int) -> Commi
     )
 
 
-def offsets_stored(group: Group | None, done: OffsetsStored, error: ErrorCode, turn: Turn) -> None:
-    """Answers a commit, whose offsets were replayed by now."""
-    if group is not None:
-        group.in_flight.subtract(done.partitions)
-        group.in_flight = +group.in_flight
+def landed(group: Group, done: OffsetsStored) -> None:
+    """The commit is not on its way any more: its offsets were replayed by now, or never will be."""
+    group.in_flight.subtract(done.partitions)
+    group.in_flight = +group.in_flight
+
+
+def answer_commit(done: OffsetsStored, error: ErrorCode, turn: Turn) -> None:
+    """Answers a commit."""
     if error is ErrorCode.NONE:
         turn.reply(done.waiter, CommitResult(done.errors))
     else:

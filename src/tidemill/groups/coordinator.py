@@ -334,16 +334,35 @@ class Coordinator:
         """Records were committed (and replayed, where that was asked for), or failed with ``error``."""
         turn = self._turn(now)
         if isinstance(done, OffsetsStored):
-            group = self.groups.get(done.group_id)
-            commits.offsets_stored(group, done, error, turn)
-            if group is not None:
-                self._forget_if_nothing(group)
+            commits.answer_commit(done, error, turn)
+            self._landed(done)
         elif isinstance(done, OffsetsRemoved):
             commits.offsets_removed(done, error, turn)
         elif isinstance(done, GroupsRemoved):
             self._groups_removed(done, error, turn)
         else:
             self._group_stored(done, error, turn)
+
+    def overdue(self, done: Continuation, error: ErrorCode, now: Now) -> None:
+        """Records are not committed in time: whoever waits is answered with ``error``.
+
+        The write goes on. Once it ends, :meth:`overdue_ended` is called instead of :meth:`appended`.
+        """
+        if isinstance(done, OffsetsStored):
+            commits.answer_commit(done, error, self._turn(now))
+        else:
+            self.appended(done, error, now)
+
+    def overdue_ended(self, done: Continuation) -> None:
+        """Records of an overdue write were committed and replayed after all, or never will be."""
+        if isinstance(done, OffsetsStored):
+            self._landed(done)
+
+    def _landed(self, done: OffsetsStored) -> None:
+        group = self.groups.get(done.group_id)
+        if group is not None:
+            commits.landed(group, done)
+            self._forget_if_nothing(group)
 
     def _group_stored(
         self, done: AssignmentStored | StaticMemberStored | EmptyGroupStored, error: ErrorCode, turn: Turn

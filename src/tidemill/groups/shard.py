@@ -236,10 +236,12 @@ class Shard:
         self._ended += len(write.ending)
         if write.continued is not None and error is not ErrorCode.NONE:
             self._failed = (write.continued, error)
-        if not write.answered:
-            for effect in write.ending:
-                failed = self._failed is not None and self._failed[0] is effect
-                self._end(effect, self._failed[1] if failed and self._failed is not None else error)
+        for effect in write.ending:
+            if write.answered:
+                self.core.overdue_ended(effect.then)
+                continue
+            failed = self._failed is not None and self._failed[0] is effect
+            self._end(effect, self._failed[1] if failed and self._failed is not None else error)
         self.perform()
 
     def _outcome(self, write: Write) -> ErrorCode:
@@ -282,7 +284,9 @@ class Shard:
             if not write.answered:
                 write.answered = True
                 for effect in write.ending:
-                    self._end(effect, ErrorCode.REQUEST_TIMED_OUT)
+                    told = APPEND_ERRORS[ErrorCode.REQUEST_TIMED_OUT]
+                    self.core.overdue(effect.then, told, self.now())
+                    self.perform()
 
     async def settled(self) -> None:
         """Returns once what is on its way to the log now has arrived, or failed."""

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -116,16 +117,21 @@ def test_a_topic_that_is_made_while_the_cluster_is_read_again_is_known(
     async def story(setting: Setting) -> None:
         was_read, go_on = asyncio.Event(), asyncio.Event()
 
-        async def load_slowly(store: Store) -> ClusterImage:
-            image = await load_image(store)
+        async def load_slowly(*arguments: Any) -> ClusterImage:
+            image = await load_image(*arguments)
             was_read.set()
             await go_on.wait()
             return image
 
+        async def make() -> None:
+            assert await setting.controller.activate()
+            await setting.controller.create_topics([NewTopic("t")])
+
         monkeypatch.setattr("tidemill.controller.office.load_image", load_slowly)
+        setting.controller.resign()
         loading = asyncio.create_task(setting.controller.load())
         await was_read.wait()
-        making = asyncio.create_task(setting.controller.create_topics([NewTopic("t")]))
+        making = asyncio.create_task(make())
         await asyncio.wait([making], timeout=0.2)
         go_on.set()
         await asyncio.gather(loading, making)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tidemill.controller.failover import Failover
+from tidemill.controller.shell import Controller
+from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.image import ClusterImage, Delta
 from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas
 from tidemill.coordination.nodes import BrokerNode, BrokerRegistration
-from tidemill.coordination.port import SessionState, SetData, StoreUnavailable
+from tidemill.coordination.port import Create, SessionState, SetData, StoreUnavailable
+from tidemill.model.clock import SystemClock
+from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError
 from tidemill.server.membership import Events, Membership
 
@@ -193,5 +200,62 @@ def test_the_office_is_followed_also_where_the_session_ended_while_the_broker_jo
         await asyncio.wait_for(cluster.activated.wait(), 10)
         assert cluster.tries >= 3  # at its start, after the session, and after the controller
         await one.leave()
+
+    asyncio.run(run())
+
+
+class ReturningController(Controller):
+    """Reads the cluster, and whatever happens just before."""
+
+    before_load: Any = None
+
+    async def load(self, known_cluster_id: str | None = None) -> ClusterImage:
+        """As the real one."""
+        if self.before_load is not None:
+            await self.before_load()
+        return await super().load(known_cluster_id)
+
+
+def test_a_broker_that_comes_while_the_controller_returns_is_announced_to_the_cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else it would be counted as known, and never be told what it leads."""
+    monkeypatch.setattr("tidemill.server.membership.RETRY_S", 0.2)
+    faults: list[Exception] = []
+    announced: list[Delta] = []
+
+    async def announce(delta: Delta) -> None:
+        if faults:
+            raise faults.pop()
+        announced.append(delta)
+
+    async def run() -> None:
+        store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
+        config = BrokerConfig.of()
+        controller = ReturningController(store, 1, lambda: config, announce, SystemClock())
+        failover, other = Failover(controller), store.join()
+        one = Membership(store, controller, Events())
+        await controller.load()
+        await one.join(BrokerRegistration(1, ()))
+
+        async def register_other() -> None:
+            if controller.is_active:
+                data = BrokerNode.encode(BrokerRegistration(2, ()))
+                await other.transact([Create(BrokerNode.path(2), data, ephemeral=True)])
+                controller.before_load = None
+
+        controller.before_load = register_other
+        faults.append(StoreUnavailable("away for a moment, as the office is taken"))
+        # As ZooKeeper tells it: the session's end first, then that of the office.
+        one._has_expired = True
+        await store.expire()
+        async with asyncio.timeout(10):
+            while controller.before_load is not None or one._returning in one._tasks:
+                await asyncio.sleep(0.01)
+        await failover.brokers_changed()
+        assert any(2 in delta.image.brokers for delta in announced)
+        await one.leave()
+        await other.close()
+        await store.close()
 
     asyncio.run(run())

@@ -163,7 +163,8 @@ class Office:
     async def load(self, known_cluster_id: str | None = None) -> ClusterImage:
         """Makes sure that the tree is there, and reads it; nothing is registered or announced yet.
 
-        A store without a cluster id gets ``known_cluster_id`` (that of the data directories), or a new one.
+        A store without a cluster id gets ``known_cluster_id`` (that of the data directories), or a new one. In
+        office the image stays: what differs from it was not announced.
         """
         await ensure_paths(self.store, PERSISTENT_PATHS)
         if await self.store.get(CLUSTER_ID) is None:
@@ -173,9 +174,10 @@ class Office:
             with contextlib.suppress(NodeExists):
                 await self.store.transact([Create(CLUSTER_ID, ClusterIdNode.encode(cluster_id))])
         async with self._writing:
-            # What a command writes while the nodes are read would not be in what was read.
-            self._image = await load_image(self.store)
-            self.tell_unreadable()
+            # Once in office only announced changes come into the image.
+            if not self.is_active:
+                self._image = await load_image(self.store)
+                self.tell_unreadable()
         return self._image
 
     def tell_unreadable(self) -> None:

@@ -249,9 +249,8 @@ def test_a_broker_that_comes_while_the_controller_returns_is_announced_to_the_cl
         # As ZooKeeper tells it: the session's end first, then that of the office.
         one._has_expired = True
         await store.expire()
-        async with asyncio.timeout(10):
-            while controller.before_load is not None or one._returning in one._tasks:
-                await asyncio.sleep(0.01)
+        assert one._returning is not None
+        await asyncio.wait_for(one._returning, 10)
         await failover.brokers_changed()
         assert any(2 in delta.image.brokers for delta in announced)
         await one.leave()

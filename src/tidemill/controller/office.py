@@ -163,8 +163,8 @@ class Office:
     async def load(self, known_cluster_id: str | None = None) -> ClusterImage:
         """Makes sure that the tree is there, and reads it; nothing is registered or announced yet.
 
-        A store without a cluster id gets ``known_cluster_id`` (that of the data directories), or a new one. In
-        office the image stays: what differs from it was not announced.
+        A store without a cluster id gets ``known_cluster_id`` (that of the data directories), or a new one.
+        In office the image stays: what differs from it was not announced.
         """
         await ensure_paths(self.store, PERSISTENT_PATHS)
         if await self.store.get(CLUSTER_ID) is None:

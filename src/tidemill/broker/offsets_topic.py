@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import TYPE_CHECKING
 
 from tidemill.broker.automatic_topics import make_topics
@@ -12,7 +13,8 @@ from tidemill.groups.ports import (
     OFFSETS_TOPIC,
     CoordinatorEndpoint,
 )
-from tidemill.model.errors import KafkaError
+from tidemill.log.errors import storage_error
+from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.records.batch import parse_batches
 from tidemill.records.reader import iter_stored
 from tidemill.replication.waiting import CommitCallback
@@ -43,8 +45,9 @@ class PartitionOffsetsLog:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             found = broker.partition(OFFSETS_TOPIC, partition)
-            batches = parse_batches(batch, 0, len(batch))
-            result = found.append(batches, ACKS_ALL, broker.clock.wall_ms())
+            with _storage_trouble_reported(found):
+                batches = parse_batches(batch, 0, len(batch))
+                result = found.append(batches, ACKS_ALL, broker.clock.wall_ms())
         except KafkaError as error:
             future.set_exception(error)
             return future
@@ -59,21 +62,37 @@ class PartitionOffsetsLog:
         """All batches of the log, a slice of whole ones at a time; ends once they are committed.
 
         Up to its end, not to the high watermark: a new leader may hold acknowledged records above its own.
+        Raises KafkaError, with KAFKA_STORAGE_ERROR when the disk does not give them.
         """
         found = self._broker.partition(OFFSETS_TOPIC, partition)
         offset = int(found.log.start_offset)
         end = int(found.log.end_offset)
         loop = asyncio.get_running_loop()
         while offset < end:
-            piece = found.read(offset, READ_BYTES, end, True)
-            if piece is None:
-                return
-            data = await loop.run_in_executor(None, piece.read)
+            with _storage_trouble_reported(found):
+                piece = found.read(offset, READ_BYTES, end, True)
+                if piece is None:
+                    return
+                data = await loop.run_in_executor(None, piece.read)
             whole, offset = _whole_batches(data, offset)
             if not whole:
                 return
             yield whole
         await _committed(found, end)
+
+
+@contextlib.contextmanager
+def _storage_trouble_reported(partition: Partition) -> Iterator[None]:
+    """Reports a disk that fails, as Produce and Fetch do: other brokers may lead what it holds."""
+    try:
+        try:
+            yield
+        except OSError as problem:
+            raise storage_error("read", partition.log.directory, problem) from problem
+    except KafkaError as error:
+        if error.code == ErrorCode.KAFKA_STORAGE_ERROR:
+            partition.events.storage_trouble(partition, error)
+        raise
 
 
 async def _committed(partition: Partition, end_offset: int) -> None:

@@ -1,0 +1,116 @@
+"""Disks that fail under ``__consumer_offsets``: other brokers get to coordinate its groups."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from test_cut_off import NODE, Stage
+
+from tidemill.broker.broker import Broker
+from tidemill.broker.offsets_topic import PartitionOffsetsLog
+from tidemill.groups.ports import OFFSETS_TOPIC
+from tidemill.log.config import LogConfig
+from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.records.builder import build_batch
+from tidemill.replication.partition import Partition
+from tidemill.replication.partition_state import PartitionState
+from tidemill.testing.files import FaultyFiles
+
+ALWAYS = 1 << 30
+
+
+class Coordinator(Stage):
+    """A broker that leads a partition of committed offsets, and what it says of its disk."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        super().__init__(pool)
+        state = PartitionState(0, NODE, 3, (NODE,), (NODE,), 5)
+        self.replicas.put_topic(OFFSETS_TOPIC, b"o" * 16, True, [state], LogConfig())
+        broker: Any = Broker()
+        broker.partitions, broker.clock = self.replicas, self.clock
+        self.offsets = PartitionOffsetsLog(broker)
+        self.directory_failed = asyncio.Event()
+        self.replicas.directory_failed = self.directory_failed.set
+        self.led: dict[str, bool] = {}
+        """As leadership listeners are called: in the broker, the groups are given up with that."""
+        self.replicas.leadership_listeners.append(self._note)
+
+    def _note(self, partition: Partition, is_led: bool) -> None:
+        self.led[partition.topic] = is_led
+
+    @property
+    def stored(self) -> Partition:
+        found = self.replicas.find(OFFSETS_TOPIC, 0)
+        assert found is not None
+        return found
+
+    def break_disk(self, operation: str, number: int) -> None:
+        files = self.logs.files
+        assert isinstance(files, FaultyFiles)
+        files.fail(operation, OFFSETS_TOPIC, number, times=ALWAYS)
+
+    async def commit(self) -> None:
+        await self.offsets.append(0, build_batch([(1_700_000_000_000, b"group", b"offset", None)]))
+
+    async def load(self) -> None:
+        async for _ in self.offsets.read(0):
+            pass
+
+    async def fails(self, work: Awaitable[None]) -> None:
+        with pytest.raises(KafkaError) as caught:
+            await work
+        assert caught.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+
+
+def coordinating(test: Callable[[Coordinator], Awaitable[None]]) -> None:
+    async def run() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            async with asyncio.timeout(10):
+                await test(Coordinator(pool))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS])
+def test_a_broker_whose_disk_refuses_commits_coordinates_their_groups_no_longer(number: int) -> None:
+    async def test(one: Coordinator) -> None:
+        await one.commit()
+        one.break_disk("append", number)
+        await one.fails(one.commit())
+        await one.directory_failed.wait()
+        assert one.stored.failed
+        assert one.led[OFFSETS_TOPIC] is False
+
+    coordinating(test)
+
+
+def test_a_broker_that_cannot_read_committed_offsets_coordinates_their_groups_no_longer() -> None:
+    async def test(one: Coordinator) -> None:
+        await one.commit()
+        one.break_disk("read_at", errno.EIO)
+        await one.fails(one.load())
+        await one.directory_failed.wait()
+        assert one.stored.failed
+        assert one.led[OFFSETS_TOPIC] is False
+
+    coordinating(test)
+
+
+def test_a_disk_without_room_for_commits_is_told_of_as_full_and_takes_them_again_later() -> None:
+    async def test(one: Coordinator) -> None:
+        await one.commit()
+        one.break_disk("append", errno.ENOSPC)
+        await one.fails(one.commit())
+        assert one.replicas.full == ["/d"]
+        files = one.logs.files
+        assert isinstance(files, FaultyFiles)
+        files.heal()
+        await one.commit()
+        assert not one.stored.failed
+
+    coordinating(test)

@@ -136,7 +136,7 @@ def test_a_follower_that_cannot_be_made_is_told_of_though_nobody_waits(
         def note(partitions: Sequence[tuple[bytes, int]]) -> None:
             failed.extend(partitions)
 
-        one.commands.late_failed = note
+        one.commands.replicas_failed = note
         files = one.broker.logs.files
         assert isinstance(files, FaultyFiles)
         files.fail("make_directory", "/d/t-1", times=9)
@@ -151,6 +151,45 @@ def test_a_follower_that_cannot_be_made_is_told_of_though_nobody_waits(
         assert failing.failed
         assert follows is not None
         assert not follows.failed
+
+    commanded(story)
+
+
+def test_what_the_controllers_own_broker_shall_lead_and_cannot_make_is_led_by_others() -> None:
+    async def story(one: Commanded) -> None:
+        failed: list[tuple[bytes, int]] = []
+
+        def note(partitions: Sequence[tuple[bytes, int]]) -> None:
+            assert "t" in one.broker.metadata.topics, "it is to be elected over what is decided by then"
+            failed.extend(partitions)
+
+        one.commands.replicas_failed = note
+        files = one.broker.logs.files
+        assert isinstance(files, FaultyFiles)
+        files.fail("make_directory", "/d/t-0", times=9)
+        made = made_of(NODE, NODE)
+        await one.commands.carry_out(delta_of(made))
+        assert failed == [(FIRST, 0)]
+
+    commanded(story)
+
+
+def test_added_partitions_that_the_controllers_own_broker_cannot_make_are_led_by_others() -> None:
+    async def story(one: Commanded) -> None:
+        failed: list[tuple[bytes, int]] = []
+        one.commands.replicas_failed = failed.extend
+        files = one.broker.logs.files
+        assert isinstance(files, FaultyFiles)
+        files.fail("make_directory", "/d/t-1", times=9)
+        before, grown = made_of(NODE), made_of(NODE, NODE)
+        await one.commands.carry_out(delta_of(before))
+        await one.commands.carry_out(Delta(image(before), image(grown), changed=[(before, grown)]))
+        assert failed == [(FIRST, 1)]
+        # The controller knows by then.
+        relieved = grown.partitions[1].replaced(leader=2, leader_epoch=1, offline=frozenset({NODE}))
+        after = TopicImage("t", FIRST, (grown.partitions[0], relieved), {})
+        await one.commands.carry_out(Delta(image(grown), image(after), changed=[(grown, after)]))
+        assert failed == [(FIRST, 1)]
 
     commanded(story)
 

@@ -61,8 +61,8 @@ class CarryingOut:
         """Of this broker's registration; -1 as long as it is not registered."""
         self.heard = asyncio.Event()
         """Set once the first command for this registration was carried out."""
-        self.late_failed: Callable[[Sequence[tuple[bytes, int]]], None] = lambda partitions: None
-        """Called with partitions (by topic id) that cannot be had, when nobody waits for them any more."""
+        self.replicas_failed: Callable[[Sequence[tuple[bytes, int]]], None] = lambda partitions: None
+        """Called with partitions (by topic id) that a change brings here, and that cannot be had."""
         self._broker = broker
         self._removed = removed
         self._one_at_a_time = asyncio.Lock()
@@ -92,9 +92,10 @@ class CarryingOut:
                 )
             turn = Turn(self._broker.clock)
             await self._remove(delta, turn)
-            late = [await self._put(delta, topic, topic.partitions, turn) for topic in delta.created]
+            failed: list[tuple[bytes, int]] = []
+            late = [await self._put(delta, topic, topic.partitions, turn, failed) for topic in delta.created]
             for old, topic in delta.changed:
-                late.append(await self._put(delta, topic, changed_partitions(old, topic), turn))
+                late.append(await self._put(delta, topic, changed_partitions(old, topic), turn, failed))
                 await self._let_go(delta, old, topic, turn)
             if not delta.before.brokers:
                 await self._tell_strays({*delta.image.deleting, *delta.image.unreadable_of(TOPIC)})
@@ -102,6 +103,8 @@ class CarryingOut:
             self.heard.set()
             if told is not None and not told.done():
                 told.set_result(None)
+            if failed:
+                self.replicas_failed(failed)
             late = [one for one in late if one.states]
             if late and delta.others:
                 # What the others are told, and clients wait for, is made by this thread, too.
@@ -109,19 +112,28 @@ class CarryingOut:
             await self._take_late(delta, late, turn)
 
     async def _take_late(self, delta: Delta, late: Sequence[Taking], turn: Turn) -> None:
-        failed = []
+        failed: list[tuple[bytes, int]] = []
         for one in late:
-            try:
-                await self._take(one, turn)
-            except KafkaError as problem:
-                delta.fail(one.name, problem)
-                failed += [
-                    (one.topic_id, state.partition)
-                    for state in one.states
-                    if not self._serves(one.name, state.partition)
-                ]
+            await self._take_what_can_be_had(delta, one, turn, failed)
         if failed:
-            self.late_failed(failed)
+            self.replicas_failed(failed)
+
+    async def _take_what_can_be_had(
+        self, delta: Delta, taking: Taking, turn: Turn, failed: list[tuple[bytes, int]]
+    ) -> None:
+        """Adds to ``failed`` what cannot be had, unless the controller has it as offline already."""
+        try:
+            await self._take(taking, turn)
+        except KafkaError as problem:
+            delta.fail(taking.name, problem)
+        image = delta.image.topics.get(taking.name)
+        for state in taking.states:
+            await turn.next()
+            if self._serves(taking.name, state.partition):
+                continue
+            known = image.partition(state.partition) if image is not None else None
+            if known is None or self._broker.node_id not in known.offline:
+                failed.append((taking.topic_id, state.partition))
 
     def _serves(self, topic: str, index: int) -> bool:
         partition = self._broker.partitions.find(topic, index)
@@ -181,7 +193,12 @@ class CarryingOut:
             await self._removed()
 
     async def _put(
-        self, delta: Delta, topic: TopicImage, changed: Iterable[PartitionImage], turn: Turn
+        self,
+        delta: Delta,
+        topic: TopicImage,
+        changed: Iterable[PartitionImage],
+        turn: Turn,
+        failed: list[tuple[bytes, int]],
     ) -> Taking:
         """Takes over what concerns clients, and returns what comes after that."""
         node = self._broker.node_id
@@ -196,10 +213,7 @@ class CarryingOut:
                 fresh.add(one.partition)
             (late if one.leader != node and one.partition in fresh else now).append(state_of(one))
         taking = Taking(topic.name, topic.topic_id, topic.internal, topic.config, now, fresh)
-        try:
-            await self._take(taking, turn)
-        except KafkaError as problem:
-            delta.fail(topic.name, problem)
+        await self._take_what_can_be_had(delta, taking, turn, failed)
         return taking._replace(states=late)
 
     async def _let_go(self, delta: Delta, old: TopicImage, new: TopicImage, turn: Turn) -> None:

@@ -93,7 +93,7 @@ class Cluster(Seat, Hears):
         self._settings = SettingsWatch(broker)
         self._log_ends = LogEndRequests(broker, self._links)
         broker.controller.recovery.ask = self._log_ends.ask
-        commands.late_failed = self._own_replicas_failed
+        commands.replicas_failed = self._own_replicas_failed
         commands.settings_unreadable = self._settings.unreadable
         self._following: Following | None = None
         self._silence: Silence | None = None

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from groups_stage import Stage
+from groups_stage import Stage, commit
 
 from tidemill.broker.context import ANONYMOUS, DEFAULT_TENANT, Listener, Peer, RequestContext
 from tidemill.broker.metadata import MetadataCache
@@ -106,6 +106,8 @@ class Play(Stage):
 
     async def fetch(self, version: int, partitions: list[int] | None = None, **given: Any) -> Any:
         """The response to a fetch of topic t of group g."""
+        if version < 10:
+            given.pop("topic_id", None)
         if version < 8:
             topics = (
                 None
@@ -405,6 +407,41 @@ def test_offset_fetch_by_topic_id_sees_only_that_topics_offsets() -> None:
             response = await play.fetch(10, [0], topic_id=GONE_ID)
             partition = response.groups[0].topics[0].partitions[0]
             assert (partition.error_code, partition.committed_offset) == (0, -1)
+
+    asyncio.run(story())
+
+
+def every_offset(response: Any) -> list[int]:
+    """The offsets in a response to a fetch, of whatever version."""
+    topics = response.groups[0].topics if response.groups else response.topics
+    return [one.committed_offset for topic in topics for one in topic.partitions]
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH)[1:])
+def test_a_topic_that_is_made_anew_begins_without_its_predecessors_position(version: int) -> None:
+    """Also where the coordinator has not heard of the deletion, and still has the position."""
+
+    async def story() -> None:
+        async with Play() as play:
+            await play.commit(9, {0: 700})
+            play.metadata.image = ClusterImage(topics={"t": topic("t", GONE_ID, 3)})
+            assert every_offset(await play.fetch(version, [0], topic_id=GONE_ID)) == [-1]
+            if version >= 2:
+                assert every_offset(await play.fetch(version)) == [-1]
+            await play.commit(9, {0: 3})
+            assert every_offset(await play.fetch(version, [0], topic_id=GONE_ID)) == [3]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH)[1:10])
+def test_a_position_that_knows_no_topic_id_is_found_by_the_topics_name(version: int) -> None:
+    """A commit with a retention of its own is written without the id, and so were those of older brokers."""
+
+    async def story() -> None:
+        async with Play() as play:
+            await play.service.commit(commit(offset=700))
+            assert every_offset(await play.fetch(version, [0])) == [700]
 
     asyncio.run(story())
 

@@ -1,7 +1,8 @@
 """OffsetFetch: what groups have committed; from v8 on of several groups, all topics when none is named.
 
 A partition without a commit has offset -1 and no error; only in v0, whose offsets are in the coordination
-store, it is unknown.
+store, it is unknown. Nor does an offset count that was committed for a former topic of the same name: a
+coordinator that missed the deletion still has it, and the ids of the topics tell them apart.
 """
 
 from __future__ import annotations
@@ -58,10 +59,12 @@ async def handle(broker: Broker, context: RequestContext, request: OffsetFetchRe
         return OffsetFetchResponse(error_code=error)
     topics = []
     async for name, partitions in context.turns.over(_asked(context, request.topics, dict(offsets))):
-        committed = dict(offsets.get(context.internal_name(name), {}))
+        internal = context.internal_name(name)
+        committed = dict(offsets.get(internal, {}))
+        topic_id = _topic_id(broker, internal)
         answers = []
         async for index in context.turns.over(partitions):
-            answers.append(_partition(index, committed.get(index, NO_COMMIT), error))
+            answers.append(_partition(index, _present(committed.get(index, NO_COMMIT), topic_id), error))
         topics.append(OffsetFetchResponseTopic(name=name, partitions=answers))
     return OffsetFetchResponse(topics=topics)
 
@@ -76,6 +79,17 @@ def _asked(
     else:
         for name, committed in offsets.items():
             yield context.external_name(name), list(committed)
+
+
+def _topic_id(broker: Broker, name: str) -> bytes:
+    image = broker.metadata.topic(name)
+    return ZERO_ID if image is None else image.topic_id
+
+
+def _present(offset: CommittedOffset, topic_id: bytes) -> CommittedOffset:
+    """``offset``, unless it was committed for a topic of that name that was deleted since."""
+    is_former = topic_id not in (ZERO_ID, offset.topic_id) and offset.topic_id != ZERO_ID
+    return NO_COMMIT if is_former else offset
 
 
 def _partition(index: int, offset: CommittedOffset, error: ErrorCode) -> OffsetFetchResponsePartition:
@@ -123,10 +137,9 @@ async def _group(
             answer = OffsetFetchResponseTopics(name=topic.name, topic_id=topic.topic_id)
             name, error = _topic_name(broker, context, topic.name, topic.topic_id)
             committed = offsets.get(name, {})
+            topic_id = _topic_id(broker, name) if topic.topic_id == ZERO_ID else topic.topic_id
             async for index in context.turns.over(dict.fromkeys(topic.partition_indexes)):
-                offset = committed.get(index, NO_COMMIT)
-                if topic.topic_id not in (ZERO_ID, offset.topic_id) and offset.topic_id != ZERO_ID:
-                    offset = NO_COMMIT  # Of a topic of that name that was deleted since.
+                offset = _present(committed.get(index, NO_COMMIT), topic_id)
                 answer.partitions.append(_partitions(index, offset, error))
             topics.append(answer)
     return OffsetFetchResponseGroup(group_id=group.group_id, topics=topics)
@@ -142,20 +155,19 @@ def _topic_name(broker: Broker, context: RequestContext, name: str, topic_id: by
 async def _all_topics(
     broker: Broker, context: RequestContext, offsets: Offsets
 ) -> list[OffsetFetchResponseTopics]:
-    """Everything committed; topics that are gone have no id to be named by."""
+    """Everything committed for topics as they are now; those that are gone have no id to be named by."""
     topics = []
     async for name, committed in context.turns.over(list(offsets.items())):
         image = broker.metadata.topic(name)
         if context.api_version >= TOPIC_IDS_FROM and image is None:
             continue
+        topic_id = ZERO_ID if image is None else image.topic_id
         partitions = []
         async for index, offset in context.turns.over(list(committed.items())):
-            partitions.append(_partitions(index, offset, ErrorCode.NONE))
+            partitions.append(_partitions(index, _present(offset, topic_id), ErrorCode.NONE))
         topics.append(
             OffsetFetchResponseTopics(
-                name=context.external_name(name),
-                topic_id=ZERO_ID if image is None else image.topic_id,
-                partitions=partitions,
+                name=context.external_name(name), topic_id=topic_id, partitions=partitions
             )
         )
     return topics

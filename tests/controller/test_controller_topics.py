@@ -293,6 +293,15 @@ def test_growth_that_cannot_be(growth: Growth, code: ErrorCode) -> None:
     assert caught.value.code == code
 
 
+def test_the_topic_that_keeps_positions_does_not_grow() -> None:
+    """Its number of partitions decides which of them has a group's positions."""
+    image = cluster(0, 1, topics=(topic_image("__consumer_offsets", [0, 1], [1, 0]),))
+    for growth in (Growth("__consumer_offsets", 5), Growth("__consumer_offsets", 3, [[0, 1]])):
+        with pytest.raises(KafkaError, match=r"would not be found.*reassign") as caught:
+            plan_growth(image, growth, Random(1), PartitionBudget())
+        assert caught.value.code == ErrorCode.INVALID_REQUEST
+
+
 def test_growth_by_hand() -> None:
     image = cluster(0, 1, 2, topics=(topic_image("t", [1, 2]),))
     plan = plan_growth(image, Growth("t", 3, [[0, 1], [2, 0]]), Random(1), PartitionBudget())

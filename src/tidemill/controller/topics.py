@@ -13,7 +13,14 @@ from typing import NamedTuple
 from tidemill.controller.deletions import waiting_text
 from tidemill.controller.names import METADATA_TOPIC, TakenNames, check_name
 from tidemill.controller.placement import PARTITIONS_A_PAUSE, placing_replicas
-from tidemill.coordination.image import TOPIC, ClusterImage, PartitionImage, TopicImage, partition_state
+from tidemill.coordination.image import (
+    OFFSETS_TOPIC,
+    TOPIC,
+    ClusterImage,
+    PartitionImage,
+    TopicImage,
+    partition_state,
+)
 from tidemill.coordination.nodes import (
     CONTROLLER_EPOCH,
     ConfigNode,
@@ -297,6 +304,13 @@ def planning_growth(image: ClusterImage, growth: Growth, random: Random, budget:
     topic = image.topics.get(growth.name)
     if topic is None:
         raise missing_topic(image, growth.name)
+    if growth.name == OFFSETS_TOPIC:
+        raise KafkaError(
+            f"{OFFSETS_TOPIC} keeps its {len(topic.partitions)} partition(s): their number decides which of "
+            "them has a group's positions, and with another number these would not be found. Any number of "
+            "partitions serves any number of groups; reassign some to other brokers to spread the load.",
+            ErrorCode.INVALID_REQUEST,
+        )
     existing = len(topic.partitions)
     if growth.partition_count == existing:
         raise KafkaError(f"the topic has {existing} partition(s) already", ErrorCode.INVALID_PARTITIONS)

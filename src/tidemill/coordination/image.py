@@ -20,7 +20,9 @@ from tidemill.coordination.nodes import (
 from tidemill.coordination.topic_index import TopicIndex, Traits
 from tidemill.model.errors import KafkaError
 
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+OFFSETS_TOPIC = "__consumer_offsets"
+"""Keeps the positions of groups."""
+INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, "__transaction_state", "__share_group_state"})
 """Topics that the brokers keep for themselves."""
 
 NO_BROKER = -1

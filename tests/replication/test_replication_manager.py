@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,6 +17,7 @@ from tidemill.log.manager import LogManager
 from tidemill.log.names import LOG_STARTS
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError
+from tidemill.model.slices import AT_ONCE_MAX
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch, parse_batch
 from tidemill.records.builder import build_batch
@@ -806,5 +807,32 @@ def test_what_partitions_counted_that_were_moved_away_stays_with_their_topic() -
         assert entry.counted_before[:2] == (3, first.log.size_bytes)
         stage.replicas.stop_replica("t", 1, delete=True)
         assert not stage.replicas.topics.by_name
+
+    staged(test)
+
+
+def test_retention_over_many_partitions_leaves_the_loop_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(stage: Stage) -> None:
+        count = 2 * AT_ONCE_MAX + 1
+        stage.topic("many", count)
+        asked: list[int] = []
+        retain = stage.logs.retain
+
+        def noted(now_ms: int, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+            asked.append(len(ends))
+            return retain(now_ms, ends)
+
+        monkeypatch.setattr(stage.logs, "retain", noted)
+        work = asyncio.ensure_future(stage.replicas.retain())
+        passes = 0
+        while not work.done():
+            passes += 1
+            if passes == 2:
+                for index in range(count):
+                    stage.replicas.stop_replica("many", index, delete=True)
+            await asyncio.sleep(0)
+        await work
+        assert passes >= 3
+        assert asked == [AT_ONCE_MAX, 0, 0], "what was deleted meanwhile is left alone"
 
     staged(test)

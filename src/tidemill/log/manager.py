@@ -336,12 +336,13 @@ class LogManager(DataDirectories):
         said yet, or can say, what is to become of it. A log whose disk fails is left out, with a warning.
         """
         moved: dict[TopicPartition, int] = {}
-        for key, log in self.logs.items():
-            if log.cleaning or key not in high_watermarks:
+        for key, high_watermark in high_watermarks.items():
+            log = self.logs.get(key)
+            if log is None or log.cleaning:
                 continue  # what a cleaner reads stays until it is done
             before = log.start_offset
             try:
-                count = expired_segments(log, high_watermarks[key], now_ms, self.policies)
+                count = expired_segments(log, high_watermark, now_ms, self.policies)
                 log.remove_segments(count, now_ms)
             except OSError as problem:
                 self.warnings.append(str(storage_error("apply retention to", log.directory, problem)))

@@ -20,6 +20,7 @@ from tidemill.log.manager import LogManager
 from tidemill.log.names import partition_directory
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.ports import Clock
+from tidemill.model.slices import a_pause, slices_of
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.replication.checkpoints import Checkpoints
 from tidemill.replication.flushing import Flushing
@@ -493,14 +494,23 @@ class ReplicaManager(PartitionEvents):
     # Upkeep.
 
     async def retain(self) -> None:
-        """Removes what retention lets go."""
-        moved = self.logs.retain(self.clock.wall_ms(), self.high_watermarks())
-        if moved:
-            log.info("retention moved the start of %d logs", len(moved))
+        """Removes what retention lets go, of some partitions at a time."""
+        count = 0
+        for some in slices_of(list(self.all())):
+            ends = {
+                TopicPartition(one.topic, int(one.index)): int(one.high_watermark)
+                for one in some
+                if self.find(one.topic, int(one.index)) is one
+            }
+            moved = self.logs.retain(self.clock.wall_ms(), ends)
+            count += len(moved)
             for key in moved:
                 partition = self.find(key.topic, key.partition)
                 if partition is not None:
                     partition.tell_news()
+            await a_pause()
+        if count:
+            log.info("retention moved the start of %d logs", count)
             await self.checkpoints.log_starts()
         self.logs.expire_producers(self.clock.wall_ms())
         self.report_warnings()

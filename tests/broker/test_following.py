@@ -15,7 +15,7 @@ from replica_stage import Broker as Logs
 from test_followers import values_in
 
 from tidemill.broker.context import Listener, Peer
-from tidemill.broker.following import Fetching, Following, LeaderLoop
+from tidemill.broker.following import EARLIEST, Fetching, Following, LeaderLoop
 from tidemill.log.config import LogConfig
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import ErrorCode, StorageError
@@ -270,6 +270,27 @@ def test_a_leader_that_answers_with_errors_is_not_asked_without_a_rest(
     assert [one.asked for one in refusing] == [1, 1, 1]
     assert all(one.closed for one in refusing)
     assert caplog.text.count("it answers a fetch with error 31") == 1
+
+
+def test_a_leader_that_does_not_say_where_its_log_begins_is_asked_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    async def unsaid_at_first(loop: LeaderLoop, link: Link, which: Any, timestamp: int) -> dict[Any, int]:
+        asked.append(timestamp)
+        return {("t", 0): 1 if timestamp == EARLIEST else 2} if len(asked) > 2 else {}
+
+    monkeypatch.setattr(LeaderLoop, "_offsets", unsaid_at_first)
+    leader = stage.bench.partition("t", 0)
+    for value in (b"a", b"b"):
+        data = batch(value)
+        leader.append([parse_batch(data, 0, len(data))], 1, 0)
+    leader.log.advance_start(1)
+    stage.run(lambda: follow_all(stage))
+    stage.bench.until(lambda: stage.partitions[0].log.end_offset == 2)
+    assert stage.partitions[0].log.start_offset == 1
+    assert len(asked) == 4
 
 
 def test_a_log_that_cannot_be_cut_is_not_followed_and_others_may_come_and_go(

@@ -54,3 +54,7 @@ class MessageFetcher:
     def found(self, partition: Partition, topic_id: bytes, first: int, end: int, now_ms: int) -> None:
         """The leader told where its log is."""
         self.fetcher.found(partition, topic_id, first, end, now_ms, now_ms)
+
+    def not_found(self, partition: Partition, topic_id: bytes, now_ms: int) -> None:
+        """The leader did not tell where its log is."""
+        self.fetcher.not_found(partition, topic_id, now_ms)

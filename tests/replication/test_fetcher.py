@@ -14,6 +14,7 @@ from tidemill.model.errors import ErrorCode, ProtocolError, StorageError
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_batch
 from tidemill.replication.fetcher import FLUSH_LOOK_MS, FetchLimits, LeaderFetcher
+from tidemill.replication.partition import Partition
 from tidemill.replication.throttle import RateLimit, Throttle
 from tidemill.wire.messages.fetch import (
     EpochEndOffset,
@@ -465,6 +466,80 @@ def test_what_a_follower_counts_as_its_own_is_on_its_disk() -> None:
     assert pair.leader.asked[-1] == {0: 1}
 
 
+def refused(pair: Pair) -> Partition:
+    """Has the leader say that the follower's log lies outside of its own."""
+    request = pair.fetcher.request(pair.now_ms)
+    assert request is not None
+    _, (partition,), _ = pair.fetcher.answer(pair.leader.answer(request), pair.now_ms)
+    return partition
+
+
+def refused_at_two() -> Pair:
+    """A follower with two records, whom the leader has refused, and whose second one the leader lacks."""
+    pair = Pair()
+    pair.start()
+    pair.one.write(0, b"a", b"b")
+    pair.round()
+    pair.leader.errors = {0: ErrorCode.OFFSET_OUT_OF_RANGE}
+    assert refused(pair) is pair.two.partitions[0]
+    pair.leader.errors = {}
+    return pair
+
+
+def test_a_late_word_of_where_the_leaders_log_ends_cuts_nothing_that_was_fetched_meanwhile() -> None:
+    pair = refused_at_two()
+    (partition,) = pair.two.partitions
+    pair.now_ms += 100_000  # the answer is late
+    pair.one.write(0, b"c", b"d")
+    pair.round()
+    assert partition.log.end_offset == 4
+    pair.fetcher.found(partition, TOPIC, 0, 2, pair.now_ms)
+    assert partition.log.end_offset == 4
+    pair.fetcher.found(partition, TOPIC, 6, 8, pair.now_ms)
+    assert partition.log.end_offset == 4
+    pair.one.write(0, b"e")
+    pair.round()
+    pair.same()
+
+
+def test_a_word_of_where_the_log_of_a_former_leader_ended_cuts_nothing() -> None:
+    pair = refused_at_two()
+    (partition,) = pair.two.partitions
+    pair.two.become(LEADER, 1)
+    pair.fetcher.found(partition, TOPIC, 0, 1, pair.now_ms)
+    assert partition.log.end_offset == 2
+    pair.one.become(LEADER, 1)
+    pair.fetcher.follow(TOPIC, partition, pair.now_ms)
+    pair.fetcher.found(partition, TOPIC, 0, 1, pair.now_ms)
+    assert partition.log.end_offset == 2
+    pair.one.write(0, b"c")
+    pair.round()
+    pair.same()
+
+
+def test_a_word_of_where_the_leaders_log_begins_empties_no_log_that_has_changed() -> None:
+    pair = refused_at_two()
+    (partition,) = pair.two.partitions
+    partition.truncate_to(1, 0)
+    pair.fetcher.found(partition, TOPIC, 2, 4, pair.now_ms)
+    assert (partition.log.start_offset, partition.log.end_offset) == (0, 1)
+
+
+@pytest.mark.parametrize("how", ["the leader does not say", "the connection breaks"])
+def test_a_leader_that_does_not_say_where_its_log_ends_is_asked_again_soon(how: str) -> None:
+    pair = refused_at_two()
+    assert pair.fetcher.request(BACKOFF_MS) is None, "the answer is waited for"
+    if how == "the leader does not say":
+        pair.fetcher.not_found(pair.two.partitions[0], TOPIC, 0)
+        assert pair.fetcher.request(BACKOFF_MS - 1) is None
+    else:
+        pair.fetcher.lost()
+    pair.now_ms = BACKOFF_MS
+    pair.one.write(0, b"c")
+    pair.round()
+    pair.same()
+
+
 @pytest.mark.parametrize("how", ["begins anew", "is cut before it follows"])
 def test_nothing_is_fetched_in_the_place_of_what_was_cut_before_that_is_on_the_disk(how: str) -> None:
     pair = Pair(config=LogConfig(flush_messages=1))
@@ -472,8 +547,9 @@ def test_nothing_is_fetched_in_the_place_of_what_was_cut_before_that_is_on_the_d
     pair.one.write(0, *(b"%d" % number for number in range(10)))
     (partition,) = pair.two.partitions
     if how == "begins anew":
+        pair.one.partitions[0].log.advance_start(6)
         pair.start()
-        partition.begin_at(6, 0)
+        refused(pair)
         pair.fetcher.found(partition, TOPIC, 6, 10, 0)
     else:
         partition.append_from_leader(content(pair.one.partitions[0].log), 0, 0, 0)

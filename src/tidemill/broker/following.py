@@ -228,6 +228,7 @@ class LeaderLoop:
         for partition in partitions:
             key = (partition.topic, int(partition.index))
             if key not in firsts or key not in ends:
+                self.fetcher.not_found(partition, partition.log.topic_id, self._clock.monotonic_ms())
                 continue
             before = int(partition.log.end_offset)
             try:

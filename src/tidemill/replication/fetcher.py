@@ -31,6 +31,7 @@ from tidemill.replication.partition import Partition
 from tidemill.replication.throttle import Throttle
 
 NO_EPOCH: Final = -1
+NOT_REFUSED: Final[i64] = -1
 SOON_MS: Final = 50
 """After an answer that says that one of both brokers has not heard yet what the other has."""
 UNSETTLED: Final = frozenset(
@@ -99,6 +100,8 @@ class Followed(Told):
         self.rests_until_ms: i64 = 0
         self.told_in: i64 = 0
         """The request that told of it last; 0 while the leader does not know of it."""
+        self.refused_end: i64 = NOT_REFUSED
+        """Where its log ended when the leader said that its own lies elsewhere, which was asked for then."""
         self.lags = True
         """It had not all that is committed when the leader answered last."""
 
@@ -124,6 +127,8 @@ class LeaderFetcher:
         self.limits = limits
         self._wait_ms: i64 = limits.wait_ms
         self._backoff_ms: i64 = limits.backoff_ms
+        self._locate_ms: i64 = 2 * limits.patience_ms + self._backoff_ms
+        """After this time no answer comes any more that says where a leader's log begins and ends."""
         self._followed: dict[Key, Followed] = {}
         self._changed: dict[Key, Followed] = {}
         """What the next request has to tell."""
@@ -195,6 +200,7 @@ class LeaderFetcher:
             for followed in list(self._resting.values()):
                 if followed.rests_until_ms <= now_ms and not followed.partition.is_settling:
                     del self._resting[followed.key]
+                    followed.refused_end = NOT_REFUSED
                     self._changed[followed.key] = followed
         if self._throttle is not None and self._throttle.is_set:
             self._hold_back(self._throttle, now_ms)
@@ -318,6 +324,10 @@ class LeaderFetcher:
         """The connection broke: the next request begins another session."""
         self._under_way.clear()
         self._begin_anew()
+        for followed in self._resting.values():
+            if followed.refused_end != NOT_REFUSED:
+                followed.refused_end = NOT_REFUSED
+                followed.rests_until_ms = 0
 
     def _begin_anew(self) -> None:
         """The leader does not know the session."""
@@ -333,16 +343,31 @@ class LeaderFetcher:
     ) -> None:
         """The leader's log reaches from ``first`` to ``end``: puts ours, which lay outside, where it belongs.
 
+        An answer that was asked for before something else became of the partition says nothing of it.
         Raises StorageError.
         """
         followed = self._followed.get((topic_id, int(partition.index)))
-        if followed is None or followed.partition is not partition:
+        if followed is None or followed.partition is not partition or followed.refused_end == NOT_REFUSED:
             return
-        if partition.log.end_offset > end:
+        refused_end: i64 = followed.refused_end
+        self._rest(followed, now_ms, self._backoff_ms)
+        followed.refused_end = NOT_REFUSED
+        log_end: i64 = partition.log.end_offset
+        if log_end != refused_end or followed.leader_epoch != partition.leader_epoch:
+            return
+        if log_end > end:
             partition.truncate_to(end, wall_ms, f"the leader's log ends at offset {end}")
-        elif partition.log.end_offset < first:
+        elif log_end < first:
             partition.begin_at(first, wall_ms)
+        del self._resting[followed.key]
         self._ask(followed, now_ms)
+
+    def not_found(self, partition: Partition, topic_id: bytes, now_ms: i64) -> None:
+        """The leader did not say where its log is: it is asked again after a while."""
+        followed = self._followed.get((topic_id, int(partition.index)))
+        if followed is not None and followed.refused_end != NOT_REFUSED:
+            followed.refused_end = NOT_REFUSED
+            self._rest(followed, now_ms, self._backoff_ms)
 
     def _refused(self, followed: Followed, found: Found, now_ms: i64, result: Answered) -> None:
         """The leader does not answer for this partition."""
@@ -350,7 +375,9 @@ class LeaderFetcher:
         code = int(found.error)
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             result.out_of_range.append(partition)
-            self._rest(followed, now_ms, self._backoff_ms)
+            # It rests until the leader has said where its log is.
+            self._rest(followed, now_ms, self._locate_ms)
+            followed.refused_end = partition.log.end_offset
             return
         name = ErrorCode(code).name if code in _CODES else str(code)
         result.troubles.append(Trouble(partition, f"the leader answers {name}", None, code in ORDINARY))

@@ -553,6 +553,54 @@ def test_topics_are_deleted_by_id(tmp_path: Path) -> None:
     run(story())
 
 
+def test_a_deletion_by_id_leaves_a_topic_that_was_made_under_the_name_meanwhile(tmp_path: Path) -> None:
+    """A client that sends its deletion twice, while the controller is busy."""
+    from tidemill.wire.messages.delete_topics import DeleteTopicState
+
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            old_id = (await broker.ask(new_topics("t"), 7)).topics[0].topic_id
+            state = DeleteTopicState(name=None, topic_id=old_id)
+            deletion = DeleteTopicsRequest(topics=[state], topic_names=[], timeout_ms=5000)
+            hasty = DeleteTopicsRequest(topics=[state], topic_names=[], timeout_ms=10)
+            asked = []
+            async with broker.controller.changing():
+                for request, version in ((deletion, 6), (new_topics("t"), 7), (deletion, 6), (hasty, 6)):
+                    asked.append(asyncio.ensure_future(broker.ask(request, version)))
+                    await asyncio.wait(asked, timeout=0.05)
+            gone, made, *late = await asyncio.gather(*asked)
+            assert gone.responses[0].error_code == 0
+            codes = [one.responses[0].error_code for one in late]
+            assert codes == [ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.REQUEST_TIMED_OUT]
+            async with broker.controller.changing():
+                """What was not answered in time has come to its end by now."""
+            known = broker.metadata.topic("t")
+            assert known is not None
+            assert known.topic_id == made.topics[0].topic_id != old_id
+
+    run(story())
+
+
+def test_a_deletion_by_name_answers_the_id_of_the_topic_that_it_deleted(tmp_path: Path) -> None:
+    from tidemill.wire.messages.delete_topics import DeleteTopicState
+
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            await broker.ask(new_topics("t"), 7)
+            state = DeleteTopicState(name="t", topic_id=bytes(16))
+            deletion = DeleteTopicsRequest(topics=[state], topic_names=[], timeout_ms=5000)
+            asked = []
+            async with broker.controller.changing():
+                for request, version in ((deletion, 6), (new_topics("t"), 7), (deletion, 6)):
+                    asked.append(asyncio.ensure_future(broker.ask(request, version)))
+                    await asyncio.wait(asked, timeout=0.05)
+            _, made, late = await asyncio.gather(*asked)
+            assert late.responses[0].topic_id == made.topics[0].topic_id
+            assert broker.metadata.topic("t") is None
+
+    run(story())
+
+
 @pytest.mark.parametrize(
     ("version", "code"), [(1, ErrorCode.INVALID_REQUEST), (3, ErrorCode.TOPIC_DELETION_DISABLED)]
 )

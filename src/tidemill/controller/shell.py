@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from tidemill.controller.command_parts import Outcome, in_parts
@@ -35,8 +36,8 @@ from tidemill.controller.topics import (
     Plan,
     Planning,
     deletion_mark,
+    find_topic,
     is_creation,
-    missing_topic,
     over_old_settings,
     planning_creation,
     planning_growth,
@@ -72,6 +73,7 @@ from tidemill.model.slices import with_pauses
 logger = logging.getLogger(__name__)
 
 Wish = TypeVar("Wish", NewTopic, Growth)
+NO_IDS: Mapping[str, bytes] = MappingProxyType({})
 
 
 class ConfigCommand(NamedTuple):
@@ -164,10 +166,13 @@ class Controller(Office):
 
         return await in_parts(wanted, weight_of, lambda one: one.name, some)
 
-    async def delete_topics(self, names: Iterable[str], *, are_marked: bool = False) -> list[Outcome]:
+    async def delete_topics(
+        self, names: Iterable[str], *, ids: Mapping[str, bytes] = NO_IDS, are_marked: bool = False
+    ) -> list[Outcome]:
         """Deletes topics; one outcome each, in order. The topics are gone for everybody when it returns.
 
-        ``are_marked``: somebody has marked them in the store already.
+        ``ids``: the ids of those that no other topic of the name is to be deleted for. ``are_marked``:
+        somebody has marked them in the store already.
         """
 
         def weight_of(name: str) -> int:
@@ -176,12 +181,12 @@ class Controller(Office):
 
         async def some(part: Sequence[str]) -> tuple[list[Outcome], list[asyncio.Future[None]]]:
             async with self.changing():
-                return await self._delete_topics(part, are_marked)
+                return await self._delete_topics(part, ids, are_marked)
 
         return await in_parts(list(names), weight_of, str, some)
 
     async def _delete_topics(
-        self, names: Sequence[str], are_marked: bool
+        self, names: Sequence[str], ids: Mapping[str, bytes], are_marked: bool
     ) -> tuple[list[Outcome], list[asyncio.Future[None]]]:
         if not self.config().bool("delete.topic.enable"):
             raise KafkaError(
@@ -189,14 +194,14 @@ class Controller(Office):
                 ErrorCode.TOPIC_DELETION_DISABLED,
             )
         before = self._image
-        topics = [before.topics.get(name) for name in names]
-        marks = [[] if are_marked else deletion_mark(topic) for topic in topics if topic is not None]
+        found = [find_topic(before, name, ids.get(name)) for name in names]
+        marks = [[] if are_marked else deletion_mark(one) for one in found if isinstance(one, TopicImage)]
         errors = await self.attempt_all(marks)
         # Who finds the mark there finds what it wanted: an administrator has just made it, for instance.
         remaining = iter(None if _is_there(error) else error for error in errors)
         outcomes = [
-            Outcome(name, topic, next(remaining) if topic is not None else missing_topic(before, name))
-            for name, topic in zip(names, topics, strict=True)
+            Outcome(name, one, next(remaining)) if isinstance(one, TopicImage) else Outcome(name, error=one)
+            for name, one in zip(names, found, strict=True)
         ]
         gone = [outcome.topic for outcome in outcomes if outcome.error is None and outcome.topic is not None]
         if not gone:

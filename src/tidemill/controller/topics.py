@@ -366,6 +366,21 @@ def missing_topic(image: ClusterImage, name: str) -> KafkaError:
     return KafkaError(f"the topic {name!r} is set aside: {problem}", ErrorCode.INVALID_TOPIC_EXCEPTION)
 
 
+def find_topic(image: ClusterImage, name: str, topic_id: bytes | None = None) -> TopicImage | KafkaError:
+    """The topic of this name, and of this id if one is given; or the error that says why there is none."""
+    topic = image.topics.get(name)
+    if topic is None and (topic_id is None or (TOPIC, name) in image.unreadable):
+        return missing_topic(image, name)
+    if topic is None or topic_id not in (None, topic.topic_id):
+        return unknown_topic_id()
+    return topic
+
+
+def unknown_topic_id() -> KafkaError:
+    """The error for an id that no topic has."""
+    return KafkaError("there is no topic with this id", ErrorCode.UNKNOWN_TOPIC_ID)
+
+
 def deletion_mark(topic: TopicImage) -> list[Operation]:
     """Begins a deletion: from now on it happens, whoever stops meanwhile."""
     return [Check(TopicNode.path(topic.name)), Create(DeleteTopicNode.path(topic.name))]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tidemill.broker.admin_log import note_each
 from tidemill.broker.context import RequestContext
 from tidemill.broker.handlers.common import external_text, within
 from tidemill.controller.command_parts import Outcome
-from tidemill.controller.topics import missing_topic
+from tidemill.controller.topics import missing_topic, unknown_topic_id
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import ZERO_ID
 from tidemill.wire.messages.delete_topics import (
@@ -35,8 +36,12 @@ async def handle(
     else:
         states = [DeleteTopicState(name=name, topic_id=ZERO_ID) for name in request.topic_names]
     named = []
+    ids: dict[str, bytes] = {}
     async for state in context.turns.over(states):
-        named.append(_named(broker, context, state))
+        result = _named(broker, context, state)
+        named.append(result)
+        if state.topic_id != ZERO_ID and result.name is not None:
+            ids[context.internal_name(result.name)] = state.topic_id
     counts = await context.turns.counts(result.name for result in named)
     distinct: dict[tuple[str | None, bytes], DeletableTopicResult] = {}
     async for result in context.turns.over(named):
@@ -49,7 +54,7 @@ async def handle(
         elif result.error_code == ErrorCode.NONE:
             wanted.append(result)
     if wanted:
-        await _delete(broker, context, request.timeout_ms, wanted)
+        await _delete(broker, context, request.timeout_ms, wanted, ids)
     await context.turns.let_go(counts)
     await context.turns.let_go(distinct)
     return DeleteTopicsResponse(responses=results)
@@ -64,7 +69,7 @@ def _named(broker: Broker, context: RequestContext, state: DeleteTopicState) -> 
     elif by_id:
         topic = broker.metadata.topic_by_id(state.topic_id)
         if topic is None:
-            _refuse(result, KafkaError("there is no topic with this id", ErrorCode.UNKNOWN_TOPIC_ID))
+            _refuse(result, unknown_topic_id())
         else:
             result.name = context.external_name(topic.name)
     else:
@@ -77,22 +82,31 @@ def _named(broker: Broker, context: RequestContext, state: DeleteTopicState) -> 
 
 
 async def _delete(
-    broker: Broker, context: RequestContext, timeout_ms: int, wanted: list[DeletableTopicResult]
+    broker: Broker,
+    context: RequestContext,
+    timeout_ms: int,
+    wanted: list[DeletableTopicResult],
+    ids: Mapping[str, bytes],
 ) -> None:
+    """Deletes the topics of these names; of those in ``ids`` only the one that has the id."""
     names = [context.internal_name(result.name or "") for result in wanted]
     try:
-        outcomes = await context.turns.rest(within(timeout_ms, _carry_out(broker, context, names)))
+        outcomes = await context.turns.rest(within(timeout_ms, _carry_out(broker, context, names, ids)))
     except KafkaError as error:
         if error.code == ErrorCode.TOPIC_DELETION_DISABLED and context.api_version < DISABLED_FROM:
             error = KafkaError(str(error), ErrorCode.INVALID_REQUEST)
         outcomes = [Outcome(name, error=error) for name in names]
     async for result, outcome in context.turns.over(zip(wanted, outcomes, strict=True)):
+        if outcome.topic is not None:
+            result.topic_id = outcome.topic.topic_id
         if outcome.error is not None:
             _refuse(result, outcome.error)
 
 
-async def _carry_out(broker: Broker, context: RequestContext, names: list[str]) -> list[Outcome]:
-    outcomes = await broker.controller.delete_topics(names)
+async def _carry_out(
+    broker: Broker, context: RequestContext, names: list[str], ids: Mapping[str, bytes]
+) -> list[Outcome]:
+    outcomes = await broker.controller.delete_topics(names, ids=ids)
     await note_each(context, "topics deleted", [one.name for one in outcomes if one.error is None], str)
     return outcomes
 

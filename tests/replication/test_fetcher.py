@@ -525,6 +525,29 @@ def test_a_word_of_where_the_leaders_log_begins_empties_no_log_that_has_changed(
     assert (partition.log.start_offset, partition.log.end_offset) == (0, 1)
 
 
+def test_a_follower_with_an_epoch_that_its_leader_does_not_know_rests_before_it_asks_again() -> None:
+    pair = Pair()
+    pair.start(1)
+    pair.one.write(0, b"a", b"b")
+    pair.round()
+    (partition,) = pair.two.partitions
+    pair.one.partitions[0].log.leader_epochs.clear()
+    for _ in range(3):
+        refused(pair)
+        pair.fetcher.found(partition, TOPIC, 0, 2, pair.now_ms)
+        assert pair.fetcher.request(pair.now_ms) is None
+        assert pair.fetcher.rest_ms(pair.now_ms) == BACKOFF_MS
+        pair.now_ms += BACKOFF_MS
+    assert partition.log.end_offset == 2
+    pair.one.become(LEADER, 2)
+    pair.two.become(LEADER, 2)
+    pair.one.write(0, b"c")
+    pair.fetcher.follow(TOPIC, partition, pair.now_ms)
+    for _ in range(3):
+        pair.round()
+    pair.same()
+
+
 @pytest.mark.parametrize("how", ["the leader does not say", "the connection breaks"])
 def test_a_leader_that_does_not_say_where_its_log_ends_is_asked_again_soon(how: str) -> None:
     pair = refused_at_two()

@@ -359,6 +359,9 @@ class LeaderFetcher:
             partition.truncate_to(end, wall_ms, f"the leader's log ends at offset {end}")
         elif log_end < first:
             partition.begin_at(first, wall_ms)
+        else:
+            # The leader would refuse it again: what it misses there is not an offset, or has come meanwhile.
+            return
         del self._resting[followed.key]
         self._ask(followed, now_ms)
 

@@ -13,7 +13,8 @@ from controller_office import Setting, in_office
 from tidemill.controller import administering
 from tidemill.controller.administering import PUT_OFF_MAX, Administering
 from tidemill.controller.topics import NewTopic
-from tidemill.coordination.port import NoNode
+from tidemill.coordination.nodes import DELETE_TOPICS, DeleteTopicNode, TopicNode
+from tidemill.coordination.port import Create, NoNode
 
 
 class Looked:
@@ -91,3 +92,51 @@ def test_the_controllers_own_marks_are_no_administrators(
 
     in_office(tmp_path, story)
     assert not [record for record in caplog.records if "is not deleted" in record.getMessage()]
+
+
+def test_a_topic_made_anew_stays_where_the_one_before_was_marked_by_an_administrator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``kafka-topics --zookeeper --delete``, while a client deletes the topic and makes it again."""
+
+    async def story(setting: Setting) -> None:
+        controller = setting.controller
+        await controller.create_topics([NewTopic("t", 1, 1)])
+        old_id = controller.image.topics["t"].topic_id
+        await setting.store.transact([Create(DeleteTopicNode.path("t"))])
+        children, queued = setting.store.children, []
+
+        async def marks(path: str) -> list[str]:
+            found = await children(path)
+            if not queued:
+                queued.append(asyncio.ensure_future(controller.delete_topics(["t"])))
+                await asyncio.sleep(0.02)
+                queued.append(asyncio.ensure_future(controller.create_topics([NewTopic("t", 1, 1)])))
+                await asyncio.sleep(0.02)
+            return list(found)
+
+        monkeypatch.setattr(setting.store, "children", marks)
+        await Administering(controller, lambda path: None).deletions_wanted()
+        for (outcome,) in await asyncio.gather(*queued):
+            assert outcome.error is None
+        async with controller.changing():
+            assert controller.image.topics["t"].topic_id != old_id
+        # Nor were the records of the new one deleted.
+        assert {topic.topic_id for delta in setting.deltas for topic in delta.deleted} == {old_id}
+        assert await setting.store.exists(TopicNode.path("t"))
+
+    in_office(tmp_path, story)
+    assert not [record for record in caplog.records if "is not deleted" in record.getMessage()]
+
+
+def test_what_is_marked_is_deleted_and_marks_of_no_topic_are_removed(tmp_path: Path) -> None:
+    async def story(setting: Setting) -> None:
+        controller = setting.controller
+        await controller.create_topics([NewTopic(name, 1, 1) for name in ("t", "u", "v")])
+        for name in ("none", "t", "v"):
+            await setting.store.transact([Create(DeleteTopicNode.path(name))])
+        await Administering(controller, lambda path: None).deletions_wanted()
+        assert list(controller.image.topics) == ["u"]
+        assert await setting.store.children(DELETE_TOPICS) == []
+
+    in_office(tmp_path, story)

@@ -14,6 +14,7 @@ from tidemill.coordination.image import TOPIC, ClusterImage, TopicImage
 from tidemill.coordination.loading import load_topics
 from tidemill.coordination.nodes import DELETE_TOPICS, TOPICS, DeleteTopicNode, TopicNode
 from tidemill.coordination.port import Delete, Event, EventKind, StoreError, Watch
+from tidemill.model.errors import ErrorCode
 from tidemill.model.log_lines import in_lines
 
 logger = logging.getLogger(__name__)
@@ -179,16 +180,19 @@ class Administering:
             marked = await controller.store.children(DELETE_TOPICS)
             new = [name for name in marked if name not in controller.image.deleting]
             known = [name for name in new if name in controller.image.topics]
+            for name in new:
+                if name not in known and not aside(name):
+                    await controller.write_operations([Delete(DeleteTopicNode.path(name))])
         if known:
             for line in in_lines(known):
                 admin_log.info("topics were marked for deletion in the store: %s", line)
             for outcome in await controller.delete_topics(known, are_marked=True):
-                if outcome.error is not None:
+                if outcome.error is None:
+                    continue
+                if outcome.error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    logger.info("%s is not marked for deletion any more: %s", outcome.name, outcome.error)
+                else:
                     logger.error("%s is not deleted: %s", outcome.name, outcome.error)
-        async with controller.changing():
-            for name in new:
-                if name not in known and name not in controller.image.deleting and not aside(name):
-                    await controller.write_operations([Delete(DeleteTopicNode.path(name))])
 
 
 def _is_news(known: TopicImage | None, version: int) -> bool:

@@ -35,6 +35,7 @@ from tidemill.controller.topics import (
     PartitionBudget,
     Plan,
     Planning,
+    deletion_check,
     deletion_mark,
     find_topic,
     is_creation,
@@ -172,7 +173,7 @@ class Controller(Office):
         """Deletes topics; one outcome each, in order. The topics are gone for everybody when it returns.
 
         ``ids``: the ids of those that no other topic of the name is to be deleted for. ``are_marked``:
-        somebody has marked them in the store already.
+        somebody has marked them in the store, and they are deleted while the mark is there.
         """
 
         def weight_of(name: str) -> int:
@@ -195,8 +196,8 @@ class Controller(Office):
             )
         before = self._image
         found = [find_topic(before, name, ids.get(name)) for name in names]
-        marks = [[] if are_marked else deletion_mark(one) for one in found if isinstance(one, TopicImage)]
-        errors = await self.attempt_all(marks)
+        mark = deletion_check if are_marked else deletion_mark
+        errors = await self.attempt_all([mark(one) for one in found if isinstance(one, TopicImage)])
         # Who finds the mark there finds what it wanted: an administrator has just made it, for instance.
         remaining = iter(None if _is_there(error) else error for error in errors)
         outcomes = [

@@ -386,6 +386,11 @@ def deletion_mark(topic: TopicImage) -> list[Operation]:
     return [Check(TopicNode.path(topic.name)), Create(DeleteTopicNode.path(topic.name))]
 
 
+def deletion_check(topic: TopicImage) -> list[Operation]:
+    """Fails unless somebody has begun the deletion: the mark may have gone with a former topic."""
+    return [Check(TopicNode.path(topic.name)), Check(DeleteTopicNode.path(topic.name))]
+
+
 def removal(topic: TopicImage) -> Iterator[Operation]:
     """Ends a deletion: takes all away that the controller writes of a topic, what lies below others first."""
     for one in topic.partitions:

@@ -19,7 +19,7 @@ from tidemill.model.errors import ErrorCode
 from tidemill.net.link import Link, LinkError, LinkRefused
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.leader_and_isr import LeaderAndIsrResponse
-from tidemill.wire.messages.stop_replica import StopReplicaResponse
+from tidemill.wire.messages.stop_replica import StopReplicaPartitionError, StopReplicaResponse
 from tidemill.wire.messages.update_metadata import UpdateMetadataResponse
 
 OWN, OTHER = 1, 2
@@ -99,6 +99,9 @@ class Peer:
         self.link = link
         return link
 
+    def answer(self, key: int, request: Any) -> Any:
+        return ANSWERS[key]
+
     async def connected(self, times: int) -> None:
         while self.connections < times:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0)
@@ -133,7 +136,7 @@ class Connection:
             self.close("an answer came that nobody asked for")
         if self.peer.connections <= self.peer.strangers:
             return StopReplicaResponse(error_code=ErrorCode.STALE_BROKER_EPOCH, partition_errors=[])
-        return ANSWERS[key]
+        return self.peer.answer(key, request)
 
 
 def told(delta: Delta) -> Command:
@@ -235,6 +238,113 @@ def test_a_deletion_whose_answer_was_lost_is_told_again() -> None:
 
     channelled(peer, story)
     assert peer.asked == [ApiKey.STOP_REPLICA, ApiKey.STOP_REPLICA, ApiKey.UPDATE_METADATA]
+
+
+class Refusing(Peer):
+    """A broker that cannot let replicas of ``t`` go, so many times."""
+
+    def __init__(self, times: int, code: ErrorCode = ErrorCode.KAFKA_STORAGE_ERROR) -> None:
+        super().__init__()
+        self.times = times
+        self.code = code
+        self.stopped: list[dict[int, bool]] = []
+        """Of each StopReplica, the partitions, and whether they are deleted."""
+
+    def answer(self, key: int, request: Any) -> Any:
+        if key != ApiKey.STOP_REPLICA:
+            return ANSWERS[key]
+        (asked,) = request.topic_states
+        self.stopped.append({one.partition_index: one.delete_partition for one in asked.partition_states})
+        self.times -= 1
+        code = self.code if self.times >= 0 else ErrorCode.NONE
+        # The first partition can always be let go.
+        errors = [
+            StopReplicaPartitionError(topic_name="t", partition_index=index, error_code=code if index else 0)
+            for index in self.stopped[-1]
+        ]
+        return StopReplicaResponse(error_code=0, partition_errors=errors)
+
+
+TWO = (PartitionImage(0, OTHER, 0, [OTHER], [OTHER]), PartitionImage(1, OTHER, 0, [OTHER], [OTHER]))
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    while not is_so():  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(0.001)
+
+
+def test_a_topic_that_a_broker_cannot_delete_at_first_is_deleted_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channels, "STOP_AGAIN_S", 0.001)
+    first = TopicImage("t", b"1" * 16, TWO, {})
+    peer = Refusing(2)
+
+    async def story(channel: Channel, heard: Heard) -> None:
+        await channel.tell(told(Delta(image(first), image(), deleted=[first])))
+        assert heard.deleted == []
+        await until(lambda: heard.deleted)
+        assert heard.deleted == [("t", b"1" * 16)]
+
+    channelled(peer, story)
+    assert peer.stopped == [{0: True, 1: True}, {1: True}, {1: True}]
+
+
+def test_a_replica_that_comes_back_is_not_deleted_as_it_was_refused_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channels, "STOP_AGAIN_S", 0.02)
+    here = TopicImage("t", b"1" * 16, TWO, {})
+    moved = [one.replaced(replicas=[OWN], isr=[OWN], leader=OWN, leader_epoch=1) for one in TWO]
+    away = TopicImage("t", b"1" * 16, tuple(moved), {})
+    peer = Refusing(100)
+
+    async def story(channel: Channel, heard: Heard) -> None:
+        leaves = told(Delta(image(here), image(away), changed=[(here, away)]))
+        comes = told(Delta(image(away), image(here), changed=[(away, here)]))
+        await channel.tell(leaves)
+        await until(lambda: len(peer.stopped) == 2)
+        # What came back before that could be told again, and what comes back in the same breath.
+        await channel.tell(comes)
+        await asyncio.sleep(0.1)
+        leaves.add(comes)
+        await channel.tell(leaves)
+        await asyncio.sleep(0.1)
+
+    channelled(peer, story)
+    assert peer.stopped == [{0: True, 1: True}, {1: True}, {0: True, 1: True}]
+
+
+def test_a_replica_that_a_broker_has_in_a_later_epoch_is_not_stopped_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channels, "STOP_AGAIN_S", 0.001)
+    first = TopicImage("t", b"1" * 16, TWO, {})
+    peer = Refusing(100, ErrorCode.FENCED_LEADER_EPOCH)
+
+    async def story(channel: Channel, heard: Heard) -> None:
+        await channel.tell(told(Delta(image(first), image(), deleted=[first])))
+        await asyncio.sleep(0.05)
+
+    channelled(peer, story)
+    assert len(peer.stopped) == 1
+
+
+def test_a_broker_that_cannot_delete_for_long_is_asked_less_often(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(channels, "STOP_AGAIN_S", 0.001)
+    monkeypatch.setattr(channels, "STOP_AGAIN_S_MAX", 0.004)
+    first = TopicImage("t", b"1" * 16, TWO, {})
+    peer = Refusing(4)
+
+    async def story(channel: Channel, heard: Heard) -> None:
+        await channel.tell(told(Delta(image(first), image(), deleted=[first])))
+        await until(lambda: heard.deleted)
+
+    channelled(peer, story)
+    pauses = [one.rpartition(" in ")[2] for one in caplog.messages]
+    assert pauses == ["0.001 s", "0.002 s", "0.004 s", "0.004 s"]
 
 
 def test_what_happens_while_a_broker_does_not_answer_is_told_in_one_and_waited_for_as_one() -> None:

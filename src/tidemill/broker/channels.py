@@ -3,7 +3,7 @@
 What a broker has to know is kept by partition, the newest state of each. What is there when the connection
 is free goes out together: StopReplica, LeaderAndIsr, UpdateMetadata, in this order, and LeaderAndIsr again
 for new replicas that only follow. It stays until it is answered, over as many connections as that takes, or
-until the broker is gone.
+until the broker is gone. A StopReplica that the broker refuses is sent again after a pause.
 
 A broker that has ended is noticed by its connection, see :mod:`tidemill.broker.reaching`.
 """
@@ -21,6 +21,7 @@ from tidemill.broker.commanding import (
     deleted_topics,
     failed_partitions,
     making_requests,
+    refused_stops,
 )
 from tidemill.broker.commands import Key
 from tidemill.broker.reaching import RETRY_S, reach
@@ -42,6 +43,9 @@ VERSIONS = {
 
 ELSEWHERE = frozenset({ErrorCode.STALE_BROKER_EPOCH, ErrorCode.NOT_CONTROLLER})
 """Answers of a broker that a command is not for, or not yet."""
+
+STOP_AGAIN_S, STOP_AGAIN_S_MAX = 1.0, 30.0
+"""The first and the longest pause before replicas are stopped again that a broker could not let go."""
 
 Connect = Callable[[BrokerImage], Awaitable[Link]]
 
@@ -90,6 +94,10 @@ class Channel:
         self._unsent: asyncio.Future[None] | None = None
         """The last of them: for all that is pending. A broker may not answer for long, while much happens."""
         self._news = asyncio.Event()
+        self._refused = Command()
+        """Replicas that the broker could not let go: only :attr:`Command.stops` and :attr:`Command.gone`."""
+        self._pause_s = STOP_AGAIN_S
+        self._stops_again: asyncio.TimerHandle | None = None
         self._link: Link | None = None
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -100,6 +108,8 @@ class Channel:
         """
         self._pending.add(command)
         self._told = self._pending.image
+        if self._refused.stops:
+            self._keep_what_came_again(command)
         if self._unsent is None:
             self._unsent = asyncio.get_running_loop().create_future()
             self._waiting.append(self._unsent)
@@ -109,6 +119,8 @@ class Channel:
     def stop(self) -> None:
         """Ends the channel."""
         self._task.cancel()
+        if self._stops_again is not None:
+            self._stops_again.cancel()
         if self._link is not None:
             self._link.close("the controller has no use for it any more")
         for one in self._waiting:
@@ -220,6 +232,7 @@ class Channel:
         broker = self.to.broker_id
         if key == ApiKey.STOP_REPLICA:
             deleted = deleted_topics(command, answer)
+            self._note_refused(command, answer)
             # Told once more, after a later request of the command was lost, it would take away what was made
             # under the same name meanwhile.
             command.stops.clear()
@@ -229,6 +242,51 @@ class Channel:
             failed = failed_partitions(answer)
             if failed:
                 self._hears.replicas_failed(broker, self.to.epoch, failed)
+
+    def _note_refused(self, command: Command, answer: Any) -> None:
+        refused = refused_stops(command, answer)
+        if not refused:
+            self._pause_s = STOP_AGAIN_S
+            return
+        for key, stops in refused.items():
+            self._refused.stops.setdefault(key, {}).update(stops)
+            if key in command.gone:
+                self._refused.gone[key] = None
+        for later in (command, self._pending):
+            self._keep_what_came_again(later)
+        if self._stops_again is None:
+            log.warning(
+                "broker %d could not let replicas of %d topics go; it is told again in %g s",
+                self.to.broker_id,
+                len(refused),
+                self._pause_s,
+            )
+            loop = asyncio.get_running_loop()
+            self._stops_again = loop.call_later(self._pause_s, self._stop_again)
+            self._pause_s = min(2 * self._pause_s, STOP_AGAIN_S_MAX)
+
+    def _stop_again(self) -> None:
+        """Queues what was refused, before anything newer."""
+        self._stops_again = None
+        again, self._refused = self._refused, Command()
+        if not again.stops:
+            return
+        again.image, again.has_news = self._told, True
+        newer, self._pending = self._pending, again
+        self._pending.add(newer)
+        self._news.set()
+
+    def _keep_what_came_again(self, command: Command) -> None:
+        """Forgets stops of replicas that the broker is given again, and of topics whose name another has."""
+        ids = dict(command.metadata)
+        for key, stops in list(self._refused.stops.items()):
+            if ids.get(key[0], key[1]) != key[1]:
+                stops.clear()
+            for index in command.states.get(key, ()):
+                stops.pop(index, None)
+            if not stops:
+                del self._refused.stops[key]
+                self._refused.gone.pop(key, None)
 
 
 class Channels:

@@ -364,6 +364,25 @@ def deleted_topics(command: Command, answer: Any) -> list[Key]:
     return [key for key in command.stops if key in command.gone and key[0] not in bad]
 
 
+def refused_stops(command: Command, answer: Any) -> dict[Key, dict[int, Stop]]:
+    """The replicas that the answer to StopReplica says are still there: the disk had no room, for instance.
+
+    Those that the broker has anew, in a later leader epoch, are not among them.
+    """
+    bad = {
+        (one.topic_name, one.partition_index)
+        for one in answer.partition_errors
+        if one.error_code not in (ErrorCode.NONE, ErrorCode.FENCED_LEADER_EPOCH)
+    }
+    if not bad:
+        return {}
+    refused = {
+        key: {index: stop for index, stop in stops.items() if (key[0], index) in bad}
+        for key, stops in command.stops.items()
+    }
+    return {key: stops for key, stops in refused.items() if stops}
+
+
 def failed_partitions(answer: Any) -> list[tuple[bytes, int]]:
     """The partitions (by topic id) that the answer to LeaderAndIsr says cannot be read or written."""
     return [

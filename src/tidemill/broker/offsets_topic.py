@@ -15,12 +15,14 @@ from tidemill.groups.ports import (
 )
 from tidemill.log.errors import storage_error
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import ZERO_ID
 from tidemill.records.batch import parse_batches
 from tidemill.records.reader import iter_stored
 from tidemill.replication.waiting import CommitCallback
 
 if TYPE_CHECKING:
     from tidemill.broker.broker import Broker
+    from tidemill.coordination.image import TopicImage
     from tidemill.replication.partition import Partition
 
 log = logging.getLogger("tidemill.groups")
@@ -138,15 +140,45 @@ def _whole_batches(data: bytes, offset: int) -> tuple[bytes, int]:
 
 
 class ClusterOffsetsTopic:
-    """The topic as the cluster's metadata has it."""
+    """The topic as the cluster's metadata has it.
+
+    The number of its partitions is the one that this broker first heard of: another one would map groups to
+    partitions that do not have their positions. Controllers refuse to change it, but other programs write to
+    ZooKeeper. Source: Apache Kafka, whose group coordinator asks for the number once, when it starts.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._topic_id = ZERO_ID
+        self._partition_count = 0
+        self._reported_count = 0
+        broker.metadata.on_change(lambda delta: self._count(delta.image.topics.get(OFFSETS_TOPIC)))
 
     def partition_count(self) -> int:
         """Its partitions, or those that it will have."""
         topic = self._broker.metadata.topic(OFFSETS_TOPIC)
-        return len(topic.partitions) if topic else self._broker.config.int("offsets.topic.num.partitions")
+        self._count(topic)
+        return self._partition_count or self._broker.config.int("offsets.topic.num.partitions")
+
+    def _count(self, topic: TopicImage | None) -> None:
+        if topic is None:
+            return
+        count = len(topic.partitions)
+        if not self._partition_count or self._topic_id not in (ZERO_ID, topic.topic_id):
+            self._topic_id, self._partition_count = topic.topic_id, count
+            return
+        self._topic_id = topic.topic_id  # A controller gives an id to a topic that had none.
+        if count not in (self._partition_count, self._reported_count):
+            self._reported_count = count
+            log.error(
+                "%s has %d partitions now, and had %d: the positions of groups are in those that it had, and"
+                " this broker goes on with these until it is restarted. Before that, stop all brokers and"
+                " take the others out of /brokers/topics/%s in ZooKeeper.",
+                OFFSETS_TOPIC,
+                count,
+                self._partition_count,
+                OFFSETS_TOPIC,
+            )
 
     def leader(self, partition: int, listener: str) -> CoordinatorEndpoint | None:
         """The leader's address on ``listener``."""

@@ -26,6 +26,7 @@ from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
+from tidemill.log.moves import begin_move
 from tidemill.log.offset_checkpoint import write_checkpoints
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
@@ -33,7 +34,7 @@ from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_batch
-from tidemill.records.reader import iter_records
+from tidemill.records.reader import iter_records, read_records
 
 NOW = 1_700_000_000_000
 SETTINGS = LogConfig(cleanup_policy=("compact",), file_delete_delay_ms=0)
@@ -87,10 +88,10 @@ class Inline:
 class Stage:
     """A log manager with compacted topics, and compaction over it."""
 
-    def __init__(self, directory: Path, worker: Any = None) -> None:
+    def __init__(self, directory: Path, worker: Any = None, *others: Path) -> None:
         self.path = directory
         self.executor = ThreadPoolExecutor(1)
-        self.logs = LogManager(SystemFiles(), [str(directory)])
+        self.logs = LogManager(SystemFiles(), [str(one) for one in (directory, *others)])
         self.logs.lock()
         self.logs.load(NOW, lambda topic: SETTINGS)
         self.replicas = Replicas(self.logs)
@@ -169,6 +170,76 @@ def test_a_log_is_cleaned_and_its_checkpoint_tells_the_next_start(stage: Stage, 
     assert not again.clean()
     stage.write(again.logs.logs[TopicPartition("t", 0)])
     again.close()
+
+
+def keys_of(log: Log) -> set[bytes]:
+    """The keys that have a value to whoever reads the log from its start."""
+    found: dict[bytes, bytes | None] = {}
+    offset = int(log.start_offset)
+    while offset < log.end_offset:
+        part = log.read(offset, 1, log.end_offset, True)
+        if part is None:
+            break
+        for record in read_records(batch := parse_batch(part.read(), 0, part.size)):
+            found[record.key or b""] = record.value
+        offset = int(batch.next_offset)
+    return {key for key, value in found.items() if value is not None}
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_a_deleted_key_does_not_come_back_with_a_move_that_rested(tmp_path: Path, is_left: bool) -> None:
+    paths = tmp_path / "a", tmp_path / "b"
+    for path in paths:
+        path.mkdir()
+    stage = Stage(paths[0], None, paths[1])
+    log = stage.log(count=0)
+    log.set_config(
+        LogConfig(
+            cleanup_policy=("compact",),
+            file_delete_delay_ms=0,
+            delete_retention_ms=0,
+            min_cleanable_dirty_ratio=0.0,
+        )
+    )
+
+    def write(key: bytes, value: bytes | None) -> None:
+        data = build_batch([(NOW, key, value, None)])
+        log.append([parse_batch(data, 0, len(data))], 0, NOW)
+        log.roll(NOW)
+        log.flush(NOW)
+
+    def copy(pieces: int) -> None:
+        while pieces and (piece := move.next_piece(1 << 20, NOW)) is not None:
+            move.store(piece, NOW)
+            pieces -= 1
+
+    write(b"deleted", b"x")
+    write(b"kept", b"x")
+    target = next(str(path) for path in paths if not log.directory.startswith(str(path)))
+    move = begin_move(stage.logs, log.topic_partition, target, NOW)
+    assert move is not None
+    copy(1)
+    write(b"deleted", None)
+    for _ in range(3):
+        write(b"kept", b"x")
+        stage.clean()
+    assert keys_of(log) == {b"kept"}
+    if is_left:
+        move.give_up()
+        move = begin_move(stage.logs, log.topic_partition, target, NOW)
+        assert move is not None
+    copy(1 << 20)
+    move.swap(NOW, False)
+    moved = stage.logs.logs[log.topic_partition]
+    assert moved is not log
+    assert keys_of(moved) == {b"kept"}
+    log = moved
+    for _ in range(3):
+        write(b"kept", b"x")
+        assert stage.clean()
+    assert keys_of(moved) == {b"kept"}
+    assert len(offsets(moved)) == 1
+    stage.close()
 
 
 def test_old_files_are_renamed_and_removed_after_their_delay(stage: Stage) -> None:

@@ -269,6 +269,9 @@ class Compaction:
         one = self.logs.logs.get(key)
         if one is None or not one.config.compact or self._is_put_off(key):
             return None
+        if any(key in directory.arriving for directory in self.logs.working):
+            # It moves. A copy that has a value must not come to its tombstone when that is gone.
+            return None
         high_watermark = self.replicas.high_watermark_of(key)
         if high_watermark is None:
             return None

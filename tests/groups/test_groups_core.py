@@ -696,6 +696,29 @@ def test_a_replacement_that_cannot_be_written_is_undone() -> None:
     )
 
 
+def test_a_static_member_that_was_told_its_new_id_is_not_fenced_when_the_write_of_it_fails() -> None:
+    run(
+        STATIC_OF_TWO
+        + """
+    manual
+    join B2 static=ib protocols=range:new
+        log group gen=1 leader=m1 [m1:x,m3:y]
+    join C static=ic protocols=range:c
+        Stable -> PreparingRebalance
+    join A id=m1 static=ia protocols=range:a
+        PreparingRebalance -> CompletingRebalance
+        A joined m1 gen=2 range leader=m1 [m1:a,m3:new,m4:c]
+        B2 joined m3 gen=2 range leader=m1 []
+        C joined m4 gen=2 range leader=m1 []
+    fail NOT_COORDINATOR
+    beat id=m3 gen=2 static=ib
+        NONE
+    beat id=m2 gen=2 static=ib
+        FENCED_INSTANCE_ID
+    """
+    )
+
+
 def test_a_replacement_that_cannot_be_written_leaves_the_member_its_session_timeout() -> None:
     run(
         STATIC_OF_TWO

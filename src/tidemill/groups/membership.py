@@ -239,11 +239,16 @@ def _replace_static_member(
 
 
 def static_member_stored(group: Group, done: StaticMemberStored, error: ErrorCode, turn: Turn) -> None:
-    """The replaced member may go on; when it could not be written the old one is back."""
+    """The replaced member may go on; when it could not be written the old one is back.
+
+    Unless a generation began meanwhile: then the new id is out, and is written with the next assignment.
+    """
     member = group.members.get(done.new_member_id)
     if member is None:
         return
     if error is not ErrorCode.NONE:
+        if member.joining is None:
+            return
         waiter = group.set_joining(member, None)
         group.set_protocols(member, done.old_protocols)
         member.session_timeout_ms = done.old_session_timeout_ms

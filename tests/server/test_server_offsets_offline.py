@@ -7,10 +7,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from cluster_stage import Stage, cluster, produce, until
 
+from tidemill.client import Admin
+from tidemill.groups.placement import partition_for
+from tidemill.model.types import TopicPartition
+from tidemill.testing import Broker
 from tidemill.testing.zookeeper import ZooKeeper
 
 _numbers = itertools.count()
@@ -85,3 +90,27 @@ def test_the_description_of_a_group_whose_coordinator_is_down_fails_with_the_nex
     assert waiting.startswith("group g waits for its coordinator for 3 s: ")
     assert failed.startswith("tidemill: cannot find the coordinator of group 'g': COORDINATOR_NOT_AVAILABLE")
     assert STEP in failed
+
+
+def test_a_coordinator_whose_disk_is_away_is_named_with_the_next_step(tmp_path: Path) -> None:
+    first, away = tmp_path / "first", tmp_path / "away"
+    config = {"log.dirs": f"{first},{away}", "offsets.topic.num.partitions": "4"}
+    with Broker(config, data_dir=tmp_path / "broker") as broker:
+        with Admin(broker.bootstrap) as admin:
+            admin.create_topic("t")
+            admin.alter_group_offsets("g", {TopicPartition("t", 0): 0})
+        number = int(next(away.glob("__consumer_offsets-*")).name.rpartition("-")[2])
+        group = next(f"g{count}" for count in range(100) if partition_for(f"g{count}", 4) == number)
+        broker.stop()
+        away.rename(tmp_path / "aside")
+        away.write_text("no directory")
+        broker.start()
+        command = [sys.executable, "-m", "tidemill", "consume", "t", "-g", group, "-b", broker.bootstrap]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as consumer:
+            with pytest.raises(subprocess.TimeoutExpired):
+                consumer.communicate(timeout=8)  # It waits.
+            consumer.kill()
+            _, said = consumer.communicate()
+    assert f"group {group} waits for its coordinator for 3 s: " in said
+    assert "NOT_COORDINATOR" in said
+    assert STEP in said

@@ -26,7 +26,16 @@ from tidemill.coordination.nodes import (
     Endpoint,
     TopicNode,
 )
-from tidemill.coordination.port import Create, Delete, Operation, Result, SetData, StoreUnavailable, subtree
+from tidemill.coordination.port import (
+    Create,
+    Delete,
+    NoNode,
+    Operation,
+    Result,
+    SetData,
+    StoreUnavailable,
+    subtree,
+)
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 
@@ -146,6 +155,50 @@ def test_who_deletes_what_an_administrator_has_just_marked_is_told_that_it_is_de
         assert not await setting.store.exists(DeleteTopicNode.path("a"))
 
     in_office(tmp_path, story)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_deleted_topic_does_not_come_back_without_records_where_its_mark_was_taken_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_late: bool
+) -> None:
+    """``is_late``: just as the nodes that are there are removed."""
+
+    async def story(setting: Setting) -> None:
+        assert await create(setting, "a") is None
+        transact, exists, mark = setting.store.transact, setting.store.exists, DeleteTopicNode.path("a")
+
+        async def unmark() -> None:
+            monkeypatch.undo()
+            await setting.store.transact([Delete(mark)])
+
+        async def transact_late(operations: Sequence[Operation]) -> list[Result]:
+            if any(isinstance(one, Delete) for one in operations):
+                if not is_late:
+                    await unmark()
+                else:
+                    monkeypatch.setattr(setting.store, "transact", transact)
+                    raise NoNode("somebody removed a node")
+            return await transact(operations)
+
+        async def exists_late(path: str) -> bool:
+            is_there = await exists(path)
+            if path == mark:
+                await unmark()
+            return is_there
+
+        monkeypatch.setattr(setting.store, "transact", transact_late)
+        if is_late:
+            monkeypatch.setattr(setting.store, "exists", exists_late)
+        (outcome,) = await setting.controller.delete_topics(["a"])
+        assert outcome.error is None
+        assert await create(setting, "b") is None
+        assert list(setting.controller.image.topics) == ["b"]
+        assert not await setting.store.exists(TopicNode.path("a"))
+        assert not await setting.store.exists(mark)
+        assert created(setting.deltas) == ["a", "b"]
+
+    in_office(tmp_path, story)
+    assert not [record for record in caplog.records if "goes on" in record.getMessage()]
 
 
 def test_records_of_a_topic_whose_nodes_somebody_removed_stay(

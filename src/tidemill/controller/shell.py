@@ -28,7 +28,7 @@ from tidemill.controller.election_settings import (
 from tidemill.controller.leading import Leading
 from tidemill.controller.moving import Moves
 from tidemill.controller.names import TakenNames
-from tidemill.controller.office import Announce, Office
+from tidemill.controller.office import ATTEMPTS, Announce, Office
 from tidemill.controller.topics import (
     Growth,
     NewTopic,
@@ -59,7 +59,6 @@ from tidemill.coordination.port import (
     Create,
     Delete,
     Node,
-    Operation,
     SetData,
     Store,
     StoreError,
@@ -415,15 +414,24 @@ class Controller(Office):
         await self._announce(Delta(before, self._image))
 
     async def _remove_whatever(self, topic: TopicImage) -> TidemillError | None:
-        """Removes all nodes of a topic, also those that somebody else has put there."""
-        try:
-            doomed = await subtree(self.store, TopicNode.path(topic.name))
-            doomed += await subtree(self.store, _config_path(topic.name))
-            operations: list[Operation] = [Delete(path) for path in reversed(doomed)]
-            return await self.attempt([*operations, Delete(DeleteTopicNode.path(topic.name))])
-        except StoreError as problem:
-            self._is_stale = True
-            return problem
+        """Removes the nodes of a topic that are there, also those that somebody else has put there.
+
+        An administrator may have taken the mark of the deletion away, when the logs were deleted already.
+        """
+        error: KafkaError | None = None
+        for _ in range(ATTEMPTS):
+            try:
+                mark = DeleteTopicNode.path(topic.name)
+                doomed = [mark] if await self.store.exists(mark) else []
+                doomed += await subtree(self.store, TopicNode.path(topic.name))
+                doomed += await subtree(self.store, _config_path(topic.name))
+            except StoreError as problem:
+                self._is_stale = True
+                return problem
+            error = await self.attempt([Delete(path) for path in reversed(doomed)])
+            if not _is_missing(error):
+                break
+        return error
 
 
 def _config_path(topic: str) -> str:
@@ -432,6 +440,10 @@ def _config_path(topic: str) -> str:
 
 def _is_there(error: KafkaError | None) -> bool:
     return error is not None and error.code == ErrorCode.TOPIC_ALREADY_EXISTS
+
+
+def _is_missing(error: KafkaError | None) -> bool:
+    return error is not None and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _decided_only(name: str, item: Plan | KafkaError) -> Outcome:

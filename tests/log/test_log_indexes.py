@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -192,3 +193,17 @@ def test_a_clean_restart_does_not_change_how_far_apart_entries_are(
         made.append(entries)
     assert made[0] == made[1]
     assert made[0][-1] > 4
+
+
+def test_an_index_whose_cut_fails_half_way_finds_what_is_left() -> None:
+    files = FaultyFiles()
+    made = OffsetIndex(files, "/i.index", BASE, 4096)
+    made.create()
+    for number in range(1, 4):
+        made.append(BASE + 10 * number, 100 * number)
+    files.fail("truncate", "/i.index", errno.ENOSPC, after=1)
+    with pytest.raises(OSError, match="No space left"):
+        made.truncate_to(300)
+    assert made.lookup(BASE + 100) == 200
+    made.append(BASE + 40, 350)
+    assert [made.lookup(BASE + offset) for offset in (19, 29, 39, 49)] == [100, 200, 200, 350]

@@ -57,10 +57,10 @@ class SparseIndex:
         try:
             if file.size() != 0:
                 file.truncate(0)
+            self.entries = 0
             file.truncate(self.entries_max * self.entry_bytes)
         finally:
             file.close()
-        self.entries = 0
 
     def load(self) -> None:
         """Counts the entries, when that has not happened yet. A missing file has none."""
@@ -271,10 +271,11 @@ class SparseIndex:
         try:
             size: i64 = file.size()
             file.truncate(position)
+            # Now they are gone, whatever comes next: the file gets its size with the next entry.
+            self.entries = entries
             file.truncate(size)
         finally:
             file.close()
-        self.entries = entries
 
     def let_go(self) -> None:
         """Gives the memory map back until it is needed again."""

@@ -62,7 +62,7 @@ COMPACTION: Final = (
     Fault(
         "clean-end-survives-new-begin",
         "log/cutting.py",
-        "        self.clean_end = min(self.clean_end, offset)\n",
+        "        self.clean_end = min(self.clean_end, base_offset)\n",
         "",
         "What comes after a log has begun anew is dirty.",
     ),

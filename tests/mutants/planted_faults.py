@@ -269,7 +269,7 @@ FOLLOWER: Final = (
     Fault(
         "high-watermark-survives-truncation",
         "replication/partition.py",
-        "        self.high_watermark = min(self.high_watermark, self.log.end_offset)\n",
+        "            self.high_watermark = min(self.high_watermark, self.log.end_offset)\n",
         "",
         "A truncation takes the high watermark back to the log's end.",
     ),
@@ -283,8 +283,8 @@ FOLLOWER: Final = (
     Fault(
         "truncation-not-synced",
         "replication/partition.py",
-        "        if was_cut:\n",
-        "        if False:\n",
+        "            if self.log.truncations != truncations:\n                # Before",
+        "            if False:\n                # Before",
         "A truncation is synced: a power cut could leave what was cut among what came after.",
     ),
     Fault(
@@ -343,15 +343,7 @@ LOG: Final = (
     Fault(
         "producers-survive-truncation",
         "log/cutting.py",
-        "        load_producers(\n"
-        "            self.files,\n"
-        "            self.directory,\n"
-        "            self.segments,\n"
-        "            self.producer_state,\n"
-        "            self.start_offset,\n"
-        "            self.end_offset,\n"
-        "            now_ms,\n"
-        "        )\n",
+        "        self.producer_state = producers\n",
         "        self.producer_state.end_offset = self.end_offset\n",
         "What is known of producers is read again after a truncation.",
     ),
@@ -366,9 +358,8 @@ LOG: Final = (
     Fault(
         "epochs-survive-truncation",
         "log/cutting.py",
-        "        self.leader_epochs.truncate_end(int(self.end_offset))\n"
-        "        self._leader_epoch = self.leader_epochs.latest\n        self._remove_snapshots_after",
-        "        self._remove_snapshots_after",
+        "        self.leader_epochs.truncate_end(int(self.end_offset), save=False)\n",
+        "",
         "Leader epochs are cut with the log.",
     ),
     Fault(
@@ -484,7 +475,7 @@ LOG: Final = (
     Fault(
         "failed-sync-tried-again",
         "replication/flushing.py",
-        "                if not may_pass(problem) and (job is None or not isinstance(problem, DiskFull)):\n",
+        "                if not may_pass(problem) and not is_full:\n",
         "                if False:\n",
         "After a failed sync the directory is put aside: the next sync would succeed without the data.",
     ),
@@ -540,7 +531,7 @@ LOG: Final = (
     Fault(
         "cut-during-sync-before-names",
         "log/cutting.py",
-        "        if gone and self._is_flushing():\n",
+        "        if cut.gone and self._is_flushing():\n",
         "        if False:\n",
         "A power cut after a truncation during a sync does not bring back the segments behind the cut.",
     ),
@@ -577,8 +568,8 @@ LOG: Final = (
     Fault(
         "new-start-not-written",
         "replication/partition.py",
-        "the start is written down.\n        self._save_start()\n",
-        "the start is written down.\n",
+        "which then names the file.\n                self._save_start()\n",
+        "which then names the file.\n",
         "A follower that begins anew tells of its start once that holds after a crash.",
     ),
     Fault(

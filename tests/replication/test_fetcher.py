@@ -531,7 +531,7 @@ def test_a_follower_with_an_epoch_that_its_leader_does_not_know_rests_before_it_
     pair.one.write(0, b"a", b"b")
     pair.round()
     (partition,) = pair.two.partitions
-    pair.one.partitions[0].log.leader_epochs.clear()
+    pair.one.partitions[0].log.leader_epochs.truncate_end(0)
     for _ in range(3):
         refused(pair)
         pair.fetcher.found(partition, TOPIC, 0, 2, pair.now_ms)
@@ -576,7 +576,7 @@ def test_nothing_is_fetched_in_the_place_of_what_was_cut_before_that_is_on_the_d
         pair.fetcher.found(partition, TOPIC, 6, 10, 0)
     else:
         partition.append_from_leader(content(pair.one.partitions[0].log), 0, 0, 0)
-        partition.log.leader_epochs.clear()
+        partition.log.leader_epochs.truncate_end(0)
         pair.start()
     assert partition.flush_under_way
     assert pair.fetcher.request(0) is None

@@ -4,25 +4,41 @@ A follower cuts from an offset on what its leader does not have; other records t
 indexes, producers and leader epochs are cut with the file. At the start only :attr:`start_offset` moves, and
 whole segments before it go. A segment that goes loses its names at once, and its files a while later: readers
 that are being sent from them are not disturbed.
+
+A cut that fails half way (the disk is full, descriptors are lacking) is finished later. What is known of the
+log is cut at once, with nothing that may fail; then the files are, in steps that may be repeated. Until that
+is done, nothing is written: appends, syncs and further cuts try it again first, and fail if it does.
 """
 
 from __future__ import annotations
 
+import contextlib
+from typing import Final
+
 from mypy_extensions import i64
 
 from tidemill.log.errors import OffsetOutOfRange, storage_error
+from tidemill.log.flush import FlushJob
 from tidemill.log.names import DELETED, SEGMENT_SUFFIXES, SNAPSHOT, offset_name, offset_of
 from tidemill.log.producer_loading import load_producers
+from tidemill.log.producer_state import ProducerState
 from tidemill.log.segment import Segment
-from tidemill.log.store import LogStore
+from tidemill.log.store import Cut, LogStore
 from tidemill.log.transaction_index import cut_entries
+
+UNSAVED: Final[i64] = -2
+"""As the epoch of the last batch: the next one has the epochs written, whichever epoch it has."""
 
 
 class CutStore(LogStore):
     """The segments of one partition, and how they are cut at both ends."""
 
     def truncate_to(self, offset: i64, now_ms: i64) -> bool:
-        """Cuts everything from ``offset`` on; False when nothing is there. Raises StorageError."""
+        """Cuts everything from ``offset`` on; False when nothing is there.
+
+        Raises StorageError. Then the log is as before; or it is cut but for its files (:attr:`_cut`).
+        """
+        self.finish_cut()
         if offset >= self.end_offset:
             self._forget_empty_epochs()
             return False
@@ -31,30 +47,28 @@ class CutStore(LogStore):
             self.truncate_fully(offset, now_ms)
             return True
         try:
-            self._truncate(offset, now_ms)
+            self._begin_cut(offset, now_ms)
         except OSError as problem:
             raise storage_error("truncate", self.directory, problem) from problem
+        self.finish_cut()
         return True
 
-    def _truncate(self, offset: i64, now_ms: i64) -> None:
+    def _begin_cut(self, offset: i64, now_ms: i64) -> None:
+        """Cuts all but the files. Raises OSError, with nothing changed."""
         keep: i64 = self.segment_at(offset) + 1
+        segment = self.segments[keep - 1]
+        position: i64 = segment.position_of(offset)
+        # A batch that straddles the offset goes as a whole: the log ends where it began.
+        cut_offset: i64 = segment.base_offset_at(position, self.config.unpacked_bytes_max)
         # The last goes first: a process that is killed at any moment leaves a log without a hole, and a start
         # cannot tell a hole from what compaction took.
         gone = self.segments[keep:]
         gone.reverse()
-        self._remove_files(gone, now_ms)
-        if gone and self._is_flushing():
-            # It may bring the cut below to the disk, and not the names: see FlushJob.is_cut.
-            self.files.sync_directory(self.directory)
+        self._cut = Cut(gone, False, now_ms)
         del self.segments[keep:]
-        segment = self.segments[len(self.segments) - 1]
         self.active = segment
+        segment.size = position
         self.truncations += 1
-        position: i64 = segment.position_of(offset)
-        # A batch that straddles the offset goes as a whole: the log ends where it began.
-        cut_offset: i64 = segment.base_offset_at(position, self.config.unpacked_bytes_max)
-        segment.truncate(position)
-        cut_entries(self.files, self._transaction_index(segment), int(offset))
         self._limit_offset = -1
         self.end_offset = offset if cut_offset < 0 or cut_offset > offset else cut_offset
         self.start_offset = min(self.start_offset, self.end_offset)
@@ -63,19 +77,69 @@ class CutStore(LogStore):
         self.note_move()
         if segment.base_offset == self._synced_base:
             self._synced_position = min(self._synced_position, position)
-        self.names_changed += 1
-        self.leader_epochs.truncate_end(int(self.end_offset))
+        self.leader_epochs.truncate_end(int(self.end_offset), save=False)
         self._leader_epoch = self.leader_epochs.latest
+
+    def finish_cut(self) -> None:
+        """Does with the files what the last cut left undone, if anything. Raises StorageError.
+
+        That comes before anything else is written: what is on the disk would be taken for what follows.
+        """
+        cut = self._cut
+        if cut is None or self.closed:
+            return
+        self._settle_swap()
+        try:
+            self._remove_files(cut.gone, cut.now_ms)
+            if cut.is_whole:
+                self._remove_snapshots_after(-1)
+                self.active.create(cut.now_ms)
+                # A full disk lets the log be emptied. Until the file is written, a start takes the last epoch
+                # in it for one that begins at the log's end.
+                with contextlib.suppress(OSError):
+                    self.leader_epochs.save_changed()
+            else:
+                self._cut_files(cut)
+        except OSError as problem:
+            raise storage_error("truncate", self.directory, problem) from problem
+        self.names_changed += 1
+        self._cut = None
+
+    def _cut_files(self, cut: Cut) -> None:
+        if cut.gone and self._is_flushing():
+            # It may bring the cut below to the disk, and not the names: see FlushJob.is_cut.
+            self.files.sync_directory(self.directory)
+        segment = self.active
+        segment.truncate(segment.size)
+        cut_entries(self.files, self._transaction_index(segment), int(self.end_offset))
+        self.leader_epochs.save_changed()
         self._remove_snapshots_after(self.end_offset)
+        producers = ProducerState(self.producer_state.name)
         load_producers(
             self.files,
             self.directory,
             self.segments,
-            self.producer_state,
+            producers,
             self.start_offset,
             self.end_offset,
-            now_ms,
+            cut.now_ms,
         )
+        self.producer_state = producers
+
+    def begin_flush(self, whole: bool = True) -> FlushJob:
+        """As :meth:`LogStore.begin_flush`, of a log that is cut."""
+        self.finish_cut()
+        return super().begin_flush(whole)
+
+    def begin_safe_point(self) -> FlushJob:
+        """As :meth:`LogStore.begin_safe_point`, of a log that is cut."""
+        self.finish_cut()
+        return super().begin_safe_point()
+
+    def begin_close(self) -> FlushJob | None:
+        """As :meth:`LogStore.begin_close`, of a log that is cut."""
+        self.finish_cut()
+        return super().begin_close()
 
     def _is_flushing(self) -> bool:
         """Whether a thread may be syncing the log."""
@@ -83,6 +147,7 @@ class CutStore(LogStore):
 
     def _forget_empty_epochs(self) -> None:
         """An epoch that this broker led without writing is not in the log, and who leads now knows none."""
+        self._leader_epoch = UNSAVED
         try:
             self.leader_epochs.truncate_end(int(self.end_offset))
         except OSError as problem:
@@ -90,32 +155,32 @@ class CutStore(LogStore):
         self._leader_epoch = self.leader_epochs.latest
 
     def truncate_fully(self, offset: i64, now_ms: i64) -> None:
-        """Removes every record, and begins anew at ``offset``. Raises StorageError."""
+        """Removes every record, and begins anew at ``offset``. Raises StorageError.
+
+        Then the log is as before; or it is empty but for its files (:attr:`_cut`).
+        """
+        self._empty(offset, offset, now_ms)
+
+    def _empty(self, base_offset: i64, start_offset: i64, now_ms: i64) -> None:
+        self.finish_cut()
         self._settle_swap()
-        gone = self.segments
-        try:
-            self._remove_files(gone, now_ms)
-            self._remove_snapshots_after(-1)
-            segment = self._new_segment(offset)
-            segment.create(now_ms)
-            self.leader_epochs.clear()
-        except OSError as problem:
-            raise storage_error("empty", self.directory, problem) from problem
+        self._cut = Cut(self.segments, True, now_ms)
+        segment = self._new_segment(base_offset)
         self.segments = [segment]
         self.active = segment
         self.truncations += 1
-        self.names_changed += 1
-        self.start_offset = offset
-        self.end_offset = offset
-        self.recovery_point = min(self.recovery_point, offset)
-        self.clean_end = min(self.clean_end, offset)
+        self.start_offset = start_offset
+        self.end_offset = start_offset
+        self.recovery_point = min(self.recovery_point, base_offset)
+        self.clean_end = min(self.clean_end, base_offset)
         self.note_move()
         self._synced_position = 0
-        self._leader_epoch = -1
         self._limit_offset = -1
-        self.producer_state.forget()
-        self.producer_state.end_offset = offset
-        self.producer_state.snapshot_offset = -1
+        self.leader_epochs.truncate_end(-1, save=False)
+        self._leader_epoch = -1
+        self.producer_state = ProducerState(self.producer_state.name)
+        self.producer_state.end_offset = start_offset
+        self.finish_cut()
 
     def begin_within(self, base_offset: i64, now_ms: i64) -> None:
         """Makes an empty log ready for a batch that begins at ``base_offset``, before the log's start.
@@ -123,12 +188,7 @@ class CutStore(LogStore):
         A segment is named by the first offset in it. The log starts and ends where it did: what the batch
         holds before that was deleted. Raises StorageError.
         """
-        start: i64 = self.start_offset
-        self.truncate_fully(base_offset, now_ms)
-        self.start_offset = start
-        self.end_offset = start
-        self.note_move()
-        self.producer_state.end_offset = start
+        self._empty(base_offset, self.start_offset, now_ms)
 
     def skip_to(self, offset: i64, now_ms: i64) -> None:
         """Goes on at ``offset``, so that none below it is given out again. Raises StorageError.
@@ -137,6 +197,7 @@ class CutStore(LogStore):
         """
         if offset <= self.end_offset:
             return
+        self.finish_cut()
         if self.start_offset == self.end_offset:
             self.truncate_fully(offset, now_ms)
         else:
@@ -165,6 +226,7 @@ class CutStore(LogStore):
         """
         if count <= 0:
             return
+        self.finish_cut()
         self._settle_swap()
         is_all: bool = count >= len(self.segments)
         # The active one stays until there is another. That takes room, which the others may have to make.

@@ -39,7 +39,7 @@ class LeaderEpochs:
         self.synced = 0
         """What :attr:`changes` was when the file was synced last."""
         self.unsaved = False
-        """Whether there is an entry that the file does not have."""
+        """Whether the file has other entries at its end."""
 
     def load(self) -> None:
         """Reads the file; none is an empty one. Raises CheckpointDamaged when it makes no sense."""
@@ -134,12 +134,14 @@ class LeaderEpochs:
         above = bisect_right(self.starts, offset)
         return above == 0 or epoch in self.epochs[above - 1 : above + 1]
 
-    def truncate_end(self, offset: int) -> None:
+    def truncate_end(self, offset: int, save: bool = True) -> None:
         """Forgets the epochs that begin at ``offset`` or later: the log was cut there."""
         keep = bisect_left(self.starts, offset)
         if keep < len(self.starts):
             del self.epochs[keep:], self.starts[keep:]
-            self.save()
+            self.unsaved = True
+        if save:
+            self.save_changed()
 
     def truncate_start(self, offset: int) -> None:
         """Forgets the epochs that end at ``offset`` or before: the log begins there now.
@@ -155,13 +157,9 @@ class LeaderEpochs:
         with contextlib.suppress(OSError):
             self.save()
 
-    def clear(self) -> None:
-        """Forgets everything: the log is empty. As in :meth:`truncate_start`, a full disk lets it.
-
-        Until the file is written, a start takes the last epoch in it for one that begins at the log's end.
-        """
-        self.epochs, self.starts = [], []
-        with contextlib.suppress(OSError):
+    def save_changed(self) -> None:
+        """Writes the file unless it has the same entries. Raises OSError."""
+        if self.unsaved:
             self.save()
 
     def save(self) -> None:

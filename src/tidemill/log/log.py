@@ -80,6 +80,8 @@ class Log(CutStore):
         """
         if len(batches) != 1:
             return self._append_all(batches, leader_epoch, now_ms)
+        if self._cut is not None:
+            self.finish_cut()
         batch = batches[0]
         if batch.producer_id >= 0 and batch.attributes & CONTROL_FLAG == 0:
             kept = self._check_producer(batch)
@@ -144,6 +146,7 @@ class Log(CutStore):
         KafkaError for a set larger than a segment, and StorageError when the disk does not take it; the log
         is as before then.
         """
+        self.finish_cut()
         base_offset: i64 = self.end_offset
         last_offset: i64 = base_offset + messages.record_count - 1
         append_time: i64 = now_ms if self._append_time else NO_TIMESTAMP
@@ -172,6 +175,7 @@ class Log(CutStore):
         """
         if end < 0:
             end = len(data)
+        self.finish_cut()
         while whole_batch_size(data, position, end) > 0:
             if data[position + MAGIC] < CURRENT_MAGIC:
                 position += self._append_entry_as_follower(parse_entry(data, position, end), now_ms)

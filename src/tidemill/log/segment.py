@@ -397,7 +397,10 @@ class Segment:
         self._recent_count = 0
 
     def truncate(self, position: i64) -> None:
-        """Cuts the log file at ``position``, where a batch begins, and the indexes with it."""
+        """Cuts the log file at ``position``, where a batch begins, and the indexes with it.
+
+        Raises OSError; it may be repeated then.
+        """
         file = self.file()
         file.truncate(position)
         self.size = position

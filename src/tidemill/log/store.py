@@ -25,6 +25,19 @@ from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
 
 
+class Cut:
+    """What is to be done with the files of a log that was cut.
+
+    ``gone`` are the segments that go, in this order; ``is_whole`` says that the log was emptied, so that the
+    active segment is to be made; ``now_ms`` is when that was.
+    """
+
+    def __init__(self, gone: list[Segment], is_whole: bool, now_ms: i64) -> None:
+        self.gone = gone
+        self.is_whole: bool = is_whole
+        self.now_ms: i64 = now_ms
+
+
 class LogStore:
     """The segments of one partition, the last of them written to.
 
@@ -84,6 +97,8 @@ class LogStore:
         self.on_moved: Callable[[TopicPartition], None] | None = None
         """Called when an offset moved that a checkpoint holds: the data directory's."""
         self._swap: Swap | None = None
+        self._cut: Cut | None = None
+        """A cut of which the files do not know yet, or not all of them."""
         self.settled_end: i64 = -1
         self._leader_epoch: i64 = leader_epochs.latest
         self._limit_offset: i64 = -1
@@ -301,6 +316,11 @@ class LogStore:
         return at
 
     # -- durability
+
+    @property
+    def has_unfinished_cut(self) -> bool:
+        """Whether a cut failed half way: the next write finishes it first."""
+        return self._cut is not None
 
     @property
     def needs_flush(self) -> bool:

@@ -48,8 +48,9 @@ class Flushing:
             except StorageError as problem:
                 if partition.log is not one:
                     continue
-                # A checkpoint that finds no room is written once there is some. No sync is tried again.
-                if not may_pass(problem) and (job is None or not isinstance(problem, DiskFull)):
+                # A cut or a checkpoint that finds no room is done once there is some. No sync is tried again.
+                is_full = isinstance(problem, DiskFull) and (job is not None or one.has_unfinished_cut)
+                if not may_pass(problem) and not is_full:
                     self._replicas.sync_failed(one, problem)
                     return
                 log.error("%s could not be flushed; it is tried again: %s", one.topic_partition, problem)

@@ -557,33 +557,43 @@ class Partition(Readable):
         self.events.start_moved(self)
 
     def truncate_to(self, offset: i64, now_ms: i64, reason: str = DIVERGED) -> None:
-        """Cuts what the leader does not have, for ``reason``. Raises StorageError."""
+        """Cuts what the leader does not have, for ``reason``. Raises StorageError.
+
+        A log that is cut but for its files then is synced all the same, which finishes that.
+        """
         start: i64 = self.log.start_offset
         end: i64 = self.log.end_offset
         size: i64 = self.log.size_bytes if offset < end else 0
-        was_cut: bool = self.log.truncate_to(offset, now_ms)
-        self._report_cut(start, end, size, reason)
-        self.high_watermark = min(self.high_watermark, self.log.end_offset)
-        self.note_move()
-        self._flushed_end = min(self._flushed_end, self.log.end_offset)
-        self.tell_news()
-        if was_cut:
-            # Before it is on the disk, a power cut could leave what was cut among what is appended next.
-            self._want_flush()
+        truncations: i64 = self.log.truncations
+        try:
+            self.log.truncate_to(offset, now_ms)
+        finally:
+            self._report_cut(start, end, size, reason)
+            self.high_watermark = min(self.high_watermark, self.log.end_offset)
+            self.note_move()
+            self._flushed_end = min(self._flushed_end, self.log.end_offset)
+            self.tell_news()
+            if self.log.truncations != truncations:
+                # Before it is on the disk, a power cut could leave what was cut among what is appended next.
+                self._want_flush()
 
     def begin_at(self, offset: i64, now_ms: i64) -> None:
         """Forgets everything: the leader's log begins behind the end of this one. Raises StorageError."""
         start: i64 = self.log.start_offset
         end: i64 = self.log.end_offset
         size: i64 = self.log.size_bytes
-        self.log.truncate_fully(offset, now_ms)
-        self._report_cut(start, end, size, f"the leader's log starts at offset {offset}")
-        self.high_watermark = self._flushed_end = offset
-        self.note_move()
-        self.tell_news()
-        self._want_flush()
-        # The leader's log may start within a batch, which then names the file: the start is written down.
-        self._save_start()
+        truncations: i64 = self.log.truncations
+        try:
+            self.log.truncate_fully(offset, now_ms)
+        finally:
+            if self.log.truncations != truncations:
+                self._report_cut(start, end, size, f"the leader's log starts at offset {offset}")
+                self.high_watermark = self._flushed_end = offset
+                self.note_move()
+                self.tell_news()
+                self._want_flush()
+                # The leader's log may start within a batch, which then names the file.
+                self._save_start()
 
     def _report_cut(self, start: i64, end: i64, size: i64, reason: str) -> None:
         """Reports what a cut took of a log that reached from ``start`` to ``end``, with ``size`` bytes."""

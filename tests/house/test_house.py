@@ -24,7 +24,6 @@ FILE_LINES_MAX = 550
 LONG_FILES: dict[str, str] = {
     "tidemill/broker/fetch.py": "one class: a fetch is looked up, waits and is answered",
     "tidemill/controller/office.py": "one class: takes office, reads the store, writes to it",
-    "tidemill/replication/manager.py": "one class: the replicas of a broker, as the controller tells of them",
     "tidemill/replication/partition.py": "one class: a partition as its leader and its followers have it",
 }
 """Files that may be longer, with the reason."""

@@ -289,9 +289,9 @@ FOLLOWER: Final = (
     ),
     Fault(
         "doubtful-log-not-cut",
-        "replication/manager.py",
-        "        if key in self.doubtful:\n            self.doubtful.discard(key)\n",
-        "        if False:\n            self.doubtful.discard(key)\n",
+        "replication/follower_start.py",
+        "        if key in self.replicas.doubtful:\n",
+        "        if False:\n",
         "Of a log with which the machine went down only what was synced counts.",
     ),
     Fault(

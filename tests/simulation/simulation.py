@@ -44,6 +44,7 @@ from tidemill.log.recovery import Opening
 from tidemill.model.errors import TidemillError
 from tidemill.net import link as net_link
 from tidemill.records.reader import iter_records
+from tidemill.replication.follower_start import FollowerStart
 from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.partition import Partition
 
@@ -65,7 +66,7 @@ OPERATOR_S = 10.0
 """After so long a partition that has lost all of its records gets a leader by an operator."""
 ON_DUTY_S = 0.5
 """An operator on duty looks so often."""
-CUT_DOUBTFUL = ReplicaManager._cut_doubtful
+CUT_DOUBTFUL = FollowerStart._cut_doubtful
 OPEN_LOG = Opening.open
 WITH_THREADS = (closing, loading, manager)
 """These modules have jobs done by threads, and wait for them."""
@@ -298,7 +299,7 @@ class Simulation:
                 mock.patch.object(net_link, "_connect", self.network.connect),
                 mock.patch.object(uuid, "uuid4", self._next_uuid),
                 mock.patch.object(secrets, "token_bytes", self.random.randbytes),
-                mock.patch.object(ReplicaManager, "_cut_doubtful", lambda *of: self._cut_doubtful(*of)),
+                mock.patch.object(FollowerStart, "_cut_doubtful", lambda *of: self._cut_doubtful(*of)),
                 mock.patch.object(Opening, "open", lambda opening: self._open_log(opening)),
                 *(mock.patch.object(one, "ThreadPoolExecutor", JobsInOrder) for one in WITH_THREADS),
                 *self.patches(),
@@ -518,12 +519,14 @@ class Simulation:
             self.promises.restart.opened(opening.files, log)
         return log
 
-    def _cut_doubtful(self, manager: ReplicaManager, partition: Partition) -> None:
+    def _cut_doubtful(self, start: FollowerStart, partition: Partition) -> None:
         """A replica follows a leader, and cuts what it may have lost."""
         end = int(partition.log.end_offset)
-        CUT_DOUBTFUL(manager, partition)
-        if int(partition.log.end_offset) < end:
-            self.promises.replica_cut((partition.topic, int(partition.index)), manager.node_id)
+        try:
+            CUT_DOUBTFUL(start, partition)
+        finally:
+            if int(partition.log.end_offset) < end:
+                self.promises.replica_cut((partition.topic, int(partition.index)), start.replicas.node_id)
 
     # -- clients
 

@@ -303,7 +303,10 @@ class Following(Follows):
             loop.fetcher.node_epoch = node_epoch
 
     def follow(self, partition: Partition) -> None:
-        """Follows ``partition`` in the epoch that it is in now, and no other leader of it."""
+        """Follows ``partition`` in the epoch that it is in now, and no other leader of it.
+
+        Raises StorageError, and does not follow it then.
+        """
         leader = int(partition.leader)
         if self._leaders.get(partition, leader) != leader:
             self.leave(partition)
@@ -316,9 +319,9 @@ class Following(Follows):
         self._leaders[partition] = leader
         try:
             loop.follow(partition)
-        except StorageError as problem:
+        except StorageError:
             self.leave(partition)
-            self._storage_failed(partition, problem)
+            raise
 
     def leave(self, partition: Partition) -> None:
         """Follows ``partition`` no longer, if it did. A leader without partitions is left alone."""

@@ -9,7 +9,10 @@ class Follows:
     """What follows the leaders of partitions."""
 
     def follow(self, partition: Partition) -> None:
-        """Fetches from the leader of ``partition``, in the epoch that it is in now."""
+        """Fetches from the leader of ``partition``, in the epoch that it is in now.
+
+        Raises StorageError, and does not follow it then.
+        """
         raise NotImplementedError
 
     def leave(self, partition: Partition) -> None:

@@ -24,6 +24,7 @@ from tidemill.model.slices import a_pause, slices_of
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.replication.checkpoints import Checkpoints
 from tidemill.replication.flushing import Flushing
+from tidemill.replication.follower_start import FollowerStart
 from tidemill.replication.follows import Follows
 from tidemill.replication.full_disks import FullDisks
 from tidemill.replication.log_start_checkpoint import StartSaving
@@ -80,6 +81,7 @@ class ReplicaManager(PartitionEvents):
         self.full_disks = FullDisks(logs, clock)
         self.flushing = Flushing(self)
         self.starts = StartSaving(self)
+        self.follower_start = FollowerStart(self)
         self.is_registered: Callable[[int], bool] = lambda broker: True
         """Whether a broker is registered, in the metadata of this broker."""
 
@@ -246,28 +248,10 @@ class ReplicaManager(PartitionEvents):
             if partition.is_leader or partition.leader < 0:
                 self.following.leave(partition)
             else:
-                self._cut_doubtful(partition)
-                self.following.follow(partition)
+                self.follower_start.begin(partition)
         if led != partition.is_leader:
             for listener in self.leadership_listeners:
                 listener(partition, partition.is_leader)
-
-    def _cut_doubtful(self, partition: Partition) -> None:
-        """Cuts a log with which the machine went down to what was synced, unless this broker has led since.
-
-        The leader has the rest.
-        """
-        key = partition.log.topic_partition
-        if key in self.doubtful:
-            self.doubtful.discard(key)
-            try:
-                partition.truncate_to(
-                    partition.log.recovery_point,
-                    self.clock.wall_ms(),
-                    "they were not synced when the machine went down; they are fetched again from the leader",
-                )
-            except StorageError as problem:
-                self.storage_trouble(partition, problem)
 
     def step_down(self) -> None:
         """Leads and follows nothing any more of what other brokers have, too, until it is told anew.

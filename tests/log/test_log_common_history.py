@@ -148,6 +148,19 @@ def test_a_partition_that_is_cut_under_way_leaves_what_both_have_in_the_copy() -
     assert stage.move.needs_sync
 
 
+@pytest.mark.parametrize("cut_to", [2, 4, 6])
+def test_a_piece_that_is_cut_while_it_is_copied_leaves_no_former_records_before_it(cut_to: int) -> None:
+    stage = Stage(4)
+    stage.receive(4, 8, 1)
+    piece = stage.move.next_piece(1 << 20, NOW)
+    assert piece is not None
+    # It waits for its turn, and batches of the same size come into its place.
+    stage.log.truncate_to(cut_to, NOW)
+    stage.receive(cut_to, 8, 2)
+    stage.move.store(piece, NOW)
+    assert content(stage.swap()) == content(stage.log)
+
+
 def test_what_a_start_cuts_from_a_copy_does_not_come_back_with_a_power_cut() -> None:
     stage = Stage(4)
     stage.log.truncate_to(2, NOW)

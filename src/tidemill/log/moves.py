@@ -131,11 +131,17 @@ class Move:
         self._is_distrusted = True
 
     def store(self, piece: Slice, now_ms: int) -> int:
-        """Copies one piece, in any thread; its bytes. Raises StorageError, CorruptMessage."""
+        """Copies one piece, in any thread; its bytes. Raises StorageError, CorruptMessage.
+
+        0 where the partition was cut since: the next piece begins where both have the same.
+        """
         try:
             data = piece.read()
         except OSError as problem:
             raise storage_error("read", self.source.directory, problem) from problem
+        if self.source.truncations != self._truncations:
+            # Other records may be in this place by now, and they do not follow what the copy has.
+            return 0
         before = self.future.end_offset
         self.future.append_as_follower(data, now_ms)
         # Nobody reads the copy; the partition knows which markers lie above the high watermark.

@@ -774,6 +774,38 @@ def test_a_replacement_that_cannot_be_written_leaves_the_member_its_rebalance_ti
     )
 
 
+def test_who_leaves_before_joining_begins_no_rebalance() -> None:
+    run(
+        STATIC_OF_TWO
+        + """
+    join C v=4
+        C join MEMBER_ID_REQUIRED m3
+    leave C ids=m3
+        C left NONE NONE
+    beat id=m1 gen=1 static=ia
+        NONE
+    """
+    )
+
+
+def test_a_rebalance_waits_no_longer_for_who_leaves_before_joining() -> None:
+    run(
+        STATIC_OF_TWO
+        + """
+    join C v=4
+        C join MEMBER_ID_REQUIRED m3
+    join A id=m1 static=ia protocols=range:new
+        Stable -> PreparingRebalance
+    join B id=m2 static=ib protocols=range:b
+    leave C ids=m3
+        C left NONE NONE
+        PreparingRebalance -> CompletingRebalance
+        A joined m1 gen=2 range leader=m1 [m1:new,m2:b]
+        B joined m2 gen=2 range leader=m1 []
+    """
+    )
+
+
 def test_a_static_member_that_comes_back_during_assignment_begins_again() -> None:
     run(
         """

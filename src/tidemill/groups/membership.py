@@ -355,13 +355,16 @@ def leave(group: Group, members: tuple[LeavingMember, ...], waiter: Waiter, turn
     results = []
     left = []
     for leaving in members:
+        was_pending = leaving.member_id in group.pending_joins
         error = _leave_one(group, leaving, turn)
         results.append((leaving, error))
-        if error is ErrorCode.NONE:
+        if error is ErrorCode.NONE and not was_pending:
             left.append(leaving.member_id or leaving.instance_id or "")
     turn.reply(waiter, LeaveResult(ErrorCode.NONE, tuple(results)))
     if left and group.state is not GroupState.EMPTY:
         rebalance_or_complete_join(group, turn, f"members {', '.join(left)} leave")
+    else:
+        maybe_complete_join(group, turn)
 
 
 def _leave_one(group: Group, leaving: LeavingMember, turn: Turn) -> ErrorCode:

@@ -315,6 +315,22 @@ def test_a_replica_that_comes_back_is_not_deleted_as_it_was_refused_before(
     assert peer.stopped == [{0: True, 1: True}, {1: True}, {0: True, 1: True}]
 
 
+def test_a_topic_made_anew_is_not_deleted_as_the_former_one_was_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channels, "STOP_AGAIN_S", 0.02)
+    first, second = TopicImage("t", b"1" * 16, TWO, {}), TopicImage("t", b"2" * 16, TWO, {})
+    peer = Refusing(100)
+
+    async def story(channel: Channel, heard: Heard) -> None:
+        await channel.tell(told(Delta(image(first), image(), deleted=[first])))
+        await channel.tell(told(Delta(image(), image(second), created=[second])))
+        await asyncio.sleep(0.1)
+
+    channelled(peer, story)
+    assert len(peer.stopped) == 1
+
+
 def test_a_replica_that_a_broker_has_in_a_later_epoch_is_not_stopped_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -109,7 +109,7 @@ class Channel:
         self._pending.add(command)
         self._told = self._pending.image
         if self._refused.stops:
-            self._keep_what_came_again(command)
+            self._drop_outdated_stops(command)
         if self._unsent is None:
             self._unsent = asyncio.get_running_loop().create_future()
             self._waiting.append(self._unsent)
@@ -253,7 +253,7 @@ class Channel:
             if key in command.gone:
                 self._refused.gone[key] = None
         for later in (command, self._pending):
-            self._keep_what_came_again(later)
+            self._drop_outdated_stops(later)
         if self._stops_again is None:
             log.warning(
                 "broker %d could not let replicas of %d topics go; it is told again in %g s",
@@ -276,13 +276,14 @@ class Channel:
         self._pending.add(newer)
         self._news.set()
 
-    def _keep_what_came_again(self, command: Command) -> None:
+    def _drop_outdated_stops(self, command: Command) -> None:
         """Forgets stops of replicas that the broker is given again, and of topics whose name another has."""
-        ids = dict(command.metadata)
+        ids = {key[0]: key[1] for key in command.metadata}
         for key, stops in list(self._refused.stops.items()):
-            if ids.get(key[0], key[1]) != key[1]:
+            name, topic_id = key
+            if ids.get(name, topic_id) != topic_id:
                 stops.clear()
-            for index in command.states.get(key, ()):
+            for index in command.states.get(key) or ():
                 stops.pop(index, None)
             if not stops:
                 del self._refused.stops[key]

@@ -28,6 +28,8 @@ log = logging.getLogger("tidemill.server")
 
 FIRST_COMMAND_S = 10.0
 """How long the start waits for the controller to say what this broker leads."""
+ACCEPT_AGAIN_S, ACCEPT_AGAIN_S_MAX = 1.0, 30.0
+"""The first and the longest pause before new data directories are signed again, after a refusal."""
 
 
 class Seat(Events):
@@ -75,9 +77,32 @@ class Seat(Events):
         await self._accept()
 
     async def _accept(self) -> None:
+        """Signs new data directories, and has the replicas count again that were reported as lost."""
+        if self._sign():
+            await self._end_loss()
+        else:
+            self.begin(self._accept_later())
+
+    async def _accept_later(self) -> None:
+        pause_s = ACCEPT_AGAIN_S
+        while True:
+            await asyncio.sleep(pause_s)
+            if self._sign():
+                break
+            pause_s = min(2 * pause_s, ACCEPT_AGAIN_S_MAX)
+        await self._end_loss()
+
+    def _sign(self) -> bool:
+        try:
+            if not self._broker.logs.missed:
+                self._broker.logs.accept()
+        except StorageError as problem:
+            log.warning("replicas that were reported as lost are not in sync before this works: %s", problem)
+            return False
+        return True
+
+    async def _end_loss(self) -> None:
         broker = self._broker
-        if not broker.logs.missed:
-            broker.logs.accept()
         try:
             broker.logs.loss_heeded()
         except StorageError as problem:
@@ -128,7 +153,13 @@ class Seat(Events):
         """Starts something that ends by itself, or with the stop."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        problem = None if task.cancelled() else task.exception()
+        if problem is not None:
+            log.error("work of this broker in its cluster has ended", exc_info=problem)
 
 
 def take_seat(broker: Broker, removed: Callable[[], Awaitable[None]]) -> Seat:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from groups_stage import MemoryLog, Stage, commit, turns
+from groups_stage import MemoryLog, Stage, commit, join, turns
 from test_groups_service import on_stage
 
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -46,9 +46,12 @@ async def test_a_deleted_topic_has_no_position_although_a_commit_before_it_came_
 class LateFailures(MemoryLog):
     """A log whose appends fail once the gate opens."""
 
+    fails = True
+
     async def append(self, partition: int, batch: bytes) -> None:
         await self.gate.wait()
-        raise KafkaError("another broker leads", ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if self.fails:
+            raise KafkaError("another broker leads", ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 
 @on_stage
@@ -59,3 +62,37 @@ async def test_a_late_commit_that_is_never_written_leaves_no_group() -> None:
         stage.log.gate.set()
         await turns()
         assert stage.service.group_count() == 0
+
+
+@on_stage
+async def test_an_overdue_deletion_takes_no_member_that_joined_since() -> None:
+    async with Stage() as stage:
+        await stage.service.commit(commit())
+        stage.log.gate.clear()
+        deleting = asyncio.ensure_future(stage.service.delete_groups(("g",)))
+        await stage.time.advance(TOO_LATE_MS)
+        assert await deleting == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+        joining = await asyncio.wait_for(stage.service.join(join()), 1)
+        assert joining.error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        stage.log.gate.set()
+        await turns()
+        member = await stage.stable()
+        assert stage.service.heartbeat("g", member, 1, None) is ErrorCode.NONE
+
+
+@on_stage
+async def test_a_group_whose_overdue_deletion_is_never_written_takes_commits_again() -> None:
+    log = LateFailures()
+    async with Stage(log) as stage:
+        log.fails = False
+        await stage.service.commit(commit())
+        log.fails = True
+        log.gate.clear()
+        deleting = asyncio.ensure_future(stage.service.delete_groups(("g",)))
+        await stage.time.advance(TOO_LATE_MS)
+        assert await deleting == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+        log.gate.set()
+        await turns()
+        log.fails = False
+        assert (await stage.service.commit(commit(offset=6))).errors == (ErrorCode.NONE,)
+        assert (await stage.service.fetch("g"))[1]["t"][0].offset == 6

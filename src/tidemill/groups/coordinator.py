@@ -339,7 +339,8 @@ class Coordinator:
         elif isinstance(done, OffsetsRemoved):
             commits.offsets_removed(done, error, turn)
         elif isinstance(done, GroupsRemoved):
-            self._groups_removed(done, error, turn)
+            self._answer_removal(done, error, turn)
+            self._removal_ended(done)
         else:
             self._group_stored(done, error, turn)
 
@@ -350,6 +351,8 @@ class Coordinator:
         """
         if isinstance(done, OffsetsStored):
             commits.answer_commit(done, error, self._turn(now))
+        elif isinstance(done, GroupsRemoved):
+            self._answer_removal(done, error, self._turn(now))
         else:
             self.appended(done, error, now)
 
@@ -357,6 +360,8 @@ class Coordinator:
         """Records of an overdue write were committed and replayed after all, or never will be."""
         if isinstance(done, OffsetsStored):
             self._landed(done)
+        elif isinstance(done, GroupsRemoved):
+            self._removal_ended(done)
 
     def _landed(self, done: OffsetsStored) -> None:
         group = self.groups.get(done.group_id)
@@ -375,11 +380,13 @@ class Coordinator:
         elif isinstance(done, StaticMemberStored):
             membership.static_member_stored(group, done, error, turn)
 
-    def _groups_removed(self, done: GroupsRemoved, error: ErrorCode, turn: Turn) -> None:
+    def _removal_ended(self, done: GroupsRemoved) -> None:
         for group_id in done.group_ids:
             group = self.groups.get(group_id)
             if group is not None:
                 group.deleting = False
+
+    def _answer_removal(self, done: GroupsRemoved, error: ErrorCode, turn: Turn) -> None:
         if done.waiter is not None:
             errors = done.errors
             if error is not ErrorCode.NONE:

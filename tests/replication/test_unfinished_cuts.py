@@ -9,8 +9,13 @@ import pytest
 from test_fetcher import Pair
 from test_replication_manager import NODE, Leaders, Stage, made, staged
 
+from tidemill.broker.following import Following
 from tidemill.log.config import LogConfig
+from tidemill.model.clock import SystemClock
 from tidemill.model.errors import StorageError
+from tidemill.net.link import Link, LinkRefused
+from tidemill.records.message_set import MessageSet, build_message_set
+from tidemill.replication.fetcher import FetchLimits
 from tidemill.replication.partition import Partition
 from tidemill.replication.partition_state import PartitionState
 
@@ -81,6 +86,34 @@ def test_a_log_that_could_not_be_cut_is_not_followed_later_where_another_leads_b
         await asyncio.sleep(0.06)
         assert leaders.begun == [3], "it is followed already"
         assert (first.leader, first.failed) == (3, "")
+
+    staged(test)
+
+
+def test_a_replica_of_messages_without_epochs_is_followed_again_after_a_passing_error() -> None:
+    async def connect(leader: int) -> Link:
+        raise LinkRefused("nobody is there")
+
+    async def test(stage: Stage) -> None:
+        replicas = stage.replicas
+        replicas.following = following = Following(
+            NODE, 1, FetchLimits(backoff_ms=5), connect, SystemClock(), replicas.storage_trouble
+        )
+        (first,) = stage.topic("t", 1, LogConfig())
+        data = build_message_set(1, [(1_700_000_000_000, b"k", b"v")])
+        for _ in range(3):
+            first.log.append_messages(MessageSet(data, 1, 0, 1, 1_700_000_000_000), -1, 0)
+        first.log.leader_epochs.truncate_end(0)
+        first.high_watermark = 1
+        stage.files.fail("open", ".txnindex", errno.EMFILE)
+        follow(stage)
+        assert first not in following._leaders
+        async with asyncio.timeout(5):
+            while first not in following._leaders:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.005)
+        assert first.log.end_offset == 1
+        await flushed(stage)
+        await following.stop()
 
     staged(test)
 

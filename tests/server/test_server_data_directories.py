@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cluster_stage import cut_power
 
 from tidemill.client import Admin, ClientError, Producer
 from tidemill.testing import Broker
@@ -71,3 +72,13 @@ def test_partitions_of_a_disk_that_is_away_stay_offline_and_come_back_with_it(
         kept.rename(away)
         broker.start()
         assert send(broker, "old") == {number: 3 if number in left else 1 for number in range(PARTITIONS)}
+
+
+def test_a_broker_alone_leads_its_partitions_again_after_a_power_cut(tmp_path: Path) -> None:
+    with Broker({}, data_dir=tmp_path / "broker") as broker:
+        with Admin(broker.bootstrap) as admin:
+            admin.create_topic("old", PARTITIONS)
+        assert send(broker, "old") == dict.fromkeys(range(PARTITIONS), 0)
+        cut_power(broker)
+        broker.start()
+        assert send(broker, "old") == dict.fromkeys(range(PARTITIONS), 1)

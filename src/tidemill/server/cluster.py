@@ -138,6 +138,9 @@ class Cluster(Seat, Hears):
         await super().register(registration)
         self._settings.start()
 
+    async def loss_cleared(self) -> None:
+        """The controller watches registrations, and elects by itself."""
+
     async def hand_over(self) -> None:
         """Has others lead what this broker leads, as far as they can."""
         await hand_over(self._broker, lambda: self.commands.broker_epoch, self._follow_nobody)

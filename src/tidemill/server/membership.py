@@ -34,6 +34,9 @@ class Events:
     def controller_is(self, broker_id: int) -> None:
         """This broker (-1: none) holds the office of controller."""
 
+    async def loss_cleared(self) -> None:
+        """The registration reports no losses any more: what waited for that may be led. Raises StoreError."""
+
     def session_lost(self) -> None:
         """Others may take for dead what is registered here."""
 
@@ -172,6 +175,7 @@ class Membership:
             cleared = registration._replace(lost=NOTHING_LOST)
             path = BrokerNode.path(cleared.broker_id)
             await self._store.transact([SetData(path, BrokerNode.encode(cleared))])
+            await self._events.loss_cleared()
             self._registration = cleared
 
     async def clear_loss_later(self) -> None:

@@ -115,6 +115,11 @@ class Seat(Events):
             log.warning("the registration could not be renewed, it is tried again: %s", problem)
             self.begin(self.membership.clear_loss_later())
 
+    async def loss_cleared(self) -> None:
+        """Has the controller elect here: a broker that has no others watches no registrations."""
+        if self._broker.controller.is_active:
+            await self._broker.failover.brokers_changed()
+
     async def hand_over(self) -> None:
         """Has others lead what this broker leads, as far as they can."""
 

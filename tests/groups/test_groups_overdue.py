@@ -8,6 +8,7 @@ from groups_stage import MemoryLog, Stage, commit, join, turns
 from test_groups_service import on_stage
 
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import ZERO_ID
 
 TOO_LATE_MS = 5_100
 
@@ -36,7 +37,7 @@ async def test_a_deleted_group_has_no_position_although_a_commit_before_it_came_
 async def test_a_deleted_topic_has_no_position_although_a_commit_before_it_came_late() -> None:
     async with Stage() as stage:
         await commit_overdue(stage)
-        stage.service.topics_deleted(["t"])
+        stage.service.topics_deleted({"t": ZERO_ID})
         stage.log.gate.set()
         await turns()
         assert await stage.service.fetch("g") == (ErrorCode.NONE, {})

@@ -13,6 +13,7 @@ from tidemill.groups.coordinator import PENDING_JOINS_MAX
 from tidemill.groups.effects import CommitRequest, LeavingMember, OffsetToCommit
 from tidemill.groups.offsets import CommittedOffset, GroupRecord, OffsetRecord
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import ZERO_ID
 from tidemill.records.batch import parse_batches
 from tidemill.records.builder import BatchBuilder, build_batch, build_end_marker
 
@@ -482,7 +483,7 @@ async def test_groups_are_deleted_wherever_they_are() -> None:
 async def test_deleted_topics_take_their_offsets_along() -> None:
     async with Stage() as stage:
         await asyncio.gather(*(stage.service.commit(commit(f"g{n}", topic=f"t{n % 2}")) for n in range(10)))
-        stage.service.topics_deleted(["t0"])
+        stage.service.topics_deleted({"t0": ZERO_ID})
         await turns()
         assert sorted(group.group_id for group in stage.service.list_groups()[1]) == [
             f"g{n}" for n in (1, 3, 5, 7, 9)

@@ -16,6 +16,7 @@ anything else                               never
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from tidemill.groups.effects import (
@@ -32,6 +33,7 @@ from tidemill.groups.offsets import NO_EXPIRY, CommittedOffset, OffsetRecord
 from tidemill.groups.rebalance import Turn, touch
 from tidemill.groups.state import CONSUMER_PROTOCOL, Group, GroupState
 from tidemill.model.errors import ErrorCode
+from tidemill.model.types import ZERO_ID
 
 EXPIRY_MS_MAX: Final = 2**63 - 1
 """The latest time that a record holds: clients ask for a retention of as many milliseconds from now."""
@@ -147,15 +149,26 @@ def offsets_removed(done: OffsetsRemoved, error: ErrorCode, turn: Turn) -> None:
     turn.reply(done.waiter, DeleteOffsetsResult(error, errors))
 
 
-def tombstones(group: Group, topics: frozenset[str] | None = None) -> list[OffsetRecord]:
+def tombstones(group: Group, topics: Mapping[str, bytes] | None = None) -> list[OffsetRecord]:
     """One for each offset that the group has, or will have once its commits under way are written.
 
-    Of ``topics``; None stands for all.
+    Of ``topics``, by name and id; None stands for all. An offset that was committed for another topic of the
+    name stays: a new coordinator may read it before it hears that the topic before is gone.
     """
-    wanted = group.offsets.keys() if topics is None else group.offsets.keys() & topics
-    keys = {(topic, partition): None for topic in wanted for partition in group.offsets[topic]}
+    wanted = group.offsets.keys() if topics is None else group.offsets.keys() & topics.keys()
+    keys = {
+        (topic, partition): None
+        for topic in wanted
+        for partition, offset in group.offsets[topic].items()
+        if topics is None or may_be_of(offset, topics[topic])
+    }
     keys.update(dict.fromkeys(key for key in group.in_flight if topics is None or key[0] in topics))
     return [OffsetRecord(group.group_id, topic, partition, None) for topic, partition in keys]
+
+
+def may_be_of(offset: CommittedOffset, topic_id: bytes) -> bool:
+    """Whether an offset may be of the topic with that id: unless both ids are known, and differ."""
+    return ZERO_ID in (topic_id, offset.topic_id) or offset.topic_id == topic_id
 
 
 def expired(group: Group, retention_ms: int, wall_ms: int) -> list[OffsetRecord]:

@@ -9,7 +9,7 @@ and are written with each assignment.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from tidemill.groups import commits, membership
@@ -192,8 +192,8 @@ class Coordinator:
         else:
             commits.delete_offsets(group, partitions, waiter, turn)
 
-    def topics_deleted(self, topics: frozenset[str], now: Now) -> None:
-        """Removes what was committed for topics that are gone."""
+    def topics_deleted(self, topics: Mapping[str, bytes], now: Now) -> None:
+        """Removes what was committed for topics that are gone, by name and id."""
         turn = self._turn(now)
         records = [record for group in self.groups.values() for record in commits.tombstones(group, topics)]
         if records:

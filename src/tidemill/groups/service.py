@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Mapping
 from typing import Any, Final, cast
 
 from tidemill.groups.effects import (
@@ -173,13 +173,10 @@ class GroupService:
         del self._by_number[shard.number]
         shard.close()
 
-    def topics_deleted(self, topics: Iterable[str]) -> None:
-        """Topics are gone: so is what was committed for them."""
-        gone = frozenset(topics)
+    def topics_deleted(self, topics: Mapping[str, bytes]) -> None:
+        """Topics are gone, by name and id: so is what was committed for them."""
         for shard in list(self._shards.values()):
-            if shard.state is ShardState.ACTIVE:
-                shard.core.topics_deleted(gone, shard.now())
-                shard.perform()
+            shard.topics_deleted(topics)
 
     def _spawn(self, coroutine: Any) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(coroutine)

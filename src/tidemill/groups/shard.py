@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Mapping
 from enum import Enum
 from typing import Any, Final
 
@@ -119,6 +119,8 @@ class Shard:
         self._accepted = 0
         self._ended = 0
         self._settling: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._topics_deleted: deque[Mapping[str, bytes]] = deque()
+        """While the log is read."""
 
     @property
     def is_closed(self) -> bool:
@@ -300,6 +302,16 @@ class Shard:
         self.state = ShardState.ACTIVE
         self.core.loaded(self.now())
         self.perform()
+        while self._topics_deleted:
+            self.topics_deleted(self._topics_deleted.popleft())
+
+    def topics_deleted(self, topics: Mapping[str, bytes]) -> None:
+        """Topics are gone, by name and id: removes their offsets, once they are read."""
+        if self.state is ShardState.LOADING:
+            self._topics_deleted.append(topics)
+        else:
+            self.core.topics_deleted(topics, self.now())
+            self.perform()
 
     def close(self) -> None:
         """Another broker leads the partition: everybody who waits is sent there."""

@@ -306,7 +306,7 @@ class BrokerServer:
             self.compaction.reconfigured()
             await self._reconfigure_topics(before)
         if delta.deleted:
-            broker.groups.topics_deleted([image.name for image in delta.deleted])
+            broker.groups.topics_deleted({image.name: image.topic_id for image in delta.deleted})
         for _, image in delta.reconfigured:
             broker.partitions.reconfigure(image.name, log_config(broker.config, image.name, image.config))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from tidemill.groups.commits import may_be_of
 from tidemill.groups.offsets import CommittedOffset
 from tidemill.groups.stored_offsets import NO_OFFSET, StoredOffset, StoredOffsets
 from tidemill.model.errors import ErrorCode
@@ -88,8 +89,7 @@ def _topic_id(broker: Broker, name: str) -> bytes:
 
 def _present(offset: CommittedOffset, topic_id: bytes) -> CommittedOffset:
     """``offset``, unless it was committed for a topic of that name that was deleted since."""
-    is_former = topic_id not in (ZERO_ID, offset.topic_id) and offset.topic_id != ZERO_ID
-    return NO_COMMIT if is_former else offset
+    return offset if may_be_of(offset, topic_id) else NO_COMMIT
 
 
 def _partition(index: int, offset: CommittedOffset, error: ErrorCode) -> OffsetFetchResponsePartition:

@@ -97,3 +97,57 @@ async def test_a_group_whose_overdue_deletion_is_never_written_takes_commits_aga
         log.fails = False
         assert (await stage.service.commit(commit(offset=6))).errors == (ErrorCode.NONE,)
         assert (await stage.service.fetch("g"))[1]["t"][0].offset == 6
+
+
+async def come_back_overdue(stage: Stage) -> str:
+    """A static member comes back, and its new id is not written in time; its old id."""
+    member = await stage.stable(instance_id="i", session_timeout_ms=60_000)
+    stage.log.gate.clear()
+    joining = asyncio.ensure_future(stage.service.join(join(instance_id="i", session_timeout_ms=60_000)))
+    await stage.time.advance(TOO_LATE_MS)
+    assert (await joining).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    return member
+
+
+def member_ids(stage: Stage) -> list[str]:
+    """The members of the group."""
+    described = stage.service.describe("g")
+    assert not isinstance(described, ErrorCode)
+    return [member.member_id for member in described.members]
+
+
+@on_stage
+async def test_the_next_coordinator_knows_a_static_member_whose_write_was_overdue_by_the_same_id() -> None:
+    log = MemoryLog()
+    async with Stage(log) as stage:
+        await come_back_overdue(stage)
+        log.gate.set()
+        await turns()
+        known = member_ids(stage)
+    async with Stage(log) as stage:
+        assert member_ids(stage) == known
+
+
+@on_stage
+async def test_a_static_member_whose_overdue_write_fails_has_its_old_id() -> None:
+    log = LateFailures()
+    log.fails = False
+    async with Stage(log) as stage:
+        member = await come_back_overdue(stage)
+        log.fails = True
+        log.gate.set()
+        await turns()
+        assert member_ids(stage) == [member]
+
+
+@on_stage
+async def test_a_static_member_comes_back_at_its_second_try_when_the_first_was_overdue() -> None:
+    async with Stage() as stage:
+        await come_back_overdue(stage)
+        joining = asyncio.ensure_future(stage.service.join(join(instance_id="i", session_timeout_ms=60_000)))
+        await turns()
+        stage.log.gate.set()
+        joined = await joining
+        assert joined.error is ErrorCode.NONE
+        assert member_ids(stage) == [joined.member_id]
+        assert stage.service.heartbeat("g", joined.member_id, 1, "i") is ErrorCode.NONE

@@ -349,19 +349,26 @@ class Coordinator:
 
         The write goes on. Once it ends, :meth:`overdue_ended` is called instead of :meth:`appended`.
         """
+        turn = self._turn(now)
         if isinstance(done, OffsetsStored):
-            commits.answer_commit(done, error, self._turn(now))
+            commits.answer_commit(done, error, turn)
         elif isinstance(done, GroupsRemoved):
-            self._answer_removal(done, error, self._turn(now))
+            self._answer_removal(done, error, turn)
+        elif isinstance(done, StaticMemberStored):
+            group = self.groups.get(done.group_id)
+            if group is not None:
+                membership.static_member_overdue(group, done, error, turn)
         else:
             self.appended(done, error, now)
 
-    def overdue_ended(self, done: Continuation) -> None:
+    def overdue_ended(self, done: Continuation, error: ErrorCode, now: Now) -> None:
         """Records of an overdue write were committed and replayed after all, or never will be."""
         if isinstance(done, OffsetsStored):
             self._landed(done)
         elif isinstance(done, GroupsRemoved):
             self._removal_ended(done)
+        elif isinstance(done, StaticMemberStored):
+            self._group_stored(done, error, self._turn(now))
 
     def _landed(self, done: OffsetsStored) -> None:
         group = self.groups.get(done.group_id)

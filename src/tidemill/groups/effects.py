@@ -189,6 +189,7 @@ class StaticMemberStored(Value):
     """A static member's new id was written, or was not; then the old one comes back."""
 
     group_id: str
+    generation: int
     instance_id: str
     old_member_id: str
     new_member_id: str

@@ -223,6 +223,7 @@ def _replace_static_member(
         assignment = {member.member_id: member.assignment for member in group.members.values()}
         then = StaticMemberStored(
             group.group_id,
+            group.generation,
             instance_id,
             old_id,
             new.member_id,
@@ -247,7 +248,7 @@ def static_member_stored(group: Group, done: StaticMemberStored, error: ErrorCod
     if member is None:
         return
     if error is not ErrorCode.NONE:
-        if member.joining is None:
+        if group.generation != done.generation:
             return
         waiter = group.set_joining(member, None)
         group.set_protocols(member, done.old_protocols)
@@ -271,6 +272,16 @@ def static_member_stored(group: Group, done: StaticMemberStored, error: ErrorCod
         # An old client that is told it leads would assign, and nobody would ask for the outcome.
         response = response.replace(leader=done.old_leader, members=())
     turn.reply(waiter, response)
+
+
+def static_member_overdue(group: Group, done: StaticMemberStored, error: ErrorCode, turn: Turn) -> None:
+    """The client is to ask again. Its new id stays, as its record may be committed yet."""
+    member = group.members.get(done.new_member_id)
+    if member is not None and group.state is GroupState.STABLE and group.generation == done.generation:
+        waiter = group.set_joining(member, None)
+        if waiter is not None:
+            turn.reply(waiter, JoinResult(error, ""))
+            touch(group, member, turn)
 
 
 def sync(group: Group, request: SyncRequest, waiter: Waiter, turn: Turn) -> None:

@@ -240,7 +240,7 @@ class Shard:
             self._failed = (write.continued, error)
         for effect in write.ending:
             if write.answered:
-                self.core.overdue_ended(effect.then)
+                self.core.overdue_ended(effect.then, error, now)
                 continue
             failed = self._failed is not None and self._failed[0] is effect
             self._end(effect, self._failed[1] if failed and self._failed is not None else error)

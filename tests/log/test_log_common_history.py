@@ -10,7 +10,7 @@ from tidemill.log.config import LogConfig
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
 from tidemill.log.moves import Move, begin_move, interrupted_moves
-from tidemill.model.types import TopicPartition
+from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_batch
 from tidemill.records.message_set import build_message_set
@@ -184,6 +184,17 @@ def test_a_partition_that_begins_before_its_copy_is_copied_from_its_beginning(ho
     moved = stage.swap()
     assert moved.start_offset == 3
     assert content(moved) == content(stage.log)
+
+
+def test_a_partition_has_the_id_of_its_topic_after_a_move_whose_copy_had_lost_it_in_a_power_cut() -> None:
+    stage = Stage(4)
+    assert stage.logs.close(NOW, {}) == []
+    stage.files.remove(f"{stage.move.future.directory}/partition.metadata")
+    stage.start()
+    assert stage.move.future.topic_id == ZERO_ID
+    assert stage.swap().topic_id == TOPIC
+    assert stage.logs.close(NOW, {}) == []
+    assert started(stage.files, stage.config).logs[KEY].topic_id == TOPIC
 
 
 @pytest.mark.parametrize("how", WAYS)

@@ -173,6 +173,9 @@ class Move:
         source, future, logs = self.source, self.future, self.logs
         if source.end_offset != future.end_offset or self.is_off():
             raise StorageError(f"{self.key}: the copy in {future.directory} is not complete")
+        if future.topic_id != source.topic_id:
+            # A power cut took the file that says it: nobody else gives a copy the id of its topic again.
+            logs.assign_topic_id(future, source.topic_id)
         future.set_config(source.config)
         future.producer_state.transactions.take_ended(source.producer_state.transactions)
         if flush or source.recovery_point > future.recovery_point:

@@ -208,6 +208,14 @@ FOLLOWER: Final = (
         "A follower cuts what its leader does not have.",
     ),
     Fault(
+        "copy-not-cut-to-common-history",
+        "log/common_history.py",
+        "    end = _common_end(copy, partition)\n",
+        "    copy.truncate_to(partition.end_offset, now_ms)\n    return\n    end = -1\n",
+        "What a partition has cut does not come back with its move to another directory.",
+        reason="Whole brokers have one data directory; seeds of replication (`--kind replication`) find it.",
+    ),
+    Fault(
         "truncates-to-high-watermark",
         "replication/fetcher.py",
         "        if partition.log.leader_epochs.latest == NO_EPOCH:\n            partition.truncate_to(",

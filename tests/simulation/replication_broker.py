@@ -50,6 +50,11 @@ log = logging.getLogger("tidemill.simulated")
 
 LINK_S = 1.0
 
+MOVE_S_MEAN = 1.0
+MOVED_BYTES_PER_SECOND = 4000
+MOVED_PIECE_BYTES = 1000
+"""So slow that leaders change, and processes end, while partitions move."""
+
 
 class ReplicationBroker:
     """One broker, for the time of one process."""
@@ -63,12 +68,14 @@ class ReplicationBroker:
         clock: SimulatedClock,
         config: BrokerConfig,
         controller: ReliableController,
+        directories: tuple[str, ...] = ("/data",),
     ) -> None:
         self.node_id = node_id
         self.network = network
         self.machine = machine
         self.loop: SimulatedLoop = network.loop
         self.controller = controller
+        self.directories = directories
         self.broker = Broker()
         self.broker.config = config
         self.broker.clock = clock
@@ -88,7 +95,7 @@ class ReplicationBroker:
         """Loads the logs, listens, and registers. Raises TidemillError."""
         broker = self.broker
         config = broker.config
-        broker.logs = logs = LogManager(broker.files, ["/data"])
+        broker.logs = logs = LogManager(broker.files, self.directories)
         logs.lock()
         logs.claim(CLUSTER_ID, self.node_id)
         topics = self.controller.image.topics
@@ -114,6 +121,12 @@ class ReplicationBroker:
         self._start_upkeep()
         self._register()
         logs.accept()
+        if len(self.directories) > 1:
+            broker.partitions.mover.full_again_s = MOVE_S_MEAN
+            broker.partitions.mover.bytes_per_second = MOVED_BYTES_PER_SECOND
+            broker.partitions.mover.piece_bytes = MOVED_PIECE_BYTES
+            broker.partitions.mover.resume()
+            self._tasks.append(self.loop.create_task(_repeat(MOVE_S_MEAN, self._move)))
 
     def _build_request_path(self) -> Acceptor:
         broker = self.broker
@@ -154,6 +167,15 @@ class ReplicationBroker:
         if not self.is_registering and not self.controller.is_registered(self):
             self.partitions.step_down()
             self._register()
+
+    async def _move(self) -> None:
+        """Has a partition move to another data directory, or back, or go on with a move that had ended."""
+        partitions = list(self.partitions.all())
+        random = self.loop.random
+        if partitions and random.random() < 0.5:
+            key = random.choice(partitions).log.topic_partition
+            with contextlib.suppress(KafkaError):
+                self.partitions.mover.begin(key, random.choice(self.directories))
 
     async def _connect(self, leader: int) -> Link:
         known = self.broker.metadata.brokers.get(leader)

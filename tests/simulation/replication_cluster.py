@@ -27,6 +27,8 @@ class ReplicationCluster(Simulation):
         self.promises.settings[TOPIC] = self.settings()
         replicas = {one.partition: one.replicas for one in topic.partitions}
         self.promises.topic_written(TOPIC, TOPIC_ID, replicas, {}, {})
+        # A replica that could not be made on a full disk is looked for in one directory.
+        self.moves_directories = self.variations.has_directory_moves and not self.variations.has_full_disks
         timeout_s = self.random.choice((0.4, 1.5))
         self.controller = ReliableController(self.network, self.promises, timeout_s, node_ids, topic)
         self.controller.state_written = self.state_written
@@ -36,7 +38,14 @@ class ReplicationCluster(Simulation):
 
     def make_server(self, node: Node) -> ReplicationBroker:
         return ReplicationBroker(
-            node.node_id, self.network, node.machine, node.files, node.clock, self.config, self.controller
+            node.node_id,
+            self.network,
+            node.machine,
+            node.files,
+            node.clock,
+            self.config,
+            self.controller,
+            ("/data", "/data2") if self.moves_directories else ("/data",),
         )
 
     def elect_unclean(self, place: Place) -> bool:

@@ -19,6 +19,9 @@ MIN_INSYNC_CHANGES_SHARE = 0.4
 FULL_DISKS_SHARE = 0.3
 """Of the seeds have disks that are full for a while."""
 
+DIRECTORY_MOVES_SHARE = 0.3
+"""Of the seeds of replication have brokers with two data directories, between which partitions move."""
+
 
 class Variations:
     """The variations of one seed."""
@@ -32,3 +35,4 @@ class Variations:
         self.has_stops = random.random() < STOPS_SHARE
         self.has_min_insync_changes = random.random() < MIN_INSYNC_CHANGES_SHARE
         self.has_full_disks = random.random() < FULL_DISKS_SHARE
+        self.has_directory_moves = random.random() < DIRECTORY_MOVES_SHARE

@@ -41,6 +41,7 @@ class Mover:
     def __init__(self, replicas: ReplicaManager) -> None:
         self.replicas = replicas
         self.full_again_s = FULL_AGAIN_S
+        self.piece_bytes = PIECE_BYTES
         self.moves: dict[TopicPartition, Move] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(max(1, len(replicas.logs.directories)))
@@ -140,7 +141,7 @@ class Mover:
         """Copies up to the end of the log, as it is by then."""
         clock = self.replicas.clock
         while not move.is_off():
-            piece = move.next_piece(PIECE_BYTES, clock.wall_ms())
+            piece = move.next_piece(self.piece_bytes, clock.wall_ms())
             if piece is None:
                 return
             if move.needs_sync:
@@ -183,7 +184,7 @@ class Mover:
         """The turn of the loop in which the copy becomes the partition; then the old directory goes."""
         replicas = self.replicas
         now_ms = replicas.clock.wall_ms()
-        while (piece := move.next_piece(PIECE_BYTES, now_ms)) is not None:
+        while (piece := move.next_piece(self.piece_bytes, now_ms)) is not None:
             move.store(piece, now_ms)
         partition = replicas.find(move.key.topic, move.key.partition)
         # A sync of the old files that is under way will tell who waits for it that all is safe.

@@ -107,7 +107,7 @@ class Place(Seat):
 def test_replicas_that_were_lost_count_again_once_a_full_disk_has_room(
     is_late: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(seat, "ACCEPT_AGAIN_S", 0.001)
+    monkeypatch.setattr(seat, "AGAIN_S", 0.001)
     monkeypatch.setattr(seat, "FIRST_COMMAND_S", 0.01)
 
     async def story() -> None:

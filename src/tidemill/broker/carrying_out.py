@@ -63,6 +63,8 @@ class CarryingOut:
         """Set once the first command for this registration was carried out."""
         self.replicas_failed: Callable[[Sequence[tuple[bytes, int]]], None] = lambda partitions: None
         """Called with partitions (by topic id) that a change brings here, and that cannot be had."""
+        self.deletion_refused: Callable[[TopicImage], None] = lambda topic: None
+        """Called with a topic that cannot be deleted here now: its disk is full, for instance."""
         self._broker = broker
         self._removed = removed
         self._one_at_a_time = asyncio.Lock()
@@ -189,7 +191,20 @@ class CarryingOut:
             except KafkaError as problem:
                 log.error("%s: %s", topic.name, problem)
                 delta.fail(topic.name, problem)
+                self.deletion_refused(topic)
         if delta.deleted:
+            await self._removed()
+
+    async def delete_again(self, topic: TopicImage) -> None:
+        """Deletes what this broker has of a topic whose deletion was refused before. Raises StorageError."""
+        async with self._one_at_a_time:
+            partitions = self._broker.partitions
+            known = partitions.topics.by_name.get(topic.name.encode())
+            if known is not None and known.topic_id != topic.topic_id:
+                return  # Another controller has ended the deletion, and the name was used again.
+            turn = Turn(self._broker.clock)
+            for _ in partitions.removing(topic.name, topic.topic_id, len(topic.partitions)):
+                await turn.next()
             await self._removed()
 
     async def _put(

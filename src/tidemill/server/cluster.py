@@ -256,12 +256,6 @@ class Cluster(Seat, Hears):
         """Ends the deletion of topics that nobody has any more."""
         self.begin(self._confirm(broker_id, topics))
 
-    async def _confirm(self, broker_id: int, topics: Sequence[Key]) -> None:
-        try:
-            await self._broker.controller.replicas_deleted(broker_id, topics)
-        except (KafkaError, StoreError) as problem:
-            log.warning("the deletion of %s goes on later: %s", ", ".join(one[0] for one in topics), problem)
-
     def replicas_failed(self, broker_id: int, epoch: int, partitions: Sequence[tuple[bytes, int]]) -> None:
         """Has others lead them."""
         log.error("broker %d cannot read or write %d of its partitions", broker_id, len(partitions))

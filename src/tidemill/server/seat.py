@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from tidemill.broker.broker import Broker
 from tidemill.broker.carrying_out import CarryingOut
+from tidemill.broker.commands import Key
 from tidemill.broker.metadata import effective_config
 from tidemill.controller.failover import Failover
 from tidemill.controller.shell import Controller
-from tidemill.coordination.image import Delta
+from tidemill.coordination.image import Delta, TopicImage
 from tidemill.coordination.nodes import BrokerRegistration
 from tidemill.coordination.port import StoreError
-from tidemill.model.errors import StorageError
+from tidemill.model.errors import KafkaError, StorageError
 from tidemill.server.directory_starts import DirectoryStarts
 from tidemill.server.failed_sync_store import DistrustedDirectories
 from tidemill.server.membership import Events, Membership
@@ -28,8 +29,8 @@ log = logging.getLogger("tidemill.server")
 
 FIRST_COMMAND_S = 10.0
 """How long the start waits for the controller to say what this broker leads."""
-ACCEPT_AGAIN_S, ACCEPT_AGAIN_S_MAX = 1.0, 30.0
-"""The first and the longest pause before new data directories are signed again, after a refusal."""
+AGAIN_S, AGAIN_S_MAX = 1.0, 30.0
+"""The first and the longest pause before something is tried again that a disk has refused."""
 
 
 class Seat(Events):
@@ -40,6 +41,9 @@ class Seat(Events):
         self._tasks: set[asyncio.Task[None]] = set()
         self._changes: set[asyncio.Task[None]] = set()
         """Those that are being carried out."""
+        self._deleting: set[Key] = set()
+        """Topics that this broker could not delete at first."""
+        commands.deletion_refused = self._deletion_refused
         self.commands = broker.commands = commands
         self.distrusted = DistrustedDirectories(broker.store, broker.node_id, broker.logs)
         self.starts = DirectoryStarts(broker.store, broker.node_id, broker.logs)
@@ -84,12 +88,12 @@ class Seat(Events):
             self.begin(self._accept_later())
 
     async def _accept_later(self) -> None:
-        pause_s = ACCEPT_AGAIN_S
+        pause_s = AGAIN_S
         while True:
             await asyncio.sleep(pause_s)
             if self._sign():
                 break
-            pause_s = min(2 * pause_s, ACCEPT_AGAIN_S_MAX)
+            pause_s = min(2 * pause_s, AGAIN_S_MAX)
         await self._end_loss()
 
     def _sign(self) -> bool:
@@ -119,6 +123,42 @@ class Seat(Events):
         """Has the controller elect here: a broker that has no others watches no registrations."""
         if self._broker.controller.is_active:
             await self._broker.failover.brokers_changed()
+
+    # Deletions
+
+    def _deletion_refused(self, topic: TopicImage) -> None:
+        key = (topic.name, topic.topic_id)
+        if key not in self._deleting:
+            self._deleting.add(key)
+            self.begin(self._delete_again(topic))
+
+    async def _delete_again(self, topic: TopicImage) -> None:
+        """Deletes a topic once the disk lets it, as long as this broker is the controller."""
+        key = (topic.name, topic.topic_id)
+        controller = self._broker.controller
+        pause_s = AGAIN_S
+        try:
+            while True:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, AGAIN_S_MAX)
+                known = controller.image.deleting.get(topic.name)
+                if not controller.is_active or known is None or known.topic_id != topic.topic_id:
+                    return  # A later controller tells this broker of it.
+                try:
+                    await self.commands.delete_again(topic)
+                except StorageError as problem:
+                    log.error("%s cannot be deleted, which is tried again: %s", topic.name, problem)
+                else:
+                    break
+        finally:
+            self._deleting.discard(key)
+        await self._confirm(self._broker.node_id, [key])
+
+    async def _confirm(self, broker_id: int, topics: Sequence[Key]) -> None:
+        try:
+            await self._broker.controller.replicas_deleted(broker_id, topics)
+        except (KafkaError, StoreError) as problem:
+            log.warning("the deletion of %s goes on later: %s", ", ".join(one[0] for one in topics), problem)
 
     async def hand_over(self) -> None:
         """Has others lead what this broker leads, as far as they can."""

@@ -595,6 +595,21 @@ LOG: Final = (
         "A start that ends before its report of a loss was heeded leaves the loss to the next one.",
     ),
     Fault(
+        "deletion-forgotten-before-rename",
+        "log/manager.py",
+        "        self.discard(log, now_ms)\n        self._forget(log)\n",
+        "        self._forget(log)\n        self.discard(log, now_ms)\n",
+        "A log whose directory could not be renamed is known until its deletion has worked.",
+    ),
+    Fault(
+        "directory-of-another-topic-taken-over",
+        "log/manager.py",
+        "            if ZERO_ID not in (found, topic_id):\n",
+        "            if False:\n",
+        "A directory of another topic id does not become the partition of a topic made anew.",
+        reason="Nothing in the simulator puts a directory back that the broker does not know of.",
+    ),
+    Fault(
         "log-starts-not-written",
         "log/directories.py",
         "        return None if log is None or log.start_offset <= 0 else int(log.start_offset)\n",

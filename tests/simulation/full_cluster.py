@@ -53,6 +53,7 @@ from tidemill.coordination.nodes import (
     TopicNode,
 )
 from tidemill.coordination.port import Node as StoreNode
+from tidemill.log.names import parse_partition_directory
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.types import TopicPartition
 from tidemill.net.link import LinkError
@@ -331,6 +332,8 @@ class FullCluster(Simulation):
         elif path.startswith("/admin/delete_topics/"):
             self.phases.begin("topic deletion written")
             self.promises.deletion_began(parts[3])
+            if self.variations.has_refused_deletions and not self.faults.ended:
+                self._refuse_deletion(parts[3])
         elif path.startswith("/brokers/topics/") and len(parts) == 4:
             self._topic_written(parts[3], data)
         elif path.startswith("/brokers/topics/") and parts[-1] == "state":
@@ -339,6 +342,13 @@ class FullCluster(Simulation):
             place = (parts[3], int(parts[5]))
             self.promises.controller_wrote(place, state.controller_epoch)
             self.state_written(place, state.leader, state.leader_epoch, tuple(state.isr))
+
+    def _refuse_deletion(self, topic: str) -> None:
+        """Disks have no room at first to rename what they have of a topic."""
+        for node in self.nodes:
+            if self.random.random() < 0.5:
+                self.events.add(f"*** the disk of {node.name} refuses to rename {topic}", "the world")
+                node.files.refuse_deletions(f"/data/{topic}-", self.random.choice((1, 2)))
 
     def _settings_written(self, path: str, data: bytes) -> None:
         before = self.promises.settings_of(TOPIC).min_isr
@@ -393,6 +403,16 @@ class FullCluster(Simulation):
             for place in [place for place in self._moving if place[0] == parts[3]]:
                 self._end_move(place)
             self.promises.topic_removed(parts[3])
+            self._check_directories(parts[3])
+
+    def _check_directories(self, topic: str) -> None:
+        """Whoever confirmed that a topic is deleted has nothing of it, or knows what it has."""
+        for node in self.nodes:
+            known = node.server.partitions.logs.logs if node.server is not None else None
+            for name in node.files.directories("/data") if known is not None else ():
+                key = parse_partition_directory(name)
+                if key is not None and key.topic == topic and key not in known:
+                    self.promises.broken("new-topic", f"{node.name} has forgotten that {name} is there")
 
     async def prepare(self) -> None:
         await self._client(Admin, "admin", TOPIC).make(self.partition_count, self.topic_config)

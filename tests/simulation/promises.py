@@ -52,7 +52,8 @@ PROMISES = {
     "compaction": "compaction takes a record only when a newer one of its key is committed and on the disk, "
     "or as a tombstone after delete.retention.ms; offsets and order stay, and nothing that is gone comes "
     "back",
-    "new-topic": "a topic made anew holds no record of the topic of that name before",
+    "new-topic": "a topic made anew holds no record of the topic of that name before, and no broker forgets "
+    "a directory of one that is deleted",
     "one-leader": "a leader epoch has one leader",
     "session": "a leader whose session has ended, and that no replica follows any more, takes writes no "
     "longer than another session lives",

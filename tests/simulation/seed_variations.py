@@ -18,7 +18,8 @@ MIN_INSYNC_CHANGES_SHARE = 0.4
 """Of the seeds have an administrator who changes ``min.insync.replicas`` now and then."""
 FULL_DISKS_SHARE = 0.3
 """Of the seeds have disks that are full for a while."""
-
+REFUSED_DELETIONS_SHARE = 0.5
+"""Of the seeds have disks that refuse to rename the directory of a partition that is deleted, for a while."""
 DIRECTORY_MOVES_SHARE = 0.3
 """Of the seeds of replication have brokers with two data directories, between which partitions move."""
 
@@ -36,3 +37,4 @@ class Variations:
         self.has_min_insync_changes = random.random() < MIN_INSYNC_CHANGES_SHARE
         self.has_full_disks = random.random() < FULL_DISKS_SHARE
         self.has_directory_moves = random.random() < DIRECTORY_MOVES_SHARE
+        self.has_refused_deletions = random.random() < REFUSED_DELETIONS_SHARE

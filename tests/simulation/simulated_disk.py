@@ -11,7 +11,7 @@ from typing import Any
 
 from simulated_loop import START_S, WALL_MS, SimulatedLoop
 
-from tidemill.log.names import CLEANED, LOG, SWAP
+from tidemill.log.names import CLEANED, DELETE_DIRECTORY, LOG, SWAP
 from tidemill.testing.files import PAGE_BYTES, FaultyFile, FaultyFiles, Killed
 
 ALL_OPERATIONS, RENAMES, OLD_SEGMENTS = "operations", "renames", "renames of later segments"
@@ -55,6 +55,10 @@ class SimulatedFiles(FaultyFiles):
         """Called when only what a power cut left is there."""
         self.is_full = False
         """Whether no file gets another page."""
+        self.deletion_refused: Callable[[], None] = lambda: None
+        """Called when there is no room to rename the directory of a partition that is deleted."""
+        self._kept = ("", 0)
+        """Directories of deleted partitions that keep their names: how their paths begin, how many times."""
         self._drops: tuple[str, int] | None = None
         self._stop: tuple[int, Callable[[str], bool]] | None = None
         self._stops_at = ALL_OPERATIONS
@@ -76,6 +80,18 @@ class SimulatedFiles(FaultyFiles):
         if self.is_full and not node.pages.issuperset(pages):
             return False
         return super().take_pages(node, position, count)
+
+    def rename(self, old: str, new: str) -> None:
+        prefix, times = self._kept
+        if times > 0 and new.endswith(DELETE_DIRECTORY) and old.startswith(prefix):
+            self._kept = (prefix, times - 1)
+            self.deletion_refused()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), old)
+        super().rename(old, new)
+
+    def refuse_deletions(self, prefix: str, times: int) -> None:
+        """Has no room, so many times, to rename a deleted partition's directory whose path begins so."""
+        self._kept = (prefix, times)
 
     def drop_syncs(self, path_part: str, times: int) -> None:
         """Lets the next syncs of such files fail that have something to write."""
@@ -152,6 +168,7 @@ class SimulatedFiles(FaultyFiles):
     def heal(self) -> None:
         super().heal()
         self.is_full = False
+        self._kept = ("", 0)
         self._drops = None
         self._stop = None
 

@@ -123,6 +123,7 @@ class Node:
         self.files = SimulatedFiles(self.simulation.loop)
         files = self.files
         files.dropped = lambda path: self.simulation.sync_dropped(self, path)
+        files.deletion_refused = lambda: self.simulation.events.count("deletions refused by a full disk")
         files.power_lost = lambda: self.simulation.promises.restart.power_lost(files)
         files.process_ends = lambda may_lose: self.simulation.promises.restart.process_ends(
             files, may_lose=may_lose

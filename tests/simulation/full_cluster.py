@@ -53,7 +53,7 @@ from tidemill.coordination.nodes import (
     TopicNode,
 )
 from tidemill.coordination.port import Node as StoreNode
-from tidemill.log.names import parse_partition_directory
+from tidemill.log.names import LOG, parse_partition_directory
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.types import TopicPartition
 from tidemill.net.link import LinkError
@@ -406,12 +406,16 @@ class FullCluster(Simulation):
             self._check_directories(parts[3])
 
     def _check_directories(self, topic: str) -> None:
-        """Whoever confirmed that a topic is deleted has nothing of it, or knows what it has."""
+        """Whoever confirmed that a topic is deleted has no records of it, or knows what it has."""
         for node in self.nodes:
             known = node.server.partitions.logs.logs if node.server is not None else None
             for name in node.files.directories("/data") if known is not None else ():
                 key = parse_partition_directory(name)
-                if key is not None and key.topic == topic and key not in known:
+                if key is None or key.topic != topic or key in known:
+                    continue
+                # A disk without room leaves a directory of which no log was made.
+                files = [f"/data/{name}/{one}" for one in node.files.list(f"/data/{name}")]
+                if any(one.endswith(LOG) and node.files.size(one) for one in files):
                     self.promises.broken("new-topic", f"{node.name} has forgotten that {name} is there")
 
     async def prepare(self) -> None:

@@ -170,6 +170,13 @@ LEADER: Final = (
         "A leader that hears neither of the store nor of a replica takes no writes.",
     ),
     Fault(
+        "deletion-mark-unchecked",
+        "controller/shell.py",
+        "        mark = deletion_check if are_marked else deletion_mark\n",
+        "        mark = (lambda topic: []) if are_marked else deletion_mark\n",
+        "A mark in the store deletes the topic that was marked, and none that is made under its name.",
+    ),
+    Fault(
         "follower-acts-as-leader",
         "replication/readable.py",
         "        if self.leader != self.node_id or self.deleted:\n",

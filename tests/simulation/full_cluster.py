@@ -10,10 +10,20 @@ from random import Random
 from typing import Any, cast
 from unittest import mock
 
+from asked_deletions import ADMIN_MARK
 from change_phases import CLUSTER_PHASES, COMPACTION_PHASES, MIN_INSYNC_PHASES
 from deposed_leaders import SLACK_S
 from promises import ALL, LEADER, Place, TopicSettings
-from simulated_admins import TEMPORARY_TOPIC, UNCLEAN, Admin, ClusterAdmin, MinInsyncAdmin, RecordDeleter
+from simulated_admins import (
+    REPLACED_TOPIC,
+    TEMPORARY_TOPIC,
+    UNCLEAN,
+    Admin,
+    ClusterAdmin,
+    MinInsyncAdmin,
+    RecordDeleter,
+    TopicReplacer,
+)
 from simulated_clients import (
     BY_TOPIC_ID,
     PORT,
@@ -49,9 +59,11 @@ from tidemill.coordination.nodes import (
     CONTROLLER,
     BrokerNode,
     ControllerEpochNode,
+    DeleteTopicNode,
     PartitionStateNode,
     TopicNode,
 )
+from tidemill.coordination.port import Check, Create
 from tidemill.coordination.port import Node as StoreNode
 from tidemill.log.names import LOG, parse_partition_directory
 from tidemill.model.configs import BrokerConfig
@@ -180,6 +192,7 @@ class FullCluster(Simulation):
             [self._make_near_producer()] if self.variations.has_store_cuts else []
         )
         self.min_insync_admins = self._make_min_insync_admins()
+        self.topic_replacers = [self._make_topic_replacer()] if self.variations.has_deletion_bursts else []
 
     def _draw_topic_config(self) -> dict[str, str]:
         self.compacted = CompactedTopic(self.seed)
@@ -210,6 +223,23 @@ class FullCluster(Simulation):
             pause_s=self.random.choice((0.2, 0.6)),
         )
         return admin
+
+    def _make_topic_replacer(self) -> TopicReplacer:
+        self.promises.settings[REPLACED_TOPIC] = TopicSettings(min_isr=1)
+        replacer: TopicReplacer = self._client(
+            TopicReplacer, "topic-replacer", REPLACED_TOPIC, mark=self._mark_for_deletion, pause_s=0.15
+        )
+        return replacer
+
+    async def _mark_for_deletion(self, topic: str) -> None:
+        """As Kafka's old tools delete topics. Raises StoreError, NoNode where there is no topic."""
+        store = await SimulatedStore.open(self.store, self.session_s)
+        try:
+            mark = Create(DeleteTopicNode.path(topic), ADMIN_MARK)
+            await store.transact([Check(TopicNode.path(topic)), mark])
+            self.events.count("topics marked for deletion in the store")
+        finally:
+            await store.close()
 
     def _make_temporary_clients(self) -> list[Client]:
         is_idempotent = self.random.random() < 0.5
@@ -331,6 +361,8 @@ class FullCluster(Simulation):
             self.promises.controller_begins(ControllerEpochNode.decode(data))
         elif path.startswith("/admin/delete_topics/"):
             self.phases.begin("topic deletion written")
+            if data == ADMIN_MARK:
+                self.promises.deletions.by_id(self.promises.topic_id_of(parts[3]))
             self.promises.deletion_began(parts[3])
             if self.variations.has_refused_deletions and not self.faults.ended:
                 self._refuse_deletion(parts[3])
@@ -424,7 +456,7 @@ class FullCluster(Simulation):
     def more_clients(self) -> list[Client]:
         return [
             *(*self.committers, *self.members, *self.admins, *self.temporary_clients),
-            *(*self.near_clients, *self.min_insync_admins),
+            *(*self.near_clients, *self.min_insync_admins, *self.topic_replacers),
         ]
 
     def _make_near_producer(self) -> Client:

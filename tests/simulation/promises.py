@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from acknowledged_holders import NEVER, Holders
+from asked_deletions import AskedDeletions
 from compaction_promise import CompactionPromise
 from deposed_leaders import DeposedLeaders
 from event_log import EventLog
@@ -54,6 +55,8 @@ PROMISES = {
     "back",
     "new-topic": "a topic made anew holds no record of the topic of that name before, and no broker forgets "
     "a directory of one that is deleted",
+    "deletion": "a deletion by id, or by a mark in the store, deletes the topic that was there, and none "
+    "that is made under its name",
     "one-leader": "a leader epoch has one leader",
     "session": "a leader whose session has ended, and that no replica follows any more, takes writes no "
     "longer than another session lives",
@@ -289,6 +292,7 @@ class Promises:
         self.restart = RestartPromise(self.broken, self.excused)
         self.deposed = DeposedLeaders()
         self.min_insync = MinInsyncSetting(self)
+        self.deletions = AskedDeletions()
 
     def broken(self, promise: str, text: str) -> None:
         """Ends the run."""
@@ -360,14 +364,26 @@ class Promises:
 
     def deletion_began(self, topic: str) -> None:
         """The store has that the topic is to be deleted: its replicas go, one after the other."""
+        self._check_deletion(topic)
         for place, known in self.partitions.items():
             known.is_being_deleted = known.is_being_deleted or place[0] == topic
 
     def topic_removed(self, topic: str) -> None:
         """The store has the topic no more."""
+        self._check_deletion(topic)
         for place in [place for place in self.partitions if place[0] == topic]:
             del self.partitions[place]
         self.min_insync.topic_removed(topic)
+
+    def topic_id_of(self, topic: str) -> bytes:
+        """The id of the topic that is in the store; empty when there is none."""
+        known = self.partitions.get((topic, 0))
+        return known.topic_id if known is not None else b""
+
+    def _check_deletion(self, topic: str) -> None:
+        topic_id = self.topic_id_of(topic)
+        if topic_id and not self.deletions.is_asked(topic, topic_id):
+            self.broken("deletion", f"{topic} is deleted with id {topic_id.hex()}, which nobody asked for")
 
     def state_written(self, place: Place, leader: int, epoch: int, isr: Sequence[int]) -> None:
         """The store has another state of a partition."""

@@ -22,6 +22,8 @@ REFUSED_DELETIONS_SHARE = 0.5
 """Of the seeds have disks that refuse to rename the directory of a partition that is deleted, for a while."""
 DIRECTORY_MOVES_SHARE = 0.3
 """Of the seeds of replication have brokers with two data directories, between which partitions move."""
+DELETION_BURSTS_SHARE = 0.4
+"""Of the seeds have an administrator who deletes a topic in several ways, and makes it, all at once."""
 
 
 class Variations:
@@ -38,3 +40,4 @@ class Variations:
         self.has_full_disks = random.random() < FULL_DISKS_SHARE
         self.has_directory_moves = random.random() < DIRECTORY_MOVES_SHARE
         self.has_refused_deletions = random.random() < REFUSED_DELETIONS_SHARE
+        self.has_deletion_bursts = random.random() < DELETION_BURSTS_SHARE

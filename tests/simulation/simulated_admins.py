@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from change_phases import ChangePhases
 from promises import PartitionHistory
-from simulated_clients import Client, Refused, node_of
+from simulated_clients import PATIENCE_S, PORT, Client, Refused, node_of
 
 from tidemill.controller.configs import AlterOperation, ResourceType
+from tidemill.coordination.port import StoreError
 from tidemill.model.configs import MIN_INSYNC
 from tidemill.model.errors import ErrorCode
-from tidemill.net.link import LinkError
+from tidemill.net.link import Link, LinkError
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
@@ -26,7 +27,7 @@ from tidemill.wire.messages.delete_records import (
     DeleteRecordsRequest,
     DeleteRecordsTopic,
 )
-from tidemill.wire.messages.delete_topics import DeleteTopicsRequest
+from tidemill.wire.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from tidemill.wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
 from tidemill.wire.messages.incremental_alter_configs import (
     AlterableConfig,
@@ -35,12 +36,16 @@ from tidemill.wire.messages.incremental_alter_configs import (
 )
 
 CREATE_VERSION, DELETE_VERSION, MOVE_VERSION, ELECT_VERSION, DELETE_RECORDS_VERSION = 5, 4, 0, 2, 2
-ALTER_CONFIGS_VERSION = 1
+ALTER_CONFIGS_VERSION, DELETE_BY_ID_VERSION = 1, 6
+BURST_S_MEAN = 0.001
+"""Within such a time of each other requests of a burst are sent."""
 TIMEOUT_MS = 1000
 WAIT_S_MAX = 3.0
 LOOK_S = 0.02
 TEMPORARY_TOPIC = "u"
 """A topic that comes and goes."""
+REPLACED_TOPIC = "v"
+"""A topic without records that is made anew again and again."""
 PREFERRED, UNCLEAN = 0, 1
 HIGH_WATERMARK = -1
 
@@ -158,9 +163,63 @@ class ClusterAdmin(Admin):
 
     async def _delete(self) -> None:
         self.events.add(f"deletes {TEMPORARY_TOPIC}")
+        self.promises.deletions.by_name(TEMPORARY_TOPIC)
         request = DeleteTopicsRequest(topic_names=[TEMPORARY_TOPIC], timeout_ms=TIMEOUT_MS)
         answer = await self.ask_any(ApiKey.DELETE_TOPICS, DELETE_VERSION, request)
         check(answer.responses[0].error_code, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+class TopicReplacer(Admin):
+    """Deletes a topic in several ways, and makes one of the name, all at once."""
+
+    def __init__(self, *client: Any, mark: Callable[[str], Awaitable[None]], pause_s: float) -> None:
+        """``mark`` marks a topic for deletion in the store."""
+        super().__init__(*client)
+        self.mark = mark
+        self.pause_s = pause_s
+
+    async def work(self) -> None:
+        await asyncio.sleep(self.random.expovariate(1 / self.pause_s))
+        if self.ended:
+            return
+        topic_id = self.promises.topic_id_of(self.topic)
+        self.events.add(f"replaces {self.topic} {topic_id.hex()}")
+        changes = [self._make() for _ in range(self.random.choice((1, 2, 3)))]
+        if topic_id:
+            self.promises.deletions.by_id(topic_id)
+            changes += [self._delete(topic_id) for _ in range(self.random.choice((1, 2, 3)))]
+            if self.random.random() < 0.6:
+                changes.append(self.mark(self.topic))
+            self.events.count("bursts of deletions")
+        self.random.shuffle(changes)
+        outcomes = await asyncio.gather(*map(self._soon, changes), return_exceptions=True)
+        for problem in outcomes:
+            if isinstance(problem, LinkError | Refused | StoreError | TimeoutError):
+                self.events.add(f"{type(problem).__name__}: {problem}")
+            elif problem is not None:
+                raise problem
+
+    async def ask_any(self, key: int, version: int, request: Any) -> Any:
+        """Asks over a connection of its own: a broker answers those of one connection one after the other."""
+        link = await Link.open(0, self.random.choice(self._bootstrap), PORT, self.name, PATIENCE_S)
+        try:
+            return await link.ask(key, version, request, PATIENCE_S)
+        finally:
+            link.close("the answer is there, or nobody waits for it")
+
+    async def _soon(self, change: Awaitable[None]) -> None:
+        await asyncio.sleep(self.random.expovariate(1 / BURST_S_MEAN))
+        await change
+
+    async def _make(self) -> None:
+        await self.create(self.topic, 1, self.random.choice((1, 1, 1, 2)), {})
+
+    async def _delete(self, topic_id: bytes) -> None:
+        request = DeleteTopicsRequest(
+            topics=[DeleteTopicState(name=None, topic_id=topic_id)], timeout_ms=TIMEOUT_MS
+        )
+        answer = await self.ask_any(ApiKey.DELETE_TOPICS, DELETE_BY_ID_VERSION, request)
+        check(answer.responses[0].error_code, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 class MinInsyncAdmin(Client):

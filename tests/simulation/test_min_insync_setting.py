@@ -107,6 +107,7 @@ def test_another_value_ends_that_replicas_are_eligible_where_somebody_leads(lead
 
 def test_a_topic_made_anew_with_a_value_does_not_count_by_a_default_that_changed_meanwhile() -> None:
     changed = Changed()
+    changed.promises.deletions.by_name("t")
     changed.promises.topic_removed("t")
     changed.write(2, DEFAULT_PATH)
     changed.write(1)

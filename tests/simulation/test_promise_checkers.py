@@ -144,6 +144,7 @@ def test_an_answer_without_enough_replicas_is_found() -> None:
 def test_an_answer_may_come_when_the_deletion_of_the_topic_has_removed_a_replica() -> None:
     checked = Checked()
     three_that_stay(checked)
+    checked.promises.deletions.by_id(ID)
     checked.promises.deletion_began("t")
     del checked.ends[3]
     checked.acknowledged(9)
@@ -154,10 +155,37 @@ def test_an_answer_may_come_when_the_deletion_of_the_topic_has_removed_a_replica
 def test_a_replica_of_a_topic_that_is_being_deleted_has_what_is_acknowledged_while_it_is_there() -> None:
     checked = Checked()
     three_that_stay(checked)
+    checked.promises.deletions.by_id(ID)
     checked.promises.deletion_began("t")
     checked.ends[2] = 9
     checked.acknowledged(9)
     assert [one.partition(":")[0] for one in checked.broken] == ["min-isr", "in-sync"]
+
+
+# -- which topic is deleted
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_deletion_of_a_topic_that_was_made_since_it_was_asked_for_is_found(is_marked: bool) -> None:
+    checked = Checked()
+    checked.promises.deletions.by_id(ID)
+    checked.promises.deletion_began("t")
+    checked.promises.topic_removed("t")
+    anew = b"another".ljust(16, b".")
+    checked.promises.topic_written("t", anew, {0: [1, 2, 3]}, {}, {})
+    assert checked.broken == []
+    if is_marked:
+        checked.promises.deletion_began("t")
+    else:
+        checked.promises.topic_removed("t")
+    assert checked.broken == [f"deletion: t is deleted with id {anew.hex()}, which nobody asked for"]
+
+
+def test_a_deletion_by_name_may_delete_whichever_topic_has_the_name() -> None:
+    checked = Checked()
+    checked.promises.deletions.by_name("t")
+    checked.promises.deletion_began("t")
+    assert checked.broken == []
 
 
 # -- what waits for an operator

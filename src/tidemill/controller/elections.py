@@ -281,14 +281,16 @@ def planning_broker_change(
     losses: Losses = NO_LOSSES,
     policy_of: PolicyOf = default_policy,
     stopping: frozenset[int] = NOBODY,
+    cleared: Iterable[int] = (),
 ) -> Generator[None, None, list[Plan]]:
-    """What becomes of the partitions with replicas on brokers that are gone, came, or have lost records.
+    """What becomes of the partitions with replicas on brokers that are gone, came, have lost records, or have
+    ``cleared`` their losses: recovery may elect them now.
 
     ``image`` is the cluster with the brokers that live now. Partitions without a replica on one of them are
     not looked at. The rest as in :func:`plan_takeover`. It pauses between many partitions.
     """
     returned = frozenset(came)
-    touched = returned.union(gone, losses)
+    touched = returned.union(gone, losses, cleared)
     plans = []
     for topic in image.topic_index.with_replicas_on(sorted(touched)):
         partitions = [

@@ -104,8 +104,11 @@ class Failover:
         log_broker_changes(known, living, came)
         image = office.image.with_brokers(living)
         losses = {broker: living[broker].lost for broker in came if not living[broker].lost.is_none}
+        cleared = [broker for broker in changed if living[broker].lost.is_none and broker not in came]
         plans = await with_pauses(
-            planning_broker_change(image, gone, came, losses, office.policies.of, office.stopping(image))
+            planning_broker_change(
+                image, gone, came, losses, office.policies.of, office.stopping(image), cleared
+            )
         )
         office.check_active()  # The office may be lost in a pause.
         await office.change(plans, image, losses=losses)

@@ -42,12 +42,16 @@ class Cluster:
     """The cluster under test, with short words for what tests do to it."""
 
     def __init__(self, bootstrap: str) -> None:
-        from confluent_kafka import Producer
         from confluent_kafka.admin import AdminClient
 
         self.bootstrap = bootstrap
         self.admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-        self.producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "log_level": 0})
+        self.producer = self._new_producer()
+
+    def _new_producer(self) -> Any:
+        from confluent_kafka import Producer
+
+        return Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 5, "log_level": 0})
 
     def topic(self, partitions: int = 1, name: str | None = None, **config: str) -> str:
         """Makes a topic that keeps records of any age; waits until it is there."""
@@ -71,6 +75,8 @@ class Cluster:
         assert self.producer.flush(20) == 0
 
     def delete(self, topic: str) -> None:
+        """Deletes a topic. A producer that has written to it asks for it again, and it would be created anew."""
+        self.producer = self._new_producer()
         self.admin.delete_topics([topic], operation_timeout=10)[topic].result(20)
 
     def delete_before(self, topic: str, offset: int, partition: int = 0) -> None:

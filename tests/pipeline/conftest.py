@@ -75,7 +75,7 @@ class Cluster:
         assert self.producer.flush(20) == 0
 
     def delete(self, topic: str) -> None:
-        """Deletes a topic. A producer that has written to it asks for it again, and it would be created anew."""
+        """Deletes a topic. A producer that has written to it asks for it again, and it would be made anew."""
         self.producer = self._new_producer()
         self.admin.delete_topics([topic], operation_timeout=10)[topic].result(20)
 

@@ -44,6 +44,7 @@ class EmptyDiskScenario(FullCluster):
         self.network.weather = Weather(slow=0.0)
         self.session_s = 2.0
         self.committers, self.members, self.admins, self.temporary_clients = [], [], [], []
+        self.topic_replacers = []
         self.brokers: dict[str, Whole] = {}
         self.index = 0
         """the partition under test."""

@@ -14,6 +14,7 @@ import pytest
 from controller_office import REGISTRATION, Setting, in_office, started
 
 from tidemill.controller.configs import Alteration, AlterOperation, ResourceType
+from tidemill.controller.failover import Failover
 from tidemill.controller.producer_ids import claim_block
 from tidemill.controller.shell import ConfigCommand, generate_broker_id
 from tidemill.controller.topics import Growth, NewTopic
@@ -23,14 +24,16 @@ from tidemill.coordination.loading import load_image
 from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import (
     DEFAULT_ENTITY,
+    BrokerNode,
     ConfigNode,
     PartitionState,
     PartitionStateNode,
     TopicAssignment,
     TopicNode,
 )
-from tidemill.coordination.port import Create, Operation, SetData, Store, subtree
+from tidemill.coordination.port import Create, Delete, Operation, SetData, Store, subtree
 from tidemill.model.errors import ErrorCode, KafkaError
+from tidemill.model.types import TopicPartition
 
 
 def same(one: ClusterImage, other: ClusterImage) -> bool:
@@ -509,5 +512,40 @@ def test_another_minimum_of_replicas_in_sync_empties_the_eligible_leaders_as_it_
         assert [kind in paths and state_path in paths for paths in written] == [True]
         found = (await load_image(setting.store)).topics["t"].partitions[0]
         assert (found.leader, found.isr, list(found.elr)) == (0, [0], [])
+
+    in_office(tmp_path, story)
+
+
+@pytest.mark.parametrize("is_asked_for", [False, True])
+def test_who_registers_with_losses_a_moment_before_preferred_replicas_are_elected_does_not_lead(
+    tmp_path: Path, is_asked_for: bool
+) -> None:
+    async def story(setting: Setting) -> None:
+        await setting.controller.create_topics([NewTopic("t")])
+        path = BrokerNode.path(1)
+        registration = REGISTRATION._replace(broker_id=1)
+        state = PartitionStateNode.encode(PartitionState(0, 1, [0, 1], 1))
+        await setting.store.transact(
+            [
+                Create(path, BrokerNode.encode(registration)),
+                SetData(TopicNode.path("t"), TopicNode.encode(TopicAssignment(None, {0: [1, 0]}))),
+                SetData(PartitionStateNode.path("t", 0), state),
+            ]
+        )
+        other = Setting(setting.store)
+        await other.controller.load()
+        assert await other.controller.activate()
+        assert other.controller.image.topics["t"].partitions[0].isr == [0, 1]
+        Failover(other.controller)
+        # It was started anew, on an empty disk, and no watch has told the controller of it yet.
+        lost = registration._replace(lost=LostReplicas(missing=True))
+        await setting.store.transact([Delete(path)])
+        await setting.store.transact([Create(path, BrokerNode.encode(lost))])
+        if is_asked_for:
+            await other.controller.leading.elect([TopicPartition("t", 0)])
+        else:
+            assert await other.controller.leading.balance() == 0
+        found = other.controller.image.topics["t"].partitions[0]
+        assert (found.leader, found.isr) == (0, [0])
 
     in_office(tmp_path, story)

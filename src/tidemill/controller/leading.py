@@ -85,6 +85,7 @@ class Leading:
         are_named: bool,
     ) -> tuple[dict[TopicPartition, KafkaError | None], Delta | None]:
         office = self._office
+        await office.look_at_brokers()
         ends = answered.valid_in(office.image)
         decisions = plan_elections(
             office.image,
@@ -162,6 +163,7 @@ class Leading:
         office = self._office
 
         async def once() -> tuple[int, Delta | None]:
+            await office.look_at_brokers()
             percentage = office.config().int("leader.imbalance.per.broker.percentage")
             wanted = imbalanced(office.image, percentage, office.stopping())
             decisions = plan_elections(

@@ -347,10 +347,16 @@ class Office:
             self._ids_aside |= {
                 name: known_ids[name] for name in image.unreadable_of(TOPIC) if name in known_ids
             }
+            # Who has another registration by now may have lost records: that is heeded before it leads.
+            renewed = {
+                broker
+                for broker, known in before.brokers.items()
+                if broker not in image.brokers or image.brokers[broker].epoch != known.epoch
+            }
             plans = plan_takeover(
                 self._image,
                 policy_of=self.policies.of,
-                stopping=self.stopping(),
+                stopping=self.stopping() | renewed,
                 known_ids=known_ids,
             )
             await self.write(plans)
@@ -480,8 +486,10 @@ class Office:
         To be called within :meth:`changing`, once the change is carried out. Raises StoreError.
         """
         reconfigured = delta.reconfigured
-        touched = [new for old, new in reconfigured if old.config.get(UNCLEAN) != new.config.get(UNCLEAN)]
-        if touched or delta.broker_configs_changed:
+        names = [new.name for old, new in reconfigured if old.config.get(UNCLEAN) != new.config.get(UNCLEAN)]
+        if names or delta.broker_configs_changed:
+            await self.look_at_brokers()
+            touched = [self._image.topics[name] for name in names if name in self._image.topics]
             leaderless = [self._image.topics[name] for name in self._image.topic_index.leaderless]
             topics = leaderless if delta.broker_configs_changed else touched
             plans = plan_takeover(

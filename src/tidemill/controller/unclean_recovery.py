@@ -129,6 +129,7 @@ class UncleanRecovery:
         answered = await self._ask(wanted)
         async with office.changing():
             # Meanwhile brokers may have stopped or restarted, and reported losses.
+            await office.look_at_brokers()
             ends = answered.valid_in(office.image)
             names = dict.fromkeys(key.topic for key in wanted)
             topics = [office.image.topics[name] for name in names if name in office.image.topics]

@@ -317,14 +317,20 @@ class Followed(Follows):
         pass
 
 
-@pytest.mark.parametrize(("leader", "leader_epoch"), [(CONTROLLER, 0), (CONTROLLER, 7), (NODE, 0)])
+@pytest.mark.parametrize(
+    ("leader", "leader_epoch", "is_reported"),
+    [(CONTROLLER, 0, False), (CONTROLLER, 7, False), (NODE, 0, False), (NODE, 2, True), (-1, 1, True)],
+)
 def test_a_topic_made_anew_while_a_broker_was_away_begins_there_and_the_old_one_makes_room(
-    caplog: pytest.LogCaptureFixture, leader: int, leader_epoch: int
+    caplog: pytest.LogCaptureFixture, leader: int, leader_epoch: int, is_reported: bool
 ) -> None:
     async def story(commanded: Commanded) -> None:
         broker = commanded.broker
         broker.partitions.following = Followed()
         broker.logs.create(TopicPartition("t", 0), FIRST, LogConfig(), 0)
+        if is_reported:
+            # Nobody else has a replica: the controller has heard that there is none here.
+            broker.logs.reported_missing = frozenset([TopicPartition("t", 0)])
         await commanded.lead("t", SECOND, 0, leader=leader, leader_epoch=leader_epoch)
         partition = broker.partitions.find("t", 0)
         assert partition is not None

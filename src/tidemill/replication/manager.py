@@ -132,7 +132,8 @@ class ReplicaManager(PartitionEvents):
             if partition is None:
                 try:
                     is_alone = state.replicas == (self.node_id,)
-                    partition = self._make(entry, state.partition, config, is_alone, self._may_replace(state))
+                    may_replace = self._may_replace(name, state)
+                    partition = self._make(entry, state.partition, config, is_alone, may_replace)
                 except StorageError as problem:
                     failures[state.partition] = problem
                     partition = self._offline(entry, state.partition, config, problem)
@@ -147,16 +148,18 @@ class ReplicaManager(PartitionEvents):
         if failures:
             raise failure_of(name, failures)
 
-    def _may_replace(self, state: PartitionState) -> bool:
+    def _may_replace(self, topic: str, state: PartitionState) -> bool:
         """Whether this broker may begin with an empty log where one of another topic of the name lies.
 
-        The leader has the records, or there are none yet. Otherwise the store may be what is wrong: an old
-        state of it may have been brought back.
+        The leader has the records, or there are none yet, or this broker has reported that it has none: then
+        the controller counts on that. Otherwise the store may be what is wrong: an old state of it may have
+        been brought back.
         """
         if self.following is None:
             return False
         is_first = state.leader_epoch == 0 and state.partition_epoch == 0
-        return is_first or state.leader not in (self.node_id, -1)
+        is_reported = self.logs.may_rebuild(TopicPartition(topic, state.partition))
+        return is_first or is_reported or state.leader not in (self.node_id, -1)
 
     def _make(
         self, entry: TopicEntry, index: int, config: LogConfig, is_alone: bool, may_replace: bool

@@ -253,6 +253,7 @@ class Faults:
             self.events.count("former disks put back")
             node.stop()
             node.files.kill()
+            former.heal()  # What was wrong with it was to be repaired while the other disk was there.
             node.files = former
             self.simulation.network.process_ended(node.machine)
             self.promises.replicas_lost(node.node_id, everything=True)

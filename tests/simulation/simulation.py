@@ -440,7 +440,9 @@ class Simulation:
             self.phases.moment(what)
 
     def _replica_ends(self, place: Place) -> dict[int, int]:
-        return {node.node_id: int(partition.log.end_offset) for node, partition in self._replicas(place)}
+        """Without the replicas that are offline: their records are out of reach, and not gone."""
+        found = self._replicas(place)
+        return {node.node_id: int(one.log.end_offset) for node, one in found if not one.failed}
 
     def _started_s(self, node_id: int) -> float | None:
         node = self.node(node_id)

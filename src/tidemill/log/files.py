@@ -189,12 +189,6 @@ class SystemFile(File):
             self._probes = False
             return True
 
-    def will_need(self, position: i64, count: i64) -> None:
-        """Asks the kernel to read the range ahead; does nothing where it cannot be asked."""
-        if sys.platform == "linux":
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(self._descriptor, position, count, os.POSIX_FADV_WILLNEED)
-
     def send_to(self, descriptor: int, position: i64, count: i64) -> i64:
         if _HAS_SENDFILE:
             try:

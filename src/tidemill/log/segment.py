@@ -327,11 +327,6 @@ class Segment:
         if self.time_index.entries < 0:
             self.time_index.entries = copy.time_index.entries
 
-    def set_max_timestamp(self, timestamp: i64, offset: i64) -> None:
-        """Says what a walk over the batches found."""
-        self._max_timestamp = timestamp
-        self._max_timestamp_offset = offset
-
     def rolling_timestamp(self) -> i64:
         """The first batch's largest timestamp, from which ``segment.ms`` counts; -1 when there is none."""
         if self.first_timestamp == UNKNOWN:

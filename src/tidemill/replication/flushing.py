@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING
 
 from tidemill.log.errors import DiskFull, may_pass
@@ -15,8 +14,6 @@ from tidemill.replication.partition import Partition
 
 if TYPE_CHECKING:
     from tidemill.replication.manager import ReplicaManager
-
-log = logging.getLogger("tidemill.replication")
 
 FLUSH_AGAIN_S = 1.0
 """After a sync that could not begin for want of descriptors or memory."""
@@ -53,7 +50,7 @@ class Flushing:
                 if not may_pass(problem) and not is_full:
                     self._replicas.sync_failed(one, problem)
                     return
-                log.error("%s could not be flushed; it is tried again: %s", one.topic_partition, problem)
+                self._replicas.full_disks.flush_fails(one.topic_partition, problem)
                 await asyncio.sleep(FLUSH_AGAIN_S)
             else:
                 if job.truncations == one.truncations:

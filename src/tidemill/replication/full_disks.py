@@ -7,6 +7,7 @@ from typing import Final
 
 from tidemill.log.directories import DataDirectories
 from tidemill.log.errors import DiskFull
+from tidemill.model.errors import StorageError
 from tidemill.model.ports import Clock
 from tidemill.model.types import TopicPartition
 
@@ -37,6 +38,10 @@ class FullDisks:
             if problem.path.startswith(f"{directory.path}/"):
                 self.since[directory.path] = self._clock.monotonic()
         self.tell(f"the move of {key}", f"the move of {key} waits for room: {problem}")
+
+    def flush_fails(self, key: TopicPartition, problem: StorageError) -> None:
+        """A log could not be synced for want of room, descriptors or memory; it will be tried again."""
+        self.tell(f"the flush of {key}", f"{key} could not be flushed; it is tried again: {problem}")
 
     def tell(self, about: str, text: str) -> None:
         """Logs ``text``, unless something was told about the same a moment ago."""

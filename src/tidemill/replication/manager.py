@@ -371,7 +371,7 @@ class ReplicaManager(PartitionEvents):
         if one.closed:
             return
         if may_pass(problem):
-            log.error("%s could not be flushed; it is tried again: %s", one.topic_partition, problem)
+            self.full_disks.flush_fails(one.topic_partition, problem)
             return
         directory = self.logs.directory_of(one)
         self._put_aside(directory.path, str(problem))

@@ -18,7 +18,7 @@ from tidemill.log.names import LOG_STARTS
 from tidemill.model.clock import SystemClock
 from tidemill.model.errors import CorruptMessage, ErrorCode, KafkaError, StorageError
 from tidemill.model.slices import AT_ONCE_MAX
-from tidemill.model.types import TopicPartition
+from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.batch import Batch, parse_batch
 from tidemill.records.builder import build_batch
 from tidemill.replication.follows import Follows
@@ -627,6 +627,27 @@ def test_every_partition_that_cannot_be_made_is_named() -> None:
         assert "another id" in stage.partition("t", 39).failed
 
     staged(test)
+
+
+def test_a_log_without_an_id_is_served_from_a_full_disk_and_gets_the_id_at_the_next_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A power cut took the file, or Kafka 0.8.2 wrote the directory."""
+
+    async def test(stage: Stage) -> None:
+        found = stage.logs.create(TopicPartition("t", 0), ZERO_ID, LogConfig(), 0)
+        found.append([made()], 0, 0)
+        stage.files.fail("append", "partition.metadata", errno.ENOSPC)
+        state = PartitionState(0, NODE, 0, (NODE,), (NODE,))
+        stage.replicas.put_topic("t", b"n" * 16, False, [state], LogConfig())
+        partition = stage.partition("t")
+        assert not partition.failed
+        assert partition.log is found
+        assert (found.topic_id, int(found.end_offset)) == (b"n" * 16, 1)
+
+    staged(test)
+    (told,) = [one.getMessage() for one in caplog.records if "partition.metadata" in one.getMessage()]
+    assert told.startswith("/disk/a/t-0 has no partition.metadata before the next start: cannot write ")
 
 
 def test_a_topic_that_is_deleted_takes_no_directory_of_another_with_it() -> None:

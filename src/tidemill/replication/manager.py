@@ -178,7 +178,7 @@ class ReplicaManager(PartitionEvents):
             )
             found = self.logs.create(key, entry.topic_id, config, self.clock.wall_ms())
         if found.topic_id == ZERO_ID:
-            self.logs.assign_topic_id(found, entry.topic_id)
+            self._assign_id(found, entry.topic_id)
         elif found.topic_id != entry.topic_id:
             raise StorageError(
                 f"{found.directory} holds a topic of this name with another id ({found.topic_id.hex()}, the"
@@ -199,6 +199,15 @@ class ReplicaManager(PartitionEvents):
         partition.high_watermark = min(known, int(found.end_offset))
         partition.note_move()
         return partition
+
+    def _assign_id(self, found: Log, topic_id: bytes) -> None:
+        """Gives a log the id of its topic; on a full disk until the next start only. Raises StorageError."""
+        try:
+            self.logs.assign_topic_id(found, topic_id)
+        except DiskFull as problem:
+            # Its records can be read all the same, and the next start asks the store for the id again.
+            found.topic_id = topic_id
+            log.warning("%s has no partition.metadata before the next start: %s", found.directory, problem)
 
     def _offline(self, entry: TopicEntry, index: int, config: LogConfig, problem: StorageError) -> Partition:
         """A partition whose log cannot be had: it answers KAFKA_STORAGE_ERROR to whoever asks."""

@@ -880,8 +880,8 @@ CONTROLLER: Final = (
     Fault(
         "unheard-losses-elected-at-shutdown",
         "controller/leading.py",
-        "            await office.look_at_brokers()\n",
-        "",
+        "            await office.look_at_brokers()\n            check_stopping",
+        "            check_stopping",
         "Before the leaders of a broker that stops are replaced, the losses that brokers have registered are"
         " read.",
     ),

@@ -40,6 +40,8 @@ class Cluster(Events):
         self.registered_as: BrokerRegistration | None = None
         self.register_faults: list[Exception] = []
         """What the next registrations meet after they were written."""
+        self.write_faults: list[Exception] = []
+        """The same of the next changes of a registration."""
 
         self.is_silent = False
         """What the events say of the store."""
@@ -75,6 +77,8 @@ class Cluster(Events):
     async def transact(self, operations: list[SetData]) -> None:
         (one,) = operations
         self.registered_as = BrokerNode.decode(1, one.data)
+        if self.write_faults:
+            raise self.write_faults.pop(0)
 
     async def activate(self, dead: int | None = None) -> bool:
         self.tries += 1
@@ -111,6 +115,45 @@ def test_a_loss_that_was_heeded_does_not_come_back_with_the_next_registration(
         await asyncio.wait_for(cluster.activated.wait(), 10)
         assert cluster.registered_as is not None
         assert cluster.registered_as.lost.is_none
+        await one.leave()
+
+    asyncio.run(run())
+
+
+def test_a_loss_whose_removal_was_not_answered_does_not_come_back_with_the_next_registration() -> None:
+    """The broker may have got in sync, and lead, since the store had it removed."""
+
+    async def run() -> None:
+        cluster = Cluster()
+        one = await joined(cluster, LostReplicas(missing=True))
+        cluster.write_faults = [StoreUnavailable("the connection was lost")]
+        with pytest.raises(StoreUnavailable):
+            await one.clear_loss()
+        cluster.tell(SessionState.EXPIRED)
+        cluster.tell(SessionState.CONNECTED)
+        await asyncio.wait_for(cluster.activated.wait(), 10)
+        assert cluster.registered_as is not None
+        assert cluster.registered_as.lost.is_none
+        await one.leave()
+
+    asyncio.run(run())
+
+
+def test_a_removal_of_losses_that_the_store_has_not_taken_is_written_again() -> None:
+    async def run() -> None:
+        cluster = Cluster()
+        one = await joined(cluster, LostReplicas(missing=True))
+        cluster.write_faults = [StoreUnavailable("the connection was lost")]
+        with pytest.raises(StoreUnavailable):
+            await one.clear_loss()
+        cluster.registered_as = None
+        for _ in range(2):
+            await one.clear_loss()
+        assert cluster.registered_as is not None
+        assert cluster.registered_as.lost.is_none
+        cluster.registered_as = None
+        await one.clear_loss()
+        assert cluster.registered_as is None, "nothing is left to remove"
         await one.leave()
 
     asyncio.run(run())

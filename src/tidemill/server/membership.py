@@ -57,6 +57,8 @@ class Membership:
         self._registration: BrokerRegistration | None = None
         self._renewing = asyncio.Lock()
         """Held while the registration is written, so that none comes back that was replaced meanwhile."""
+        self._is_clearing = False
+        """The controller has heeded the reported losses, and the node may still name them."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._returning: asyncio.Task[None] | None = None
         self._has_expired = False
@@ -170,13 +172,16 @@ class Membership:
         """
         async with self._renewing:
             registration = self._registration
-            if registration is None or registration.lost.is_none:
+            if registration is None or (registration.lost.is_none and not self._is_clearing):
                 return
-            cleared = registration._replace(lost=NOTHING_LOST)
+            # Whatever becomes of the write: the store may have taken it, and the next registration is not to
+            # report once more what was heeded. These replicas may be the only ones in sync by then.
+            self._registration = cleared = registration._replace(lost=NOTHING_LOST)
+            self._is_clearing = True
             path = BrokerNode.path(cleared.broker_id)
             await self._store.transact([SetData(path, BrokerNode.encode(cleared))])
             await self._events.loss_cleared()
-            self._registration = cleared
+            self._is_clearing = False
 
     async def clear_loss_later(self) -> None:
         """As :meth:`clear_loss`, until the store takes it."""

@@ -458,6 +458,31 @@ def test_a_roll_that_fails_leaves_the_old_segment_in_use(
     assert values(last) == written
 
 
+@pytest.mark.parametrize("fully", [False, True])
+def test_a_clean_stop_syncs_other_records_that_end_where_the_last_clean_stop_did(
+    batch: MakeBatch, fully: bool
+) -> None:
+    files = FaultyFiles()
+    manager = started(files)
+    log = manager.create(KEY, bytes(16), config(), NOW)
+    written = [append(log, batch, number) for number in range(20)]
+    assert manager.close(NOW, {}) == []
+    manager = started(files)
+    log = manager.logs[KEY]
+    if fully:
+        log.truncate_fully(18, NOW)
+    else:
+        log.truncate_to(18, NOW)
+    log.flush(NOW)
+    manager.checkpoint_recovery_points()
+    written[18:] = [append(log, batch, number) for number in (100, 101)]
+    assert manager.close(NOW, {}) == []
+    files.power_cut()
+    again = started(files).get(KEY)
+    assert again is not None
+    assert values(again) == (written[18:] if fully else written)
+
+
 def restarted(files: FaultyFiles, manager: LogManager, clean: bool) -> Log:
     """The partition's log after a stop of one kind or the other."""
     if clean:

@@ -69,6 +69,7 @@ class CutStore(LogStore):
         self.active = segment
         segment.size = position
         self.truncations += 1
+        self.settled_end = -1  # The log may end there again, with other records.
         self._limit_offset = -1
         self.end_offset = offset if cut_offset < 0 or cut_offset > offset else cut_offset
         self.start_offset = min(self.start_offset, self.end_offset)
@@ -169,6 +170,7 @@ class CutStore(LogStore):
         self.segments = [segment]
         self.active = segment
         self.truncations += 1
+        self.settled_end = -1
         self.start_offset = start_offset
         self.end_offset = start_offset
         self.recovery_point = min(self.recovery_point, base_offset)

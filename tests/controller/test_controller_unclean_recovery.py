@@ -121,3 +121,42 @@ def test_a_loss_does_not_count_again_against_the_leader_that_was_elected_after_i
         assert (after.leader, after.leader_epoch, after.isr) == (1, before.leader_epoch, before.isr)
 
     in_office(tmp_path, story)
+
+
+def test_a_report_of_losses_says_nothing_of_topics_that_were_made_since(tmp_path: Path) -> None:
+    """Else the next controller would take away from its only replica in sync what nobody else holds."""
+
+    async def story(setting: Setting) -> None:
+        brokers = Brokers(setting)
+        for broker in BROKERS:
+            await brokers.start(broker, MISSING if broker == 1 else NOTHING_LOST)
+        await setting.controller.create_topics([NewTopic("t", assignments={0: list(BROKERS)})])
+        assert brokers.state.leader == 1
+        for broker in (2, 3):
+            await setting.store.transact([Delete(BrokerNode.path(broker))])
+        await brokers.failover.brokers_changed()
+        assert (brokers.state.leader, brokers.state.isr) == (1, [1])
+        setting.controller.resign()
+        await setting.controller.activate()
+        assert (brokers.state.leader, brokers.state.isr) == (1, [1])
+
+    in_office(tmp_path, story)
+
+
+def test_a_report_of_losses_that_was_heeded_does_not_count_again_for_who_was_taken_for_dead(
+    tmp_path: Path,
+) -> None:
+    async def story(setting: Setting) -> None:
+        brokers = Brokers(setting)
+        await brokers.start(1, MISSING)
+        await setting.controller.create_topics([NewTopic("t", assignments={0: [1]})])
+        brokers.failover.found_dead(1, setting.controller.image.brokers[1].epoch)
+        await brokers.failover.brokers_changed()
+        assert (brokers.state.leader, brokers.state.elr) == (-1, [1])
+        assert brokers.failover.found_alive(1)
+        await brokers.failover.brokers_changed()
+        assert (brokers.state.leader, brokers.state.isr) == (1, [1])
+        await brokers.start(1, MISSING)
+        assert (brokers.state.leader, brokers.state.isr) == (-1, []), "it has lost that one as well"
+
+    in_office(tmp_path, story)

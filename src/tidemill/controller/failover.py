@@ -51,9 +51,16 @@ class Failover:
         """Called with all registered brokers when they were read."""
         self._dead: dict[int, int] = {}
         """Brokers that were found dead, and the epochs of their registrations, which may live on."""
+        self._heeded: dict[int, int] = {}
+        """Brokers that this controller has known, and the epochs of their registrations: what these report
+        was heeded."""
         office.look_at_brokers = self.look
+        office.office_listeners.append(self._office_changed)
+
+    def _office_changed(self, is_ours: bool) -> None:
         # Only the active controller gets reports that a broker answers again.
-        office.office_listeners.append(lambda is_ours: self._dead.clear())
+        self._dead.clear()
+        self._heeded.clear()
 
     def found_dead(self, broker_id: int, epoch: int) -> None:
         """Marks a broker that refuses connections as dead; :meth:`brokers_changed` elects new leaders."""
@@ -103,7 +110,14 @@ class Failover:
             return
         log_broker_changes(known, living, came)
         image = office.image.with_brokers(living)
-        losses = {broker: living[broker].lost for broker in came if not living[broker].lost.is_none}
+        heeded = self._heeded | {broker: one.epoch for broker, one in known.items()}
+        self._heeded = {broker: epoch for broker, epoch in heeded.items() if broker in registered}
+        # One that was taken for dead, and is not, may lead what was made since it reported its losses.
+        losses = {
+            broker: living[broker].lost
+            for broker in came
+            if not living[broker].lost.is_none and heeded.get(broker) != living[broker].epoch
+        }
         cleared = [broker for broker in changed if living[broker].lost.is_none and broker not in came]
         plans = await with_pauses(
             planning_broker_change(

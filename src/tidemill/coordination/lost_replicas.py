@@ -6,7 +6,8 @@ A field of the registration is ``true`` for every replica, or ``{"topic": [parti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from tidemill.coordination.encoding import number
 
@@ -15,6 +16,7 @@ LOST_BYTES_MAX = 256 * 1024
 
 Partitions = Mapping[str, frozenset[int]]
 """Partition numbers by topic name."""
+NO_PARTITIONS: Final[Partitions] = MappingProxyType({})
 
 
 class LostReplicas(NamedTuple):
@@ -27,6 +29,8 @@ class LostReplicas(NamedTuple):
 
     unsynced: bool | Partitions = False
     missing: bool | Partitions = False
+    since: Partitions = NO_PARTITIONS
+    """Made after the report, which says nothing of them. The registration does not tell these."""
 
     @property
     def is_none(self) -> bool:
@@ -35,11 +39,12 @@ class LostReplicas(NamedTuple):
 
     def is_missing(self, topic: str, partition: int) -> bool:
         """Whether the log of this replica is gone."""
-        return _names(self.missing, topic, partition)
+        return _names(self.missing, topic, partition) and not _names(self.since, topic, partition)
 
     def is_lost(self, topic: str, partition: int) -> bool:
         """Whether this replica may hold less than it acknowledged."""
-        return _names(self.unsynced, topic, partition) or _names(self.missing, topic, partition)
+        is_named = _names(self.unsynced, topic, partition) or _names(self.missing, topic, partition)
+        return is_named and not _names(self.since, topic, partition)
 
 
 NOTHING_LOST = LostReplicas()

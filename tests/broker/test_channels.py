@@ -475,3 +475,18 @@ def test_a_connection_that_a_broker_closes_as_it_stops_is_no_warning(
     channelled(peer, story)
     (line,) = [one for one in caplog.records if "the peer closed the connection" in one.getMessage()]
     assert line.levelno == (logging.INFO if is_stopping else logging.WARNING)
+
+
+def test_a_whole_command_takes_nothing_of_what_was_pending_for_a_broker_that_was_away() -> None:
+    """It was taken for dead, and a partition was moved away from it meanwhile; it only did not listen."""
+    led = PartitionImage(0, OTHER, 5, [OTHER, OWN], [OTHER, OWN])
+    old = TopicImage("t", b"1" * 16, (led,), {})
+    away = TopicImage("t", b"1" * 16, (PartitionImage(0, OWN, 7, [OWN], [OWN], 2),), {})
+    command = told(Delta(image(), image(old), created=[old]))
+    whole = commands_for(Delta(image(), image(away)), OTHER, whole=True)
+    assert whole is not None
+    command.add(whole)
+    requests = dict(requests_of(command, BROKERS[OTHER], "PLAINTEXT"))
+    assert requests[ApiKey.LEADER_AND_ISR].topic_states == []
+    (metadata,) = requests[ApiKey.UPDATE_METADATA].topic_states
+    assert [(one.leader, one.leader_epoch) for one in metadata.partition_states] == [(OWN, 7)]

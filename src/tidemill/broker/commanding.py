@@ -74,7 +74,12 @@ class Command:
         return self.image.controller_epoch
 
     def add(self, newer: Command) -> None:
-        """Takes ``newer`` in: of what both have, the newer holds."""
+        """Takes ``newer`` in: of what both have, the newer holds. A whole one leaves nothing but stops."""
+        if newer.whole:
+            # The broker may have been away, and partitions moved away from it, of which it was told nothing.
+            self.states.clear()
+            self.fresh.clear()
+            self.metadata.clear()
         if newer.has_news:
             self.image = newer.image
             self.has_news = True

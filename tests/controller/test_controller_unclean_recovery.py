@@ -160,3 +160,19 @@ def test_a_report_of_losses_that_was_heeded_does_not_count_again_for_who_was_tak
         assert (brokers.state.leader, brokers.state.isr) == (-1, []), "it has lost that one as well"
 
     in_office(tmp_path, story)
+
+
+def test_a_topic_that_was_made_before_anybody_read_of_a_restart_lacks_nothing_there(tmp_path: Path) -> None:
+    async def story(setting: Setting) -> None:
+        brokers = Brokers(setting)
+        for broker in (1, 2):
+            await brokers.start(broker)
+        data = BrokerNode.encode(REGISTRATION._replace(broker_id=1, lost=MISSING))
+        again = Create(BrokerNode.path(1), data, ephemeral=True)
+        await setting.store.transact([Delete(BrokerNode.path(1)), again])
+        await setting.controller.create_topics([NewTopic("t", assignments={0: [1, 2]})])
+        await setting.store.transact([Delete(BrokerNode.path(2))])
+        await brokers.failover.brokers_changed()
+        assert (brokers.state.leader, brokers.state.isr) == (1, [1])
+
+    in_office(tmp_path, story)

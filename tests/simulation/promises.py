@@ -499,8 +499,8 @@ class Promises:
         """The controller has read in a registration what a broker may have lost."""
         registered_s = self._registered_s.get(broker, NEVER)
         for place, known in self.partitions.items():
-            if not lost.is_lost(*place):
-                continue
+            if not lost.is_lost(*place) or self._made_s[known.topic_id] > registered_s:
+                continue  # A report says nothing of what was made since.
             if known.lost_s.get(broker, registered_s) <= registered_s:
                 known.holders.reported(broker)
             if known.leader < 0 or broker in known.holders.isr:

@@ -262,6 +262,25 @@ def test_what_was_read_of_a_former_loss_says_nothing_of_the_next_one() -> None:
     assert checked.broken == []
 
 
+@pytest.mark.parametrize("is_since", [True, False])
+def test_a_report_of_losses_excuses_nothing_of_a_topic_that_was_made_since(is_since: bool) -> None:
+    checked = Checked()
+    lost = LostReplicas(missing=True)
+    if is_since:
+        checked.promises.registered(1, lost)
+        checked.now += 1.0
+    other = ID[::-1]
+    checked.promises.topic_written("t", other, {0: [1, 2]}, {}, {})
+    checked.written(1, 2)
+    checked.written(1)
+    if not is_since:
+        checked.now += 1.0
+        checked.promises.registered(1, lost)
+    checked.promises.loss_read(1, lost)
+    checked.written(leader=-1, epoch=2)
+    assert checked.waits_for_operator() != is_since
+
+
 @pytest.mark.parametrize("is_new", [True, False])
 def test_only_a_new_registration_tells_what_a_start_has_found(is_new: bool) -> None:
     checked = Checked()

@@ -20,6 +20,7 @@ from tidemill.controller.elections import (
 )
 from tidemill.controller.isr import IsrChange, plan_isr_change
 from tidemill.controller.office import Office
+from tidemill.controller.reported_losses import reported_losses
 from tidemill.controller.topics import Plan, unknown_topic
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.image import REGISTRATION, BrokerImage, ClusterImage, PartitionImage
@@ -113,11 +114,9 @@ class Failover:
         heeded = self._heeded | {broker: one.epoch for broker, one in known.items()}
         self._heeded = {broker: epoch for broker, epoch in heeded.items() if broker in registered}
         # One that was taken for dead, and is not, may lead what was made since it reported its losses.
-        losses = {
-            broker: living[broker].lost
-            for broker in came
-            if not living[broker].lost.is_none and heeded.get(broker) != living[broker].epoch
-        }
+        unheeded = [broker for broker in came if heeded.get(broker) != living[broker].epoch]
+        losses = await reported_losses(office.store, image, unheeded)
+        office.check_active()
         cleared = [broker for broker in changed if living[broker].lost.is_none and broker not in came]
         plans = await with_pauses(
             planning_broker_change(

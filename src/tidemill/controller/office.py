@@ -31,7 +31,7 @@ from tidemill.controller.elections import (
 )
 from tidemill.controller.leaderless_report import LeaderlessReport
 from tidemill.controller.reassignment import finding_ended, plan_progress
-from tidemill.controller.takeover_losses import losses_at_takeover
+from tidemill.controller.reported_losses import reported_losses
 from tidemill.controller.topics import Plan, fence
 from tidemill.coordination.encoding import NodeFormatError, encode_id, new_id
 from tidemill.coordination.image import (
@@ -278,7 +278,7 @@ class Office:
         self.tell_unreadable()
         self._is_stale = False
         await self._fix_min_insync()
-        losses = await losses_at_takeover(self.store, self._image)
+        losses = await reported_losses(self.store, self._image, self._image.brokers)
         known_ids = self.known_ids(known.topics, known)
         before = self._image
         await self.write(plan_takeover(before, losses, self.policies.of, known_ids=known_ids))

@@ -1,4 +1,4 @@
-"""What the losses that brokers report mean to a controller that takes the office.
+"""What the losses that brokers report in their registrations mean to the partitions.
 
 A registration reports losses until its broker has cleared them, and topics may be made meanwhile. A report
 says nothing of these: their replicas had no log before. The broker may lead one of them by then, alone in
@@ -8,15 +8,20 @@ was created after the registration.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tidemill.controller.elections import Losses
 from tidemill.coordination.image import ClusterImage
 from tidemill.coordination.nodes import PartitionStateNode
 from tidemill.coordination.port import Store
 
 
-async def losses_at_takeover(store: Store, image: ClusterImage) -> Losses:
-    """The losses that the live brokers report, without the partitions made since. Raises StoreError."""
-    losses = {one.broker_id: one.lost for one in image.brokers.values() if not one.lost.is_none}
+async def reported_losses(store: Store, image: ClusterImage, brokers: Iterable[int]) -> Losses:
+    """The losses that ``brokers``, which live in ``image``, report, without partitions made since.
+
+    Raises StoreError.
+    """
+    losses = {one: image.brokers[one].lost for one in brokers if not image.brokers[one].lost.is_none}
     doubtful = [
         (topic.name, partition.partition, broker)
         for topic in image.topic_index.with_replicas_on(sorted(losses))

@@ -14,11 +14,13 @@ import pytest
 from controller_office import REGISTRATION, Setting, in_office, started
 
 from tidemill.controller.configs import Alteration, AlterOperation, ResourceType
-from tidemill.controller.failover import Failover
+from tidemill.controller.failover import Failover, WantedIsr
+from tidemill.controller.isr import IsrChange
 from tidemill.controller.producer_ids import claim_block
 from tidemill.controller.shell import ConfigCommand, generate_broker_id
 from tidemill.controller.topics import Growth, NewTopic
 from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.encoding import new_id
 from tidemill.coordination.image import ClusterImage
 from tidemill.coordination.loading import load_image
 from tidemill.coordination.lost_replicas import LostReplicas
@@ -547,5 +549,46 @@ def test_who_registers_with_losses_a_moment_before_preferred_replicas_are_electe
             assert await other.controller.leading.balance() == 0
         found = other.controller.image.topics["t"].partitions[0]
         assert (found.leader, found.isr) == (0, [0])
+
+    in_office(tmp_path, story)
+
+
+@pytest.mark.parametrize("is_wished", [False, True])
+def test_who_registers_with_losses_a_moment_before_a_move_ends_is_not_left_with_what_it_lost(
+    tmp_path: Path, is_wished: bool
+) -> None:
+    async def story(setting: Setting) -> None:
+        await setting.controller.create_topics([NewTopic("t")])
+        path = BrokerNode.path(1)
+        registration = REGISTRATION._replace(broker_id=1)
+        adding = {0: [] if is_wished else [1]}
+        removing = {0: [] if is_wished else [0]}
+        assignment = TopicAssignment(new_id(), {0: [1, 0]}, adding, removing)
+        state = PartitionStateNode.encode(PartitionState(0, 1, [0, 1] if is_wished else [0], 1))
+        await setting.store.transact(
+            [
+                Create(path, BrokerNode.encode(registration)),
+                SetData(TopicNode.path("t"), TopicNode.encode(assignment)),
+                SetData(PartitionStateNode.path("t", 0), state),
+            ]
+        )
+        other = Setting(setting.store)
+        await other.controller.load()
+        assert await other.controller.activate()
+        image = other.controller.image
+        known, epoch = image.topics["t"], image.brokers[1].epoch
+        failover = Failover(other.controller)
+        # It was started anew, on an empty disk, and no watch has told the controller of it yet.
+        lost = registration._replace(lost=LostReplicas(missing=True))
+        await setting.store.transact([Delete(path)])
+        await setting.store.transact([Create(path, BrokerNode.encode(lost))])
+        if is_wished:
+            await other.controller.moves.alter({TopicPartition("t", 0): [1]})
+        else:
+            one = known.partitions[0]
+            change = IsrChange(0, one.leader_epoch, one.partition_epoch, [(0, -1), (1, epoch)])
+            await failover.alter_isr([WantedIsr(known.topic_id, 0, change)])
+        found = other.controller.image.topics["t"].partitions[0]
+        assert (found.leader, found.isr, found.replicas) == (0, [0], [1, 0])
 
     in_office(tmp_path, story)

@@ -17,6 +17,7 @@ from tidemill.controller.reassignment import (
     unfinished,
     write_wishes,
 )
+from tidemill.controller.topics import Plan
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.image import Delta, PartitionImage
 from tidemill.coordination.nodes import ReassignmentNode
@@ -75,6 +76,7 @@ class Moves:
         office = self._office
 
         async def once() -> tuple[Decisions, Delta | None]:
+            await office.look_at_brokers()
             decisions = plan_reassignment(
                 office.image,
                 wishes,
@@ -102,12 +104,20 @@ class Moves:
     async def finish(self) -> Delta | None:
         """Ends the moves that can end. To be called within :meth:`Office.changing`, after other changes."""
         office = self._office
-        plans = plan_progress(office.image, stopping=office.stopping(), policy_of=office.policies.of)
+        if not self._planned():
+            return None
+        # One that stays may have been started anew: what it lost is heeded before the others go.
+        await office.look_at_brokers()
+        plans = self._planned()
         if not plans:
             return None
         delta = await office.change(plans)
         await self.tidy()
         return delta
+
+    def _planned(self) -> list[Plan]:
+        office = self._office
+        return plan_progress(office.image, stopping=office.stopping(), policy_of=office.policies.of)
 
     async def take_wishes(self) -> None:
         """Does what an administrator wrote to /admin/reassign_partitions.

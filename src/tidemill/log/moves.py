@@ -81,6 +81,11 @@ class Move:
         )
 
     @property
+    def is_distrusted(self) -> bool:
+        """Whether a sync of the copy failed, and the copy was not emptied since."""
+        return self._is_distrusted
+
+    @property
     def needs_sync(self) -> bool:
         """Whether the copy was cut, which must be on the disk before other records come in that place."""
         return bool(self.future.truncations != self.future.truncations_synced)
@@ -215,6 +220,11 @@ class Move:
         """
         if self.logs.logs.get(self.key) is self.source:
             unmark(self.logs.files, self.source.directory)
+
+    def drop_distrusted(self, now_ms: int) -> None:
+        """Removes a copy of which a sync failed: a later move would go on with it. Raises StorageError."""
+        if self._is_distrusted and not self.future.closed and not self.is_done:
+            call_off(self.logs, self.target, self.key, now_ms)
 
     def retire(self, now_ms: int) -> None:
         """Lets the old directory go, after ``file.delete.delay.ms``. Raises StorageError."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidemill.log.errors import DiskFull, may_pass
 from tidemill.log.flush import FlushJob
@@ -15,6 +16,8 @@ from tidemill.replication.partition import Partition
 if TYPE_CHECKING:
     from tidemill.replication.manager import ReplicaManager
 
+Result = TypeVar("Result")
+
 FLUSH_AGAIN_S = 1.0
 """After a sync that could not begin for want of descriptors or memory."""
 
@@ -25,15 +28,20 @@ class Flushing:
     def __init__(self, replicas: ReplicaManager) -> None:
         self.times = TimeHistogram()
         """How long syncs took."""
-        self.under_way: set[asyncio.Future[None]] = set()
+        self.under_way: set[asyncio.Future[Any]] = set()
         self.stopping = False
         self._replicas = replicas
 
     def begin(self, partition: Partition) -> None:
         """Syncs the log of ``partition``, then tells it."""
-        task = self._replicas.loop.create_task(self._flush(partition))
+        self._spawn(self._flush(partition))
+
+    def _spawn(self, syncing: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Begins what goes on to its end, which a stop waits for."""
+        task = self._replicas.loop.create_task(syncing)
         self.under_way.add(task)
         task.add_done_callback(self.under_way.discard)
+        return task
 
     async def _flush(self, partition: Partition) -> None:
         # A log that was moved to another directory meanwhile is closed, and the partition has the copy.
@@ -82,12 +90,18 @@ class Flushing:
         replicas.report_warnings()
         moved = False
         for one, job in due:
-            try:
-                await self._run(job)
-            except StorageError as problem:
-                replicas.sync_failed(one, problem)
-            else:
-                one.finish_flush(job, replicas.clock.wall_ms())
-                moved = moved or job.is_safe_point
+            # When the stop cancels this, nobody else would hear of a sync that fails: the next one succeeds.
+            is_done = await asyncio.shield(self._spawn(self._end(one, job)))
+            moved = moved or (is_done and job.is_safe_point)
         if moved:
             await replicas.checkpoints.recovery_points()
+
+    async def _end(self, one: Log, job: FlushJob) -> bool:
+        """Does a sync that is due; whether it succeeded."""
+        try:
+            await self._run(job)
+        except StorageError as problem:
+            self._replicas.sync_failed(one, problem)
+            return False
+        one.finish_flush(job, self._replicas.clock.wall_ms())
+        return True

@@ -540,9 +540,9 @@ class ReplicaManager(PartitionEvents):
         self.flushing.stopping = True
         self.starts.stop()
         await self.mover.stop()
-        await asyncio.gather(
-            *self.flushing.under_way, *self.checkpoints.under_way, *self._marking, return_exceptions=True
-        )
+        await asyncio.gather(*self.flushing.under_way, *self.checkpoints.under_way, return_exceptions=True)
+        # A sync that failed just now is marked by then, too.
+        await asyncio.gather(*self._marking, return_exceptions=True)
 
 
 def _configure(partitions: Iterable[Partition | None], config: LogConfig, now_ms: int) -> None:

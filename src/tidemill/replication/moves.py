@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from tidemill.log.errors import DiskFull
+from tidemill.log.errors import DiskFull, may_pass
 from tidemill.log.moves import Move, begin_move, interrupted_moves, unmark
 from tidemill.model.errors import KafkaError, StorageError
 from tidemill.model.types import TopicPartition
@@ -102,6 +102,14 @@ class Mover:
             if self.moves.get(move.key) is move:
                 del self.moves[move.key]
                 move.give_up()
+                self._drop_distrusted(move)
+
+    def _drop_distrusted(self, move: Move) -> None:
+        try:
+            move.drop_distrusted(self.replicas.clock.wall_ms())
+        except StorageError as problem:
+            # With the clean mark the next start would go on with the copy.
+            self.replicas.storage_failed(move.future, problem)
 
     async def _try(self, move: Move) -> bool:
         """Moves when it is its turn; False when there was no room, and it is to be tried again."""
@@ -172,13 +180,24 @@ class Mover:
 
     async def _sync(self, move: Move) -> None:
         """Brings the copy to the disk."""
+        await self._to_end(self._flush(move))
+
+    async def _flush(self, move: Move) -> None:
+        replicas = self.replicas
         job = move.future.begin_flush()
         try:
-            await self._in_thread(job.run)
-        except StorageError:
-            move.distrust()
+            await replicas.loop.run_in_executor(None, job.run)
+        except StorageError as problem:
+            self._sync_failed(move, problem)
             raise
-        move.future.finish_flush(job, self.replicas.clock.wall_ms())
+        move.future.finish_flush(job, replicas.clock.wall_ms())
+
+    def _sync_failed(self, move: Move, problem: StorageError) -> None:
+        """The copy does not count any more, nor does its directory, unless there was only no room."""
+        if not may_pass(problem):
+            move.distrust()
+        if not isinstance(problem, DiskFull):
+            self.replicas.sync_failed(move.future, problem)
 
     async def _swap(self, move: Move) -> None:
         """The turn of the loop in which the copy becomes the partition; then the old directory goes."""
@@ -189,7 +208,12 @@ class Mover:
         partition = replicas.find(move.key.topic, move.key.partition)
         # A sync of the old files that is under way will tell who waits for it that all is safe.
         flush = partition is not None and partition.flush_under_way
-        move.swap(now_ms, flush)
+        try:
+            move.swap(now_ms, flush)
+        except StorageError as problem:
+            if move.is_distrusted:
+                self._sync_failed(move, problem)
+            raise
         if partition is not None:
             partition.log = move.future
         log.info("%s lies in %s now", move.key, move.future.directory)
@@ -199,8 +223,11 @@ class Mover:
         await replicas.checkpoints.removals()
 
     async def _in_thread(self, do: Callable[..., Any], *arguments: Any) -> None:
-        """Waits for a thread, also when the waiting is cancelled: a log has one user at a time."""
-        running = self.replicas.loop.run_in_executor(None, do, *arguments)
+        await self._to_end(self.replicas.loop.run_in_executor(None, do, *arguments))
+
+    async def _to_end(self, doing: Awaitable[Any]) -> None:
+        """Waits also when the waiting is cancelled: a log has one user at a time."""
+        running = asyncio.ensure_future(doing)
         try:
             await asyncio.shield(running)
         except asyncio.CancelledError:

@@ -1,0 +1,120 @@
+"""Syncs that fail: the next one succeeds without the data, so that no one of them may go unheard."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from typing import Any
+
+import pytest
+from test_replication_moves import KEY, PATIENCE_S, A, B, Stage, check_whole, values
+
+from tidemill.log.manager import LogManager
+from tidemill.testing.files import FaultyFiles
+
+
+class SlowFiles(FaultyFiles):
+    """Syncs of paths that contain :attr:`slow` wait until :attr:`goes_on`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = "no path"
+        self.waits = threading.Event()
+        self.goes_on = threading.Event()
+
+    def check(self, operation: str, path: str) -> None:
+        if operation == "sync" and self.slow in path:
+            self.waits.set()
+            self.goes_on.wait(PATIENCE_S)
+        super().check(operation, path)
+
+    async def waiting(self) -> None:
+        """Returns once a sync waits."""
+        assert await asyncio.get_running_loop().run_in_executor(None, self.waits.wait, PATIENCE_S)
+
+
+async def stop(stage: Stage) -> list[str]:
+    """Stops the partitions, and then the logs; what was wrong."""
+    await stage.replicas.stop()
+    stage.pool.shutdown()
+    return stage.logs.close(0, {})
+
+
+async def stop_while(files: SlowFiles, stage: Stage, task: asyncio.Task[Any] | None) -> list[str]:
+    """Stops a broker while a sync is under way, which the ``task`` waits for."""
+    await files.waiting()
+    if task is not None:
+        task.cancel()
+    threading.Timer(0.05, files.goes_on.set).start()
+    return await stop(stage)
+
+
+def failures(logs: LogManager) -> list[str]:
+    return [directory.path for directory in logs.directories if directory.failure]
+
+
+def test_a_sync_that_is_due_and_fails_during_the_stop_leaves_no_clean_mark() -> None:
+    async def run() -> None:
+        files = SlowFiles()
+        stage = Stage(files)
+        stage.append(80)
+        files.slow = f"{A}/t-0"
+        files.fail("sync", f"{A}/t-0", errno.EIO)
+        assert await stop_while(files, stage, asyncio.ensure_future(stage.replicas.flushing.due())) == []
+        assert failures(stage.logs) == [A]
+        again = Stage(files)
+        assert [one.may_have_lost for one in again.logs.directories] == [True, False, False]
+        await stop(again)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_copy_whose_sync_failed_is_not_taken_for_what_is_on_the_disk(stops: bool) -> None:
+    async def run() -> None:
+        files = SlowFiles()
+        stage = Stage(files)
+        stage.append(80)
+        files.fail("sync", f"{B}/t-0", errno.EIO)
+        if stops:
+            files.slow = f"{B}/t-0"
+        stage.mover.begin(KEY, B)
+        if stops:
+            assert await stop_while(files, stage, None) == []
+        else:
+            await stage.moved()
+            assert await stop(stage) == []
+        assert failures(stage.logs) == [B]
+        assert stage.log.directory == f"{A}/t-0"
+        await check_moves_and_stays(files)
+
+    asyncio.run(run())
+
+
+def test_a_copy_that_found_no_room_at_its_sync_goes_with_the_stop() -> None:
+    async def run() -> None:
+        files = SlowFiles()
+        stage = Stage(files)
+        stage.append(80)
+        files.fail("sync", f"{B}/t-0", errno.ENOSPC)
+        stage.mover.begin(KEY, B)
+        await stage.full()
+        assert await stop(stage) == []
+        assert failures(stage.logs) == []
+        await check_moves_and_stays(files)
+
+    asyncio.run(run())
+
+
+async def check_moves_and_stays(files: FaultyFiles) -> None:
+    """The next start moves the partition to its end, and no power cut takes anything of it then."""
+    stage = Stage(files)
+    stage.mover.begin(KEY, B)
+    await stage.moved()
+    check_whole(stage, B, 80)
+    assert await stop(stage) == []
+    files.power_cut()
+    again = Stage(files)
+    assert values(again.log) == list(range(80))
+    await stop(again)

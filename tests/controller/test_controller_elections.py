@@ -214,6 +214,17 @@ def test_enough_replicas_in_sync_leave_nobody_else_eligible() -> None:
     assert (elected.leader, elected.isr, elected.elr) == (1, [1, 2], [])
 
 
+@pytest.mark.parametrize("living", [(3,), ()])
+def test_who_was_eligible_by_a_higher_minimum_is_not_elected_by_a_lower_one(living: tuple[int, ...]) -> None:
+    """Somebody wrote it to the store, and the leader has committed by it before a controller knew of it."""
+    before = partition([1, 2, 3], isr=[1, 2]).replaced(elr=[3])
+    elected = elected_of(cluster(living), before, PAIR)
+    assert (elected.leader, elected.isr, elected.elr) == (NO_BROKER, [], [1, 2])
+    # Without a leader nothing was committed.
+    led = before.replaced(leader=NO_BROKER)
+    assert 3 in (elected := elected_of(cluster(living), led, PAIR)).elr or elected.leader == 3
+
+
 # Recovery where no replica is known to have every committed record
 
 

@@ -963,7 +963,7 @@ ELECTIONS: Final = (
     Fault(
         "eligible-replicas-forgotten",
         "controller/elections.py",
-        "        if (broker in partition.isr or broker in partition.elr) and broker not in isr and",
+        "        if broker in whole and broker not in isr and",
         "        if broker in partition.isr and broker not in isr and",
         "A replica stays eligible while others leave the in-sync set after it.",
     ),
@@ -1027,8 +1027,8 @@ ELECTIONS: Final = (
     Fault(
         "loser-elected-from-the-eligible",
         "controller/elections.py",
-        "        whole = {*partition.isr, *partition.elr}.difference(lost)\n",
-        "        whole = {*partition.isr, *partition.elr}\n",
+        "        whole = set(_whole(partition, policy)).difference(lost)\n",
+        "        whole = set(_whole(partition, policy))\n",
         "A loss is heeded before anybody is elected.",
     ),
     Fault(

@@ -98,11 +98,24 @@ def _eligible(
     """The ELR beside ``isr``: empty as long as enough are in sync for commits."""
     if len(isr) >= partition.min_insync(policy.min_insync_replicas):
         return []
+    whole = _whole(partition, policy)
     return [
         broker
         for broker in partition.replicas
-        if (broker in partition.isr or broker in partition.elr) and broker not in isr and broker not in lost
+        if broker in whole and broker not in isr and broker not in lost
     ]
+
+
+def _whole(partition: PartitionImage, policy: ElectionPolicy) -> Collection[int]:
+    """The replicas that have every committed record: the in-sync set and the ELR.
+
+    Without the ELR, where a leader commits by the in-sync set alone: somebody has lowered
+    ``min.insync.replicas`` in the store, and left the ELR as it was.
+    """
+    minimum = partition.min_insync(policy.min_insync_replicas)
+    if partition.leader != NO_BROKER and len(partition.isr) >= minimum:
+        return partition.isr
+    return {*partition.isr, *partition.elr}
 
 
 def _leaderless_state(
@@ -200,7 +213,7 @@ def elect(
     if leader not in isr:
         leader = next((broker for broker in able if broker in isr), NO_BROKER)
     if leader == NO_BROKER:
-        whole = {*partition.isr, *partition.elr}.difference(lost)
+        whole = set(_whole(partition, policy)).difference(lost)
         leader = next((broker for broker in able if broker in whole), NO_BROKER)
         isr = isr if leader == NO_BROKER else [leader]
     if leader == NO_BROKER:

@@ -33,7 +33,7 @@ from tidemill.coordination.nodes import (
     TopicAssignment,
     TopicNode,
 )
-from tidemill.coordination.port import Create, Delete, Operation, SetData, Store, subtree
+from tidemill.coordination.port import Create, Delete, Operation, SetData, Store, StoreUnavailable, subtree
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 
@@ -590,5 +590,48 @@ def test_who_registers_with_losses_a_moment_before_a_move_ends_is_not_left_with_
             await failover.alter_isr([WantedIsr(known.topic_id, 0, change)])
         found = other.controller.image.topics["t"].partitions[0]
         assert (found.leader, found.isr, found.replicas) == (0, [0], [1, 0])
+
+    in_office(tmp_path, story)
+
+
+@pytest.mark.parametrize("is_by_others", [False, True])
+def test_a_leader_that_may_lack_records_is_elected_also_where_the_store_did_not_answer_at_first(
+    tmp_path: Path, is_by_others: bool
+) -> None:
+    settings = {"unclean.leader.election.enable": "true"}
+
+    async def story(setting: Setting) -> None:
+        await setting.controller.create_topics([NewTopic("t")])
+        waiting = PartitionStateNode.encode(PartitionState(-1, 1, [9], 1))
+        await setting.store.transact(
+            [
+                SetData(TopicNode.path("t"), TopicNode.encode(TopicAssignment(None, {0: [9, 0]}))),
+                SetData(PartitionStateNode.path("t", 0), waiting),
+            ]
+        )
+        other = Setting(setting.store)
+        await other.controller.load()
+        assert await other.controller.activate()
+        await asyncio.sleep(0.01)  # By now it has found that nobody may be elected.
+        silences = [StoreUnavailable("it is away")]
+
+        async def look() -> None:
+            if silences:
+                raise silences.pop()
+
+        other.controller.look_at_brokers = look
+        if is_by_others:
+            with pytest.raises(StoreUnavailable):
+                await other.controller.take_settings({("topics", "t"): settings})
+            await other.controller.take_settings({("topics", "t"): settings})
+        else:
+            change = [Alteration(name, AlterOperation.SET, text) for name, text in settings.items()]
+            await other.controller.alter_configs([ConfigCommand(ResourceType.TOPIC, "t", change)])
+        for _ in range(100):
+            if other.controller.image.topics["t"].partitions[0].leader == 0:
+                break
+            await asyncio.sleep(0.01)
+        assert not silences
+        assert other.controller.image.topics["t"].partitions[0].leader == 0
 
     in_office(tmp_path, story)

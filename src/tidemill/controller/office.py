@@ -478,8 +478,12 @@ class Office:
                     plans += plan_default_min_insync_change(
                         self._image, before.default_broker_config(), self._image.default_broker_config()
                     )
-                await self.change(plans)
-                await self.elect_leaderless(delta)
+                try:
+                    await self.change(plans)
+                    await self.elect_leaderless(delta)
+                except StoreError:
+                    self.leaderless()  # Asked once more, these settings change nothing.
+                    raise
 
     async def elect_leaderless(self, delta: Delta) -> None:
         """Elects where nobody could lead, if ``delta`` changed settings so that somebody may now.

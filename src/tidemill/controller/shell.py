@@ -337,7 +337,8 @@ class Controller(Office):
         try:
             await self.elect_leaderless(delta)
         except StoreError as problem:
-            logger.warning("who may lead now is decided with the next change: %s", problem)
+            logger.warning("who may lead now is decided a little later: %s", problem)
+            self.leaderless()
         for failure in delta.failures.values():
             raise failure
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import sys
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from test_replication_moves import KEY, PATIENCE_S, A, B, Stage, check_whole, values
 
+import tidemill.log.files as files_module
+from tidemill.log.files import SystemFiles
 from tidemill.log.manager import LogManager
-from tidemill.testing.files import FaultyFiles
+from tidemill.testing.files import FaultyFile, FaultyFiles
 
 
 class SlowFiles(FaultyFiles):
@@ -68,6 +74,78 @@ def test_a_sync_that_is_due_and_fails_during_the_stop_leaves_no_clean_mark() -> 
         await stop(again)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("stops", [False, True])
+def test_what_could_not_be_written_back_is_not_taken_for_what_is_on_the_disk(
+    monkeypatch: pytest.MonkeyPatch, number: int, stops: bool
+) -> None:
+    def write_back(file: FaultyFile, position: int, count: int) -> None:
+        time.sleep(0.05)
+        file._node.drop()
+        raise OSError(number, "not written")
+
+    async def run() -> None:
+        files = FaultyFiles()
+        stage = Stage(files)
+        stage.append(80)
+        with monkeypatch.context() as patched:
+            patched.setattr(FaultyFile, "write_back", write_back)
+            stage.replicas.write_back_wanted(stage.partition)
+            if not stops:
+                await asyncio.wait(stage.replicas.write_back.under_way)
+            await stop(stage)
+        assert failures(stage.logs) == [A]
+        again = Stage(files)
+        assert [one.may_have_lost for one in again.logs.directories] == [True, False, False]
+        await stop(again)
+
+    asyncio.run(run())
+
+
+def test_a_write_back_for_want_of_descriptors_is_left_to_the_next_sync(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def write_back(file: FaultyFile, position: int, count: int) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.append(80)
+        monkeypatch.setattr(FaultyFile, "write_back", write_back)
+        stage.replicas.write_back_wanted(stage.partition)
+        assert await stop(stage) == []
+        assert failures(stage.logs) == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sync_file_range is Linux's")
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EINVAL, errno.EPERM, 0])
+def test_the_file_says_what_could_not_be_written_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    asked: list[tuple[bool, int, int]] = []
+
+    def call(descriptor: int, position: int, count: int, flags: int) -> int:
+        same = os.path.sameopenfile(descriptor, file.fileno())
+        asked.append((same and descriptor != file.fileno(), position, count))
+        return number
+
+    file = SystemFiles().open(str(tmp_path / "file"), create=True)
+    file.append([b"x" * 100])
+    file.write_back(0, 100)
+    monkeypatch.setattr(files_module, "_sync_file_range", lambda: call)
+    if number in (errno.EIO, errno.ENOSPC):
+        with pytest.raises(OSError, match="file") as caught:
+            file.write_back(0, 100)
+        assert caught.value.errno == number
+    else:
+        file.write_back(0, 100)
+    # The error is told to each open file once: the one that is synced keeps its own.
+    assert asked == [(True, 0, 100)]
+    file.close()
 
 
 @pytest.mark.parametrize("stops", [False, True])

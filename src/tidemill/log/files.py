@@ -32,6 +32,10 @@ _WRITE_AND_WAIT: Final = 1 | 2 | 4
 """SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER."""
 
 _NOWAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)
+_NO_WRITE_BACK: Final = frozenset(
+    {0, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP, errno.ESPIPE}
+)
+"""What ``sync_file_range`` answers that succeeds, or that the file system or a sandbox does not have."""
 _HAS_SENDFILE: Final = hasattr(os, "sendfile")
 _NO_SENDFILE: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTSOCK})
 _F_FULLFSYNC: Final[int] = getattr(fcntl, "F_FULLFSYNC", 0)
@@ -54,7 +58,10 @@ def _sync_descriptor(descriptor: int) -> None:
 
 @functools.cache
 def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    """The C library's ``sync_file_range``, which only Linux has; found when it is first wanted."""
+    """The C library's ``sync_file_range``, which only Linux has; found when it is first wanted.
+
+    It returns the error's number, 0 for none.
+    """
     if sys.platform != "linux":
         return None
     import ctypes
@@ -63,8 +70,11 @@ def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
     if function is None:
         return None
     function.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    found: Callable[[int, int, int, int], int] = function
-    return found
+
+    def number_of(descriptor: int, position: int, count: int, flags: int) -> int:
+        return ctypes.get_errno() if function(descriptor, position, count, flags) else 0
+
+    return number_of
 
 
 def _write_all(descriptor: int, rest: memoryview) -> None:
@@ -164,8 +174,19 @@ class SystemFile(File):
 
     def write_back(self, position: i64, count: i64) -> None:
         call = _sync_file_range()
-        if call is not None:
-            call(self._descriptor, position, count, _WRITE_AND_WAIT)
+        if call is None:
+            return
+        # A failed write is reported once to each open file: a sync of this one must still hear of it.
+        try:
+            descriptor = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            number = call(descriptor, position, count, _WRITE_AND_WAIT)
+        finally:
+            os.close(descriptor)
+        if number not in _NO_WRITE_BACK:
+            raise OSError(number, os.strerror(number), self.path)
 
     def map(self, writable: bool) -> mmap.mmap:
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ

@@ -66,7 +66,7 @@ class File:
         """Writes the range to the disk and waits for it, without the promise that :meth:`sync` gives.
 
         It keeps what waits for the disk short, so that a later append is not held up by the kernel. Does
-        nothing where the system has no such call.
+        nothing where the system has no such call. Raises OSError; that is as a :meth:`sync` that failed.
         """
 
     def map(self, writable: bool) -> Any:

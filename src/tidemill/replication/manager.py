@@ -57,7 +57,7 @@ class ReplicaManager(PartitionEvents):
         self.syncers = syncers
         self.topics = TopicTable()
         self.mover = Mover(self)
-        self.write_back = WriteBack(loop, writers)
+        self.write_back = WriteBack(loop, writers, self.sync_failed)
         self.checkpoints = Checkpoints(logs, loop, syncers)
         self.leadership_listeners: list[Callable[[Partition, bool], None]] = []
         """Called with a partition and whether this broker leads it, when that changes."""
@@ -540,7 +540,8 @@ class ReplicaManager(PartitionEvents):
         self.flushing.stopping = True
         self.starts.stop()
         await self.mover.stop()
-        await asyncio.gather(*self.flushing.under_way, *self.checkpoints.under_way, return_exceptions=True)
+        tasks = self.flushing.under_way | self.write_back.under_way | self.checkpoints.under_way
+        await asyncio.gather(*tasks, return_exceptions=True)
         # A sync that failed just now is marked by then, too.
         await asyncio.gather(*self._marking, return_exceptions=True)
 

@@ -29,6 +29,7 @@ from tidemill.coordination.nodes import (
 from tidemill.coordination.port import (
     Create,
     Delete,
+    Node,
     NoNode,
     Operation,
     Result,
@@ -432,5 +433,29 @@ def test_a_node_that_cannot_be_read_is_looked_at_again_only_when_it_changes(tmp_
         await asyncio.wait_for(looked.wait(), 10)
         assert looks == [TOPICS, DELETE_TOPICS, DELETE_TOPICS]
         await watching.stopped()
+
+    in_office(tmp_path, story)
+
+
+def test_an_office_that_is_lost_while_the_store_is_read_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session has expired. Nothing would end what was begun, if another broker has the office since."""
+
+    async def story(setting: Setting) -> None:
+        setting.controller.resign()
+        told: list[bool] = []
+        setting.controller.office_listeners.append(told.append)
+        get_many = setting.store.get_many
+
+        async def expire(paths: Sequence[str]) -> list[Node | None]:
+            if setting.controller.is_active:
+                setting.controller.resign()
+            return await get_many(paths)
+
+        monkeypatch.setattr(setting.store, "get_many", expire)
+        assert not await setting.controller.activate()
+        assert not setting.deltas
+        assert told == [False]
 
     in_office(tmp_path, story)

@@ -283,12 +283,14 @@ class Office:
         before = self._image
         await self.write(plan_takeover(before, losses, self.policies.of, known_ids=known_ids))
         await self.write(plan_progress(self._image, policy_of=self.policies.of))
+        self.check_active()  # The session may have ended meanwhile: where nothing is written nothing fails.
         in_one_go(self._reporting(Delta.between(before, self._image), losses))
         for listener in self.office_listeners:
             listener(True)
         delta = Delta.between(ClusterImage(), self._image)
         delta.broker_configs_changed = True
         await self._announce(delta)
+        self.check_active()
         self.leaderless_report.begin(is_cluster_start=not known.brokers)
         await self.finish_deletions()
 

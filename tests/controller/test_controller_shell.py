@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,7 +18,7 @@ from tidemill.controller.failover import Failover, WantedIsr
 from tidemill.controller.isr import IsrChange
 from tidemill.controller.producer_ids import claim_block
 from tidemill.controller.shell import ConfigCommand, generate_broker_id
-from tidemill.controller.topics import Growth, NewTopic
+from tidemill.controller.topics import Growth, NewTopic, Plan
 from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.encoding import new_id
 from tidemill.coordination.image import ClusterImage
@@ -549,6 +549,45 @@ def test_who_registers_with_losses_a_moment_before_preferred_replicas_are_electe
             assert await other.controller.leading.balance() == 0
         found = other.controller.image.topics["t"].partitions[0]
         assert (found.leader, found.isr) == (0, [0])
+
+    in_office(tmp_path, story)
+
+
+def test_who_registers_with_losses_while_a_controller_begins_is_not_left_with_what_it_lost(
+    tmp_path: Path,
+) -> None:
+    async def story(setting: Setting) -> None:
+        await setting.controller.create_topics([NewTopic("t"), NewTopic("u")])
+        path = BrokerNode.path(1)
+        registration = REGISTRATION._replace(broker_id=1)
+        assignment = TopicAssignment(new_id(), {0: [1, 0]}, {0: [1]}, {0: [0]})
+        state = PartitionStateNode.encode(PartitionState(0, 1, [0, 1], 1))
+        gone = PartitionStateNode.encode(PartitionState(9, 1, [9, 0], 1))
+        await setting.store.transact(
+            [
+                Create(path, BrokerNode.encode(registration)),
+                SetData(TopicNode.path("t"), TopicNode.encode(assignment)),
+                SetData(PartitionStateNode.path("t", 0), state),
+                SetData(PartitionStateNode.path("u", 0), gone),
+            ]
+        )
+        other = Setting(setting.store)
+        await other.controller.load()
+        Failover(other.controller)
+        write = other.controller.write
+
+        async def restart(plans: Iterable[Plan]) -> None:
+            """Broker 1 was started anew, on an empty disk, while other partitions get leaders."""
+            other.controller.write = write  # type: ignore[method-assign]
+            lost = registration._replace(lost=LostReplicas(missing=True))
+            await setting.store.transact([Delete(path)])
+            await setting.store.transact([Create(path, BrokerNode.encode(lost))])
+            await write(plans)
+
+        other.controller.write = restart  # type: ignore[method-assign]
+        assert await other.controller.activate()
+        found = other.controller.image.topics["t"].partitions[0]
+        assert (found.leader, found.isr, found.replicas) == (0, [0], [1, 0])
 
     in_office(tmp_path, story)
 

@@ -30,7 +30,7 @@ from tidemill.controller.elections import (
     plan_takeover,
 )
 from tidemill.controller.leaderless_report import LeaderlessReport
-from tidemill.controller.reassignment import finding_ended, plan_progress
+from tidemill.controller.reassignment import finding_ended
 from tidemill.controller.reported_losses import reported_losses
 from tidemill.controller.topics import Plan, fence
 from tidemill.coordination.encoding import NodeFormatError, encode_id, new_id
@@ -282,7 +282,6 @@ class Office:
         known_ids = self.known_ids(known.topics, known)
         before = self._image
         await self.write(plan_takeover(before, losses, self.policies.of, known_ids=known_ids))
-        await self.write(plan_progress(self._image, policy_of=self.policies.of))
         self.check_active()  # The session may have ended meanwhile: where nothing is written nothing fails.
         in_one_go(self._reporting(Delta.between(before, self._image), losses))
         for listener in self.office_listeners:
@@ -292,6 +291,7 @@ class Office:
         await self._announce(delta)
         self.check_active()
         self.leaderless_report.begin(is_cluster_start=not known.brokers)
+        await self.finish_moves()
         await self.finish_deletions()
 
     async def finish_deletions(self) -> None:

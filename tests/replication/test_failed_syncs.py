@@ -15,6 +15,7 @@ import pytest
 from test_replication_moves import KEY, PATIENCE_S, A, B, Stage, check_whole, values
 
 import tidemill.log.files as files_module
+from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
 from tidemill.log.manager import LogManager
 from tidemill.testing.files import FaultyFile, FaultyFiles
@@ -72,6 +73,47 @@ def test_a_sync_that_is_due_and_fails_during_the_stop_leaves_no_clean_mark() -> 
         again = Stage(files)
         assert [one.may_have_lost for one in again.logs.directories] == [True, False, False]
         await stop(again)
+
+    asyncio.run(run())
+
+
+class LateFiles(SlowFiles):
+    """The first sync of a log file fails, and says so late: another one that begins meanwhile succeeds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails = False
+
+    def check(self, operation: str, path: str) -> None:
+        super().check(operation, path)
+        if operation == "sync" and path.endswith(".log") and self.fails:
+            self.fails = False
+            self._file_node(path).drop()
+            self.waits.set()
+            self.goes_on.wait(PATIENCE_S)
+            raise OSError(errno.EIO, "not written", path)
+
+
+def test_what_another_sync_failed_to_write_is_not_acknowledged() -> None:
+    async def run() -> None:
+        files = LateFiles()
+        stage = Stage(files)
+        stage.log.set_config(LogConfig(flush_messages=5))
+        stage.append(3)
+        stage.log.roll(0)
+        stage.append(1)
+        files.fails = True
+        due = asyncio.ensure_future(stage.replicas.flushing.due())
+        await files.waiting()
+        stage.append(1)
+        assert stage.partition.flush_under_way
+        await asyncio.sleep(0.05)
+        assert stage.partition.high_watermark == 4
+        files.goes_on.set()
+        await due
+        await stop(stage)
+        assert stage.partition.high_watermark == 4
+        assert failures(stage.logs) == [A]
 
     asyncio.run(run())
 

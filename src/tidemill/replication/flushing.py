@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tidemill.log.errors import DiskFull, may_pass
@@ -31,6 +32,7 @@ class Flushing:
         self.under_way: set[asyncio.Future[Any]] = set()
         self.stopping = False
         self._replicas = replicas
+        self._syncing: dict[Log, asyncio.Future[None]] = {}
 
     def begin(self, partition: Partition) -> None:
         """Syncs the log of ``partition``, then tells it."""
@@ -68,10 +70,28 @@ class Flushing:
 
     async def _sync(self, one: Log) -> FlushJob:
         """Brings the log to the disk, as it is when this is called."""
-        job = one.begin_flush()
-        await self._run(job)
-        one.finish_flush(job, self._replicas.clock.wall_ms())
-        return job
+        async with self._alone(one):
+            job = one.begin_flush()
+            await self._run(job)
+            one.finish_flush(job, self._replicas.clock.wall_ms())
+            return job
+
+    @asynccontextmanager
+    async def _alone(self, one: Log) -> AsyncIterator[None]:
+        """Has one sync of a log at a time. Raises StorageError when the log was closed before its turn.
+
+        A failed write is reported once: of two syncs that overlap only one hears of it.
+        """
+        while (before := self._syncing.get(one)) is not None:
+            await asyncio.wait([before])
+            if one.closed:
+                raise StorageError(f"{one.directory} was closed before it was synced")
+        ended = self._syncing[one] = self._replicas.loop.create_future()
+        try:
+            yield
+        finally:
+            del self._syncing[one]
+            ended.set_result(None)
 
     async def _run(self, job: FlushJob) -> None:
         replicas = self._replicas
@@ -99,9 +119,10 @@ class Flushing:
     async def _end(self, one: Log, job: FlushJob) -> bool:
         """Does a sync that is due; whether it succeeded."""
         try:
-            await self._run(job)
+            async with self._alone(one):
+                await self._run(job)
+                one.finish_flush(job, self._replicas.clock.wall_ms())
         except StorageError as problem:
             self._replicas.sync_failed(one, problem)
             return False
-        one.finish_flush(job, self._replicas.clock.wall_ms())
         return True

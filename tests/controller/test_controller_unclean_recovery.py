@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pytest
 from controller_office import REGISTRATION, Setting, in_office
 
 from tidemill.controller.elections import LogEnd
@@ -176,3 +177,37 @@ def test_a_topic_that_was_made_before_anybody_read_of_a_restart_lacks_nothing_th
         assert (brokers.state.leader, brokers.state.isr) == (1, [1])
 
     in_office(tmp_path, story)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_who_is_started_while_others_tell_how_far_their_logs_reach_is_asked_too(
+    tmp_path: Path, is_known: bool
+) -> None:
+    """It may have more than the others: it was killed, and has lost nothing by that."""
+
+    async def story(setting: Setting) -> int:
+        brokers = Brokers(setting)
+        await brokers.make_topic()
+        asked: list[Sequence[int]] = []
+
+        async def ask(
+            wanted: Mapping[int, Sequence[TopicPartition]], patience_s: float
+        ) -> dict[TopicPartition, dict[int, LogEnd]]:
+            asked.append(sorted(wanted))
+            if len(asked) == 1:
+                await brokers.start(1)
+            ends = {1: LogEnd(4, 100), 2: LogEnd(4, 50), 3: LogEnd(4, 60)}
+            return {KEY: {broker: ends[broker] for broker in wanted}}
+
+        setting.controller.recovery.ask = ask
+        for broker in BROKERS:
+            await brokers.start(broker, UNSYNCED)
+        await brokers.clear_loss(1)
+        if not is_known:
+            await setting.store.transact([Delete(BrokerNode.path(1))])
+            await brokers.failover.brokers_changed()
+        for broker in (2, 3):
+            await brokers.clear_loss(broker)
+        return await brokers.led()
+
+    assert in_office(tmp_path, story) == 1

@@ -2,8 +2,8 @@
 
 :func:`~tidemill.controller.elections.recovery_candidates` decides which partitions these are. Of several
 candidates the one with the best log leads, so the controller asks each how far its log reaches. Replicas that
-do not answer in time are not elected, nor are those whose broker has registered anew since it answered.
-Source: KIP-966, "Unclean recovery".
+do not answer in time are not elected. Where one was started since the question, all are asked again. Source:
+KIP-966, "Unclean recovery".
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class UncleanRecovery:
         async with office.changing():
             # Meanwhile brokers may have stopped or restarted, and reported losses.
             await office.look_at_brokers()
-            ends = answered.valid_in(office.image)
+            ends = self._complete(answered, wanted)
             names = dict.fromkeys(key.topic for key in wanted)
             topics = [office.image.topics[name] for name in names if name in office.image.topics]
             plans = plan_takeover(
@@ -141,6 +141,27 @@ class UncleanRecovery:
                 ends=ends,
             )
             return await office.change(plans, ends=ends) is not None
+
+    def _complete(self, answered: AnsweredLogEnds, wanted: Mapping[TopicPartition, Sequence[int]]) -> LogEnds:
+        """The log ends of partitions of which every present candidate was asked, in its present registration.
+
+        One that was started meanwhile may have the best log: the others of its partition are asked again.
+        """
+        office = self._office
+        image, stopping = office.image, office.stopping()
+        complete = {}
+        for key, ends in answered.ends.items():
+            topic = image.topics.get(key.topic)
+            partition = topic.partition(key.partition) if topic is not None else None
+            if topic is None or partition is None:
+                continue
+            candidates = recovery_candidates(image, partition, office.policies.of(topic), stopping)
+            if all(
+                broker in wanted[key] and answered.registrations.get(broker) == image.brokers[broker].epoch
+                for broker in candidates
+            ):
+                complete[key] = ends
+        return complete
 
     async def _ask(self, wanted: Mapping[TopicPartition, Sequence[int]]) -> AnsweredLogEnds:
         by_broker: dict[int, list[TopicPartition]] = {}

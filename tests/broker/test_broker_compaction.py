@@ -26,7 +26,7 @@ from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
-from tidemill.log.moves import begin_move
+from tidemill.log.moves import begin_move, interrupted_moves
 from tidemill.log.offset_checkpoint import write_checkpoints
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
@@ -240,6 +240,46 @@ def test_a_deleted_key_does_not_come_back_with_a_move_that_rested(tmp_path: Path
     assert keys_of(moved) == {b"kept"}
     assert len(offsets(moved)) == 1
     stage.close()
+
+
+def test_a_deleted_key_does_not_come_back_with_a_copy_whose_directory_was_offline(tmp_path: Path) -> None:
+    paths = tmp_path / "a", tmp_path / "b"
+    for path in paths:
+        path.mkdir()
+    stage = Stage(paths[0], None, paths[1])
+    log = stage.log(count=0)
+    log.set_config(
+        LogConfig(cleanup_policy=("compact",), delete_retention_ms=0, min_cleanable_dirty_ratio=0.0)
+    )
+
+    def write(key: bytes, value: bytes | None) -> None:
+        data = build_batch([(NOW, key, value, None)])
+        log.append([parse_batch(data, 0, len(data))], 0, NOW)
+        log.roll(NOW)
+        log.flush(NOW)
+
+    write(b"deleted", b"x")
+    write(b"stays", b"x")
+    target = next(str(path) for path in paths if not log.directory.startswith(str(path)))
+    move = begin_move(stage.logs, log.topic_partition, target, NOW)
+    assert move is not None
+    while (piece := move.next_piece(1 << 20, NOW)) is not None:
+        move.store(piece, NOW)
+    stage.logs.fail_directory(target, "the disk is gone")
+    write(b"deleted", None)
+    for _ in range(3):
+        write(b"kept", b"x")
+        stage.clean()
+    assert keys_of(log) == {b"stays", b"kept"}
+    assert len(offsets(log)) < 4
+    stage.close()
+    again = Stage(paths[0], None, paths[1])
+    (move,) = interrupted_moves(again.logs)
+    while (piece := move.next_piece(1 << 20, NOW)) is not None:
+        move.store(piece, NOW)
+    move.swap(NOW, False)
+    assert keys_of(again.logs.logs[log.topic_partition]) == {b"stays", b"kept"}
+    again.close()
 
 
 def test_old_files_are_renamed_and_removed_after_their_delay(stage: Stage) -> None:

@@ -3,7 +3,9 @@
 While the move rests a follower may cut records that the copy has, and other records of a later leader take
 their offsets. All records of one leader epoch come from one leader, and each log has the first of them: two
 logs that know an epoch are the same up to where it ends first in one of them. As a check, the last batch
-before that point must be the same in both.
+before that point must be the same in both, and what comes before it must take as many bytes: while the copy's
+directory is offline nothing keeps compaction from the partition, and from tombstones that the copy has yet to
+get.
 
 Messages of formats v0 and v1 know no epoch. Of a copy that ends with them nobody can tell whether it has
 other messages further down, so that it is copied again from its beginning.
@@ -31,7 +33,11 @@ def rejoin(copy: Log, partition: Log, now_ms: int) -> None:
     end = _common_end(copy, partition)
     if end > partition.start_offset:
         copy.truncate_to(end, now_ms)  # A batch that straddles the end goes as a whole.
-        if copy.end_offset > partition.start_offset and _is_last_batch_same(copy, partition):
+        if (
+            copy.end_offset > partition.start_offset
+            and _is_last_batch_same(copy, partition)
+            and _bytes_before(copy, partition, copy) == _bytes_before(copy, partition, partition)
+        ):
             return
     empty(copy, partition, now_ms)
 
@@ -55,6 +61,17 @@ def _is_last_batch_same(copy: Log, partition: Log) -> bool:
     if len(header) < COMPARED_BYTES or header[MAGIC] != CURRENT_MAGIC:
         return False
     return header == _header_at(partition, int(copy.end_offset) - 1)
+
+
+def _bytes_before(copy: Log, partition: Log, log: Log) -> int:
+    """What the batches from the partition's start to the copy's end take in ``log``, one of the two."""
+    start, end = partition.start_offset, copy.end_offset
+    first, last = int(log.segment_at(start)), int(log.segment_at(end))
+    try:
+        count = log.segments[last].position_of(end) - log.segments[first].position_of(start)
+    except OSError as problem:
+        raise storage_error("read", log.directory, problem) from problem
+    return int(count) + sum(int(one.size) for one in log.segments[first:last])
 
 
 def _header_at(log: Log, offset: int) -> bytes:

@@ -32,6 +32,7 @@ from tidemill.replication.moves import Mover
 from tidemill.replication.partition import Partition, PartitionEvents
 from tidemill.replication.partition_state import PartitionState
 from tidemill.replication.storage import limits_of, storage_of
+from tidemill.replication.topic_settings import configure
 from tidemill.replication.topics import TopicEntry, TopicTable
 from tidemill.replication.write_back import WriteBack
 
@@ -144,7 +145,7 @@ class ReplicaManager(PartitionEvents):
         self.topics.put(entry)
         # Not the others: a topic of many partitions comes in pieces.
         configured = [entry.partitions[state.partition] for state in states]
-        _configure(configured, config, self.clock.monotonic_ms())
+        configure(configured, config, self.clock.monotonic_ms())
         if failures:
             raise failure_of(name, failures)
 
@@ -314,7 +315,7 @@ class ReplicaManager(PartitionEvents):
         entry = self.topics.by_name.get(name.encode())
         if entry is None:
             return
-        _configure(entry.partitions, config, self.clock.monotonic_ms())
+        configure(entry.partitions, config, self.clock.monotonic_ms())
 
     def removing(self, name: str, topic_id: bytes, partition_count: int = 0) -> Iterator[None]:
         """Forgets a topic, with a pause at each log; the files are removed later. Raises StorageError.
@@ -544,15 +545,3 @@ class ReplicaManager(PartitionEvents):
         await asyncio.gather(*tasks, return_exceptions=True)
         # A sync that failed just now is marked by then, too.
         await asyncio.gather(*self._marking, return_exceptions=True)
-
-
-def _configure(partitions: Iterable[Partition | None], config: LogConfig, now_ms: int) -> None:
-    limits = limits_of(config)
-    storage = storage_of(config)
-    for partition in partitions:
-        if partition is not None:
-            partition.limits = limits
-            partition.storage = storage
-            partition.set_min_insync(config.min_insync_replicas, now_ms)
-            partition.log.set_config(config)
-            partition.flush_if_due()

@@ -606,7 +606,7 @@ class FullCluster(Simulation):
         if not node.is_running or not isinstance(server, Whole) or process.paused:
             return False
         self.events.add(f"*** {node.name} is told to stop", "the world")
-        node.server = None
+        node.server, node.stopping = None, server
         self.loop.create_task(self._stop_in_order(node, server, process), context=process.context)
         self.network.world_timer(self.loop.time() + STOP_S_MAX, lambda: node.end(process))
         return True

@@ -186,7 +186,8 @@ class CleaningCheck:
         """Tombstones that are gone: their keys by offset."""
 
     def _partition(self) -> Partition | None:
-        for partition in self.node.partitions:
+        server = self.node.server or self.node.stopping
+        for partition in server.partitions.all() if server is not None else ():
             if partition.log.directory == self.job.directory and not partition.log.closed:
                 return partition
         return None

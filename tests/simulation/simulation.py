@@ -114,6 +114,8 @@ class Node:
         self.clock = SimulatedClock(simulation.loop)
         self.process: Process
         self.server: Server | None = None
+        self.stopping: Server | None = None
+        """The one that stops in order: it is looked at no more, but goes on with its work for a while."""
         self.is_running = False
         self.started_s = 0.0
         self.stopped_s = 0.0
@@ -169,7 +171,7 @@ class Node:
         """The process is gone."""
         self.is_running = False
         self.stopped_s = self.simulation.loop.time()
-        self.server = None
+        self.server = self.stopping = None
         self.process.kill()
 
     @property

@@ -442,9 +442,13 @@ class Simulation:
             self.phases.moment(what)
 
     def _replica_ends(self, place: Place) -> dict[int, int]:
-        """Without the replicas that are offline: their records are out of reach, and not gone."""
-        found = self._replicas(place)
-        return {node.node_id: int(one.log.end_offset) for node, one in found if not one.failed}
+        """Without the replicas that never came online: an empty log stands for what is out of reach."""
+        ends = {}
+        for node, one in self._replicas(place):
+            end = int(one.log.end_offset)
+            if end or not one.failed:
+                ends[node.node_id] = end
+        return ends
 
     def _started_s(self, node_id: int) -> float | None:
         node = self.node(node_id)

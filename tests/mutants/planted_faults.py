@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from compaction_faults import COMPACTION
+from loss_faults import LOSSES
 from planting import Fault
 
 LEADER: Final = (
@@ -1426,4 +1427,5 @@ FAULTS: Final[tuple[Fault, ...]] = (
     *COORDINATION,
     *GROUPS,
     *COMPACTION,
+    *LOSSES,
 )

@@ -268,6 +268,8 @@ class Promises:
         self.partitions: dict[Place, PartitionHistory] = {}
         self.replica_ends: Callable[[Place], Mapping[int, int]] = lambda place: {}
         """The log ends of a partition's running replicas, by broker."""
+        self.offline_ends: Callable[[Place], Mapping[int, int]] = lambda place: {}
+        """Where the logs of those replicas end that are offline: their disks failed, maybe a moment ago."""
         self.started_s: Callable[[int], float | None] = lambda broker: None
         """Since when the process of a broker runs."""
         self.stopped_s: Callable[[int], float] = lambda broker: ALWAYS_RUNNING
@@ -624,7 +626,7 @@ class Promises:
         """Counts the replicas that have the records; those that changed since the request are believed."""
         if known.changed_s >= sent_s:
             return
-        ends = self.replica_ends(place)
+        ends = {**self.offline_ends(place), **self.replica_ends(place)}
         having = 0
         for broker in known.replicas:
             started_s = self.started_s(broker)

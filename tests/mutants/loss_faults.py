@@ -1,0 +1,136 @@
+"""The planted faults of losses: who heeds a report of them when, and syncs that fail beside a stop."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from planting import Fault
+
+_LOOK: Final = "await office.look_at_brokers()\n"
+
+LOSSES: Final = (
+    Fault(
+        "elects-as-asked-without-look",
+        "controller/leading.py",
+        f"        {_LOOK}        ends = answered",
+        "        ends = answered",
+        "The controller reads the registrations before an election that somebody asked for.",
+    ),
+    Fault(
+        "balances-without-look",
+        "controller/leading.py",
+        f"            {_LOOK}            percentage",
+        "            percentage",
+        "The controller reads the registrations before leaderships return to preferred replicas.",
+    ),
+    Fault(
+        "renewed-registration-leads-after-failed-write",
+        "controller/office.py",
+        "                stopping=self.stopping() | renewed,\n",
+        "                stopping=self.stopping(),\n",
+        "After a write that failed a broker that has registered anew leads nothing before its losses were"
+        " heeded.",
+    ),
+    Fault(
+        "recovers-without-look",
+        "controller/unclean_recovery.py",
+        f"            {_LOOK}",
+        "",
+        "The controller reads the registrations before a partition recovers.",
+    ),
+    Fault(
+        "move-ends-without-look",
+        "controller/moving.py",
+        f"        {_LOOK}        plans = self._planned()\n",
+        "        plans = self._planned()\n",
+        "The controller reads the registrations before a move drops replicas.",
+    ),
+    Fault(
+        "move-begins-without-look",
+        "controller/moving.py",
+        f"            {_LOOK}            decisions",
+        "            decisions",
+        "The controller reads the registrations before it begins a move, which may end at once.",
+    ),
+    Fault(
+        "loss-reported-of-what-was-made-since",
+        "controller/reported_losses.py",
+        "        if state is not None and state.creation_id > image.brokers[broker].epoch:\n",
+        "        if False:\n",
+        "A report of losses says nothing of partitions that were made after it.",
+    ),
+    Fault(
+        "losses-of-new-registration-count-for-new-topics",
+        "controller/failover.py",
+        "        losses = await reported_losses(office.store, image, unheeded)\n",
+        "        losses = {one: living[one].lost for one in unheeded if not living[one].lost.is_none}\n",
+        "A topic may be made on a broker that registered anew, before the controller reads its report.",
+    ),
+    Fault(
+        "unanswered-removal-reports-losses-again",
+        "server/membership.py",
+        "            self._registration = cleared = registration._replace(lost=NOTHING_LOST)\n"
+        "            self._is_clearing = True\n",
+        "            cleared = registration._replace(lost=NOTHING_LOST)\n"
+        "            self._is_clearing = True\n",
+        "Losses whose removal from the registration was not answered are not reported again.",
+    ),
+    Fault(
+        "outdated-states-in-whole-command",
+        "broker/commanding.py",
+        "            self.states.clear()\n            self.fresh.clear()\n"
+        "            self.metadata.clear()\n",
+        "            pass\n",
+        "What a broker is told as a whole holds nothing that was pending before.",
+    ),
+    Fault(
+        "eligible-beside-enough-in-sync",
+        "controller/elections.py",
+        "    if partition.leader != NO_BROKER and len(partition.isr) >= minimum:\n",
+        "    if False:\n",
+        "No replica is eligible beside enough replicas in sync, whatever list of them is in the store.",
+    ),
+    Fault(
+        "former-topics-missing-log-stays",
+        "replication/manager.py",
+        "        return is_first or is_reported or state.leader",
+        "        return is_first or state.leader",
+        "A replica that was reported missing begins empty over the log of a former topic.",
+    ),
+    Fault(
+        "cut-log-not-synced-at-stop",
+        "log/cutting.py",
+        "        self.settled_end = -1  # The log may end there again, with other records.\n",
+        "",
+        "A log that was cut is synced by the next stop, wherever it ends then.",
+    ),
+    Fault(
+        "emptied-log-not-synced-at-stop",
+        "log/cutting.py",
+        "        self.truncations += 1\n        self.settled_end = -1\n        self.start_offset",
+        "        self.truncations += 1\n        self.start_offset",
+        "A log that was emptied is synced by the next stop, wherever it ends then.",
+    ),
+    Fault(
+        "failed-sync-unheard-in-stop",
+        "replication/flushing.py",
+        "await asyncio.shield(self._spawn(self._end(one, job)))",
+        "await self._end(one, job)",
+        "A stop hears of a sync that fails while it cancels whoever waits for it.",
+    ),
+    Fault(
+        "failed-sync-not-marked-before-stop",
+        "replication/manager.py",
+        "        await asyncio.gather(*self._marking, return_exceptions=True)\n\n\ndef",
+        "\n\ndef",
+        "A stop that hears of a sync that failed leaves no mark of a clean shutdown.",
+    ),
+    Fault(
+        "office-lost-while-read-begins",
+        "controller/office.py",
+        "        self.check_active()  # The session may have ended meanwhile: where nothing is written"
+        " nothing fails.\n",
+        "",
+        "A controller that lost the office while it read the store writes nothing.",
+    ),
+)

@@ -163,6 +163,27 @@ def test_a_report_of_losses_that_was_heeded_does_not_count_again_for_who_was_tak
     in_office(tmp_path, story)
 
 
+def test_a_report_of_losses_that_is_repeated_says_nothing_of_topics_made_since_the_first(
+    tmp_path: Path,
+) -> None:
+    """The session has ended before the disk let the broker clear the report."""
+
+    async def story(setting: Setting) -> None:
+        brokers = Brokers(setting)
+        await brokers.start(1, MISSING)
+        first = setting.controller.image.brokers[1].epoch
+        await setting.controller.create_topics([NewTopic("t", assignments={0: [1]})])
+        await brokers.start(1, MISSING._replace(first_epoch=first))
+        assert (brokers.state.leader, brokers.state.isr) == (1, [1])
+        setting.controller.resign()
+        await setting.controller.activate()
+        assert (brokers.state.leader, brokers.state.isr) == (1, [1])
+        await brokers.start(1, MISSING)
+        assert (brokers.state.leader, brokers.state.isr) == (-1, []), "it has lost that one as well"
+
+    in_office(tmp_path, story)
+
+
 def test_a_topic_that_was_made_before_anybody_read_of_a_restart_lacks_nothing_there(tmp_path: Path) -> None:
     async def story(setting: Setting) -> None:
         brokers = Brokers(setting)

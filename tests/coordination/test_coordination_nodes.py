@@ -107,7 +107,7 @@ def test_eligible_leaders_that_make_no_sense_are_refused(field: str) -> None:
 
 def test_a_broker_names_the_replicas_that_lost_records() -> None:
     endpoints = (Endpoint("PLAINTEXT", "PLAINTEXT", "h", 9092),)
-    lost = LostReplicas(unsynced=True, missing={"t": frozenset({0, 3})})
+    lost = LostReplicas(unsynced=True, missing={"t": frozenset({0, 3})}, first_epoch=2**40)
     data = BrokerNode.encode(BrokerRegistration(1, endpoints, lost=lost))
     value = json.loads(data)
     assert (value["lost_unsynced"], value["lost_logs"]) == (True, {"t": [0, 3]})

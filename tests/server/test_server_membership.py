@@ -38,6 +38,8 @@ class Cluster(Events):
         self.is_active = False
         self.tell: Any = None
         self.registered_as: BrokerRegistration | None = None
+        self.epoch = 1
+        """Of the next registration."""
         self.register_faults: list[Exception] = []
         """What the next registrations meet after they were written."""
         self.write_faults: list[Exception] = []
@@ -72,7 +74,7 @@ class Cluster(Events):
         self.registered_as = registration
         if self.register_faults:
             raise self.register_faults.pop(0)
-        return 1
+        return self.epoch
 
     async def transact(self, operations: list[SetData]) -> None:
         (one,) = operations
@@ -154,6 +156,25 @@ def test_a_removal_of_losses_that_the_store_has_not_taken_is_written_again() -> 
         cluster.registered_as = None
         await one.clear_loss()
         assert cluster.registered_as is None, "nothing is left to remove"
+        await one.leave()
+
+    asyncio.run(run())
+
+
+def test_a_loss_that_is_reported_again_names_the_registration_in_which_it_was_first() -> None:
+    """Topics that were made meanwhile lack nothing, and the broker may be alone in sync."""
+
+    async def run() -> None:
+        cluster = Cluster()
+        one = await joined(cluster, LostReplicas(missing=True))
+        for epoch in (5, 9):
+            cluster.activated.clear()
+            cluster.epoch = epoch
+            cluster.tell(SessionState.EXPIRED)
+            cluster.tell(SessionState.CONNECTED)
+            await asyncio.wait_for(cluster.activated.wait(), 10)
+            assert cluster.registered_as is not None
+            assert cluster.registered_as.lost == LostReplicas(missing=True, first_epoch=1)
         await one.leave()
 
     asyncio.run(run())

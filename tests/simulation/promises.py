@@ -482,7 +482,8 @@ class Promises:
         Unless ``is_new`` it wrote its registration once more, when its losses had been heeded. That may come
         to the store when the process is gone, and says nothing of the start of the next one.
         """
-        self._registered_s[broker] = self.now()
+        if not lost.first_epoch:  # Else it repeats the report of that registration.
+            self._registered_s[broker] = self.now()
         if is_new:
             self._started_s[broker] = self.now()
         self.deposed.registered(broker, self.now())

@@ -274,8 +274,10 @@ def test_what_was_read_of_a_former_loss_says_nothing_of_the_next_one() -> None:
     assert checked.broken == []
 
 
-@pytest.mark.parametrize("is_since", [True, False])
-def test_a_report_of_losses_excuses_nothing_of_a_topic_that_was_made_since(is_since: bool) -> None:
+@pytest.mark.parametrize(("is_since", "first_epoch"), [(True, 0), (True, 5), (False, 0)])
+def test_a_report_of_losses_excuses_nothing_of_a_topic_that_was_made_since(
+    is_since: bool, first_epoch: int
+) -> None:
     checked = Checked()
     lost = LostReplicas(missing=True)
     if is_since:
@@ -288,6 +290,9 @@ def test_a_report_of_losses_excuses_nothing_of_a_topic_that_was_made_since(is_si
     if not is_since:
         checked.now += 1.0
         checked.promises.registered(1, lost)
+    if first_epoch:
+        checked.now += 1.0
+        checked.promises.registered(1, lost._replace(first_epoch=first_epoch))
     checked.promises.loss_read(1, lost)
     checked.written(leader=-1, epoch=2)
     assert checked.waits_for_operator() != is_since

@@ -3,7 +3,8 @@
 A registration reports losses until its broker has cleared them, and topics may be made meanwhile. A report
 says nothing of these: their replicas had no log before. The broker may lead one of them by then, alone in
 sync. So of the replicas that would leave the in-sync set or the ELR, those are spared whose partition's state
-was created after the registration.
+was created after the registration. A broker whose session ends before that registers anew with the same
+report: then the first of these registrations counts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tidemill.controller.elections import Losses
-from tidemill.coordination.image import ClusterImage
+from tidemill.coordination.image import BrokerImage, ClusterImage
 from tidemill.coordination.nodes import PartitionStateNode
 from tidemill.coordination.port import Store
 
@@ -35,9 +36,14 @@ async def reported_losses(store: Store, image: ClusterImage, brokers: Iterable[i
     states = await store.get_many([PartitionStateNode.path(name, number) for name, number, _ in doubtful])
     since: dict[int, dict[str, set[int]]] = {}
     for (name, number, broker), state in zip(doubtful, states, strict=True):
-        if state is not None and state.creation_id > image.brokers[broker].epoch:
+        if state is not None and state.creation_id > _reported_at(image.brokers[broker]):
             since.setdefault(broker, {}).setdefault(name, set()).add(number)
     for broker, topics in since.items():
         made = {name: frozenset(numbers) for name, numbers in topics.items()}
         losses[broker] = losses[broker]._replace(since=made)
     return losses
+
+
+def _reported_at(broker: BrokerImage) -> int:
+    # The store may be another than that of the first registration, and its epochs smaller ones.
+    return min(broker.lost.first_epoch or broker.epoch, broker.epoch)

@@ -1,6 +1,7 @@
 """The replicas of a broker that may hold less than they acknowledged, and how its registration names them.
 
-A field of the registration is ``true`` for every replica, or ``{"topic": [partition, ...]}``.
+``lost_unsynced`` and ``lost_logs`` are ``true`` for every replica, or ``{"topic": [partition, ...]}``.
+``lost_first_epoch`` is an epoch.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from tidemill.coordination.encoding import number
 
 LOST_BYTES_MAX = 256 * 1024
 """Of the partitions that a registration names: ZooKeeper takes 1 MB a node. A longer report names all."""
+
+EPOCH_MAX: Final = 2**63 - 1
 
 Partitions = Mapping[str, frozenset[int]]
 """Partition numbers by topic name."""
@@ -31,6 +34,8 @@ class LostReplicas(NamedTuple):
     missing: bool | Partitions = False
     since: Partitions = NO_PARTITIONS
     """Made after the report, which says nothing of them. The registration does not tell these."""
+    first_epoch: int = 0
+    """Of the first registration with this report, where a later one repeats it; else 0."""
 
     @property
     def is_none(self) -> bool:
@@ -63,8 +68,28 @@ def encode_lost(lost: bool | Partitions) -> bool | dict[str, list[int]]:
     return named if size <= LOST_BYTES_MAX else True
 
 
-def decode_lost(value: object) -> bool | Partitions:
-    """What the field names. Raises ValueError or TypeError for partitions that are no numbers."""
-    if isinstance(value, Mapping):
-        return {str(topic): frozenset(map(number, partitions)) for topic, partitions in value.items()}
-    return value is True
+def _decoded(lost: object) -> bool | Partitions:
+    if isinstance(lost, Mapping):
+        return {str(topic): frozenset(map(number, partitions)) for topic, partitions in lost.items()}
+    return lost is True
+
+
+def lost_fields(lost: LostReplicas) -> dict[str, object]:
+    """The fields of a registration that reports ``lost``; none where nothing was."""
+    fields: dict[str, object] = {}
+    if lost.unsynced:
+        fields["lost_unsynced"] = encode_lost(lost.unsynced)
+    if lost.missing:
+        fields["lost_logs"] = encode_lost(lost.missing)
+    if lost.first_epoch:
+        fields["lost_first_epoch"] = lost.first_epoch
+    return fields
+
+
+def decode_lost(fields: Mapping[str, object]) -> LostReplicas:
+    """What a registration reports. Raises ValueError or TypeError for what are no numbers."""
+    return LostReplicas(
+        _decoded(fields.get("lost_unsynced")),
+        _decoded(fields.get("lost_logs")),
+        first_epoch=number(fields.get("lost_first_epoch", 0), most=EPOCH_MAX),
+    )

@@ -43,7 +43,7 @@ from tidemill.coordination.encoding import (
     write_json,
     writing_json,
 )
-from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas, decode_lost, encode_lost
+from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas, decode_lost, lost_fields
 from tidemill.model.slices import in_one_go
 from tidemill.model.types import TopicPartition
 
@@ -158,8 +158,8 @@ class BrokerRegistration(NamedTuple):
     timestamp_ms: int = -1
     features: Mapping[str, Mapping[str, int]] = {}
     lost: LostReplicas = NOTHING_LOST
-    """Two fields of our own, ``lost_unsynced`` and ``lost_logs``. The node holds them until the controller
-    has removed these replicas from in-sync sets and eligible leaders."""
+    """Three fields of our own, ``lost_unsynced``, ``lost_logs`` and ``lost_first_epoch``. The node holds them
+    until the controller has removed these replicas from in-sync sets and eligible leaders."""
 
 
 class BrokerNode:
@@ -191,10 +191,7 @@ class BrokerNode:
         }
         if registration.rack is not None:
             value["rack"] = registration.rack
-        if registration.lost.unsynced:
-            value["lost_unsynced"] = encode_lost(registration.lost.unsynced)
-        if registration.lost.missing:
-            value["lost_logs"] = encode_lost(registration.lost.missing)
+        value |= lost_fields(registration.lost)
         return write_json(value)
 
     @staticmethod
@@ -217,7 +214,7 @@ class BrokerNode:
                 rack,
                 int(value.get("timestamp", -1)),
                 features,
-                LostReplicas(decode_lost(value.get("lost_unsynced")), decode_lost(value.get("lost_logs"))),
+                decode_lost(value),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise NodeFormatError(path, data, repr(error)) from None

@@ -85,7 +85,9 @@ class Membership:
         waits = False
         while True:
             try:
-                self._events.registered(await self._controller.register(registration))
+                epoch = await self._controller.register(registration)
+                self._note_first(registration, epoch)
+                self._events.registered(epoch)
                 return
             except KafkaError as error:
                 if error.code != ErrorCode.DUPLICATE_BROKER_REGISTRATION or not patience_s:
@@ -100,6 +102,12 @@ class Membership:
                 await asyncio.sleep(LOOK_AGAIN_S)
                 if not await self._store.exists(BrokerNode.path(registration.broker_id)):
                     break
+
+    def _note_first(self, registered: BrokerRegistration, epoch: int) -> None:
+        """Another registration with the same report is to say nothing of topics that are made before it."""
+        lost = registered.lost
+        if self._registration is registered and not lost.is_none and not lost.first_epoch:
+            self._registration = registered._replace(lost=lost._replace(first_epoch=epoch))
 
     # The office
 

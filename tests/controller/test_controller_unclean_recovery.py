@@ -11,6 +11,7 @@ from controller_office import REGISTRATION, Setting, in_office
 
 from tidemill.controller.elections import LogEnd
 from tidemill.controller.failover import Failover
+from tidemill.controller.preferred import ElectionType
 from tidemill.controller.topics import NewTopic
 from tidemill.coordination.image import PartitionImage
 from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas
@@ -232,3 +233,38 @@ def test_who_is_started_while_others_tell_how_far_their_logs_reach_is_asked_too(
         return await brokers.led()
 
     assert in_office(tmp_path, story) == 1
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_an_operators_election_asks_who_is_started_while_others_tell_how_far_their_logs_reach(
+    tmp_path: Path, is_known: bool
+) -> None:
+    async def story(setting: Setting) -> None:
+        brokers = Brokers(setting)
+        await brokers.make_topic()
+        for broker in (2, 3, 1):
+            await setting.store.transact([Delete(BrokerNode.path(broker))])
+            await brokers.failover.brokers_changed()
+        assert (brokers.state.leader, brokers.state.elr) == (-1, [1])
+        asked: list[Sequence[int]] = []
+
+        async def ask(
+            wanted: Mapping[int, Sequence[TopicPartition]], patience_s: float
+        ) -> dict[TopicPartition, dict[int, LogEnd]]:
+            asked.append(sorted(wanted))
+            if len(asked) == 1:
+                await brokers.start(3)
+            ends = {0: LogEnd(3, 40), 2: LogEnd(4, 50), 3: LogEnd(4, 60)}
+            return {KEY: {broker: ends[broker] for broker in wanted}}
+
+        setting.controller.recovery.ask = ask
+        for broker in (2, 3) if is_known else (2,):
+            await brokers.start(broker)
+        if not is_known:  # One candidate is not asked: another comes with the look before the election.
+            data = BrokerNode.encode(REGISTRATION._replace(broker_id=3))
+            await setting.store.transact([Create(BrokerNode.path(3), data, ephemeral=True)])
+            asked.append([])
+        results = await setting.controller.leading.elect([KEY], ElectionType.UNCLEAN)
+        assert (results, brokers.state.leader) == ({KEY: None}, 3)
+
+    in_office(tmp_path, story)

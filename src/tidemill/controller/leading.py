@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 FIRST_BALANCE_S = 5.0
 """How long after taking the office the balance is looked at first; then at the configured interval."""
 
+QUESTIONS = 3
+"""So often replicas are asked how far their logs reach, where others are started meanwhile."""
+
 
 class Leading:
     """Moves leaderships while all brokers live."""
@@ -51,16 +54,29 @@ class Leading:
             wanted = dict.fromkeys(wanted)
         office.check_active()
         is_unclean = election_type == ElectionType.UNCLEAN
-        answered = await self._recovery.ends_of(wanted) if is_unclean else NOT_ASKED
         results: dict[TopicPartition, KafkaError | None] = {}
         deltas = []
-        for some in self._parts(wanted):
-            found, delta = await office.decided(
-                partial(self._elect_some, some, election_type, answered, are_named=wanted is not None)
-            )
-            results.update(found)
-            deltas.append(delta)
-            await asyncio.sleep(0)
+        are_named = wanted is not None
+        for questions_left in reversed(range(QUESTIONS)):
+            answered = await self._recovery.ends_of(wanted) if is_unclean else NOT_ASKED
+            again: dict[TopicPartition, None] = {}
+            for some in self._parts(wanted):
+                elect_some = partial(
+                    self._elect_some,
+                    some,
+                    election_type,
+                    answered,
+                    are_named=are_named,
+                    may_ask_again=is_unclean and questions_left > 0,
+                )
+                found, unasked, delta = await office.decided(elect_some)
+                results.update(found)
+                again |= unasked
+                deltas.append(delta)
+                await asyncio.sleep(0)
+            if not again:
+                break
+            wanted = again
         await wait_for_all(deltas)
         return results
 
@@ -83,13 +99,16 @@ class Leading:
         answered: AnsweredLogEnds,
         *,
         are_named: bool,
-    ) -> tuple[dict[TopicPartition, KafkaError | None], Delta | None]:
+        may_ask_again: bool,
+    ) -> tuple[dict[TopicPartition, KafkaError | None], dict[TopicPartition, None], Delta | None]:
+        """The results, the partitions whose replicas have to be asked (again) first, and the change."""
         office = self._office
         await office.look_at_brokers()
+        again = dict.fromkeys(self._recovery.incomplete(answered, wanted) if may_ask_again else ())
         ends = answered.valid_in(office.image)
         decisions = plan_elections(
             office.image,
-            wanted,
+            [one for one in wanted if one not in again],
             election_type,
             office.stopping(),
             office.policies.of,
@@ -105,7 +124,7 @@ class Leading:
             if before is not after
         ]
         delta = await office.change(decisions.plans, ends=ends)
-        return {**dict.fromkeys(elected), **decisions.errors}, delta
+        return {**dict.fromkeys(elected), **decisions.errors}, again, delta
 
     async def take_elections(self) -> None:
         """Elects what an administrator wrote to /admin/preferred_replica_election, and removes the node.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tidemill.controller.elections import (
@@ -47,10 +47,24 @@ async def ask_nobody(
 
 
 class AnsweredLogEnds(NamedTuple):
-    """Log ends as brokers answered, and the epochs of the registrations under which they were asked."""
+    """Log ends as brokers answered, who was asked, and in which registrations."""
 
     ends: LogEnds
+    asked: Mapping[TopicPartition, Sequence[int]]
+    """The brokers that were asked for each partition; none where there was one candidate only."""
     registrations: Mapping[int, int]
+    """The epochs of these brokers."""
+
+    def is_complete(self, key: TopicPartition, candidates: Sequence[int], image: ClusterImage) -> bool:
+        """Whether all of ``candidates`` were asked, in their present registrations.
+
+        One that was started meanwhile may have the best log.
+        """
+        asked = self.asked.get(key, ())
+        return len(candidates) < 2 or all(
+            broker in asked and self.registrations[broker] == image.brokers[broker].epoch
+            for broker in candidates
+        )
 
     def valid_in(self, image: ClusterImage) -> LogEnds:
         """Without those of brokers that have registered anew since: a restart may have changed their logs."""
@@ -67,7 +81,7 @@ class AnsweredLogEnds(NamedTuple):
         }
 
 
-NOT_ASKED = AnsweredLogEnds(NO_LOG_ENDS, {})
+NOT_ASKED = AnsweredLogEnds(NO_LOG_ENDS, {}, {})
 
 
 class UncleanRecovery:
@@ -130,7 +144,7 @@ class UncleanRecovery:
         async with office.changing():
             # Meanwhile brokers may have stopped or restarted, and reported losses.
             await office.look_at_brokers()
-            ends = self._complete(answered, wanted)
+            ends = self._complete(answered)
             names = dict.fromkeys(key.topic for key in wanted)
             topics = [office.image.topics[name] for name in names if name in office.image.topics]
             plans = plan_takeover(
@@ -142,11 +156,8 @@ class UncleanRecovery:
             )
             return await office.change(plans, ends=ends) is not None
 
-    def _complete(self, answered: AnsweredLogEnds, wanted: Mapping[TopicPartition, Sequence[int]]) -> LogEnds:
-        """The log ends of partitions of which every present candidate was asked, in its present registration.
-
-        One that was started meanwhile may have the best log: the others of its partition are asked again.
-        """
+    def _complete(self, answered: AnsweredLogEnds) -> LogEnds:
+        """The log ends of partitions of which every present candidate was asked; the others are asked again."""
         office = self._office
         image, stopping = office.image, office.stopping()
         complete = {}
@@ -156,24 +167,39 @@ class UncleanRecovery:
             if topic is None or partition is None:
                 continue
             candidates = recovery_candidates(image, partition, office.policies.of(topic), stopping)
-            if all(
-                broker in wanted[key] and answered.registrations.get(broker) == image.brokers[broker].epoch
-                for broker in candidates
-            ):
+            if answered.is_complete(key, candidates, image):
                 complete[key] = ends
         return complete
 
+    def incomplete(
+        self, answered: AnsweredLogEnds, wanted: Iterable[TopicPartition]
+    ) -> list[TopicPartition]:
+        """Those of ``wanted`` whose replicas have to be asked before an operator's unclean election."""
+        office = self._office
+        image, stopping = office.image, office.stopping()
+        found = []
+        for key in wanted:
+            topic = image.topics.get(key.topic)
+            partition = topic.partition(key.partition) if topic is not None else None
+            if topic is None or partition is None:
+                continue
+            policy = office.policies.of(topic)._replace(unclean=True)
+            candidates = recovery_candidates(image, partition, policy, stopping)
+            if not answered.is_complete(key, candidates, image):
+                found.append(key)
+        return found
+
     async def _ask(self, wanted: Mapping[TopicPartition, Sequence[int]]) -> AnsweredLogEnds:
+        asked = {key: brokers for key, brokers in wanted.items() if len(brokers) > 1}
         by_broker: dict[int, list[TopicPartition]] = {}
-        for key, brokers in wanted.items():
-            if len(brokers) > 1:
-                for broker in brokers:
-                    by_broker.setdefault(broker, []).append(key)
+        for key, brokers in asked.items():
+            for broker in brokers:
+                by_broker.setdefault(broker, []).append(key)
         if not by_broker:
             return NOT_ASKED
         known = self._office.image.brokers
         registrations = {broker: known[broker].epoch for broker in by_broker}
-        return AnsweredLogEnds(await self.ask(by_broker, ANSWERS_S), registrations)
+        return AnsweredLogEnds(await self.ask(by_broker, ANSWERS_S), asked, registrations)
 
     async def ends_of(self, asked: Container[TopicPartition] | None) -> AnsweredLogEnds:
         """The log ends of the live replicas of leaderless ``asked``, or of all that have no leader."""

@@ -128,3 +128,28 @@ def test_a_broker_that_is_live_is_not_unregistered(tmp_path: Path) -> None:
             await setting.controller.unregister_broker(0)
 
     in_office(tmp_path, story)
+
+
+def test_a_broker_that_is_taken_for_dead_is_not_unregistered_before_its_session_has_ended(
+    tmp_path: Path,
+) -> None:
+    """It may only have stopped listening: the logs of deleted topics would stay there."""
+
+    async def story(setting: Setting) -> None:
+        failover = Failover(setting.controller)
+        data = BrokerNode.encode(BrokerRegistration(1, ()))
+        await setting.store.transact([Create(BrokerNode.path(1), data, ephemeral=True)])
+        await failover.brokers_changed()
+        await setting.controller.create_topics([NewTopic("t", assignments={0: [1]})])
+        failover.found_dead(1, setting.controller.image.brokers[1].epoch)
+        await failover.brokers_changed()
+        await setting.controller.delete_topics(["t"])
+        with pytest.raises(KafkaError, match="try again once its session has ended") as refused:
+            await setting.controller.unregister_broker(1)
+        assert refused.value.code == ErrorCode.INVALID_REQUEST
+        assert "t" in setting.controller.image.deleting
+        await setting.store.transact([Delete(BrokerNode.path(1))])
+        await setting.controller.unregister_broker(1)
+        assert "t" not in setting.controller.image.deleting
+
+    in_office(tmp_path, story)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from tidemill.cli import cluster_moves, cluster_status
 from tidemill.cli.cluster_options import broker_ids, directory_option, names_of
 from tidemill.cli.local import ZOOKEEPER, LocalCluster, said
-from tidemill.cli.local_settings import HOST
+from tidemill.cli.local_settings import HOST, SESSION_MS
 from tidemill.cli.options import INT_MAX, Target, Whole, broker_settings_option, pairs
 from tidemill.cli.output import counted, done, json_option, on_terminal, print_json
 
+if TYPE_CHECKING:
+    from tidemill.client import Admin
+
 FAILED = 1
+SESSION_END_S = 10.0
+"""How much later than after its time a session may end that a process has left."""
+LOOK_S = 0.2
 BROKERS = 3
 BROKERS_MAX = 100
 OWN_KEYS = ("node.id", "broker.id", "listeners", "port", "zookeeper.connect", "log.dirs", "log.dir")
@@ -306,9 +314,25 @@ def remove(number: int, directory: str) -> None:
         if str(number) in local.running():
             _stop(local, [str(number)])
         with Admin(",".join(others), Target(",".join(others), {}).config()) as admin:
-            admin.unregister_broker(number)
+            _unregister(admin, number)
         local.remove(number)
     done(f"removed broker {number}")
+
+
+def _unregister(admin: Admin, number: int) -> None:
+    """Unregisters a broker that has been stopped, once the session of its process has ended."""
+    from tidemill.client import ClientError
+    from tidemill.model.errors import ErrorCode
+
+    deadline = time.monotonic() + SESSION_MS / 1000 + SESSION_END_S
+    while True:
+        try:
+            admin.unregister_broker(number)
+            return
+        except ClientError as error:
+            if error.code != ErrorCode.INVALID_REQUEST or time.monotonic() > deadline:
+                raise
+        time.sleep(LOOK_S)
 
 
 def _held(bootstrap: str, number: int) -> int:

@@ -50,6 +50,7 @@ from tidemill.coordination.image import SETTINGS, Delta, TopicImage
 from tidemill.coordination.nodes import (
     BROKER_SEQUENCE,
     DEFAULT_ENTITY,
+    BrokerNode,
     ConfigChangeNode,
     ConfigNode,
     DeleteTopicNode,
@@ -254,13 +255,20 @@ class Controller(Office):
     async def unregister_broker(self, broker_id: int) -> None:
         """Ends the wait of topic deletions for a dead broker that does not return.
 
-        What it wrote holds for later controllers, too. Raises INVALID_REQUEST for a broker that is live,
-        NOT_CONTROLLER, StoreError.
+        What it wrote holds for later controllers, too. Raises INVALID_REQUEST for a broker that is live or
+        still registered, NOT_CONTROLLER, StoreError.
         """
         async with self.changing():
             await self.look_at_brokers()
             if broker_id in self._image.brokers:
                 raise KafkaError(f"broker {broker_id} is live. Stop it first.", ErrorCode.INVALID_REQUEST)
+            if await self.store.exists(BrokerNode.path(broker_id)):
+                # Its process may live, and its logs would stay: nobody would tell it of the deletions.
+                raise KafkaError(
+                    f"broker {broker_id} cannot be reached, and is still registered. Stop it if it runs, and "
+                    "try again once its session has ended (zookeeper.session.timeout.ms).",
+                    ErrorCode.INVALID_REQUEST,
+                )
             names = self._deletions.waiting_for(broker_id)
             before = self._image
             deleting = dict(before.deleting)

@@ -157,7 +157,7 @@ class UncleanRecovery:
             return await office.change(plans, ends=ends) is not None
 
     def _complete(self, answered: AnsweredLogEnds) -> LogEnds:
-        """The log ends of partitions of which every present candidate was asked; the others are asked again."""
+        """The log ends of partitions of which every present candidate was asked. The rest is asked again."""
         office = self._office
         image, stopping = office.image, office.stopping()
         complete = {}
@@ -171,9 +171,7 @@ class UncleanRecovery:
                 complete[key] = ends
         return complete
 
-    def incomplete(
-        self, answered: AnsweredLogEnds, wanted: Iterable[TopicPartition]
-    ) -> list[TopicPartition]:
+    def incomplete(self, answered: AnsweredLogEnds, wanted: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Those of ``wanted`` whose replicas have to be asked before an operator's unclean election."""
         office = self._office
         image, stopping = office.image, office.stopping()

@@ -12,8 +12,8 @@ LOSSES: Final = (
     Fault(
         "elects-as-asked-without-look",
         "controller/leading.py",
-        f"        {_LOOK}        ends = answered",
-        "        ends = answered",
+        f"        {_LOOK}        again = dict",
+        "        again = dict",
         "The controller reads the registrations before an election that somebody asked for.",
     ),
     Fault(
@@ -55,7 +55,7 @@ LOSSES: Final = (
     Fault(
         "loss-reported-of-what-was-made-since",
         "controller/reported_losses.py",
-        "        if state is not None and state.creation_id > image.brokers[broker].epoch:\n",
+        "        if state is not None and state.creation_id > _reported_at(image.brokers[broker]):\n",
         "        if False:\n",
         "A report of losses says nothing of partitions that were made after it.",
     ),

@@ -18,6 +18,7 @@ import tidemill.log.files as files_module
 from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
 from tidemill.log.manager import LogManager
+from tidemill.log.moves import Move
 from tidemill.testing.files import FaultyFile, FaultyFiles
 
 
@@ -238,3 +239,62 @@ async def check_moves_and_stays(files: FaultyFiles) -> None:
     again = Stage(files)
     assert values(again.log) == list(range(80))
     await stop(again)
+
+
+class ForgetfulFiles(FaultyFiles):
+    """A sync of a directory that fails says so once: the next ones succeed, and write nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._forgotten: set[str] = set()
+
+    def sync_directory(self, path: str) -> None:
+        if path in self._forgotten:
+            return
+        try:
+            super().sync_directory(path)
+        except OSError:
+            self._forgotten.add(path)
+            raise
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_the_old_directory_does_not_come_back_where_the_new_name_is_not_on_the_disk(
+    monkeypatch: pytest.MonkeyPatch, stops: bool
+) -> None:
+    sync_target = Move.sync_target
+
+    async def run() -> None:
+        files = ForgetfulFiles()
+        stage = Stage(files)
+        stage.log.set_config(LogConfig(flush_messages=1))
+        stage.append(80)
+        await asyncio.wait(stage.replicas.flushing.under_way)
+        begun = threading.Event()
+
+        def fail(move: Move) -> None:
+            begun.set()
+            time.sleep(0.05)
+            files.fail("sync_directory", B, errno.EIO)
+            sync_target(move)
+
+        monkeypatch.setattr(Move, "sync_target", fail)
+        stage.mover.begin(KEY, B)
+        if stops:
+            await asyncio.get_running_loop().run_in_executor(None, begun.wait, PATIENCE_S)
+        else:
+            await stage.moved()
+        if not stage.partition.failed and not stops:
+            stage.append(5)
+            await asyncio.wait(stage.replicas.flushing.under_way)
+        acknowledged = int(stage.partition.high_watermark)
+        await stop(stage)
+        is_put_aside = failures(stage.logs) == [B]
+        files.power_cut()
+        again = Stage(files)
+        assert len(values(again.log)) >= acknowledged
+        assert again.logs.directories[1].may_have_lost
+        await stop(again)
+        assert is_put_aside
+
+    asyncio.run(run())

@@ -450,7 +450,7 @@ def test_what_keeps_the_old_directory_is_told(
         stage = Stage(FaultyFiles())
         stage.append(80)
         with monkeypatch.context() as patched:
-            patched.setattr(Move, "sync_target", refuse)
+            patched.setattr(Move, "retire", refuse)
             stage.mover.begin(KEY, B)
             await stage.moved()
         assert stage.log.directory == f"{B}/t-0"

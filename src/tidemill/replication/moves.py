@@ -217,10 +217,18 @@ class Mover:
         if partition is not None:
             partition.log = move.future
         log.info("%s lies in %s now", move.key, move.future.directory)
-        await self._in_thread(move.sync_target)
+        await self._to_end(self._sync_target(move))
         await replicas.checkpoints.recovery_points()
         move.retire(replicas.clock.wall_ms())
         await replicas.checkpoints.removals()
+
+    async def _sync_target(self, move: Move) -> None:
+        """Brings the copy's new name to the disk: without it a power cut brings the old directory back."""
+        try:
+            await self._in_thread(move.sync_target)
+        except StorageError as problem:
+            self.replicas.sync_failed(move.future, problem)
+            raise
 
     async def _in_thread(self, do: Callable[..., Any], *arguments: Any) -> None:
         await self._to_end(self.replicas.loop.run_in_executor(None, do, *arguments))

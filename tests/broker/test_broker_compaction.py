@@ -11,6 +11,8 @@ import select
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,14 +22,17 @@ import pytest
 
 from tidemill.broker.cleaner_worker import CleanerProcess, Place
 from tidemill.broker.compaction import DEATHS_MAX, Compaction
+from tidemill.log.clean_batch import BatchCleaner
 from tidemill.log.clean_job import DAMAGED, CleanCounts, CleanedGroup, CleanJob, Failure
 from tidemill.log.cleaner import Cleaner
 from tidemill.log.config import LogConfig
 from tidemill.log.files import SystemFiles
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
-from tidemill.log.moves import begin_move, interrupted_moves
+from tidemill.log.moves import Move, begin_move, interrupted_moves
 from tidemill.log.offset_checkpoint import write_checkpoints
+from tidemill.log.offset_map import OffsetMap
+from tidemill.log.segment import Slice
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError, StorageError
@@ -35,8 +40,16 @@ from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_batch
 from tidemill.records.reader import iter_records, read_records
+from tidemill.replication.manager import ReplicaManager
+from tidemill.replication.partition_state import PartitionState
 
 NOW = 1_700_000_000_000
+COMPACTED_AT_ONCE = LogConfig(
+    cleanup_policy=("compact",),
+    file_delete_delay_ms=0,
+    delete_retention_ms=0,
+    min_cleanable_dirty_ratio=0.0,
+)
 SETTINGS = LogConfig(cleanup_policy=("compact",), file_delete_delay_ms=0)
 
 
@@ -193,14 +206,7 @@ def test_a_deleted_key_does_not_come_back_with_a_move_that_rested(tmp_path: Path
         path.mkdir()
     stage = Stage(paths[0], None, paths[1])
     log = stage.log(count=0)
-    log.set_config(
-        LogConfig(
-            cleanup_policy=("compact",),
-            file_delete_delay_ms=0,
-            delete_retention_ms=0,
-            min_cleanable_dirty_ratio=0.0,
-        )
-    )
+    log.set_config(COMPACTED_AT_ONCE)
 
     def write(key: bytes, value: bytes | None) -> None:
         data = build_batch([(NOW, key, value, None)])
@@ -280,6 +286,104 @@ def test_a_deleted_key_does_not_come_back_with_a_copy_whose_directory_was_offlin
     move.swap(NOW, False)
     assert keys_of(again.logs.logs[log.topic_partition]) == {b"stays", b"kept"}
     again.close()
+
+
+@pytest.mark.parametrize("is_chosen", [True, False])
+def test_a_deleted_key_does_not_come_back_with_a_move_that_begins_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_chosen: bool
+) -> None:
+    """``is_chosen``: the log was chosen, and its cleaning has yet to begin."""
+    cleaned = threading.Event()
+    store = Move.store
+
+    def store_slowly(move: Move, piece: Slice, now_ms: int) -> int:
+        size = store(move, piece, now_ms)
+        cleaned.wait(20)
+        return size
+
+    monkeypatch.setattr(Move, "store", store_slowly)
+    paths = tmp_path / "a", tmp_path / "b"
+    for path in paths:
+        path.mkdir()
+
+    async def run() -> None:
+        stage = Stage(paths[0], None, paths[1])
+        log = stage.log(count=0)
+        log.set_config(COMPACTED_AT_ONCE)
+        # As a follower gets them: the value while it kept up, the tombstone after the leader was cleaned.
+        for key, value in ((b"deleted", b"x"), (b"deleted", None), (b"kept", b"x"), (b"kept", b"x")):
+            data = bytearray(build_batch([(NOW, key, value, None)]))
+            data[:8] = int(log.end_offset).to_bytes(8, "big")
+            leader = BatchCleaner(OffsetMap(1000, 0.9, 0), NOW, 0)
+            log.append_as_follower(leader.clean(parse_batch(bytes(data), 0, len(data)), False, False), NOW)
+            log.roll(NOW)
+            log.flush(NOW)
+        target = next(str(path) for path in paths if not log.directory.startswith(str(path)))
+        loop = asyncio.get_running_loop()
+        replicas = ReplicaManager(1, stage.logs, SystemClock(), loop, stage.executor, stage.executor)
+        states = [PartitionState(0, 1, 0, (1,), (1,))]
+        replicas.put_topic("t", bytes(16), False, states, COMPACTED_AT_ONCE)
+
+        async def begin() -> None:
+            replicas.mover.piece_bytes = 1
+            replicas.mover.begin(log.topic_partition, target)
+            await asyncio.sleep(0.2)
+            await stage.write_recovery_points()
+
+        if is_chosen:
+            stage.compaction.write_recovery_points = begin
+        else:
+            clean = stage.worker.clean
+
+            async def clean_slowly(job: CleanJob, place: Place) -> CleanCounts | Failure | None:
+                async def late(group: CleanedGroup) -> bool:
+                    await begin()
+                    return await place(group)
+
+                return await clean(job, late)
+
+            stage.worker.clean = clean_slowly
+        await stage.compaction.clean_dirtiest()
+        cleaned.set()
+        while tasks := list(replicas.mover._tasks):
+            await asyncio.wait(tasks)
+        moved = stage.logs.logs[log.topic_partition]
+        assert moved is not log
+        assert keys_of(moved) == {b"kept"}
+        await replicas.stop()
+        stage.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_a_stop_hears_of_an_exchange_that_fails_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+    sync_directory = SystemFiles.sync_directory
+
+    def fail(files: SystemFiles, path: str) -> None:
+        if not path.endswith("/t-0"):
+            return sync_directory(files, path)
+        begun.set()
+        time.sleep(0.05)
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    async def run() -> None:
+        cleaning = asyncio.create_task(stage.compaction.clean_dirtiest())
+        await asyncio.get_running_loop().run_in_executor(None, begun.wait, 20)
+        cleaning.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await cleaning
+        assert "cannot exchange compacted segments of" in stage.replicas.failures[0]
+
+    stage = Stage(tmp_path)
+    stage.log()
+    with monkeypatch.context() as patched:
+        patched.setattr(SystemFiles, "sync_directory", fail)
+        asyncio.run(run())
+    stage.executor.shutdown()
+    stage.logs.unlock()
 
 
 def test_old_files_are_renamed_and_removed_after_their_delay(stage: Stage) -> None:

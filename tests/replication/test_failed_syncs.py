@@ -16,6 +16,7 @@ from test_replication_moves import KEY, PATIENCE_S, A, B, Stage, check_whole, va
 
 import tidemill.log.files as files_module
 from tidemill.log.config import LogConfig
+from tidemill.log.errors import storage_error
 from tidemill.log.files import SystemFiles
 from tidemill.log.manager import LogManager
 from tidemill.log.moves import Move
@@ -296,5 +297,25 @@ def test_the_old_directory_does_not_come_back_where_the_new_name_is_not_on_the_d
         assert again.logs.directories[1].may_have_lost
         await stop(again)
         assert is_put_aside
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("number", "is_distrusted"), [(errno.EIO, True), (errno.EMFILE, False)])
+def test_a_disk_that_fails_while_segments_are_exchanged_is_not_trusted_by_the_next_start(
+    number: int, is_distrusted: bool
+) -> None:
+    async def run() -> None:
+        files = FaultyFiles()
+        stage = Stage(files)
+        stage.logs.loss_heeded()
+        stage.append(80)
+        problem = OSError(number, os.strerror(number))
+        stage.replicas.storage_failed(stage.log, storage_error("exchange", stage.log.directory, problem))
+        await stop(stage)
+        assert failures(stage.logs) == [A]
+        again = Stage(files)
+        assert [one.may_have_lost for one in again.logs.directories] == [is_distrusted, False, False]
+        await stop(again)
 
     asyncio.run(run())

@@ -25,6 +25,7 @@ from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
 from tidemill.log.names import CLEANED
 from tidemill.log.offset_checkpoint import write_checkpoints
+from tidemill.log.swap import Swap
 from tidemill.model.configs import BROKER_KEYS, BrokerConfig
 from tidemill.model.configs.keys import Value
 from tidemill.model.errors import CorruptMessage, StorageError
@@ -241,7 +242,7 @@ class Compaction:
         checkpoint = self.logs.directory_of(one).recovery_points
         if checkpoint.written(one.topic_partition) < chosen.upper_bound:
             await self.write_recovery_points()
-        if one.closed or one.truncations != chosen.truncations:
+        if one.closed or one.truncations != chosen.truncations or self._moves(one.topic_partition):
             return False
         is_written = checkpoint.written(one.topic_partition) >= chosen.upper_bound
         if not is_written:
@@ -269,8 +270,7 @@ class Compaction:
         one = self.logs.logs.get(key)
         if one is None or not one.config.compact or self._is_put_off(key):
             return None
-        if any(key in directory.arriving for directory in self.logs.working):
-            # It moves. A copy that has a value must not come to its tombstone when that is gone.
+        if self._moves(key):
             return None
         high_watermark = self.replicas.high_watermark_of(key)
         if high_watermark is None:
@@ -281,6 +281,10 @@ class Compaction:
             text = str(storage_error("plan the compaction of", one.directory, problem))
             self._failed(one, Failure(STORAGE, text))
             return None
+
+    def _moves(self, key: TopicPartition) -> bool:
+        """Whether a log moves. A copy that has a value must not come to its tombstone when that is gone."""
+        return any(key in directory.arriving for directory in self.logs.working)
 
     def _is_put_off(self, key: TopicPartition) -> bool:
         """Whether a log was set aside, for a while or for longer."""
@@ -298,9 +302,18 @@ class Compaction:
             return False
         if swap is None:
             return False
+        exchanging = asyncio.ensure_future(self._exchange(one, swap))
         try:
-            running = asyncio.get_running_loop().run_in_executor(self.executor, swap.run)
-            await asyncio.shield(running)
+            return await asyncio.shield(exchanging)
+        except asyncio.CancelledError:
+            # Else nobody heard of a failure, and the cleaner removed its files while they get their names.
+            await asyncio.wait([exchanging])
+            raise
+
+    async def _exchange(self, one: Log, swap: Swap) -> bool:
+        """Renames the files in a thread; False when the log keeps its segments, or its directory failed."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self.executor, swap.run)
         except OSError as problem:
             # Some files have their new names, and some have not: only a start can tell which count.
             failure = storage_error("exchange compacted segments of", one.directory, problem)

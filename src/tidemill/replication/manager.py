@@ -378,16 +378,21 @@ class ReplicaManager(PartitionEvents):
         After a sync that failed the system may have dropped what was to be written: the next sync would
         succeed, and promise what is not on the disk. Only a start, which reads the logs, tells what is there.
         """
-        if one.closed:
-            return
-        if may_pass(problem):
+        if not one.closed and may_pass(problem):
             self.full_disks.flush_fails(one.topic_partition, problem)
+        else:
+            self._fail_directory(one, problem, is_trusted=False)
+
+    def _fail_directory(self, one: Log, problem: StorageError, *, is_trusted: bool) -> None:
+        """``is_trusted``: the disk has what was written, and the next start may read it from the cache."""
+        if one.closed:
             return
         directory = self.logs.directory_of(one)
         self._put_aside(directory.path, str(problem))
-        marking = self.loop.run_in_executor(None, self.logs.distrust, directory)
-        self._marking.add(marking)
-        marking.add_done_callback(self._marked)
+        if not is_trusted:
+            marking = self.loop.run_in_executor(None, self.logs.distrust, directory)
+            self._marking.add(marking)
+            marking.add_done_callback(self._marked)
 
     def _marked(self, marking: asyncio.Future[list[StorageError]]) -> None:
         self._marking.discard(marking)
@@ -427,12 +432,8 @@ class ReplicaManager(PartitionEvents):
             )
 
     def storage_failed(self, one: Log, problem: StorageError) -> None:
-        """Puts the data directory of a log aside, whose files are in a state that only a start can tell.
-
-        Whatever the reason: with some files renamed and some not, the log cannot go on.
-        """
-        if not one.closed:
-            self._put_aside(self.logs.directory_of(one).path, str(problem))
+        """Puts the data directory of a log aside: with some files renamed and some not it cannot go on."""
+        self._fail_directory(one, problem, is_trusted=not is_disk_broken(problem))
 
     def high_watermark_of(self, key: TopicPartition) -> int | None:
         """Up to where every replica in sync has the log; None for a partition that is not served here."""

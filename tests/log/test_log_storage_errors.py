@@ -260,3 +260,45 @@ def test_an_append_that_could_not_be_cut_back_is_cut_before_the_next(
     file.append([b" again"])
     assert file.read_at(0, 100) == b"whole again"
     file.close()
+
+
+def fail_appends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of an append is written, and what was written cannot be cut off."""
+    write = os.write
+
+    def half(descriptor: int, data: bytes) -> int:
+        if len(data) > len(HALF):
+            return write(descriptor, data[: len(HALF)])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def refuse(descriptor: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", half)
+    monkeypatch.setattr(os, "ftruncate", refuse)
+
+
+HALF = bytes(40)
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize("is_let_go", [False, True])
+def test_nothing_is_appended_behind_what_a_failed_append_left(
+    directory: str, batch: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch, is_read: bool, is_let_go: bool
+) -> None:
+    log = open_log(SystemFiles(), directory, PARTITION, LogConfig())
+    log.append([batch(1)], 1, 0)
+    with monkeypatch.context() as patched:
+        fail_appends(patched)
+        with pytest.raises(StorageError, match="No space"):
+            log.append([batch(1)], 1, 0)
+    if is_let_go:
+        log.active.let_go()
+    if is_read:
+        log.active.file()
+    log.append([batch(1)], 1, 0)
+    assert log.active.last_offset_end() == log.end_offset == 2
+    log.close(0)
+    again = open_log(SystemFiles(), directory, PARTITION, LogConfig(), clean=True)
+    assert again.end_offset == 2
+    again.close(0)

@@ -78,6 +78,8 @@ class Segment:
         self.replaced: bool = False
         """Whether another segment takes its name: the indexes are not made anew then."""
         self._file: File | None = None
+        self._ends_whole: bool = False
+        """Whether the open file ends where the segment does, or cuts off what is behind that by itself."""
         self.touched: bool = False
         """The log file was used since :data:`OPEN_FILES` looked last."""
         self._recent_count: i64 = 0
@@ -92,6 +94,7 @@ class Segment:
         self.index.create()
         self.time_index.create()
         self._file = file
+        self._ends_whole = True
         OPEN_FILES.opened(self)
         self.size = 0
         self.bytes_since_index = 0
@@ -129,14 +132,17 @@ class Segment:
                 raise
             file = self.files.open(self.path)
         self._file = file
+        self._ends_whole = False
         OPEN_FILES.opened(self)
         return file
 
-    def _open_to_append(self) -> File:
+    def _file_to_append(self) -> File:
         """As :meth:`file`, without what a failed append left when it could not be cut off at once."""
-        file = self._open()
-        if file.size() > self.size:
-            file.truncate(self.size)
+        file = self.file()
+        if not self._ends_whole:
+            if file.size() > self.size:
+                file.truncate(self.size)
+            self._ends_whole = True
         return file
 
     def append(
@@ -148,8 +154,8 @@ class Segment:
             self.max_timestamp()
         position: i64 = self.size
         file = self._file
-        if file is None:
-            file = self._open_to_append()
+        if file is None or not self._ends_whole:
+            file = self._file_to_append()
         self.touched = True
         file.append(buffers)
         self.size = position + size
@@ -160,8 +166,8 @@ class Segment:
         if self._max_timestamp == UNKNOWN:
             self.max_timestamp()
         file = self._file
-        if file is None:
-            file = self._open_to_append()
+        if file is None or not self._ends_whole:
+            file = self._file_to_append()
         self.touched = True
         file.append([view])
         for batch in batches:
@@ -178,8 +184,8 @@ class Segment:
             self.max_timestamp()
         begin: i64 = self.size
         file = self._file
-        if file is None:
-            file = self._open_to_append()
+        if file is None or not self._ends_whole:
+            file = self._file_to_append()
         self.touched = True
         file.append([data])
         self.size = begin + len(data)

@@ -284,7 +284,11 @@ HALF = bytes(40)
 @pytest.mark.parametrize("is_read", [False, True])
 @pytest.mark.parametrize("is_let_go", [False, True])
 def test_nothing_is_appended_behind_what_a_failed_append_left(
-    directory: str, batch: Callable[..., Batch], monkeypatch: pytest.MonkeyPatch, is_read: bool, is_let_go: bool
+    directory: str,
+    batch: Callable[..., Batch],
+    monkeypatch: pytest.MonkeyPatch,
+    is_read: bool,
+    is_let_go: bool,
 ) -> None:
     log = open_log(SystemFiles(), directory, PARTITION, LogConfig())
     log.append([batch(1)], 1, 0)

@@ -242,7 +242,9 @@ class Compaction:
         checkpoint = self.logs.directory_of(one).recovery_points
         if checkpoint.written(one.topic_partition) < chosen.upper_bound:
             await self.write_recovery_points()
-        if one.closed or one.truncations != chosen.truncations or self._moves(one.topic_partition):
+        if one.closed or one.truncations != chosen.truncations:
+            return False
+        if self._moves(one.topic_partition):
             return False
         is_written = checkpoint.written(one.topic_partition) >= chosen.upper_bound
         if not is_written:

@@ -127,11 +127,12 @@ class Mover:
     async def _copy(self, move: Move) -> None:
         """Copies until the partition has moved, or nothing is to be moved any more."""
         marked = False
-        while move.source.cleaning and not move.is_off():
-            # It may take a record, and further up the tombstone of its key: a copy of the one may not come to
-            # the other. No cleaning begins while a log moves.
-            await asyncio.sleep(RETRY_S)
         while not move.is_off():
+            if move.source.cleaning:
+                # It may take a value, and further up the tombstone of its key: a copy of the one would come to
+                # its end without the other. No cleaning begins while a log moves.
+                await asyncio.sleep(RETRY_S)
+                continue
             marked = marked and not move.may_differ
             if move.lag > CATCH_UP_OFFSETS or not marked or not move.is_start_written:
                 await self._copy_pieces(move)

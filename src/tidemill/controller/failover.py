@@ -87,7 +87,11 @@ class Failover:
         """
         office = self._office
         unreadable: dict[str, NodeFormatError] = {}
-        registered = await load_brokers(office.store, unreadable, office.image.brokers)
+        while True:
+            registered = await load_brokers(office.store, unreadable, office.image.brokers)
+            # Later: a leader that lives may read them, and commit by them, before it ends.
+            if not await office.take_other_min_insync(office.image.topic_index.eligible):
+                break
         office.note_unreadable(REGISTRATION, unreadable)
         for listener in self.registered_listeners:
             listener(registered)
@@ -167,6 +171,8 @@ class Failover:
             # They say in their registrations when they have heard of that.
             await self.brokers_changed()
         async with office.changing():
+            topics = dict.fromkeys(office.image.topics_by_id.get(one.topic_id) for one in wanted)
+            await office.take_other_min_insync(one.name for one in topics if one is not None)
             changes = _Changes(office.image, office.stopping(), office.policies.of)
             results = await with_pauses(changes.planning(wanted))
             office.check_active()  # The office may be lost in a pause.

@@ -32,6 +32,7 @@ from tidemill.controller.elections import (
 from tidemill.controller.leaderless_report import LeaderlessReport
 from tidemill.controller.reassignment import finding_ended
 from tidemill.controller.reported_losses import reported_losses
+from tidemill.controller.stored_min_insync import read_other_min_insync
 from tidemill.controller.topics import Plan, fence
 from tidemill.coordination.encoding import NodeFormatError, encode_id, new_id
 from tidemill.coordination.image import (
@@ -466,26 +467,49 @@ class Office:
     async def take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
         """Takes settings (by kind and name) over that somebody wrote to the store. Raises NOT_CONTROLLER."""
         async with self.changing():
-            before = self._image
-            self._image = before.with_settings(settings)
-            if self._image is not before:
-                delta = Delta.between(before, self._image)
-                for line in in_lines(f"{kind} {name}" for kind, name in settings):
-                    admin_log.info("settings were written to the store: %s", line)
-                await self._announce(delta)
-                plans = []
-                for old, new in delta.reconfigured:
-                    plans += plan_min_insync_change(self._image, [new], old.config, new.config)
-                if delta.broker_configs_changed:
-                    plans += plan_default_min_insync_change(
-                        self._image, before.default_broker_config(), self._image.default_broker_config()
-                    )
-                try:
-                    await self.change(plans)
+            try:
+                delta = await self._take_settings(settings)
+                if delta is not None:
                     await self.elect_leaderless(delta)
-                except StoreError:
-                    self.leaderless()  # Asked once more, these settings change nothing.
-                    raise
+            except StoreError:
+                self.leaderless()  # Asked once more, these settings change nothing.
+                raise
+
+    async def _take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> Delta | None:
+        before = self._image
+        self._image = before.with_settings(settings)
+        if self._image is before:
+            return None
+        delta = Delta.between(before, self._image)
+        for line in in_lines(f"{kind} {name}" for kind, name in settings):
+            admin_log.info("settings were written to the store: %s", line)
+        await self._announce(delta)
+        plans = []
+        for old, new in delta.reconfigured:
+            plans += plan_min_insync_change(self._image, [new], old.config, new.config)
+        if delta.broker_configs_changed:
+            plans += plan_default_min_insync_change(
+                self._image, before.default_broker_config(), self._image.default_broker_config()
+            )
+        await self.change(plans)
+        return delta
+
+    async def take_other_min_insync(self, topics: Iterable[str]) -> bool:
+        """Takes over a ``min.insync.replicas`` of ``topics`` that somebody else wrote; whether there was one.
+
+        To be called within :meth:`changing`, before the eligible leader replicas of these topics count.
+        Raises StoreError.
+        """
+        names = [name for name in topics if name in self._image.topic_index.eligible]
+        settings = await read_other_min_insync(self.store, self._image, names) if names else {}
+        self.check_active()
+        if not settings:
+            return False
+        try:
+            await self._take_settings(settings)
+        finally:
+            self.leaderless()  # Other settings may have changed with it, by which somebody may lead now.
+        return True
 
     async def elect_leaderless(self, delta: Delta) -> None:
         """Elects where nobody could lead, if ``delta`` changed settings so that somebody may now.

@@ -29,6 +29,7 @@ class Traits(NamedTuple):
     """Those that have replicas."""
     is_moving: bool
     is_leaderless: bool
+    has_eligible: bool
 
 
 def noting_traits(topic: TopicImage) -> Generator[None, None, None]:
@@ -39,19 +40,30 @@ def noting_traits(topic: TopicImage) -> Generator[None, None, None]:
     if topic.traits is not None or len(topic.partitions) <= PARTITIONS_A_PAUSE:
         return
     brokers: set[int] = set()
-    is_moving = is_leaderless = False
+    is_moving = is_leaderless = has_eligible = False
     for some in slices_of(topic.partitions, PARTITIONS_A_PAUSE):
         brokers.update(chain.from_iterable(one.replicas for one in some))
         is_moving = is_moving or any(one.adding or one.removing for one in some)
         is_leaderless = is_leaderless or any(one.leader < 0 for one in some)
+        has_eligible = has_eligible or any(one.elr for one in some)
         yield
-    topic.traits = Traits(frozenset(brokers), is_moving, is_leaderless)
+    topic.traits = Traits(frozenset(brokers), is_moving, is_leaderless, has_eligible)
 
 
 class TopicIndex:
     """Topics by name and by id, and the names of some that need care. Never changed, as images are not."""
 
-    __slots__ = ("_before", "_edition", "_touched", "by_broker", "by_id", "by_name", "leaderless", "moving")
+    __slots__ = (
+        "_before",
+        "_edition",
+        "_touched",
+        "by_broker",
+        "by_id",
+        "by_name",
+        "eligible",
+        "leaderless",
+        "moving",
+    )
 
     def __init__(self, by_name: Mapping[str, TopicImage]) -> None:
         self.by_name = by_name
@@ -65,6 +77,10 @@ class TopicIndex:
             name for name, topic in by_name.items() if _is_leaderless(topic)
         )
         """Topics with partitions that have no leader."""
+        self.eligible: Mapping[str, None] = dict.fromkeys(
+            name for name, topic in by_name.items() if _has_eligible(topic)
+        )
+        """Topics with partitions that have eligible leader replicas beside their in-sync set."""
         self.by_broker: Mapping[int, Mapping[str, None]] = _by_broker(by_name)
         """Topic names by the id of each broker that has replicas."""
         self._edition = object()
@@ -75,7 +91,7 @@ class TopicIndex:
     def with_changes(self, changed: Iterable[TopicImage], removed: Iterable[str] = ()) -> TopicIndex:
         """The next edition: with topics added or replaced, and others gone."""
         by_name, by_id, moving = dict(self.by_name), dict(self.by_id), dict(self.moving)
-        leaderless = dict(self.leaderless)
+        leaderless, eligible = dict(self.leaderless), dict(self.eligible)
         holders = _Holders(self.by_broker)
         touched: dict[str, None] = {}
         for topic in changed:
@@ -87,14 +103,15 @@ class TopicIndex:
             by_name[name] = topic
             if topic.topic_id != ZERO_ID:
                 by_id[topic.topic_id] = topic
-            if _is_moving(topic):
-                moving[name] = None
-            else:
-                moving.pop(name, None)
-            if _is_leaderless(topic):
-                leaderless[name] = None
-            else:
-                leaderless.pop(name, None)
+            for names, is_one in (
+                (moving, _is_moving(topic)),
+                (leaderless, _is_leaderless(topic)),
+                (eligible, _has_eligible(topic)),
+            ):
+                if is_one:
+                    names[name] = None
+                else:
+                    names.pop(name, None)
         for name in removed:
             touched[name] = None
             known = by_name.pop(name, None)
@@ -102,6 +119,7 @@ class TopicIndex:
             holders.replace(known, None)
             moving.pop(name, None)
             leaderless.pop(name, None)
+            eligible.pop(name, None)
         if not touched:
             return self
         # As many ids as topics: each has one of its own. Otherwise a look at all tells whose they are.
@@ -111,6 +129,7 @@ class TopicIndex:
         made.by_id = by_id if is_plain else _by_id(by_name)
         made.moving = moving
         made.leaderless = leaderless
+        made.eligible = eligible
         made.by_broker = holders.by_broker
         made._edition = object()
         made._before = self._edition
@@ -190,3 +209,9 @@ def _is_leaderless(topic: TopicImage) -> bool:
     if topic.traits is not None:
         return topic.traits.is_leaderless
     return any(one.leader < 0 for one in topic.partitions)
+
+
+def _has_eligible(topic: TopicImage) -> bool:
+    if topic.traits is not None:
+        return topic.traits.has_eligible
+    return any(one.elr for one in topic.partitions)

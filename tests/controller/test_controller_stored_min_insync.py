@@ -1,0 +1,111 @@
+"""Eligible leader replicas, where somebody else has written another ``min.insync.replicas`` to the store.
+
+The leader may have read it, and commit by it, before the controller is told of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from controller_office import REGISTRATION, Setting, in_office
+
+from tidemill.broker.metadata import effective_config
+from tidemill.controller.failover import Failover, WantedIsr
+from tidemill.controller.isr import IsrChange
+from tidemill.controller.topics import NewTopic
+from tidemill.coordination.image import PartitionImage
+from tidemill.coordination.nodes import DEFAULT_ENTITY, BrokerNode, ConfigNode
+from tidemill.coordination.port import Create, Delete, SetData
+
+BROKERS = (1, 2, 3)
+
+
+class Brokers:
+    """Brokers 1 to 3, and a topic of one partition on all of them, which broker 1 leads."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.controller = setting.controller
+        self.controller.policies.with_settings = lambda config, image: effective_config(config, image, 0)
+        self.failover = Failover(setting.controller)
+
+    async def make_topic(self, minimum: int, *, is_default: bool) -> None:
+        """``min.insync.replicas`` is the topic's, or the cluster's."""
+        for broker in BROKERS:
+            await self.start(broker)
+        settings = {"min.insync.replicas": str(minimum)}
+        if is_default:
+            path = ConfigNode.path("brokers", DEFAULT_ENTITY)
+            await self.setting.store.transact([Create(path, ConfigNode.encode(settings))])
+            await self.controller.take_settings({("brokers", DEFAULT_ENTITY): settings})
+        config = {} if is_default else settings
+        await self.controller.create_topics([NewTopic("t", assignments={0: list(BROKERS)}, config=config)])
+
+    async def write_minimum(self, minimum: int, *, is_default: bool) -> None:
+        """As an administrator's tool does; nobody has told the controller of it."""
+        path = ConfigNode.path(*(("brokers", DEFAULT_ENTITY) if is_default else ("topics", "t")))
+        data = ConfigNode.encode({"min.insync.replicas": str(minimum)})
+        await self.setting.store.transact([SetData(path, data)])
+
+    async def start(self, broker: int) -> None:
+        data = BrokerNode.encode(REGISTRATION._replace(broker_id=broker))
+        await self.setting.store.transact([Create(BrokerNode.path(broker), data, ephemeral=True)])
+        await self.failover.brokers_changed()
+
+    async def stop(self, broker: int) -> None:
+        await self.setting.store.transact([Delete(BrokerNode.path(broker))])
+        await self.failover.brokers_changed()
+
+    async def ask_for(self, *isr: int) -> None:
+        """The leader asks for this in-sync set, once more where the partition's state is another by then."""
+        topic = self.controller.image.topics["t"]
+        for _ in range(2):
+            one = self.state
+            members = [(member, -1) for member in isr]
+            change = IsrChange(one.leader, one.leader_epoch, one.partition_epoch, members)
+            await self.failover.alter_isr([WantedIsr(topic.topic_id, 0, change)])
+
+    @property
+    def state(self) -> PartitionImage:
+        return self.controller.image.topics["t"].partitions[0]
+
+    @property
+    def members(self) -> tuple[int, list[int], list[int]]:
+        """Leader, in-sync set and ELR."""
+        return self.state.leader, sorted(self.state.isr), sorted(self.state.elr)
+
+
+@pytest.mark.parametrize("is_default", [False, True])
+def test_nobody_is_elected_without_what_a_leader_commits_by_a_minimum_that_it_alone_has_read(
+    tmp_path: Path, is_default: bool
+) -> None:
+    async def story(setting: Setting) -> None:
+        brokers = Brokers(setting)
+        await brokers.make_topic(2, is_default=is_default)
+        for broker in (2, 3):
+            await brokers.stop(broker)
+        assert brokers.members == (1, [1], [3])
+        await brokers.start(3)
+        await brokers.write_minimum(1, is_default=is_default)
+        await brokers.stop(1)
+        assert brokers.members == (-1, [], [1])
+        await brokers.start(1)
+        assert brokers.members == (1, [1], [])
+
+    in_office(tmp_path, story)
+
+
+def test_a_smaller_in_sync_set_makes_nobody_eligible_whom_commits_by_a_lower_minimum_left_out(
+    tmp_path: Path,
+) -> None:
+    async def story(setting: Setting) -> None:
+        brokers = Brokers(setting)
+        await brokers.make_topic(3, is_default=False)
+        await brokers.ask_for(1, 2)
+        assert brokers.members == (1, [1, 2], [3])
+        await brokers.write_minimum(2, is_default=False)
+        await brokers.ask_for(1)
+        assert brokers.members == (1, [1], [2])
+
+    in_office(tmp_path, story)

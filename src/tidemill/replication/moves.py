@@ -129,8 +129,8 @@ class Mover:
         marked = False
         while not move.is_off():
             if move.source.cleaning:
-                # It may take a value, and further up the tombstone of its key: a copy of the one would come to
-                # its end without the other. No cleaning begins while a log moves.
+                # It may take a value, and further up the tombstone of its key: a copy of the one would end
+                # without the other. No cleaning begins while a log moves.
                 await asyncio.sleep(RETRY_S)
                 continue
             marked = marked and not move.may_differ

@@ -23,7 +23,7 @@ from tidemill.broker.handlers.delete_records import handle
 from tidemill.log.config import LogConfig
 from tidemill.log.manager import LogManager
 from tidemill.model.clock import SystemClock
-from tidemill.model.errors import ErrorCode
+from tidemill.model.errors import ErrorCode, StorageError
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
 from tidemill.replication import log_start_checkpoint
@@ -134,6 +134,25 @@ def test_a_deletion_that_the_leader_cannot_write_down_is_not_acknowledged(
     assert error == ErrorCode.KAFKA_STORAGE_ERROR
     monkeypatch.undo()
     assert answered(stage.bench, delete(stage.bench, 4)) == (0, 4)
+
+
+def test_a_deletion_is_not_acknowledged_where_the_directory_failed_before_it_was_written_down(
+    tmp_path: Path,
+) -> None:
+    with bench_in(tmp_path) as bench:
+        fill(bench)
+        partition = bench.partition("t", 0)
+        writing = bench.manager.checkpoints._writing
+        bench.loop.run_until_complete(writing.acquire())
+        task = delete(bench, 4)
+        assert is_waiting(bench, task)
+        assert partition.log.start_offset == 4
+        bench.manager.storage_failed(partition.log, StorageError("the disk is gone"))
+        writing.release()
+        error, _ = answered(bench, task)
+        (directory,) = bench.logs.directories
+        assert directory.start_offsets.written(TopicPartition("t", 0)) == 0
+        assert error == ErrorCode.KAFKA_STORAGE_ERROR
 
 
 def test_a_replica_that_does_not_answer_in_time_is_told_of(stage: Stage) -> None:

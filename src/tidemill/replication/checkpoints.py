@@ -87,7 +87,9 @@ class Checkpoints:
 
     async def log_starts_in(self, directories: Collection[DataDirectory]) -> list[StorageError]:
         """Writes down where the logs in ``directories`` start; what is wrong where that could not be done."""
-        return await self._write(lambda: self._logs.start_offset_checkpoints(directories))
+        problems = await self._write(lambda: self._logs.start_offset_checkpoints(directories))
+        # Nothing is written to a directory that failed meanwhile.
+        return problems + [StorageError(one.failure) for one in directories if one.failure]
 
     async def removals(self) -> None:
         """Takes deleted partitions out of the checkpoints.

@@ -319,3 +319,19 @@ def test_a_disk_that_fails_while_segments_are_exchanged_is_not_trusted_by_the_ne
         await stop(again)
 
     asyncio.run(run())
+
+
+def test_a_stop_that_could_not_sync_the_names_of_partitions_is_heeded_by_the_next_start() -> None:
+    async def run() -> None:
+        files = ForgetfulFiles()
+        stage = Stage(files)
+        stage.logs.loss_heeded()
+        stage.append(80)
+        files.fail("sync_directory", A, after=1)
+        (problem,) = await stop(stage)
+        assert problem.startswith(f"cannot sync {A}: ")
+        again = Stage(files)
+        assert [one.may_have_lost for one in again.logs.directories] == [True, False, False]
+        await stop(again)
+
+    asyncio.run(run())

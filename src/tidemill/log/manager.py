@@ -24,7 +24,7 @@ from tidemill.log.checkpoints import (
 from tidemill.log.closing import close_logs
 from tidemill.log.config import LogConfig
 from tidemill.log.directories import DataDirectories, DataDirectory
-from tidemill.log.errors import storage_error
+from tidemill.log.errors import may_pass, storage_error
 from tidemill.log.flush import FlushJob
 from tidemill.log.loading import Loading
 from tidemill.log.log import Log
@@ -479,13 +479,15 @@ class LogManager(DataDirectories):
         """What goes wrong with one log does not keep the others from the disk."""
         logs = [*directory.logs.values(), *directory.arriving.values()]
         problems, sync_failed = close_logs(logs, now_ms, len(self.working))
-        if sync_failed:
-            problems += map(str, self.distrust(directory))
         try:
             # Once for all the directories of partitions that were made in it.
             self.files.sync_directory(directory.path)
         except OSError as problem:
-            problems.append(str(storage_error("sync", directory.path, problem)))
+            failure = storage_error("sync", directory.path, problem)
+            problems.append(str(failure))
+            sync_failed = sync_failed or not may_pass(failure)
+        if sync_failed:
+            problems += map(str, self.distrust(directory))
         files = (directory.high_watermarks, directory.recovery_points, directory.start_offsets)
         checkpoints = [file for file in files if file.take()]
         problems += map(str, write_checkpoints(checkpoints))

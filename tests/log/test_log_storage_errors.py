@@ -306,3 +306,23 @@ def test_nothing_is_appended_behind_what_a_failed_append_left(
     again = open_log(SystemFiles(), directory, PARTITION, LogConfig(), clean=True)
     assert again.end_offset == 2
     again.close(0)
+
+
+def test_a_batch_sent_again_is_known_though_the_first_look_for_it_failed(
+    batch: Callable[..., Batch],
+) -> None:
+    def produced(sequence: int) -> Batch:
+        return batch(1, producer_id=42, producer_epoch=0, base_sequence=sequence)
+
+    files = FaultyFiles()
+    first = opened(files)
+    for sequence in range(3):
+        first.append([produced(sequence)], 0, NOW)
+    first.close(NOW)
+    again = opened(files, clean=True, recovery_point=3)
+    again.active.release()
+    files.fail("open", ".log", errno.EMFILE, times=MANY)
+    with pytest.raises(StorageError, match="ulimit -n"):
+        again.append([produced(1)], 0, NOW)
+    files.heal()
+    assert again.append([produced(1)], 0, NOW).base_offset == 1

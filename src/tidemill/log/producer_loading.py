@@ -76,12 +76,11 @@ def recall_batches(segments: list[Segment], producers: ProducerState, producer_i
     """Finds the last batches of a producer in the log, where a snapshot told only the very last.
 
     Returns whether there may be something new. Some :data:`RECALL_BYTES` before the last one are looked
-    through, headers only, in as many segments as that takes.
+    through, headers only, in as many segments as that takes. Raises OSError; the next call looks again then.
     """
     entry = producers.entries.get(producer_id)
     if entry is None or not entry.from_snapshot:
         return False
-    entry.from_snapshot = False
     last_offset: i64 = entry.last_offset
     found: list[KeptBatch] = []
     count = len(segments)
@@ -110,6 +109,7 @@ def recall_batches(segments: list[Segment], producers: ProducerState, producer_i
             found.append(
                 KeptBatch((base + delta) & SEQUENCE_MAX, scan.last_offset, delta, scan.max_timestamp)
             )
+    entry.from_snapshot = False
     if len(found) < 2:
         return False
     # What was appended since the start follows the snapshot's last batch, and stays behind it.

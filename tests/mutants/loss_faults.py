@@ -121,8 +121,9 @@ LOSSES: Final = (
     Fault(
         "failed-sync-not-marked-before-stop",
         "replication/manager.py",
-        "        await asyncio.gather(*self._marking, return_exceptions=True)\n\n\ndef",
-        "\n\ndef",
+        "        # A sync that failed just now is marked by then, too.\n"
+        "        await asyncio.gather(*self._marking, return_exceptions=True)\n",
+        "",
         "A stop that hears of a sync that failed leaves no mark of a clean shutdown.",
     ),
     Fault(

@@ -268,6 +268,23 @@ def test_the_office_is_followed_also_where_the_session_ended_while_the_broker_jo
     asyncio.run(run())
 
 
+def test_the_office_is_followed_also_where_the_session_ended_before_the_broker_joined() -> None:
+    """The logs are loaded before: that may take long."""
+
+    async def run() -> None:
+        cluster = Cluster()
+        one = Membership(cluster, cluster, cluster)  # type: ignore[arg-type]
+        cluster.tell(SessionState.EXPIRED)
+        cluster.tell(SessionState.CONNECTED)
+        await one.join(BrokerRegistration(1, ()))
+        cluster.activated.clear()
+        one.controller_dead(2)
+        await asyncio.wait_for(cluster.activated.wait(), 10)
+        await one.leave()
+
+    asyncio.run(run())
+
+
 class ReturningController(Controller):
     """Reads the cluster, and whatever happens just before."""
 

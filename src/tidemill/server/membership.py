@@ -207,7 +207,8 @@ class Membership:
             log.warning("the coordination store does not answer")
             self._events.store_silent()
         elif state is SessionState.EXPIRED:
-            self._has_expired = True
+            # Before this broker joins nothing has gone with the session, and nobody would return.
+            self._has_expired = self._registration is not None
             log.warning("the session with the coordination store has expired")
             self._controller.resign()
             self._events.session_lost()

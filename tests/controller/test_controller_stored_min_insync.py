@@ -14,7 +14,7 @@ from tidemill.broker.metadata import effective_config
 from tidemill.controller.failover import Failover, WantedIsr
 from tidemill.controller.isr import IsrChange
 from tidemill.controller.topics import NewTopic
-from tidemill.coordination.image import PartitionImage
+from tidemill.coordination.image import ClusterImage, PartitionImage
 from tidemill.coordination.nodes import DEFAULT_ENTITY, BrokerNode, ConfigNode
 from tidemill.coordination.port import Create, Delete, SetData
 
@@ -92,6 +92,31 @@ def test_nobody_is_elected_without_what_a_leader_commits_by_a_minimum_that_it_al
         assert brokers.members == (-1, [], [1])
         await brokers.start(1)
         assert brokers.members == (1, [1], [])
+
+    in_office(tmp_path, story)
+
+
+def test_a_new_controller_heeds_a_minimum_that_was_written_while_it_read_the_store(tmp_path: Path) -> None:
+    async def story(setting: Setting) -> None:
+        brokers = Brokers(setting)
+        await brokers.make_topic(2, is_default=False)
+        for broker in (2, 3):
+            await brokers.stop(broker)
+        await brokers.start(3)
+        assert brokers.members == (1, [1], [3])
+        brokers.controller.resign()
+        read = brokers.controller._read
+
+        async def read_slowly() -> ClusterImage:
+            """The settings were read; the leader reads others, commits by them, and ends."""
+            image = await read()
+            await brokers.write_minimum(1, is_default=False)
+            await setting.store.transact([Delete(BrokerNode.path(1))])
+            return image.with_brokers({one: known for one, known in image.brokers.items() if one != 1})
+
+        brokers.controller._read = read_slowly  # type: ignore[method-assign]
+        assert await brokers.controller.activate()
+        assert brokers.members == (-1, [], [1])
 
     in_office(tmp_path, story)
 

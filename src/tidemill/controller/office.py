@@ -279,6 +279,11 @@ class Office:
         self.tell_unreadable()
         self._is_stale = False
         await self._fix_min_insync()
+        # The settings of topics were read before the brokers: a leader may have read others, and ended since.
+        eligible = self._image.topic_index.eligible
+        if eligible:
+            others = await read_other_min_insync(self.store, self._image, eligible)
+            self._image = self._image.with_settings(others)
         losses = await reported_losses(self.store, self._image, self._image.brokers)
         known_ids = self.known_ids(known.topics, known)
         before = self._image

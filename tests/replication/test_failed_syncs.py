@@ -20,6 +20,7 @@ from tidemill.log.errors import storage_error
 from tidemill.log.files import SystemFiles
 from tidemill.log.manager import LogManager
 from tidemill.log.moves import Move
+from tidemill.model.errors import StorageError
 from tidemill.testing.files import FaultyFile, FaultyFiles
 
 
@@ -333,5 +334,27 @@ def test_a_stop_that_could_not_sync_the_names_of_partitions_is_heeded_by_the_nex
         again = Stage(files)
         assert [one.may_have_lost for one in again.logs.directories] == [True, False, False]
         await stop(again)
+
+    asyncio.run(run())
+
+
+def test_a_sync_that_finds_no_room_while_a_cut_fails_is_not_tried_again() -> None:
+    async def run() -> None:
+        files = SlowFiles()
+        stage = Stage(files)
+        stage.append(80)
+        files.slow = f"{A}/t-0"
+        stage.replicas.flush_wanted(stage.partition)
+        await files.waiting()
+        files.fail("truncate", f"{A}/t-0", errno.ENOSPC)
+        files.fail("sync", f"{A}/t-0", errno.ENOSPC)
+        with pytest.raises(StorageError, match="No space"):
+            stage.partition.truncate_to(70, 0)
+        assert stage.log.has_unfinished_cut
+        files.goes_on.set()
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wait(stage.replicas.flushing.under_way)
+        assert failures(stage.logs) == [A]
+        await stop(stage)
 
     asyncio.run(run())

@@ -48,7 +48,6 @@ class Flushing:
     async def _flush(self, partition: Partition) -> None:
         # A log that was moved to another directory meanwhile is closed, and the partition has the copy.
         while not (one := partition.log).closed and not partition.failed and not self.stopping:
-            job: FlushJob | None = None
             try:
                 job = await self._sync(one)
                 await self._replicas.checkpoints.lowered(one)
@@ -56,8 +55,7 @@ class Flushing:
                 if partition.log is not one:
                     continue
                 # A cut or a checkpoint that finds no room is done once there is some. No sync is tried again.
-                is_full = isinstance(problem, DiskFull) and (job is not None or one.has_unfinished_cut)
-                if not may_pass(problem) and not is_full:
+                if not may_pass(problem) and not isinstance(problem, DiskFull):
                     self._replicas.sync_failed(one, problem)
                     return
                 self._replicas.full_disks.flush_fails(one.topic_partition, problem)
@@ -96,7 +94,11 @@ class Flushing:
     async def _run(self, job: FlushJob) -> None:
         replicas = self._replicas
         began = replicas.clock.monotonic()
-        await replicas.loop.run_in_executor(replicas.syncers, job.run)
+        try:
+            await replicas.loop.run_in_executor(replicas.syncers, job.run)
+        except DiskFull as problem:
+            # What it was to write may be gone, unlike that of a cut or checkpoint that waits for room.
+            raise StorageError(str(problem)) from problem
         self.times.note(replicas.clock.monotonic() - began)
 
     async def due(self) -> None:

@@ -464,6 +464,28 @@ def test_what_keeps_the_old_directory_is_told(
     asyncio.run(run())
 
 
+def test_a_directory_that_a_first_move_left_does_not_come_back_after_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.append(80)
+        with monkeypatch.context() as patched:
+            patched.setattr(Move, "retire", refuse)
+            stage.mover.begin(KEY, B)
+            await stage.moved()
+        stage.append(5)
+        stage.mover.begin(KEY, C)
+        await stage.moved()
+        stage.append(5)
+        await stage.stop()
+        again = Stage(stage.files)
+        check_whole(again, C, 90)
+        await again.stop()
+
+    asyncio.run(run())
+
+
 def test_a_log_that_is_cut_before_the_last_turn_is_not_copied_by_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

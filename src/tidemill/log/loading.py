@@ -10,8 +10,8 @@ A move between directories that a stop interrupted is taken up where it was:
 - a ``-future`` directory goes on being filled, cut to what it has in common with its partition; one of
   another topic of the name is removed;
 - a partition with the file ``moved-to`` was about to be replaced by the copy in the directory that the file
-  names. When the copy has the partition's own name there, it is the partition, and this one is removed;
-  otherwise the file is removed and this one is. When that directory failed nobody can tell: the partition
+  names. When the copy has the partition's own name there, it is the partition, and this one is removed; also
+  when it has moved on from there. Otherwise the file is removed and this one is. When that directory failed nobody can tell: the partition
   stays offline.
 """
 
@@ -280,13 +280,21 @@ class Loading:
             )
             self.all.warnings.append(self.all.undecided[key])
             return True
-        if not self.files.exists(target.file(partition_directory(key))):
+        is_there = self.files.exists(target.file(partition_directory(key)))
+        if not is_there and not self._lies_elsewhere(directory, key):
             self.files.remove(marker)
             return False
         renamed = directory.file(directory_to_delete(key))
         self.files.rename(path, renamed)
         self.removals.add(renamed, self.now_ms)
         return True
+
+    def _lies_elsewhere(self, directory: DataDirectory, key: TopicPartition) -> bool:
+        """Whether the copy has moved on: this one could not be removed then, and lacks what came since."""
+        others = [one.file(partition_directory(key)) for one in self.all.working if one is not directory]
+        return any(
+            self.files.exists(path) and not self.files.exists(f"{path}/{MOVED_TO}") for path in others
+        )
 
     def _read_offsets(self, checkpoint: OffsetCheckpoint) -> dict[TopicPartition, int]:
         try:

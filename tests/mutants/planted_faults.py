@@ -491,7 +491,7 @@ LOG: Final = (
     Fault(
         "failed-sync-tried-again",
         "replication/flushing.py",
-        "                if not may_pass(problem) and not is_full:\n",
+        "                if not may_pass(problem) and not isinstance(problem, DiskFull):\n",
         "                if False:\n",
         "After a failed sync the directory is put aside: the next sync would succeed without the data.",
     ),

@@ -11,8 +11,8 @@ A move between directories that a stop interrupted is taken up where it was:
   another topic of the name is removed;
 - a partition with the file ``moved-to`` was about to be replaced by the copy in the directory that the file
   names. When the copy has the partition's own name there, it is the partition, and this one is removed; also
-  when it has moved on from there. Otherwise the file is removed and this one is. When that directory failed nobody can tell: the partition
-  stays offline.
+  when it has moved on from there. Otherwise the file is removed and this one is the partition. When that
+  directory failed nobody can tell: the partition stays offline.
 """
 
 from __future__ import annotations
@@ -292,9 +292,7 @@ class Loading:
     def _lies_elsewhere(self, directory: DataDirectory, key: TopicPartition) -> bool:
         """Whether the copy has moved on: this one could not be removed then, and lacks what came since."""
         others = [one.file(partition_directory(key)) for one in self.all.working if one is not directory]
-        return any(
-            self.files.exists(path) and not self.files.exists(f"{path}/{MOVED_TO}") for path in others
-        )
+        return any(self.files.exists(path) and not self.files.exists(f"{path}/{MOVED_TO}") for path in others)
 
     def _read_offsets(self, checkpoint: OffsetCheckpoint) -> dict[TopicPartition, int]:
         try:

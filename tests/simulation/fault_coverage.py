@@ -10,7 +10,10 @@ from simulated_faults import (
     CLUSTER_FAULTS,
     CUT_FROM_STORE,
     DISK_PUT_BACK,
+    FAILING_STOP,
     FULL_DISK,
+    LATE_STORE,
+    LEADER_AND_CONTROLLER,
     LOST_DISKS_OF_OTHERS,
     REPLICATION_FAULTS,
 )
@@ -40,7 +43,10 @@ CLUSTER_EVENTS = (
     *(f"min.insync.replicas {how} while a replica was out of sync" for how in ("raised", "lowered")),
     *("eligible replicas dropped by another min.insync.replicas", "excuse not-learnt"),
     *(f"fault {fault}" for fault in (CUT_FROM_STORE, LOST_DISKS_OF_OTHERS, DISK_PUT_BACK)),
-    "former disks put back",
+    *(f"fault {fault}" for fault in (LATE_STORE, FAILING_STOP, LEADER_AND_CONTROLLER)),
+    *("former disks put back", "clean stops", "stops while a sync hangs that fails"),
+    *("sessions that ended with the removal of losses", "starts after power cuts on full disks"),
+    "min.insync.replicas written to the store by others",
 )
 REPLICATION, CLUSTER = "replication", "cluster"
 _EVENTS = {REPLICATION: REPLICATION_EVENTS, CLUSTER: CLUSTER_EVENTS}

@@ -41,7 +41,15 @@ from simulated_compaction import (
     SimulatedCleaner,
 )
 from simulated_disk import OLD_SEGMENTS
-from simulated_faults import CUT_FROM_STORE, DISK_PUT_BACK, LOST_DISKS_OF_OTHERS
+from simulated_faults import (
+    CUT_FROM_STORE,
+    DISK_PUT_BACK,
+    FAILING_STOP,
+    LATE_STORE,
+    LEADER_AND_CONTROLLER,
+    LONG_S,
+    LOST_DISKS_OF_OTHERS,
+)
 from simulated_groups import OFFSETS, Committer, GroupMember, GroupMembers
 from simulated_loop import PROCESS, Process
 from simulated_network import WORLD, Listening
@@ -58,15 +66,17 @@ from tidemill.coordination.nodes import (
     BROKER_IDS,
     CONTROLLER,
     BrokerNode,
+    ConfigChangeNode,
+    ConfigNode,
     ControllerEpochNode,
     DeleteTopicNode,
     PartitionStateNode,
     TopicNode,
 )
-from tidemill.coordination.port import Check, Create
+from tidemill.coordination.port import Check, Create, SetData
 from tidemill.coordination.port import Node as StoreNode
-from tidemill.log.names import LOG, parse_partition_directory
-from tidemill.model.configs import BrokerConfig
+from tidemill.log.names import CLEAN_SHUTDOWN, LOG, parse_partition_directory
+from tidemill.model.configs import MIN_INSYNC, BrokerConfig
 from tidemill.model.types import TopicPartition
 from tidemill.net.link import LinkError
 from tidemill.replication.manager import ReplicaManager
@@ -99,8 +109,11 @@ SETTINGS = {
 CLEAN_AGAIN_MS = 300
 """How long a log is left alone that could not be cleaned."""
 NEAR_PRODUCER = "near-producer"
+LOST_ANSWERS = 0.5
+"""Of the registrations that are written again are not answered, where any are."""
 STORE_CUT_SESSIONS = 2
 """A cut from the store lasts for so many lives of a session at least."""
+HANGING_SYNC_S_MEAN = 0.5
 STOP_S_MAX = 8.0
 """Whoever stops in order for longer is killed."""
 
@@ -174,6 +187,8 @@ class FullCluster(Simulation):
         self.promises.min_insync.begin(self.min_isr_default)
         self._configs: dict[str, BrokerConfig] = {}
         self._moving: set[Place] = set()
+        self._heeded: dict[int, Process | None] = {}
+        """By broker the process whose losses were heeded: another report of it says nothing new."""
         self._operator_s: dict[Place, float] = {}
         self.committers = [
             self._client(Committer, f"committer-{number}", TOPIC, group=f"group-{number}", partition=0)
@@ -272,7 +287,35 @@ class FullCluster(Simulation):
             return []
         self.phase_names = (*self.phase_names, *MIN_INSYNC_PHASES)
         pause_s = self.random.choice((0.2, 0.6))
-        return [self._client(MinInsyncAdmin, "min-insync-admin", TOPIC, phases=self.phases, pause_s=pause_s)]
+        admin = self._client(
+            MinInsyncAdmin,
+            "min-insync-admin",
+            TOPIC,
+            phases=self.phases,
+            write=self._write_min_insync,
+            pause_s=pause_s,
+        )
+        return [admin]
+
+    async def _write_min_insync(self, value: str | None) -> None:
+        """As old tools of Kafka change settings of a topic. Raises StoreError."""
+        store = await SimulatedStore.open(self.store, self.session_s)
+        try:
+            path = ConfigNode.path("topics", TOPIC)
+            node = await store.get(path)
+            config = ConfigNode.decode(path, node.data if node is not None else b"")
+            config.pop(MIN_INSYNC, None)
+            if value is not None:
+                config[MIN_INSYNC] = value
+            data = ConfigNode.encode(config)
+            change = Create(
+                ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", TOPIC), sequential=True
+            )
+            write = SetData(path, data, node.version) if node is not None else Create(path, data)
+            await store.transact([write, change])
+            self.events.count("min.insync.replicas written to the store by others")
+        finally:
+            await store.close()
 
     def changes(self) -> int:
         if not self.admins:
@@ -351,7 +394,12 @@ class FullCluster(Simulation):
             broker_id = int(parts[3])
             lost = BrokerNode.decode(broker_id, data).lost
             node = self.store.tree.get(path)
-            self.promises.registered(broker_id, lost, is_new=node is not None and node.version == 0)
+            is_new = node is not None and node.version == 0
+            self.promises.registered(broker_id, lost, is_new=is_new)
+            if node is not None and not is_new and lost.is_none:
+                self._note_heeded(broker_id, node.owner)
+                if self.variations.has_lost_answers:
+                    self._lose_answer(node.owner)
         elif path.startswith("/config/"):
             self._settings_written(path, data)
         elif path == "/controller":
@@ -374,6 +422,20 @@ class FullCluster(Simulation):
             place = (parts[3], int(parts[5]))
             self.promises.controller_wrote(place, state.controller_epoch)
             self.state_written(place, state.leader, state.leader_epoch, tuple(state.isr))
+
+    def _note_heeded(self, broker_id: int, session: int) -> None:
+        """The store has a registration without the losses that the broker had reported."""
+        known = self.store.sessions.get(session)
+        process = known.connection.store.context.get(PROCESS) if known and known.connection else None
+        if process is self.node(broker_id).process:
+            self._heeded[broker_id] = process
+
+    def _lose_answer(self, session: int) -> None:
+        """The store has taken a write, and ends the session before the answer comes."""
+        if self._begun_s is None or self.faults.ended or self.random.random() >= LOST_ANSWERS:
+            return
+        self.events.count("sessions that ended with the removal of losses")
+        self.faults.later(lambda: self.store.end(session, "is ended"), 0.0001)
 
     def _refuse_deletion(self, topic: str) -> None:
         """Disks have no room at first to rename what they have of a topic."""
@@ -402,6 +464,8 @@ class FullCluster(Simulation):
         holder = self.store.tree.get(CONTROLLER)
         if path.startswith(f"{BROKER_IDS}/") and holder is not None and holder.owner == session:
             broker_id = int(path.rpartition("/")[2])
+            if self._heeded.get(broker_id) is self.node(broker_id).process:
+                return
             self.promises.loss_read(broker_id, BrokerNode.decode(broker_id, node.data).lost)
 
     def _topic_written(self, topic: str, data: bytes) -> None:
@@ -515,6 +579,12 @@ class FullCluster(Simulation):
         }
         if self.variations.has_store_cuts:
             found[CUT_FROM_STORE] = self.cut_from_store
+        if self.variations.has_late_store:
+            found[LATE_STORE] = self.delay_store
+        if self.variations.has_failing_stops:
+            found[FAILING_STOP] = self.stop_in_failing_sync
+        if self.variations.has_min_insync_changes:
+            found[LEADER_AND_CONTROLLER] = self.kill_leader_and_controller
         if self.variations.has_operator:
             found[LOST_DISKS_OF_OTHERS] = lambda node: self.faults.lose_others(node)
         return found
@@ -571,11 +641,47 @@ class FullCluster(Simulation):
 
     def end_controller_session(self, node: Node) -> bool:
         """The store ends the session of the controller: another broker takes over."""
+        controller = self._controller()
+        return controller is not None and self.end_session(controller)
+
+    def _controller(self) -> Node | None:
         for one in self.nodes:
             server = one.server
             if isinstance(server, Whole) and server.server.broker.controller.is_active:
-                return self.end_session(one)
-        return False
+                return one
+        return None
+
+    def kill_leader_and_controller(self, node: Node) -> bool:
+        """Whoever leads the topic's first partition, and who commands, are gone at once."""
+        known = self.promises.partitions.get((TOPIC, 0))
+        leader = node if known is None or known.leader <= 0 else self.node(known.leader)
+        controller = self._controller()
+        # The leader stays away for a while: others lead, if they may.
+        done = self.faults.kill(leader, back_s_mean=LONG_S)
+        return (controller is not None and controller is not leader and self.faults.kill(controller)) or done
+
+    def delay_store(self, node: Node) -> bool:
+        """What the store sends to a broker comes late for a while, best to the controller.
+
+        What it is sent does not: then another broker is registered, best with losses, while the controller
+        does not know.
+        """
+        if self.random.random() < 0.7:
+            node = self._controller() or node
+        store = self._store_of(node)
+        if store is None or store.late_s:
+            return False
+        store.late_s = self.session_s * self.random.choice((0.1, 0.25, 0.4))
+        self.events.add(f"*** the store answers {node.name} {store.late_s:.2f} s later", "the world")
+
+        def mend() -> None:
+            store.late_s = 0.0
+
+        self.faults.later(mend, LONG_S, after_s=self.session_s)
+        others = [one for one in self.nodes if one is not node]
+        if self.random.random() < 0.5:
+            self.faults.cut_power(self.random.choice(others))
+        return True
 
     def cut_from_store(self, node: Node) -> bool:
         """A broker reaches the store no more, or nobody but clients, for longer than its session lives.
@@ -611,7 +717,33 @@ class FullCluster(Simulation):
         self.network.world_timer(self.loop.time() + STOP_S_MAX, lambda: node.end(process))
         return True
 
+    def stop_in_failing_sync(self, node: Node) -> bool:
+        """A sync hangs, the broker is told to stop meanwhile, and the sync fails: its data are dropped."""
+        if not node.is_running or not self.faults.may_lose(node):
+            return False
+        self.events.add(f"*** the next sync of {node.name} hangs, and fails", "the world")
+        process = node.process
+
+        def hangs() -> float:
+            if node.process is process and not self.faults.ended and self.shut_down(node):
+                self.events.count("stops while a sync hangs that fails")
+            return self.random.expovariate(1 / HANGING_SYNC_S_MEAN)
+
+        node.files.drop_syncs(LOG, 1, hangs)
+        self.faults.repair_later(node, LONG_S)
+        return True
+
     async def _stop_in_order(self, node: Node, server: Whole, process: Process) -> None:
         await server.server.stop()
         self.events.add("has stopped")
+        self._check_clean_stop(node)
         self.loop.call_soon(node.end, process, context=WORLD)
+
+    def _check_clean_stop(self, node: Node) -> None:
+        """A stop that is marked as a clean one has left everything on the disk."""
+        if not node.files.exists(f"/data/{CLEAN_SHUTDOWN}"):
+            return
+        self.events.count("clean stops")
+        for path in node.files.unsynced(LOG):
+            if parse_partition_directory(path.split("/")[-2]) is not None:
+                self.promises.broken("restart", f"{node.name} stops as if {path} were on its disk")

@@ -38,7 +38,7 @@ PROMISES = {
     "the record",
     "flush": "with flush.messages=1 no power cut loses what was acknowledged, on any number of machines",
     "restart": "a killed process loses nothing of its logs, and a power cut takes the end of a log, and no "
-    "record before one that stays",
+    "record before one that stays; a clean stop leaves everything on the disk",
     "one-record": "an offset never holds two records, for readers and writers that were answered",
     "high-watermark": "the end that a consumer is told does not go back for it",
     "no-gap": "a consumer misses nothing between the log start and the end",
@@ -268,8 +268,6 @@ class Promises:
         self.partitions: dict[Place, PartitionHistory] = {}
         self.replica_ends: Callable[[Place], Mapping[int, int]] = lambda place: {}
         """The log ends of a partition's running replicas, by broker."""
-        self.offline_ends: Callable[[Place], Mapping[int, int]] = lambda place: {}
-        """Where the logs of those replicas end that are offline: their disks failed, maybe a moment ago."""
         self.started_s: Callable[[int], float | None] = lambda broker: None
         """Since when the process of a broker runs."""
         self.stopped_s: Callable[[int], float] = lambda broker: ALWAYS_RUNNING
@@ -627,7 +625,7 @@ class Promises:
         """Counts the replicas that have the records; those that changed since the request are believed."""
         if known.changed_s >= sent_s:
             return
-        ends = {**self.offline_ends(place), **self.replica_ends(place)}
+        ends = self.replica_ends(place)
         having = 0
         for broker in known.replicas:
             started_s = self.started_s(broker)

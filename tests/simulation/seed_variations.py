@@ -25,6 +25,15 @@ DIRECTORY_MOVES_SHARE = 0.3
 DELETION_BURSTS_SHARE = 0.4
 """Of the seeds have an administrator who deletes a topic in several ways, and makes it, all at once."""
 
+LATE_STORE_SHARE = 0.4
+"""Of the seeds have times at which the store's answers and events come late to a broker."""
+LOST_ANSWERS_SHARE = 0.4
+"""Of the seeds have sessions that end as the store takes a registration that tells of fewer losses."""
+FULL_STARTS_SHARE = 0.5
+"""Of the seeds with full disks have starts after power cuts that find a disk full."""
+FAILING_STOPS_SHARE = 0.4
+"""Of the seeds have brokers that are told to stop while a sync hangs that will fail."""
+
 
 class Variations:
     """The variations of one seed."""
@@ -41,3 +50,7 @@ class Variations:
         self.has_directory_moves = random.random() < DIRECTORY_MOVES_SHARE
         self.has_refused_deletions = random.random() < REFUSED_DELETIONS_SHARE
         self.has_deletion_bursts = random.random() < DELETION_BURSTS_SHARE
+        self.has_late_store = random.random() < LATE_STORE_SHARE
+        self.has_lost_answers = random.random() < LOST_ANSWERS_SHARE
+        self.has_full_starts = random.random() < FULL_STARTS_SHARE and self.has_full_disks
+        self.has_failing_stops = random.random() < FAILING_STOPS_SHARE

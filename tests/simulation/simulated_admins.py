@@ -225,9 +225,17 @@ class TopicReplacer(Admin):
 class MinInsyncAdmin(Client):
     """Changes ``min.insync.replicas`` now and then: the topic's value, or the default that holds without."""
 
-    def __init__(self, *client: Any, phases: ChangePhases, pause_s: float) -> None:
+    def __init__(
+        self,
+        *client: Any,
+        phases: ChangePhases,
+        write: Callable[[str | None], Awaitable[None]],
+        pause_s: float,
+    ) -> None:
+        """``write`` writes the topic's value to the store, past all brokers."""
         super().__init__(*client)
         self.phases = phases
+        self.write = write
         self.pause_s = pause_s
 
     async def work(self) -> None:
@@ -240,7 +248,9 @@ class MinInsyncAdmin(Client):
         if self.ended:
             return
         setting, luck = self.promises.min_insync, self.random.random()
-        if luck < 0.35:
+        if luck < 0.2:
+            change = self._write_past_brokers(str(3 - setting.of(self.topic)))
+        elif luck < 0.35:
             change = self._alter(ResourceType.TOPIC, self.topic, str(3 - setting.of(self.topic)))
         elif luck < 0.5 or setting.has_own(self.topic):
             change = self._alter(ResourceType.TOPIC, self.topic, None)
@@ -267,6 +277,13 @@ class MinInsyncAdmin(Client):
     @staticmethod
     def _has_eligible(known: PartitionHistory) -> bool:
         return bool(known.holders.eligible) and known.leader >= 0
+
+    async def _write_past_brokers(self, value: str | None) -> None:
+        self.events.add(f"writes {MIN_INSYNC} of {self.topic} to the store: {value or 'the default'}")
+        try:
+            await self.write(value)
+        except StoreError as problem:
+            self.events.add(f"{type(problem).__name__}: {problem}")
 
     async def _alter(self, kind: ResourceType, name: str, value: str | None) -> None:
         self.events.add(f"sets {MIN_INSYNC} of {name or 'the cluster'} to {value or 'the default'}")

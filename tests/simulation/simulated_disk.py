@@ -35,7 +35,7 @@ class SimulatedFile(FaultyFile):
         except OSError:
             if had_pending and self._life == self._files.life and not self._closed:
                 self._node.drop()
-                self._files.dropped(self._path)
+                self._files.sync_failed(self._path)
             raise
 
 
@@ -53,6 +53,8 @@ class SimulatedFiles(FaultyFiles):
         """Called before a process ends, or power is lost: whether what was not synced may be gone then."""
         self.power_lost: Callable[[], None] = lambda: None
         """Called when only what a power cut left is there."""
+        self._fresh: set[str] = set()
+        """Files of which the present process has met a sync that failed."""
         self.is_full = False
         """Whether no file gets another page."""
         self.deletion_refused: Callable[[], None] = lambda: None
@@ -60,6 +62,7 @@ class SimulatedFiles(FaultyFiles):
         self._kept = ("", 0)
         """Directories of deleted partitions that keep their names: how their paths begin, how many times."""
         self._drops: tuple[str, int] | None = None
+        self._hangs: Callable[[], float] | None = None
         self._stop: tuple[int, Callable[[str], bool]] | None = None
         self._stops_at = ALL_OPERATIONS
         self._exchanged = ""
@@ -93,9 +96,18 @@ class SimulatedFiles(FaultyFiles):
         """Has no room, so many times, to rename a deleted partition's directory whose path begins so."""
         self._kept = (prefix, times)
 
-    def drop_syncs(self, path_part: str, times: int) -> None:
-        """Lets the next syncs of such files fail that have something to write."""
+    def drop_syncs(self, path_part: str, times: int, hangs: Callable[[], float] | None = None) -> None:
+        """Lets the next syncs of such files fail that have something to write.
+
+        ``hangs`` is called as one does, and tells for how long whoever waits is not told.
+        """
         self._drops = (path_part, times)
+        self._hangs = hangs
+
+    def sync_failed(self, path: str) -> None:
+        """A sync has failed, and what it was to write is dropped."""
+        self._fresh.add(path)
+        self.dropped(path)
 
     def check_drops(self, path: str, has_pending: bool) -> None:
         """Raises what :meth:`drop_syncs` asked for."""
@@ -103,6 +115,8 @@ class SimulatedFiles(FaultyFiles):
             return
         part, times = self._drops
         self._drops = (part, times - 1) if times > 1 else None
+        if self._hangs is not None and self.loop.is_in_job:
+            self.loop.job_hangs_s = self._hangs()
         raise OSError(errno.EIO, os.strerror(errno.EIO), path)
 
     def stop_in_cleaning(self, after: int, stop: Callable[[str], bool], stops_at: str) -> None:
@@ -172,9 +186,20 @@ class SimulatedFiles(FaultyFiles):
         self._drops = None
         self._stop = None
 
+    def unsynced(self, suffix: str) -> list[str]:
+        """The files of such names with records that are not on the disk, and that the process has written."""
+        return [
+            path
+            for path, node in self._names.items()
+            if node is not None
+            and path.endswith(suffix)
+            and (node.pending or (node.dropped and path in self._fresh))
+        ]
+
     def kill(self) -> None:
         """The process stops. The system may forget clean pages, also those that were never written."""
         paths = self._with_dropped()
+        self._fresh.clear()
         self.process_ends(bool(paths))
         super().kill()
         if paths and self.loop.random.random() < 0.7:
@@ -184,6 +209,7 @@ class SimulatedFiles(FaultyFiles):
 
     def power_cut(self, random: Random | None = None) -> None:
         paths = self._with_dropped()
+        self._fresh.clear()
         self.process_ends(True)
         super().power_cut(random)
         self.power_lost()

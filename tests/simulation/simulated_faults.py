@@ -11,7 +11,7 @@ import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tidemill.log.names import CLEAN_SHUTDOWN
+from tidemill.log.names import CLEAN_SHUTDOWN, LOG
 
 if TYPE_CHECKING:
     from simulated_disk import SimulatedFiles
@@ -47,10 +47,16 @@ CUT_FROM_STORE = "cut from the store"
 LOST_DISKS_OF_OTHERS = "lost disks of all others"
 """Where an operator is on duty: else nothing is written any more."""
 DISK_PUT_BACK = "disk put back"
+LATE_STORE = "late store"
+FAILING_STOP = "stop while a sync fails"
+LEADER_AND_CONTROLLER = "kill of leader and controller"
+"""In shares of the seeds."""
 FULL_DISK = "full disk"
 """In a share of the seeds."""
 FULL_DISKS_AIMED = 5
 """At DeleteRecords, which writes where a log starts."""
+RARE_AIMED = 3
+"""Each of the rare faults at what it is for."""
 HARSH = (
     LOST_DISKS_OF_OTHERS,
     "power cut of two",
@@ -101,7 +107,7 @@ class Faults:
         self._names = [name for name in names if random.random() < 0.5] or names
         """Some faults are found only where others are rare."""
         self._weights = [random.choice((1, 1, 3)) for _ in self._names]
-        for name, weight in ((LOST_DISKS_OF_OTHERS, 1), (FULL_DISK, 3)):
+        for name, weight in ((LOST_DISKS_OF_OTHERS, 1), (FULL_DISK, 3), (LATE_STORE, 2), (FAILING_STOP, 1)):
             if name in names and name not in self._names:
                 # Few seeds may have it.
                 self._names.append(name)
@@ -109,6 +115,12 @@ class Faults:
         self._pause_s = random.choice((0.3, 0.8, 2.0, 4.0))
         pairs = [(name, phase) for name in names for phase in simulation.phase_names]
         self._aimed = random.sample(pairs, min(len(pairs), random.choice((0, 8, 16, 24))))
+        aims = (
+            (LATE_STORE, "broker start"),
+            (LATE_STORE, "move copying"),
+            (LEADER_AND_CONTROLLER, "min.insync.replicas changed"),
+        )
+        self._aimed += [aim for aim in aims if aim[0] in names] * RARE_AIMED
         if FULL_DISK in names:
             self._aimed += [(FULL_DISK, "DeleteRecords asked")] * FULL_DISKS_AIMED
         self._forgotten: Node | None = None
@@ -187,13 +199,13 @@ class Faults:
         self.later(node.boot, back_s_mean)
         return True
 
-    def _may_lose(self, node: Node) -> bool:
+    def may_lose(self, node: Node) -> bool:
         """Half of the seeds leave a replica of everything, so that nothing is excused."""
         return self._is_harsh or self.promises.may_lose(node.node_id)
 
     def cut_power(self, node: Node) -> bool:
         """The machine stops: what was not synced may be gone."""
-        if not node.machine.is_up or not self._may_lose(node):
+        if not node.machine.is_up or not self.may_lose(node):
             return False
         self._report(f"{node.name} loses its power")
         if node.is_running:
@@ -209,6 +221,9 @@ class Faults:
 
         def back() -> None:
             self.simulation.network.power_back(node.machine)
+            if self.simulation.variations.has_full_starts and self.random.random() < 0.6 and not self.ended:
+                self.events.count("starts after power cuts on full disks")
+                self._fill(node, LONG_S, None)
             node.boot()
 
         self.later(back)
@@ -222,7 +237,7 @@ class Faults:
 
     def lose_disk(self, node: Node) -> bool:
         """The process is gone, and another disk is in the machine."""
-        if not node.is_running or not self._may_lose(node):
+        if not node.is_running or not self.may_lose(node):
             return False
         self._report(f"{node.name} loses its disk")
         node.stop()
@@ -248,7 +263,7 @@ class Faults:
         is_in_sync = self.promises.has_registered_since(node.node_id, lost_s) and any(
             node.node_id in history.holders.isr for history in histories
         )
-        if node.is_running and is_in_sync and self._may_lose(node):
+        if node.is_running and is_in_sync and self.may_lose(node):
             self._report(f"{node.name} has its former disk again")
             self.events.count("former disks put back")
             node.stop()
@@ -348,7 +363,7 @@ class Faults:
         operation = self.random.choice(("append", "sync", "sync", "open", "replace"))
         self._report(f"the disk of {node.name} fails ({operation})")
         node.files.fail(operation, "/data/", errno.EIO, times=self.random.choice((1, 3)))
-        self._repair_later(node)
+        self.repair_later(node)
         return True
 
     def fill_disk(self, node: Node) -> bool:
@@ -359,24 +374,32 @@ class Faults:
         """
         if not node.is_running or node.files.is_full:
             return False
-        self._report(f"the disk of {node.name} is full")
-        node.files.is_full = True
         all_end = self.random.random() < 0.5
+
+        def end_all() -> None:
+            for one in self.simulation.nodes:
+                self.kill(one, back_s_mean=AT_ONCE_S if one is node else LONG_S)
+
+        self._fill(node, self.random.choice((SHORT_S, LONG_S)), end_all if all_end else None)
+        return True
+
+    def _fill(self, node: Node, mean_s: float, ended: Callable[[], None] | None) -> None:
+        """The disk is full for a while; then ``ended`` is called, or a replica is made that was refused."""
+        self._report(f"the disk of {node.name} is full")
         files = node.files
+        files.is_full = True
 
         def make_room() -> None:
             self._report(f"the disk of {node.name} has room")
             files.is_full = False
-            if all_end and not self.ended:
-                for one in self.simulation.nodes:
-                    self.kill(one, back_s_mean=AT_ONCE_S if one is node else LONG_S)
+            if ended is not None and not self.ended:
+                ended()
             elif self._misses_replica(node):
                 # A replica that could not be made is made at the next start.
                 self.events.count("starts for a replica that a full disk had refused")
                 self.kill(node)
 
-        self.later(make_room, self.random.choice((SHORT_S, LONG_S)))
-        return True
+        self.later(make_room, mean_s)
 
     def _misses_replica(self, node: Node) -> bool:
         here = {(one.topic, int(one.index)) for one in node.partitions if not one.failed}
@@ -385,20 +408,22 @@ class Faults:
 
     def drop_sync(self, node: Node) -> bool:
         """A sync fails, and the system drops the pages that it did not write: a start finds the old ones."""
-        if not node.is_running or not self._may_lose(node):
+        if not node.is_running or not self.may_lose(node):
             return False
         self._report(f"the disk of {node.name} drops what it was to sync")
-        node.files.drop_syncs(".log", self.random.choice((1, 3)))
-        self._repair_later(node)
+        node.files.drop_syncs(LOG, self.random.choice((1, 3)))
+        self.repair_later(node)
         return True
 
-    def _repair_later(self, node: Node) -> None:
+    def repair_later(self, node: Node, mean_s: float | None = None) -> None:
+        """The disk works again after a while, and a start reads it."""
+
         def repair() -> None:
             node.files.heal()
             # Whichever process runs by now: it may have met the fault, and put its directory aside.
             self.kill(node)
 
-        self.later(repair)
+        self.later(repair, mean_s)
 
     # -- the network
 

@@ -142,6 +142,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.sockets: dict[int, Any] = {}
         """The network's, by descriptor."""
         self.is_in_job = False
+        self.job_hangs_s = 0.0
+        """Set by a job that is done: whoever waits for it is told so much later."""
         """Whether a thread's job runs now, in the middle of which a process may end."""
 
     def time(self) -> float:
@@ -254,6 +256,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """Runs ``func`` as a thread would: at the begin or the end of the time that the job takes."""
         future = self.create_future()
         outcome: list[tuple[Any, BaseException | None]] = []
+        hangs_s: list[float] = []
 
         def work() -> None:
             self.is_in_job = True
@@ -265,10 +268,16 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 outcome.append((None, problem))
             finally:
                 self.is_in_job = False
+                if self.job_hangs_s:
+                    hangs_s.append(self.job_hangs_s)
+                    self.job_hangs_s = 0.0
 
         def tell() -> None:
             if not outcome:
                 work()
+            if hangs := hangs_s.pop() if hangs_s else 0.0:
+                self.call_later(hangs, tell)
+                return
             if future.done() or not outcome:
                 return
             result, problem = outcome[0]

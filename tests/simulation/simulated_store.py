@@ -78,7 +78,8 @@ class Connection:
         self._send(False, call, context)
 
     def _send(self, is_request: bool, call: Callable[[], None], context: Any) -> None:
-        when = max(self._arrivals[is_request], self.network.arrival_s())
+        late_s = 0.0 if is_request else self.store.late_s
+        when = max(self._arrivals[is_request], self.network.arrival_s() + late_s)
         self._arrivals[is_request] = when
 
         def arrive() -> None:
@@ -226,6 +227,8 @@ class SimulatedStore(Store):
         self._listeners: list[SessionListener] = []
         self._answered_s = self._loop.time()
         self._opened: asyncio.Future[None] = self._loop.create_future()
+        self.late_s = 0.0
+        """So much longer answers and events take."""
         self.context = copy_context()
 
     @classmethod

@@ -197,7 +197,6 @@ class Simulation:
         self.events = EventLog(self.loop)
         self.promises = Promises(self.events, self.loop.time)
         self.promises.replica_ends = self._replica_ends
-        self.promises.offline_ends = self._offline_ends
         self.promises.started_s = self._started_s
         self.promises.stopped_s = lambda broker: self.node(broker).stopped_s
         self.phases = ChangePhases(self.loop.time)
@@ -450,10 +449,6 @@ class Simulation:
             if end or not one.failed:
                 ends[node.node_id] = end
         return ends
-
-    def _offline_ends(self, place: Place) -> dict[int, int]:
-        found = self._replicas(place)
-        return {node.node_id: int(one.log.end_offset) for node, one in found if one.failed}
 
     def _started_s(self, node_id: int) -> float | None:
         node = self.node(node_id)

@@ -152,18 +152,6 @@ def test_an_answer_may_come_when_the_deletion_of_the_topic_has_removed_a_replica
     assert checked.counts["excuse being-deleted"] == 1
 
 
-@pytest.mark.parametrize(("end", "broken"), [(10, []), (9, ["min-isr"])])
-def test_a_replica_whose_disk_failed_before_the_answer_came_counts_up_to_where_its_log_ends(
-    end: int, broken: list[str]
-) -> None:
-    checked = Checked()
-    three_that_stay(checked)
-    del checked.ends[3]
-    checked.promises.offline_ends = lambda _: {3: end}
-    checked.acknowledged(9)
-    assert [one.partition(":")[0] for one in checked.broken] == broken
-
-
 def test_a_replica_of_a_topic_that_is_being_deleted_has_what_is_acknowledged_while_it_is_there() -> None:
     checked = Checked()
     three_that_stay(checked)

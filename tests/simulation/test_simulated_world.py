@@ -134,6 +134,34 @@ def test_jobs_of_threads_take_time_and_tell_their_errors(stage: Stage) -> None:
     stage.run(story())
 
 
+def test_whoever_waits_for_a_sync_that_hangs_is_told_later_and_what_it_dropped_is_not_on_the_disk(
+    stage: Stage,
+) -> None:
+    files = SimulatedFiles(stage.loop)
+    files.make_directory("/data")
+    hung_s: list[float] = []
+
+    def hangs() -> float:
+        hung_s.append(stage.loop.time())
+        return 5.0
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        one = files.open("/data/1.log", create=True)
+        one.append([b"records"])
+        assert files.unsynced(".log") == ["/data/1.log"]
+        files.drop_syncs(".log", 1, hangs)
+        with pytest.raises(OSError, match="Input/output error"):
+            await loop.run_in_executor(None, one.sync)
+        assert loop.time() >= hung_s[0] + 5.0
+        await loop.run_in_executor(None, one.sync)
+        assert files.unsynced(".log") == ["/data/1.log"]
+        files.kill()
+        assert files.unsynced(".log") == []
+
+    stage.run(story())
+
+
 def raise_error() -> None:
     raise OSError("broken")
 
@@ -336,6 +364,33 @@ def test_a_session_from_which_nothing_is_heard_expires_and_its_client_learns_it_
     assert states == [SessionState.SUSPENDED, SessionState.EXPIRED, SessionState.CONNECTED]
     assert store.session_id != before
     assert [event.kind for event in events] == [EventKind.CREATED, EventKind.CHILDREN_CHANGED]
+
+
+def test_what_the_store_sends_may_come_late_and_what_it_is_sent_does_not(stage: Stage) -> None:
+    late, other = stage.process("late"), stage.process("other")
+    done: list[str] = []
+
+    async def begin() -> SimulatedStore:
+        return await SimulatedStore.open(stage.server, TIMEOUT_S)
+
+    async def story() -> None:
+        store.late_s = TIMEOUT_S / 4
+        began_s = stage.loop.time()
+        await store.transact([Create("/written")])
+        assert stage.loop.time() >= began_s + TIMEOUT_S / 4
+        done.append("answered")
+
+    async def look() -> None:
+        looking = await SimulatedStore.open(stage.server, TIMEOUT_S)
+        await asyncio.sleep(TIMEOUT_S / 8)
+        if await looking.exists("/written"):
+            done.append("written")
+
+    store = stage.run(begin(), late)
+    looking = stage.loop.create_task(look(), context=other.context)
+    stage.run(story(), late)
+    assert looking.done()
+    assert done == ["written", "answered"]
 
 
 def test_of_a_call_in_flight_nobody_knows_whether_it_was_done(stage: Stage) -> None:

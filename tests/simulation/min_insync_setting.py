@@ -22,8 +22,8 @@ DEFAULT_PATH = ConfigNode.path("brokers", DEFAULT_ENTITY)
 TOPICS = ConfigNode.path("topics", "")
 LEARN_SESSIONS = 2
 """A broker whose session lives has read a change within so many lives of a session, and SLACK_S."""
-APPLY_S = 0.3
-"""What a broker has read it counts by within this time."""
+APPLY_S = 2.0
+"""What a broker has read it counts by within this time: it may read the rest of the cluster first."""
 
 
 class Since(NamedTuple):

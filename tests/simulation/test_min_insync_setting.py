@@ -143,9 +143,9 @@ def test_a_leader_that_has_read_a_higher_value_has_to_count_by_it() -> None:
     changed = raised_while_alone()
     changed.read(2, broker=2)
     changed.read(2)
-    changed.acknowledged_alone(20.3)
+    changed.acknowledged_alone(21.9)
     assert changed.broken == []
-    changed.acknowledged_alone(21.0)
+    changed.acknowledged_alone(22.6)
     (broken,) = changed.broken
     assert broken.startswith("min-isr: ")
 
@@ -184,7 +184,7 @@ def test_a_leader_of_a_topic_without_a_value_may_not_have_read_another_default_y
     changed.acknowledged_alone(21.0)
     assert changed.broken == []
     changed.read(2, path=DEFAULT_PATH)
-    changed.acknowledged_alone(22.0)
+    changed.acknowledged_alone(23.6)
     assert len(changed.broken) == 1
 
 
@@ -195,9 +195,9 @@ def elected_after_a_raise(*, is_read: bool) -> Changed:
     changed.write(2)
     if is_read:
         changed.read(2)
-    changed.now = 21.0
+    changed.now = 23.0
     changed.written(1)
-    changed.now = 22.0
+    changed.now = 24.0
     changed.written(1)
     changed.promises.state_written(PLACE, 2, 2, (2,))
     return changed

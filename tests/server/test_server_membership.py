@@ -277,9 +277,11 @@ def test_the_office_is_followed_also_where_the_session_ended_before_the_broker_j
         cluster.tell(SessionState.EXPIRED)
         cluster.tell(SessionState.CONNECTED)
         await one.join(BrokerRegistration(1, ()))
+        tries = cluster.tries
         cluster.activated.clear()
         one.controller_dead(2)
         await asyncio.wait_for(cluster.activated.wait(), 10)
+        assert cluster.tries > tries
         await one.leave()
 
     asyncio.run(run())

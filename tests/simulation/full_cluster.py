@@ -189,6 +189,8 @@ class FullCluster(Simulation):
         self._moving: set[Place] = set()
         self._heeded: dict[int, Process | None] = {}
         """By broker the process whose losses were heeded: another report of it says nothing new."""
+        self._unread_settings: set[str] = set()
+        """Paths of settings that were written past all brokers, and that no controller has read since."""
         self._operator_s: dict[Place, float] = {}
         self.committers = [
             self._client(Committer, f"committer-{number}", TOPIC, group=f"group-{number}", partition=0)
@@ -293,6 +295,7 @@ class FullCluster(Simulation):
             TOPIC,
             phases=self.phases,
             write=self._write_min_insync,
+            is_unread=lambda: bool(self._unread_settings),
             pause_s=pause_s,
         )
         return [admin]
@@ -312,6 +315,7 @@ class FullCluster(Simulation):
                 ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", TOPIC), sequential=True
             )
             write = SetData(path, data, node.version) if node is not None else Create(path, data)
+            self._unread_settings.add(path)
             await store.transact([write, change])
             self.events.count("min.insync.replicas written to the store by others")
         finally:
@@ -462,7 +466,10 @@ class FullCluster(Simulation):
         if path.startswith("/config/") and process is not None:
             self.promises.min_insync.read(node_of(process.name), path, node.data)
         holder = self.store.tree.get(CONTROLLER)
-        if path.startswith(f"{BROKER_IDS}/") and holder is not None and holder.owner == session:
+        if holder is None or holder.owner != session:
+            return
+        self._unread_settings.discard(path)
+        if path.startswith(f"{BROKER_IDS}/"):
             broker_id = int(path.rpartition("/")[2])
             if self._heeded.get(broker_id) is self.node(broker_id).process:
                 return

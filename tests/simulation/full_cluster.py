@@ -191,6 +191,8 @@ class FullCluster(Simulation):
         """By broker the process whose losses were heeded: another report of it says nothing new."""
         self._unread_settings: set[str] = set()
         """Paths of settings that were written past all brokers, and that no controller has read since."""
+        self._unheeded_states: dict[str, int] = {}
+        """State nodes that named eligible replicas then, with their versions: controllers write them anew."""
         self._operator_s: dict[Place, float] = {}
         self.committers = [
             self._client(Committer, f"committer-{number}", TOPIC, group=f"group-{number}", partition=0)
@@ -295,7 +297,7 @@ class FullCluster(Simulation):
             TOPIC,
             phases=self.phases,
             write=self._write_min_insync,
-            is_unread=lambda: bool(self._unread_settings),
+            is_unheeded=self._is_unheeded,
             pause_s=pause_s,
         )
         return [admin]
@@ -315,11 +317,27 @@ class FullCluster(Simulation):
                 ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", TOPIC), sequential=True
             )
             write = SetData(path, data, node.version) if node is not None else Create(path, data)
-            self._unread_settings.add(path)
+            self._note_unheeded(path)
             await store.transact([write, change])
             self.events.count("min.insync.replicas written to the store by others")
         finally:
             await store.close()
+
+    def _note_unheeded(self, path: str) -> None:
+        self._unread_settings.add(path)
+        for place in self.promises.partitions:
+            state_path = PartitionStateNode.path(*place)
+            node = self.store.tree.get(state_path)
+            if node is not None and PartitionStateNode.decode(*place, node.data).elr:
+                self._unheeded_states[state_path] = node.version
+
+    def _is_unheeded(self) -> bool:
+        """Whether no controller has heeded yet what was written past all brokers."""
+        for path, version in list(self._unheeded_states.items()):
+            node = self.store.tree.get(path)
+            if node is None or node.version != version:
+                del self._unheeded_states[path]
+        return bool(self._unread_settings or self._unheeded_states)
 
     def changes(self) -> int:
         if not self.admins:

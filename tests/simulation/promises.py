@@ -511,6 +511,7 @@ class Promises:
 
     def replica_cut(self, place: Place, broker: int) -> None:
         """A replica that was reported as lost follows another, and has cut what it was not sure of."""
+        self.compaction.replica_lost(place)
         known = self.partitions.get(place)
         if known is not None and broker in known.holders.since:
             had_forgotten = known.holders.has_forgotten

@@ -230,18 +230,18 @@ class MinInsyncAdmin(Client):
         *client: Any,
         phases: ChangePhases,
         write: Callable[[str | None], Awaitable[None]],
-        is_unread: Callable[[], bool],
+        is_unheeded: Callable[[], bool],
         pause_s: float,
     ) -> None:
         """``write`` writes the topic's value to the store, past all brokers.
 
-        ``is_unread``: no controller has read yet what was written so. Of two such changes it would only see
-        the last (``docs/decisions/eligible-leader-replicas.md``).
+        ``is_unheeded``: no controller has heeded yet what was written so. Of two such changes it would see
+        the last only (``docs/decisions/eligible-leader-replicas.md``).
         """
         super().__init__(*client)
         self.phases = phases
         self.write = write
-        self.is_unread = is_unread
+        self.is_unheeded = is_unheeded
         self.pause_s = pause_s
 
     async def work(self) -> None:
@@ -251,7 +251,7 @@ class MinInsyncAdmin(Client):
             await self._wait_until(self._has_eligible)
         elif luck < 0.3:
             await self._wait_until(self._is_out_of_sync)
-        if self.ended or self.is_unread():
+        if self.ended or self.is_unheeded():
             return
         setting, luck = self.promises.min_insync, self.random.random()
         if luck < 0.2:

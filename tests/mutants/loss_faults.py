@@ -54,7 +54,7 @@ LOSSES: Final = (
     ),
     Fault(
         "loss-reported-of-what-was-made-since",
-        "controller/reported_losses.py",
+        "controller/lost_replica_reports.py",
         "        if state is not None and state.creation_id > _reported_at(image.brokers[broker]):\n",
         "        if False:\n",
         "A report of losses says nothing of partitions that were made after it.",
@@ -121,7 +121,7 @@ LOSSES: Final = (
     Fault(
         "failed-sync-not-marked-before-stop",
         "replication/manager.py",
-        "        # A sync that failed just now is marked by then, too.\n"
+        "        # The failed syncs among these tasks have begun to mark their directories.\n"
         "        await asyncio.gather(*self._marking, return_exceptions=True)\n",
         "",
         "A stop that hears of a sync that failed leaves no mark of a clean shutdown.",
@@ -129,8 +129,7 @@ LOSSES: Final = (
     Fault(
         "office-lost-while-read-begins",
         "controller/office.py",
-        "        self.check_active()  # The session may have ended meanwhile: where nothing is written"
-        " nothing fails.\n",
+        "        self.check_active()  # Without a write nothing has checked yet that the session lives.\n",
         "",
         "A controller that lost the office while it read the store writes nothing.",
     ),

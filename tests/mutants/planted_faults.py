@@ -999,7 +999,7 @@ ELECTIONS: Final = (
     ),
     Fault(
         "leader-keeps-old-min-insync",
-        "replication/topic_settings.py",
+        "replication/topics.py",
         "            partition.set_min_insync(config.min_insync_replicas, now_ms)\n",
         "            pass\n",
         "A leader counts by another min.insync.replicas as soon as it has read it.",

@@ -14,7 +14,7 @@ from tidemill.records.batch import Batch, parse_batch
 from tidemill.records.builder import build_batch
 from tidemill.records.validate import Limits
 from tidemill.replication.partition import Partition
-from tidemill.replication.topic_settings import configure
+from tidemill.replication.topics import apply_topic_config
 
 EACH = LogConfig(flush_messages=1)
 BOTH = (LEADER, FOLLOWER)
@@ -96,7 +96,7 @@ def test_records_that_wait_are_committed_when_flush_messages_is_set_meanwhile() 
     partition.become(LEADER, 0, BOTH, BOTH, 0)
     broker.write(0, b"a")
     assert broker.events.flushes == []
-    configure([partition], EACH, 0)
+    apply_topic_config([partition], EACH, 0)
     partition.fetched_by(FOLLOWER, 1, 0, 10, 1)
     assert (partition.high_watermark, broker.events.flushes) == (0, [partition])
     sync(partition)

@@ -74,9 +74,9 @@ class Command:
         return self.image.controller_epoch
 
     def add(self, newer: Command) -> None:
-        """Takes ``newer`` in: of what both have, the newer holds. A whole one leaves nothing but stops."""
+        """Merges ``newer`` into this command. A full state replaces pending states, and keeps the stops."""
         if newer.whole:
-            # The broker may have been away, and partitions moved away from it, of which it was told nothing.
+            # Partitions may have moved away from the broker while the controller took it for dead.
             self.states.clear()
             self.fresh.clear()
             self.metadata.clear()

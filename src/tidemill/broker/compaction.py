@@ -285,7 +285,7 @@ class Compaction:
             return None
 
     def _moves(self, key: TopicPartition) -> bool:
-        """Whether a log moves. A copy that has a value must not come to its tombstone when that is gone."""
+        """Whether a log moves: its copy may hold a value whose tombstone is still to be copied."""
         return any(key in directory.arriving for directory in self.logs.working)
 
     def _is_put_off(self, key: TopicPartition) -> bool:
@@ -308,7 +308,7 @@ class Compaction:
         try:
             return await asyncio.shield(exchanging)
         except asyncio.CancelledError:
-            # Else nobody heard of a failure, and the cleaner removed its files while they get their names.
+            # A failed exchange has to be handled, and the cleaner must not remove files under way.
             await asyncio.wait([exchanging])
             raise
 

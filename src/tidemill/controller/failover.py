@@ -19,8 +19,8 @@ from tidemill.controller.elections import (
     write_state,
 )
 from tidemill.controller.isr import IsrChange, plan_isr_change
+from tidemill.controller.lost_replica_reports import reported_losses
 from tidemill.controller.office import Office
-from tidemill.controller.reported_losses import reported_losses
 from tidemill.controller.topics import Plan, unknown_topic
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.image import REGISTRATION, BrokerImage, ClusterImage, PartitionImage
@@ -53,8 +53,7 @@ class Failover:
         self._dead: dict[int, int] = {}
         """Brokers that were found dead, and the epochs of their registrations, which may live on."""
         self._heeded: dict[int, int] = {}
-        """Brokers that this controller has known, and the epochs of their registrations: what these report
-        was heeded."""
+        """The registration epochs of brokers whose reports of losses this controller has handled."""
         office.look_at_brokers = self.look
         office.office_listeners.append(self._office_changed)
 
@@ -89,7 +88,7 @@ class Failover:
         unreadable: dict[str, NodeFormatError] = {}
         while True:
             registered = await load_brokers(office.store, unreadable, office.image.brokers)
-            # Later: a leader that lives may read them, and commit by them, before it ends.
+            # After the brokers: a leader may read other settings, commit by them, and die in between.
             if not await office.take_other_min_insync(office.image.topic_index.eligible):
                 break
         office.note_unreadable(REGISTRATION, unreadable)
@@ -117,7 +116,7 @@ class Failover:
         image = office.image.with_brokers(living)
         heeded = self._heeded | {broker: one.epoch for broker, one in known.items()}
         self._heeded = {broker: epoch for broker, epoch in heeded.items() if broker in registered}
-        # One that was taken for dead, and is not, may lead what was made since it reported its losses.
+        # A broker that only seemed dead may lead partitions that were created after its report.
         unheeded = [broker for broker in came if heeded.get(broker) != living[broker].epoch]
         losses = await reported_losses(office.store, image, unheeded)
         office.check_active()

@@ -27,7 +27,7 @@ FIRST_BALANCE_S = 5.0
 """How long after taking the office the balance is looked at first; then at the configured interval."""
 
 QUESTIONS = 3
-"""So often replicas are asked how far their logs reach, where others are started meanwhile."""
+"""How often an unclean election asks for log ends while candidates restart."""
 
 
 class Leading:
@@ -101,10 +101,12 @@ class Leading:
         are_named: bool,
         may_ask_again: bool,
     ) -> tuple[dict[TopicPartition, KafkaError | None], dict[TopicPartition, None], Delta | None]:
-        """The results, the partitions whose replicas have to be asked (again) first, and the change."""
+        """Returns the results, the partitions whose log ends have to be asked for again, and the change."""
         office = self._office
         await office.look_at_brokers()
-        again = dict.fromkeys(self._recovery.incomplete(answered, wanted) if may_ask_again else ())
+        again = dict.fromkeys(
+            self._recovery.incomplete(answered, wanted, is_asked_for=True) if may_ask_again else ()
+        )
         ends = answered.valid_in(office.image)
         decisions = plan_elections(
             office.image,

@@ -106,7 +106,7 @@ class Moves:
         office = self._office
         if not self._planned():
             return None
-        # One that stays may have been started anew: what it lost is heeded before the others go.
+        # A replica that stays may have restarted without its data: check before the others are removed.
         await office.look_at_brokers()
         plans = self._planned()
         if not plans:

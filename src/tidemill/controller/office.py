@@ -30,9 +30,9 @@ from tidemill.controller.elections import (
     plan_takeover,
 )
 from tidemill.controller.leaderless_report import LeaderlessReport
+from tidemill.controller.lost_replica_reports import reported_losses
 from tidemill.controller.reassignment import finding_ended
-from tidemill.controller.reported_losses import reported_losses
-from tidemill.controller.stored_min_insync import read_other_min_insync
+from tidemill.controller.stored_min_insync_replicas import read_other_min_insync
 from tidemill.controller.topics import Plan, fence
 from tidemill.coordination.encoding import NodeFormatError, encode_id, new_id
 from tidemill.coordination.image import (
@@ -279,7 +279,7 @@ class Office:
         self.tell_unreadable()
         self._is_stale = False
         await self._fix_min_insync()
-        # The settings of topics were read before the brokers: a leader may have read others, and ended since.
+        # A leader may have read newer settings, committed by them, and died before the brokers were read.
         eligible = self._image.topic_index.eligible
         if eligible:
             others = await read_other_min_insync(self.store, self._image, eligible)
@@ -288,7 +288,7 @@ class Office:
         known_ids = self.known_ids(known.topics, known)
         before = self._image
         await self.write(plan_takeover(before, losses, self.policies.of, known_ids=known_ids))
-        self.check_active()  # The session may have ended meanwhile: where nothing is written nothing fails.
+        self.check_active()  # Without a write nothing has checked yet that the session lives.
         in_one_go(self._reporting(Delta.between(before, self._image), losses))
         for listener in self.office_listeners:
             listener(True)
@@ -356,7 +356,7 @@ class Office:
             self._ids_aside |= {
                 name: known_ids[name] for name in image.unreadable_of(TOPIC) if name in known_ids
             }
-            # Who has another registration by now may have lost records: that is heeded before it leads.
+            # A broker with a new registration may have lost data. Its report is handled before it leads.
             renewed = {
                 broker
                 for broker, known in before.brokers.items()

@@ -47,11 +47,11 @@ async def ask_nobody(
 
 
 class AnsweredLogEnds(NamedTuple):
-    """Log ends as brokers answered, who was asked, and in which registrations."""
+    """The log ends that brokers returned, the brokers that were asked, and their registration epochs."""
 
     ends: LogEnds
     asked: Mapping[TopicPartition, Sequence[int]]
-    """The brokers that were asked for each partition; none where there was one candidate only."""
+    """The brokers asked for each partition. A partition with a single candidate is not asked for."""
     registrations: Mapping[int, int]
     """The epochs of these brokers."""
 
@@ -144,7 +144,9 @@ class UncleanRecovery:
         async with office.changing():
             # Meanwhile brokers may have stopped or restarted, and reported losses.
             await office.look_at_brokers()
-            ends = self._complete(answered)
+            # Of the partitions that are left out all candidates are asked again.
+            incomplete = set(self.incomplete(answered, answered.ends))
+            ends = {key: ends for key, ends in answered.ends.items() if key not in incomplete}
             names = dict.fromkeys(key.topic for key in wanted)
             topics = [office.image.topics[name] for name in names if name in office.image.topics]
             plans = plan_takeover(
@@ -156,23 +158,13 @@ class UncleanRecovery:
             )
             return await office.change(plans, ends=ends) is not None
 
-    def _complete(self, answered: AnsweredLogEnds) -> LogEnds:
-        """The log ends of partitions of which every present candidate was asked. The rest is asked again."""
-        office = self._office
-        image, stopping = office.image, office.stopping()
-        complete = {}
-        for key, ends in answered.ends.items():
-            topic = image.topics.get(key.topic)
-            partition = topic.partition(key.partition) if topic is not None else None
-            if topic is None or partition is None:
-                continue
-            candidates = recovery_candidates(image, partition, office.policies.of(topic), stopping)
-            if answered.is_complete(key, candidates, image):
-                complete[key] = ends
-        return complete
+    def incomplete(
+        self, answered: AnsweredLogEnds, wanted: Iterable[TopicPartition], *, is_asked_for: bool = False
+    ) -> list[TopicPartition]:
+        """Those of ``wanted`` of which a present candidate was not asked for its log end.
 
-    def incomplete(self, answered: AnsweredLogEnds, wanted: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Those of ``wanted`` whose replicas have to be asked before an operator's unclean election."""
+        ``is_asked_for``: an operator asks for an unclean election, which has more candidates.
+        """
         office = self._office
         image, stopping = office.image, office.stopping()
         found = []
@@ -181,7 +173,9 @@ class UncleanRecovery:
             partition = topic.partition(key.partition) if topic is not None else None
             if topic is None or partition is None:
                 continue
-            policy = office.policies.of(topic)._replace(unclean=True)
+            policy = office.policies.of(topic)
+            if is_asked_for:
+                policy = policy._replace(unclean=True)
             candidates = recovery_candidates(image, partition, policy, stopping)
             if not answered.is_complete(key, candidates, image):
                 found.append(key)

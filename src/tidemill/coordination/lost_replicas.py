@@ -33,9 +33,9 @@ class LostReplicas(NamedTuple):
     unsynced: bool | Partitions = False
     missing: bool | Partitions = False
     since: Partitions = NO_PARTITIONS
-    """Made after the report, which says nothing of them. The registration does not tell these."""
+    """Partitions created after the report, for which it does not count. Not part of the registration."""
     first_epoch: int = 0
-    """Of the first registration with this report, where a later one repeats it; else 0."""
+    """The epoch of the first registration with this report, if this one repeats it; else 0."""
 
     @property
     def is_none(self) -> bool:

@@ -176,7 +176,7 @@ class SystemFile(File):
         call = _sync_file_range()
         if call is None:
             return
-        # A failed write is reported once to each open file: a sync of this one must still hear of it.
+        # Linux reports a failed write once to each open file: fdatasync of this file has to report it, too.
         try:
             descriptor = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

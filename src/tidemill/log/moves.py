@@ -222,7 +222,7 @@ class Move:
             unmark(self.logs.files, self.source.directory)
 
     def drop_distrusted(self, now_ms: int) -> None:
-        """Removes a copy of which a sync failed: a later move would go on with it. Raises StorageError."""
+        """Removes a copy whose sync failed, so that no later move continues it. Raises StorageError."""
         if self._is_distrusted and not self.future.closed and not self.is_done:
             call_off(self.logs, self.target, self.key, now_ms)
 

@@ -39,7 +39,7 @@ class Flushing:
         self._spawn(self._flush(partition))
 
     def _spawn(self, syncing: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Begins what goes on to its end, which a stop waits for."""
+        """Starts a task that is never cancelled. The stop of the broker waits for its end."""
         task = self._replicas.loop.create_task(syncing)
         self.under_way.add(task)
         task.add_done_callback(self.under_way.discard)
@@ -78,7 +78,7 @@ class Flushing:
     async def _alone(self, one: Log) -> AsyncIterator[None]:
         """Has one sync of a log at a time. Raises StorageError when the log was closed before its turn.
 
-        A failed write is reported once: of two syncs that overlap only one hears of it.
+        The kernel reports a failed write once: of two overlapping syncs only one would fail.
         """
         while (before := self._syncing.get(one)) is not None:
             await asyncio.wait([before])
@@ -112,14 +112,14 @@ class Flushing:
         replicas.report_warnings()
         moved = False
         for one, job in due:
-            # When the stop cancels this, nobody else would hear of a sync that fails: the next one succeeds.
+            # A stop cancels this task. A failed sync has to be handled all the same: the next sync succeeds.
             is_done = await asyncio.shield(self._spawn(self._end(one, job)))
             moved = moved or (is_done and job.is_safe_point)
         if moved:
             await replicas.checkpoints.recovery_points()
 
     async def _end(self, one: Log, job: FlushJob) -> bool:
-        """Does a sync that is due; whether it succeeded."""
+        """Syncs a log whose flush is due. Returns whether the sync succeeded."""
         try:
             async with self._alone(one):
                 await self._run(job)

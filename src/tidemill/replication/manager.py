@@ -32,8 +32,7 @@ from tidemill.replication.moves import Mover
 from tidemill.replication.partition import Partition, PartitionEvents
 from tidemill.replication.partition_state import PartitionState
 from tidemill.replication.storage import limits_of, storage_of
-from tidemill.replication.topic_settings import configure
-from tidemill.replication.topics import TopicEntry, TopicTable
+from tidemill.replication.topics import TopicEntry, TopicTable, apply_topic_config
 from tidemill.replication.write_back import WriteBack
 
 log = logging.getLogger("tidemill.replication")
@@ -145,7 +144,7 @@ class ReplicaManager(PartitionEvents):
         self.topics.put(entry)
         # Not the others: a topic of many partitions comes in pieces.
         configured = [entry.partitions[state.partition] for state in states]
-        configure(configured, config, self.clock.monotonic_ms())
+        apply_topic_config(configured, config, self.clock.monotonic_ms())
         if failures:
             raise failure_of(name, failures)
 
@@ -315,7 +314,7 @@ class ReplicaManager(PartitionEvents):
         entry = self.topics.by_name.get(name.encode())
         if entry is None:
             return
-        configure(entry.partitions, config, self.clock.monotonic_ms())
+        apply_topic_config(entry.partitions, config, self.clock.monotonic_ms())
 
     def removing(self, name: str, topic_id: bytes, partition_count: int = 0) -> Iterator[None]:
         """Forgets a topic, with a pause at each log; the files are removed later. Raises StorageError.
@@ -544,5 +543,5 @@ class ReplicaManager(PartitionEvents):
         await self.mover.stop()
         tasks = self.flushing.under_way | self.write_back.under_way | self.checkpoints.under_way
         await asyncio.gather(*tasks, return_exceptions=True)
-        # A sync that failed just now is marked by then, too.
+        # The failed syncs among these tasks have begun to mark their directories.
         await asyncio.gather(*self._marking, return_exceptions=True)

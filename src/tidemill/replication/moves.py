@@ -108,7 +108,7 @@ class Mover:
         try:
             move.drop_distrusted(self.replicas.clock.wall_ms())
         except StorageError as problem:
-            # With the clean mark the next start would go on with the copy.
+            # After a clean stop the next start would continue the copy.
             self.replicas.storage_failed(move.future, problem)
 
     async def _try(self, move: Move) -> bool:
@@ -129,8 +129,8 @@ class Mover:
         marked = False
         while not move.is_off():
             if move.source.cleaning:
-                # It may take a value, and further up the tombstone of its key: a copy of the one would end
-                # without the other. No cleaning begins while a log moves.
+                # The cleaning may remove a value that was copied, and its tombstone before that is copied. No
+                # cleaning begins while a log moves.
                 await asyncio.sleep(RETRY_S)
                 continue
             marked = marked and not move.may_differ
@@ -196,7 +196,7 @@ class Mover:
         move.future.finish_flush(job, replicas.clock.wall_ms())
 
     def _sync_failed(self, move: Move, problem: StorageError) -> None:
-        """The copy does not count any more, nor does its directory, unless there was only no room."""
+        """Discards the copy, and its data directory unless the disk was only full."""
         if not may_pass(problem):
             move.distrust()
         if not isinstance(problem, DiskFull):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from mypy_extensions import i32
 
+from tidemill.log.config import LogConfig
 from tidemill.replication.partition import Partition
+from tidemill.replication.storage import limits_of, storage_of
 
 COUNTERS: Final = 5
 
@@ -20,6 +23,19 @@ def counters_of(partition: Partition) -> tuple[int, ...]:
         int(partition.produce_conversions),
         int(partition.fetch_conversions),
     )
+
+
+def apply_topic_config(partitions: Iterable[Partition | None], config: LogConfig, now_ms: int) -> None:
+    """Gives ``partitions`` of a topic its configuration; None is a partition without a replica here."""
+    limits = limits_of(config)
+    storage = storage_of(config)
+    for partition in partitions:
+        if partition is not None:
+            partition.limits = limits
+            partition.storage = storage
+            partition.set_min_insync(config.min_insync_replicas, now_ms)
+            partition.log.set_config(config)
+            partition.flush_if_due()
 
 
 class TopicEntry:

@@ -37,7 +37,7 @@ class WriteBack:
         writers: Executor,
         failed: Callable[[Log, StorageError], None],
     ) -> None:
-        """``failed`` is called with a log of which something could not be written."""
+        """``failed`` is called with each log whose write-back failed."""
         self.under_way: set[asyncio.Future[None]] = set()
         self.listeners: list[Callable[[bool], None]] = []
         """Called with True when the disk falls behind, with False when it has caught up."""

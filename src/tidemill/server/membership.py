@@ -104,7 +104,10 @@ class Membership:
                     break
 
     def _note_first(self, registered: BrokerRegistration, epoch: int) -> None:
-        """Another registration with the same report is to say nothing of topics that are made before it."""
+        """Keeps the epoch of the first registration with a report of losses.
+
+        A later registration repeats the report, which does not count for topics created since the first.
+        """
         lost = registered.lost
         if self._registration is registered and not lost.is_none and not lost.first_epoch:
             self._registration = registered._replace(lost=lost._replace(first_epoch=epoch))
@@ -182,8 +185,8 @@ class Membership:
             registration = self._registration
             if registration is None or (registration.lost.is_none and not self._is_clearing):
                 return
-            # Whatever becomes of the write: the store may have taken it, and the next registration is not to
-            # report once more what was heeded. These replicas may be the only ones in sync by then.
+            # Before the write, whose answer may be lost: the next registration must not repeat the report. By
+            # then the reported replicas may be the only ones in sync.
             self._registration = cleared = registration._replace(lost=NOTHING_LOST)
             self._is_clearing = True
             path = BrokerNode.path(cleared.broker_id)
@@ -207,7 +210,7 @@ class Membership:
             log.warning("the coordination store does not answer")
             self._events.store_silent()
         elif state is SessionState.EXPIRED:
-            # Before this broker joins nothing has gone with the session, and nobody would return.
+            # Before the broker has joined the session held no registration that has to be made again.
             self._has_expired = self._registration is not None
             log.warning("the session with the coordination store has expired")
             self._controller.resign()

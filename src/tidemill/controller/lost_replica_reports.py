@@ -1,10 +1,10 @@
-"""What the losses that brokers report in their registrations mean to the partitions.
+"""The replicas that lost data, as brokers report them in their registrations.
 
-A registration reports losses until its broker has cleared them, and topics may be made meanwhile. A report
-says nothing of these: their replicas had no log before. The broker may lead one of them by then, alone in
-sync. So of the replicas that would leave the in-sync set or the ELR, those are spared whose partition's state
-was created after the registration. A broker whose session ends before that registers anew with the same
-report: then the first of these registrations counts.
+A registration reports lost replicas until its broker has cleared the report. A full disk delays that, and
+topics may be created meanwhile. The report does not count for these: their replicas had no log when the
+broker registered, and may be the only ones in sync now. So a replica is spared where the state node of its
+partition is newer than the registration. A broker whose session ends registers again with the same report;
+then the first of these registrations counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidemill.coordination.port import Store
 
 
 async def reported_losses(store: Store, image: ClusterImage, brokers: Iterable[int]) -> Losses:
-    """The losses that ``brokers``, which live in ``image``, report, without partitions made since.
+    """The losses that live ``brokers`` report, without the partitions created after the report.
 
     Raises StoreError.
     """

@@ -37,6 +37,32 @@ from tidemill.coordination.port import Create, Delete, Operation, SetData, Store
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
 
+OTHER_BROKER = REGISTRATION._replace(broker_id=1)
+
+
+async def register_with_losses(store: Store) -> None:
+    """Registers broker 1 again, as after a start on an empty disk."""
+    path = BrokerNode.path(1)
+    lost = OTHER_BROKER._replace(lost=LostReplicas(missing=True))
+    await store.transact([Delete(path)])
+    await store.transact([Create(path, BrokerNode.encode(lost))])
+
+
+async def waiting_for_broker_9(setting: Setting) -> Setting:
+    """Returns a second controller; the only in-sync replica of ``t-0`` is on the unregistered broker 9."""
+    await setting.controller.create_topics([NewTopic("t")])
+    waiting = PartitionStateNode.encode(PartitionState(-1, 1, [9], 1))
+    await setting.store.transact(
+        [
+            SetData(TopicNode.path("t"), TopicNode.encode(TopicAssignment(None, {0: [9, 0]}))),
+            SetData(PartitionStateNode.path("t", 0), waiting),
+        ]
+    )
+    other = Setting(setting.store)
+    await other.controller.load()
+    assert await other.controller.activate()
+    return other
+
 
 def same(one: ClusterImage, other: ClusterImage) -> bool:
     """Whether both say the same of topics."""
@@ -458,17 +484,7 @@ def test_a_thousand_topics_are_made_and_loaded(tmp_path: Path) -> None:
 
 def test_nobody_in_sync_is_waited_for_until_somebody_allows_to_lose_records(tmp_path: Path) -> None:
     async def story(setting: Setting) -> None:
-        await setting.controller.create_topics([NewTopic("t")])
-        waiting = PartitionStateNode.encode(PartitionState(-1, 1, [9], 1))
-        await setting.store.transact(
-            [
-                SetData(TopicNode.path("t"), TopicNode.encode(TopicAssignment(None, {0: [9, 0]}))),
-                SetData(PartitionStateNode.path("t", 0), waiting),
-            ]
-        )
-        other = Setting(setting.store)
-        await other.controller.load()
-        assert await other.controller.activate()
+        other = await waiting_for_broker_9(setting)
         assert other.controller.image.topics["t"].partitions[0].leader == -1
         change = Alteration("unclean.leader.election.enable", AlterOperation.SET, "true")
         (error,) = await other.controller.alter_configs([ConfigCommand(ResourceType.TOPIC, "t", [change])])
@@ -524,12 +540,10 @@ def test_who_registers_with_losses_a_moment_before_preferred_replicas_are_electe
 ) -> None:
     async def story(setting: Setting) -> None:
         await setting.controller.create_topics([NewTopic("t")])
-        path = BrokerNode.path(1)
-        registration = REGISTRATION._replace(broker_id=1)
         state = PartitionStateNode.encode(PartitionState(0, 1, [0, 1], 1))
         await setting.store.transact(
             [
-                Create(path, BrokerNode.encode(registration)),
+                Create(BrokerNode.path(1), BrokerNode.encode(OTHER_BROKER)),
                 SetData(TopicNode.path("t"), TopicNode.encode(TopicAssignment(None, {0: [1, 0]}))),
                 SetData(PartitionStateNode.path("t", 0), state),
             ]
@@ -539,10 +553,8 @@ def test_who_registers_with_losses_a_moment_before_preferred_replicas_are_electe
         assert await other.controller.activate()
         assert other.controller.image.topics["t"].partitions[0].isr == [0, 1]
         Failover(other.controller)
-        # It was started anew, on an empty disk, and no watch has told the controller of it yet.
-        lost = registration._replace(lost=LostReplicas(missing=True))
-        await setting.store.transact([Delete(path)])
-        await setting.store.transact([Create(path, BrokerNode.encode(lost))])
+        # No watch has notified the controller of it yet.
+        await register_with_losses(setting.store)
         if is_asked_for:
             await other.controller.leading.elect([TopicPartition("t", 0)])
         else:
@@ -558,14 +570,12 @@ def test_who_registers_with_losses_while_a_controller_begins_is_not_left_with_wh
 ) -> None:
     async def story(setting: Setting) -> None:
         await setting.controller.create_topics([NewTopic("t"), NewTopic("u")])
-        path = BrokerNode.path(1)
-        registration = REGISTRATION._replace(broker_id=1)
         assignment = TopicAssignment(new_id(), {0: [1, 0]}, {0: [1]}, {0: [0]})
         state = PartitionStateNode.encode(PartitionState(0, 1, [0, 1], 1))
         gone = PartitionStateNode.encode(PartitionState(9, 1, [9, 0], 1))
         await setting.store.transact(
             [
-                Create(path, BrokerNode.encode(registration)),
+                Create(BrokerNode.path(1), BrokerNode.encode(OTHER_BROKER)),
                 SetData(TopicNode.path("t"), TopicNode.encode(assignment)),
                 SetData(PartitionStateNode.path("t", 0), state),
                 SetData(PartitionStateNode.path("u", 0), gone),
@@ -577,11 +587,9 @@ def test_who_registers_with_losses_while_a_controller_begins_is_not_left_with_wh
         write = other.controller.write
 
         async def restart(plans: Iterable[Plan]) -> None:
-            """Broker 1 was started anew, on an empty disk, while other partitions get leaders."""
+            """Broker 1 registers again while other partitions get leaders."""
             other.controller.write = write  # type: ignore[method-assign]
-            lost = registration._replace(lost=LostReplicas(missing=True))
-            await setting.store.transact([Delete(path)])
-            await setting.store.transact([Create(path, BrokerNode.encode(lost))])
+            await register_with_losses(setting.store)
             await write(plans)
 
         other.controller.write = restart  # type: ignore[method-assign]
@@ -598,15 +606,13 @@ def test_who_registers_with_losses_a_moment_before_a_move_ends_is_not_left_with_
 ) -> None:
     async def story(setting: Setting) -> None:
         await setting.controller.create_topics([NewTopic("t")])
-        path = BrokerNode.path(1)
-        registration = REGISTRATION._replace(broker_id=1)
         adding = {0: [] if is_wished else [1]}
         removing = {0: [] if is_wished else [0]}
         assignment = TopicAssignment(new_id(), {0: [1, 0]}, adding, removing)
         state = PartitionStateNode.encode(PartitionState(0, 1, [0, 1] if is_wished else [0], 1))
         await setting.store.transact(
             [
-                Create(path, BrokerNode.encode(registration)),
+                Create(BrokerNode.path(1), BrokerNode.encode(OTHER_BROKER)),
                 SetData(TopicNode.path("t"), TopicNode.encode(assignment)),
                 SetData(PartitionStateNode.path("t", 0), state),
             ]
@@ -617,10 +623,8 @@ def test_who_registers_with_losses_a_moment_before_a_move_ends_is_not_left_with_
         image = other.controller.image
         known, epoch = image.topics["t"], image.brokers[1].epoch
         failover = Failover(other.controller)
-        # It was started anew, on an empty disk, and no watch has told the controller of it yet.
-        lost = registration._replace(lost=LostReplicas(missing=True))
-        await setting.store.transact([Delete(path)])
-        await setting.store.transact([Create(path, BrokerNode.encode(lost))])
+        # No watch has notified the controller of it yet.
+        await register_with_losses(setting.store)
         if is_wished:
             await other.controller.moves.alter({TopicPartition("t", 0): [1]})
         else:
@@ -640,17 +644,7 @@ def test_a_leader_that_may_lack_records_is_elected_also_where_the_store_did_not_
     settings = {"unclean.leader.election.enable": "true"}
 
     async def story(setting: Setting) -> None:
-        await setting.controller.create_topics([NewTopic("t")])
-        waiting = PartitionStateNode.encode(PartitionState(-1, 1, [9], 1))
-        await setting.store.transact(
-            [
-                SetData(TopicNode.path("t"), TopicNode.encode(TopicAssignment(None, {0: [9, 0]}))),
-                SetData(PartitionStateNode.path("t", 0), waiting),
-            ]
-        )
-        other = Setting(setting.store)
-        await other.controller.load()
-        assert await other.controller.activate()
+        other = await waiting_for_broker_9(setting)
         await asyncio.sleep(0.01)  # By now it has found that nobody may be elected.
         silences = [StoreUnavailable("it is away")]
 

@@ -37,10 +37,14 @@ class Brokers:
         """Registers it anew."""
         path = BrokerNode.path(broker)
         if await self.setting.store.exists(path):
-            await self.setting.store.transact([Delete(path)])
-            await self.failover.brokers_changed()
+            await self.stop(broker)
         data = BrokerNode.encode(REGISTRATION._replace(broker_id=broker, lost=lost))
         await self.setting.store.transact([Create(path, data, ephemeral=True)])
+        await self.failover.brokers_changed()
+
+    async def stop(self, broker: int) -> None:
+        """Removes its registration."""
+        await self.setting.store.transact([Delete(BrokerNode.path(broker))])
         await self.failover.brokers_changed()
 
     async def clear_loss(self, broker: int) -> None:
@@ -55,6 +59,22 @@ class Brokers:
             await self.start(broker)
         await self.controller.create_topics([NewTopic("t", assignments={0: list(BROKERS)})])
         assert self.state.leader == 1
+
+    def answer_log_ends(self, ends: Mapping[int, LogEnd], *, started_meanwhile: int | None) -> None:
+        """Answers the controller with the log ends of the brokers that it asks.
+
+        The broker ``started_meanwhile`` registers before the first answer.
+        """
+        to_start = [] if started_meanwhile is None else [started_meanwhile]
+
+        async def ask(
+            wanted: Mapping[int, Sequence[TopicPartition]], patience_s: float
+        ) -> dict[TopicPartition, dict[int, LogEnd]]:
+            if to_start:
+                await self.start(to_start.pop())
+            return {KEY: {broker: ends[broker] for broker in wanted}}
+
+        self.controller.recovery.ask = ask
 
     async def led(self) -> int:
         """The leader, once there is one."""
@@ -210,24 +230,12 @@ def test_who_is_started_while_others_tell_how_far_their_logs_reach_is_asked_too(
     async def story(setting: Setting) -> int:
         brokers = Brokers(setting)
         await brokers.make_topic()
-        asked: list[Sequence[int]] = []
-
-        async def ask(
-            wanted: Mapping[int, Sequence[TopicPartition]], patience_s: float
-        ) -> dict[TopicPartition, dict[int, LogEnd]]:
-            asked.append(sorted(wanted))
-            if len(asked) == 1:
-                await brokers.start(1)
-            ends = {1: LogEnd(4, 100), 2: LogEnd(4, 50), 3: LogEnd(4, 60)}
-            return {KEY: {broker: ends[broker] for broker in wanted}}
-
-        setting.controller.recovery.ask = ask
+        brokers.answer_log_ends({1: LogEnd(4, 100), 2: LogEnd(4, 50), 3: LogEnd(4, 60)}, started_meanwhile=1)
         for broker in BROKERS:
             await brokers.start(broker, UNSYNCED)
         await brokers.clear_loss(1)
         if not is_known:
-            await setting.store.transact([Delete(BrokerNode.path(1))])
-            await brokers.failover.brokers_changed()
+            await brokers.stop(1)
         for broker in (2, 3):
             await brokers.clear_loss(broker)
         return await brokers.led()
@@ -243,27 +251,15 @@ def test_an_operators_election_asks_who_is_started_while_others_tell_how_far_the
         brokers = Brokers(setting)
         await brokers.make_topic()
         for broker in (2, 3, 1):
-            await setting.store.transact([Delete(BrokerNode.path(broker))])
-            await brokers.failover.brokers_changed()
+            await brokers.stop(broker)
         assert (brokers.state.leader, brokers.state.elr) == (-1, [1])
-        asked: list[Sequence[int]] = []
-
-        async def ask(
-            wanted: Mapping[int, Sequence[TopicPartition]], patience_s: float
-        ) -> dict[TopicPartition, dict[int, LogEnd]]:
-            asked.append(sorted(wanted))
-            if len(asked) == 1:
-                await brokers.start(3)
-            ends = {0: LogEnd(3, 40), 2: LogEnd(4, 50), 3: LogEnd(4, 60)}
-            return {KEY: {broker: ends[broker] for broker in wanted}}
-
-        setting.controller.recovery.ask = ask
+        ends = {0: LogEnd(3, 40), 2: LogEnd(4, 50), 3: LogEnd(4, 60)}
+        brokers.answer_log_ends(ends, started_meanwhile=3 if is_known else None)
         for broker in (2, 3) if is_known else (2,):
             await brokers.start(broker)
         if not is_known:  # One candidate is not asked: another comes with the look before the election.
             data = BrokerNode.encode(REGISTRATION._replace(broker_id=3))
             await setting.store.transact([Create(BrokerNode.path(3), data, ephemeral=True)])
-            asked.append([])
         results = await setting.controller.leading.elect([KEY], ElectionType.UNCLEAN)
         assert (results, brokers.state.leader) == ({KEY: None}, 3)
 

@@ -60,6 +60,14 @@ async def stop_while(files: SlowFiles, stage: Stage, task: asyncio.Task[Any] | N
     return await stop(stage)
 
 
+async def losses_at_next_start(files: FaultyFiles) -> list[bool]:
+    """For each directory, whether the next start has to assume that records are lost there."""
+    again = Stage(files)
+    may_have_lost = [one.may_have_lost for one in again.logs.directories]
+    await stop(again)
+    return may_have_lost
+
+
 def failures(logs: LogManager) -> list[str]:
     return [directory.path for directory in logs.directories if directory.failure]
 
@@ -73,9 +81,7 @@ def test_a_sync_that_is_due_and_fails_during_the_stop_leaves_no_clean_mark() -> 
         files.fail("sync", f"{A}/t-0", errno.EIO)
         assert await stop_while(files, stage, asyncio.ensure_future(stage.replicas.flushing.due())) == []
         assert failures(stage.logs) == [A]
-        again = Stage(files)
-        assert [one.may_have_lost for one in again.logs.directories] == [True, False, False]
-        await stop(again)
+        assert await losses_at_next_start(files) == [True, False, False]
 
     asyncio.run(run())
 
@@ -142,9 +148,7 @@ def test_what_could_not_be_written_back_is_not_taken_for_what_is_on_the_disk(
                 await asyncio.wait(stage.replicas.write_back.under_way)
             await stop(stage)
         assert failures(stage.logs) == [A]
-        again = Stage(files)
-        assert [one.may_have_lost for one in again.logs.directories] == [True, False, False]
-        await stop(again)
+        assert await losses_at_next_start(files) == [True, False, False]
 
     asyncio.run(run())
 
@@ -315,9 +319,7 @@ def test_a_disk_that_fails_while_segments_are_exchanged_is_not_trusted_by_the_ne
         stage.replicas.storage_failed(stage.log, storage_error("exchange", stage.log.directory, problem))
         await stop(stage)
         assert failures(stage.logs) == [A]
-        again = Stage(files)
-        assert [one.may_have_lost for one in again.logs.directories] == [is_distrusted, False, False]
-        await stop(again)
+        assert await losses_at_next_start(files) == [is_distrusted, False, False]
 
     asyncio.run(run())
 
@@ -331,9 +333,7 @@ def test_a_stop_that_could_not_sync_the_names_of_partitions_is_heeded_by_the_nex
         files.fail("sync_directory", A, after=1)
         (problem,) = await stop(stage)
         assert problem.startswith(f"cannot sync {A}: ")
-        again = Stage(files)
-        assert [one.may_have_lost for one in again.logs.directories] == [True, False, False]
-        await stop(again)
+        assert await losses_at_next_start(files) == [True, False, False]
 
     asyncio.run(run())
 

@@ -204,9 +204,7 @@ def test_records_deleted_just_before_the_swap_stay_deleted_when_the_broker_is_ki
         stage.append(60)
         with monkeypatch.context() as patched:
             patched.setattr(Mover, "_prepare", prepare_and_delete)
-            patched.setattr(Move, step, refuse)
-            stage.mover.begin(KEY, B)
-            await stage.moved()
+            await move_with_failing_step(stage, monkeypatch, step)
         assert stage.log.directory == f"{B}/t-0"
         assert stage.log.start_offset == 33
         stage.files.kill()
@@ -420,14 +418,19 @@ def refuse(*arguments: object) -> None:
     raise StorageError("Input/output error")
 
 
+async def move_with_failing_step(stage: Stage, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """Moves the partition to ``/disk/b``; the method ``step`` of the move raises."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Move, step, refuse)
+        stage.mover.begin(KEY, B)
+        await stage.moved()
+
+
 def test_a_destination_that_fails_at_the_end_leaves_no_mark_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         stage = Stage(FaultyFiles())
         stage.append(80)
-        with monkeypatch.context() as patched:
-            patched.setattr(Move, "swap", refuse)
-            stage.mover.begin(KEY, B)
-            await stage.moved()
+        await move_with_failing_step(stage, monkeypatch, "swap")
         assert stage.log.directory == f"{A}/t-0"
         assert MOVED_TO not in stage.files.list(f"{A}/t-0")
         stage.append()
@@ -449,10 +452,7 @@ def test_what_keeps_the_old_directory_is_told(
     async def run() -> None:
         stage = Stage(FaultyFiles())
         stage.append(80)
-        with monkeypatch.context() as patched:
-            patched.setattr(Move, "retire", refuse)
-            stage.mover.begin(KEY, B)
-            await stage.moved()
+        await move_with_failing_step(stage, monkeypatch, "retire")
         assert stage.log.directory == f"{B}/t-0"
         assert MOVED_TO in stage.files.list(f"{A}/t-0")
         assert f"{KEY} has moved, but {A}/t-0 stays until the next start" in caplog.text
@@ -470,10 +470,7 @@ def test_a_directory_that_a_first_move_left_does_not_come_back_after_a_second(
     async def run() -> None:
         stage = Stage(FaultyFiles())
         stage.append(80)
-        with monkeypatch.context() as patched:
-            patched.setattr(Move, "retire", refuse)
-            stage.mover.begin(KEY, B)
-            await stage.moved()
+        await move_with_failing_step(stage, monkeypatch, "retire")
         stage.append(5)
         stage.mover.begin(KEY, C)
         await stage.moved()

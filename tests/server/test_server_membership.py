@@ -57,6 +57,17 @@ class Cluster(Events):
     def on_session(self, listener: Any) -> None:
         self.tell = listener
 
+    def end_session(self) -> None:
+        """Ends the session; the next one begins at once."""
+        self.tell(SessionState.EXPIRED)
+        self.tell(SessionState.CONNECTED)
+
+    @property
+    def registered_losses(self) -> LostReplicas:
+        """The losses that the registration in the store reports."""
+        assert self.registered_as is not None
+        return self.registered_as.lost
+
     async def watch(self, path: str, watcher: Any) -> None:
         pass
 
@@ -98,6 +109,15 @@ async def joined(cluster: Any, lost: LostReplicas = NOTHING_LOST) -> Membership:
     return one
 
 
+async def joined_with_an_unanswered_removal(cluster: Cluster) -> Membership:
+    """Returns a member that wrote the removal of its losses, but received no answer from the store."""
+    one = await joined(cluster, LostReplicas(missing=True))
+    cluster.write_faults = [StoreUnavailable("the connection was lost")]
+    with pytest.raises(StoreUnavailable):
+        await one.clear_loss()
+    return one
+
+
 @pytest.mark.parametrize("is_answered", [True, False])
 def test_a_loss_that_was_heeded_does_not_come_back_with_the_next_registration(
     monkeypatch: pytest.MonkeyPatch, is_answered: bool
@@ -110,13 +130,11 @@ def test_a_loss_that_was_heeded_does_not_come_back_with_the_next_registration(
         one = await joined(cluster, LostReplicas(missing=True))
         if not is_answered:
             cluster.register_faults = [StoreUnavailable("the connection was lost")]
-        cluster.tell(SessionState.EXPIRED)
-        cluster.tell(SessionState.CONNECTED)
+        cluster.end_session()
         await asyncio.sleep(0)
         await one.clear_loss()
         await asyncio.wait_for(cluster.activated.wait(), 10)
-        assert cluster.registered_as is not None
-        assert cluster.registered_as.lost.is_none
+        assert cluster.registered_losses.is_none
         await one.leave()
 
     asyncio.run(run())
@@ -127,15 +145,10 @@ def test_a_loss_whose_removal_was_not_answered_does_not_come_back_with_the_next_
 
     async def run() -> None:
         cluster = Cluster()
-        one = await joined(cluster, LostReplicas(missing=True))
-        cluster.write_faults = [StoreUnavailable("the connection was lost")]
-        with pytest.raises(StoreUnavailable):
-            await one.clear_loss()
-        cluster.tell(SessionState.EXPIRED)
-        cluster.tell(SessionState.CONNECTED)
+        one = await joined_with_an_unanswered_removal(cluster)
+        cluster.end_session()
         await asyncio.wait_for(cluster.activated.wait(), 10)
-        assert cluster.registered_as is not None
-        assert cluster.registered_as.lost.is_none
+        assert cluster.registered_losses.is_none
         await one.leave()
 
     asyncio.run(run())
@@ -144,15 +157,11 @@ def test_a_loss_whose_removal_was_not_answered_does_not_come_back_with_the_next_
 def test_a_removal_of_losses_that_the_store_has_not_taken_is_written_again() -> None:
     async def run() -> None:
         cluster = Cluster()
-        one = await joined(cluster, LostReplicas(missing=True))
-        cluster.write_faults = [StoreUnavailable("the connection was lost")]
-        with pytest.raises(StoreUnavailable):
-            await one.clear_loss()
+        one = await joined_with_an_unanswered_removal(cluster)
         cluster.registered_as = None
         for _ in range(2):
             await one.clear_loss()
-        assert cluster.registered_as is not None
-        assert cluster.registered_as.lost.is_none
+        assert cluster.registered_losses.is_none
         cluster.registered_as = None
         await one.clear_loss()
         assert cluster.registered_as is None, "nothing is left to remove"
@@ -170,11 +179,9 @@ def test_a_loss_that_is_reported_again_names_the_registration_in_which_it_was_fi
         for epoch in (5, 9):
             cluster.activated.clear()
             cluster.epoch = epoch
-            cluster.tell(SessionState.EXPIRED)
-            cluster.tell(SessionState.CONNECTED)
+            cluster.end_session()
             await asyncio.wait_for(cluster.activated.wait(), 10)
-            assert cluster.registered_as is not None
-            assert cluster.registered_as.lost == LostReplicas(missing=True, first_epoch=1)
+            assert cluster.registered_losses == LostReplicas(missing=True, first_epoch=1)
         await one.leave()
 
     asyncio.run(run())
@@ -188,8 +195,7 @@ def test_whatever_a_return_meets_it_is_tried_again(
     async def run() -> None:
         cluster = Cluster(KafkaError("not now"), KeyError("odd"))
         one = await joined(cluster)
-        cluster.tell(SessionState.EXPIRED)
-        cluster.tell(SessionState.CONNECTED)
+        cluster.end_session()
         await asyncio.wait_for(cluster.activated.wait(), 10)
         await one.leave()
 
@@ -252,8 +258,7 @@ def test_an_office_that_others_doubt_is_contested_anew_where_nobody_else_has_it(
 def test_the_office_is_followed_also_where_the_session_ended_while_the_broker_joined() -> None:
     class Interrupted(Cluster):
         async def watch(self, path: str, watcher: Any) -> None:
-            self.tell(SessionState.EXPIRED)
-            self.tell(SessionState.CONNECTED)
+            self.end_session()
 
     async def run() -> None:
         cluster = Interrupted()
@@ -274,8 +279,7 @@ def test_the_office_is_followed_also_where_the_session_ended_before_the_broker_j
     async def run() -> None:
         cluster = Cluster()
         one = Membership(cluster, cluster, cluster)  # type: ignore[arg-type]
-        cluster.tell(SessionState.EXPIRED)
-        cluster.tell(SessionState.CONNECTED)
+        cluster.end_session()
         await one.join(BrokerRegistration(1, ()))
         tries = cluster.tries
         cluster.activated.clear()

@@ -9,8 +9,8 @@ found it in an earlier source first, then the first few in their order, then tho
 often.
 
 What was run is kept below ``build/mutants`` by the digest of the source that it ran: an interrupted run goes
-on where it was stopped. Results of other sources do not count. The exit code is 1 when less than 95% are
-found.
+on where it was stopped. Results of other sources do not count. The exit code is 1 when seeds find less than
+95% of the faults that name no test, or a test does not find the fault that names it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mutant_table import Result, State, summary_of, write_table
+from mutant_table import Result, State, are_enough, summary_of, write_table
 from planted_faults import FAULTS
 from planting import COUNTERS_SOURCE, MODULE, Fault, plant, with_probes
 
@@ -37,13 +37,15 @@ ROOT = Path(__file__).parent.parent.parent
 PACKAGE = Path("src/tidemill")
 COPIED = (Path("src/tidemill"), Path("tests/simulation"), Path("tests/coordination"))
 SEED_RUNS = Path("tests/mutants/mutant_seeds.py")
+TESTS = ROOT / "tests"
 STATES = ROOT / "build" / "mutants"
 SEEDS = 300
 ROUNDS = (5, 20)
 """All faults get so many seeds before one of them gets more: most are found by then."""
 BATCH = 10
 """Seeds that a process of the unchanged source runs."""
-FOUND_SHARE_MIN = 0.95
+TEST_PASSED, TEST_FAILED = 0, 1
+"""Exit codes of pytest; it has others for what is no test, or did not run."""
 SEED_S_MAX = 300.0
 """A seed that takes longer does not end: the fault has the simulated cluster go round in circles."""
 NO_FAULTS_OF_THE_PROGRAM = re.compile(
@@ -69,6 +71,10 @@ class Tree:
     def plant(self, fault: Fault) -> None:
         """Has ``fault`` in the copy, and no other. Raises NotApplicable."""
         self._write({**self.originals, fault.file: plant(fault, self.originals[fault.file])})
+
+    def restore(self) -> None:
+        """Has no fault in the copy."""
+        self._write(self.originals)
 
     def probe(self) -> None:
         """Has a probe for each fault in the copy. Raises NotApplicable."""
@@ -127,13 +133,27 @@ async def run_seeds(tree: Tree, kind: str, seeds: Sequence[int]) -> AsyncIterato
             await process.wait()
 
 
-class Run:
-    """All faults, by a few workers."""
+async def code_of_test(tree: Tree, test: str) -> int:
+    """With which exit code pytest runs a test over the source in the copy: 0 passed, 1 failed."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "-p", "no:randomly"),
+        f"{TESTS}/{test}",
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tree.path / "src"), "TIDEMILL_PLAIN": "1"},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    return await process.wait()
 
-    def __init__(self, options: argparse.Namespace, faults: Sequence[Fault]) -> None:
+
+class Run:
+    """The faults that one kind of simulation looks for, by a few workers."""
+
+    def __init__(self, options: argparse.Namespace, kind: str, faults: Sequence[Fault]) -> None:
         self.options = options
+        self.kind = kind
         self.faults = faults
-        self.states = STATES / f"{options.kind}-{digest_of([*COPIED, SEED_RUNS], options.kind)}"
+        self.states = STATES / f"{kind}-{digest_of([*COPIED, SEED_RUNS], kind)}"
         self.states.mkdir(parents=True, exist_ok=True)
         table = "\0".join("\0".join((fault.name, *_edit_of(fault))) for fault in FAULTS)
         self._unchanged_path = self.states / f"unchanged-{_short(table)}.json"
@@ -153,7 +173,7 @@ class Run:
     def earlier_seeds(self, fault: Fault) -> list[int]:
         """The seeds that found the same edit in earlier sources, newest first: most find it again."""
         name = self._path_of(fault).name
-        kept = sorted(STATES.glob(f"{self.options.kind}-*/{name}"), key=lambda path: -path.stat().st_mtime)
+        kept = sorted(STATES.glob(f"{self.kind}-*/{name}"), key=lambda path: -path.stat().st_mtime)
         seeds = (State(path, _read(path)).found_by for path in kept if path.parent != self.states)
         return list(dict.fromkeys(seed for seed in seeds if 0 < seed <= self.options.seeds))
 
@@ -166,13 +186,16 @@ class Run:
                 tree.probe()
             missing = sorted(earlier.union(range(1, end + 1)).difference(self.unchanged))
             await asyncio.gather(*(self._run_unchanged(tree, missing) for tree in trees))
-            waiting = [fault for fault in self.faults if self._left(fault, end)]
+            simulated = [fault for fault in self.faults if end <= max(ROUNDS) or not fault.test]
+            waiting = [fault for fault in simulated if self._left(fault, end)]
             await asyncio.gather(*(self._work(tree, waiting, end) for tree in trees))
+        untested = [fault for fault in self.faults if self._is_untested(fault)]
+        await asyncio.gather(*(self._test(tree, untested) for tree in trees))
 
     async def _run_unchanged(self, tree: Tree, missing: list[int]) -> None:
         while missing:
             seeds, missing[:BATCH] = missing[:BATCH], []
-            async for found in run_seeds(tree, self.options.kind, seeds):
+            async for found in run_seeds(tree, self.kind, seeds):
                 text = "" if found["outcome"] == "kept" else found["text"]
                 self.unchanged[found["seed"]] = {"text": text, "hits": found.get("hits", {})}
                 self._unchanged_path.write_text(json.dumps(self.unchanged))
@@ -205,7 +228,7 @@ class Run:
             tree.plant(fault)
             began = time.perf_counter()
             state = self.state_of(fault)
-            async for found in run_seeds(tree, self.options.kind, self._left(fault, end)):
+            async for found in run_seeds(tree, self.kind, self._left(fault, end)):
                 outcome, text = found["outcome"], found["text"]
                 if outcome == "dead" or NO_FAULTS_OF_THE_PROGRAM.search(text):
                     state.no_program(text)
@@ -219,14 +242,37 @@ class Run:
             elapsed = time.perf_counter() - began
             print(f"{fault.name}: {self.result(fault).told} ({elapsed:.0f} s)", flush=True)
 
+    def _is_untested(self, fault: Fault) -> bool:
+        state = self.state_of(fault)
+        return bool(fault.test) and not state.found_by and not state.is_tested(_test_key(fault))
+
+    async def _test(self, tree: Tree, untested: list[Fault]) -> None:
+        while untested:
+            fault = untested.pop(0)
+            tree.plant(fault)
+            with_fault = await code_of_test(tree, fault.test)
+            tree.restore()
+            without_fault = await code_of_test(tree, fault.test)
+            state = self.state_of(fault)
+            state.tested(_test_key(fault), with_fault == TEST_FAILED and without_fault == TEST_PASSED)
+            state.save()
+            codes = f"exit code {with_fault} with the fault and {without_fault} without it"
+            print(f"{fault.name}: {fault.test}: {codes}", flush=True)
+
     def result(self, fault: Fault) -> Result:
         """What is known of a fault, for the table."""
         matters = sum(count > 0 for count in self.hits_of(fault).values())
-        return self.state_of(fault).result(fault, len(self.unchanged), matters)
+        return self.state_of(fault).result(fault, len(self.unchanged), matters, _test_key(fault))
 
 
 def _read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _test_key(fault: Fault) -> str:
+    """Stands for the test that a fault names as it is; empty without a test."""
+    file = TESTS / fault.test.partition("::")[0]
+    return _short(f"{fault.test}\0{file.read_text()}") if fault.test else ""
 
 
 def _edit_of(fault: Fault) -> tuple[str, str, str]:
@@ -254,7 +300,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="among which each fault has to be found")
     parser.add_argument("--most", type=int, default=SEEDS, help="how many of them a fault gets in a round")
     parser.add_argument("--faults", default="", help="names of those to plant; all without it")
-    parser.add_argument("--kind", default="cluster", help="of simulation")
+    parser.add_argument("--kind", help="of simulation that looks for all faults, whichever they name")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only-table", action="store_true", help="run nothing")
     parser.add_argument("--page", type=Path, help="the page that the table is written to")
@@ -263,19 +309,24 @@ def main() -> int:
     unknown = set(names) - {fault.name for fault in FAULTS}
     if unknown:
         parser.error(f"there are no such faults: {', '.join(sorted(unknown))}")
-    run = Run(options, [fault for fault in FAULTS if not names or fault.name in names])
-    if not options.only_table:
-        with tempfile.TemporaryDirectory(prefix="tidemill-mutants-") as directory:
-            asyncio.run(run.run(Path(directory)))
-    results = [run.result(fault) for fault in FAULTS]
+    results: dict[str, Result] = {}
+    unsound: list[tuple[str, int, str]] = []
+    for kind in [options.kind] if options.kind else sorted({fault.kind for fault in FAULTS}):
+        faults = [fault for fault in FAULTS if options.kind or fault.kind == kind]
+        run = Run(options, kind, [fault for fault in faults if not names or fault.name in names])
+        if run.faults and not options.only_table:
+            with tempfile.TemporaryDirectory(prefix="tidemill-mutants-") as directory:
+                asyncio.run(run.run(Path(directory)))
+        results |= {fault.name: run.result(fault) for fault in faults}
+        unsound += [(kind, seed, found["text"]) for seed, found in run.unchanged.items() if found["text"]]
+    known = [results[fault.name] for fault in FAULTS]
     if options.page is not None:
-        unsound = sorted((seed, found["text"]) for seed, found in run.unchanged.items() if found["text"])
-        write_table(options.page, results, unsound)
-    print(summary_of(results))
-    for one in results:
+        write_table(options.page, known, sorted(unsound))
+    print(summary_of(known))
+    for one in known:
         if not one.is_found and one.seeds:
             print(f"{one.fault.name}: {one.told}")
-    return 0 if sum(one.is_found for one in results) >= FOUND_SHARE_MIN * len(results) else 1
+    return 0 if are_enough(known) else 1
 
 
 if __name__ == "__main__":

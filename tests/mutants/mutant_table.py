@@ -12,6 +12,8 @@ from planting import Fault
 
 BEGIN, END = "<!-- begin: make mutants -->", "<!-- end: make mutants -->"
 TEXT_MAX = 110
+FOUND_SHARE_MIN = 0.95
+"""Of the faults that name no test."""
 
 
 class Result(NamedTuple):
@@ -28,6 +30,8 @@ class Result(NamedTuple):
     """The seed that found it; 0 without one."""
     text: str
     """Which promise was broken; of an edit that makes no program what is wrong with it."""
+    is_noticed: bool
+    """Whether the test that the fault names fails with it, and passes without it."""
 
     @property
     def is_found(self) -> bool:
@@ -39,6 +43,8 @@ class Result(NamedTuple):
         """In a few words."""
         if self.is_found:
             return f"found by seed {self.found_by}: {self.text}"
+        if self.is_noticed:
+            return f"found by {self.fault.test}"
         return f"{self.missed} {self.text}".rstrip()
 
     @property
@@ -54,7 +60,7 @@ class State:
 
     def __init__(self, path: Path, known: dict[str, Any]) -> None:
         self._path = path
-        self._known: dict[str, Any] = {"seeds": [], "found_by": 0, "text": "", **known}
+        self._known: dict[str, Any] = {"seeds": [], "found_by": 0, "text": "", "tests": {}, **known}
 
     @property
     def seeds(self) -> list[int]:
@@ -85,30 +91,49 @@ class State:
         """The edit is nothing that runs."""
         self._known["text"] = f"no program: {text}"
 
+    def tested(self, key: str, is_noticed: bool) -> None:
+        """Whether a test notices it; ``key`` stands for the test as it is."""
+        self._known["tests"] = {key: is_noticed}
+
+    def is_tested(self, key: str) -> bool:
+        """Whether it is known if this test notices it."""
+        return key in self._known["tests"]
+
     def save(self) -> None:
         """Writes it down."""
         self._path.write_text(json.dumps(self._known))
 
-    def result(self, fault: Fault, seeds: int, matters: int) -> Result:
-        """For the table."""
+    def result(self, fault: Fault, seeds: int, matters: int, key: str) -> Result:
+        """For the table; ``key`` stands for the test that the fault names."""
         known = self._known
-        return Result(fault, seeds, matters, len(self.seeds), self.found_by, str(known["text"]))
+        is_noticed = bool(known["tests"].get(key))
+        return Result(fault, seeds, matters, len(self.seeds), self.found_by, str(known["text"]), is_noticed)
+
+
+def are_enough(results: Sequence[Result]) -> bool:
+    """Whether the simulator finds its share of the faults that it is to find, and tests find the others."""
+    simulated = [result for result in results if not result.fault.test or result.is_found]
+    noticed = all(result.is_noticed for result in results if result.fault.test and not result.is_found)
+    return noticed and sum(result.is_found for result in simulated) >= FOUND_SHARE_MIN * len(simulated)
 
 
 def summary_of(results: Sequence[Result]) -> str:
-    """All results in a sentence."""
+    """All results in a few sentences."""
     seeds = [result.found_by for result in results if result.is_found]
-    run = sum(result.run > 0 for result in results)
     summary = (
-        f"{len(results)} faults are planted, {run} were run,"
-        f" {len(seeds)} were found ({len(seeds) / len(results):.0%} of all)"
+        f"{len(results)} faults are planted. Simulated clusters found {len(seeds)} of them"
+        f" ({len(seeds) / len(results):.0%}) among {max(result.seeds for result in results)} seeds"
     )
     if seeds:
-        summary += f", half of them by seed {median(seeds):g} or before"
-    return f"{summary}. They were looked for among {max(result.seeds for result in results)} seeds."
+        summary += f", half of these by seed {median(seeds):g} or before"
+    noticed = sum(result.is_noticed and not result.is_found for result in results)
+    missed = [result for result in results if not result.is_found and not result.is_noticed]
+    not_run = sum(result.run == 0 and result.matters > 0 for result in missed)
+    summary += f". Tests find {noticed} others. {len(missed)} are not found"
+    return f"{summary}; {not_run} of these were not run." if not_run else f"{summary}."
 
 
-def write_table(page: Path, results: Sequence[Result], unsound: Sequence[tuple[int, str]]) -> None:
+def write_table(page: Path, results: Sequence[Result], unsound: Sequence[tuple[str, int, str]]) -> None:
     """Puts the table into the page, between its marks."""
     lines = [
         summary_of(results),
@@ -119,7 +144,7 @@ def write_table(page: Path, results: Sequence[Result], unsound: Sequence[tuple[i
     ]
     if unsound:
         lines += ["", "Seeds that fail without any fault, and count for none:", ""]
-        lines += [f"- {seed}: {_cell(text)}" for seed, text in unsound]
+        lines += [f"- {kind} {seed}: {_cell(text)}" for kind, seed, text in unsound]
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     page.write_text("\n".join([f"{before}{BEGIN}", "", *lines, "", f"{END}{after}"]))
@@ -127,9 +152,11 @@ def write_table(page: Path, results: Sequence[Result], unsound: Sequence[tuple[i
 
 def _row(result: Result) -> str:
     fault = result.fault
-    seed = str(result.found_by) if result.is_found else "-"
-    how = result.text if result.is_found else fault.reason or result.told
-    return f"| `{fault.name}` | {_cell(fault.rule, None)} | {seed} | {_cell(how)} |"
+    if result.is_found:
+        return f"| `{fault.name}` | {_cell(fault.rule, None)} | {result.found_by} | {_cell(result.text)} |"
+    how = f"{fault.reason} Found by `{fault.test}`." if result.is_noticed else fault.reason or result.told
+    seed = "test" if result.is_noticed else "-"
+    return f"| `{fault.name}` | {_cell(fault.rule, None)} | {seed} | {_cell(how.strip(), None)} |"
 
 
 def _cell(text: str, length: int | None = TEXT_MAX) -> str:

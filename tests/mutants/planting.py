@@ -36,6 +36,10 @@ class Fault(NamedTuple):
     """What the source promises here, in a sentence."""
     reason: str = ""
     """Why the simulator does not find it, where it does not."""
+    test: str = ""
+    """The test that finds it where the simulator does not: its file below ``tests``, ``::`` and its name."""
+    kind: str = "cluster"
+    """Of simulation that looks for it."""
 
 
 class NotApplicable(Exception):

@@ -10,7 +10,8 @@ import pytest
 from planted_faults import FAULTS
 from planting import COUNTERS_SOURCE, Fault, NotApplicable, plant, probe_of, with_probes
 
-PACKAGE = Path(__file__).parent.parent.parent / "src" / "tidemill"
+TESTS = Path(__file__).parent.parent
+PACKAGE = TESTS.parent / "src" / "tidemill"
 FAULTS_MIN = 60
 
 
@@ -23,6 +24,13 @@ def test_enough_faults_are_planted_and_each_has_a_name_of_its_own() -> None:
 def test_a_planted_fault_fits_the_source_exactly_once(fault: Fault) -> None:
     source = (PACKAGE / fault.file).read_text()
     assert plant(fault, source) != source
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.test], ids=lambda fault: fault.name)
+def test_a_fault_that_names_a_test_says_why_and_the_test_is_there(fault: Fault) -> None:
+    file, _, name = fault.test.partition("::")
+    assert fault.reason
+    assert f"def {name.partition('[')[0]}(" in (TESTS / file).read_text()
 
 
 @pytest.mark.parametrize("file", sorted({fault.file for fault in FAULTS}))

@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 PATIENCE_S = 30.0
 """How long a read may take before its test fails."""
+LINGER_MS = 5_000
+"""All messages are in one batch, however slow the machine is: librdkafka sends a batch of one small message
+without compression, and ``flush`` ends the wait."""
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -43,7 +46,7 @@ def write_confluent(
             "bootstrap.servers": bootstrap,
             "compression.type": codec,
             "enable.idempotence": True,
-            "linger.ms": 20,
+            "linger.ms": LINGER_MS,
             "message.max.bytes": 1_500_000,
         }
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from client_peers import PATIENCE_S, lacking, read_aiokafka, read_confluent
+from client_peers import LINGER_MS, PATIENCE_S, lacking, read_aiokafka, read_confluent
 from client_peers import Message as PlainMessage
 
 Found = dict[int, list[tuple[int, PlainMessage]]]
@@ -85,7 +85,12 @@ def write_librdkafka(
 
     failures: list[Any] = []
     producer = Producer(
-        {"bootstrap.servers": bootstrap, "compression.type": codec, "linger.ms": 20, **librdkafka(version)}
+        {
+            "bootstrap.servers": bootstrap,
+            "compression.type": codec,
+            "linger.ms": LINGER_MS,
+            **librdkafka(version),
+        }
     )
     for one in messages:
         producer.produce(

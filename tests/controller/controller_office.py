@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 from typing import TypeVar
 
+import pytest
+
 from tidemill.controller.shell import Controller
 from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.image import Delta
-from tidemill.coordination.nodes import BrokerRegistration, Endpoint
+from tidemill.coordination.lost_replicas import LostReplicas
+from tidemill.coordination.nodes import BrokerNode, BrokerRegistration, Endpoint
+from tidemill.coordination.port import Create, Delete, Operation, Result, StoreUnavailable
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError
 from tidemill.model.ports import Clock
 
-Result = TypeVar("Result")
+Told = TypeVar("Told")
 REGISTRATION = BrokerRegistration(0, (Endpoint("PLAINTEXT", "PLAINTEXT", "localhost", 9092),))
 
 
@@ -64,11 +68,46 @@ async def started(directory: Path, **config: int | bool) -> AsyncIterator[Settin
         await store.close()
 
 
-def in_office(directory: Path, story: Callable[[Setting], Awaitable[Result]], **config: int | bool) -> Result:
+def in_office(directory: Path, story: Callable[[Setting], Awaitable[Told]], **config: int | bool) -> Told:
     """What comes of ``story`` with a broker's controller that has taken office."""
 
-    async def run() -> Result:
+    async def run() -> Told:
         async with started(directory, **config) as setting:
             return await story(setting)
 
     return asyncio.run(run())
+
+
+def lose_answer(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, problem: type[BaseException] = StoreUnavailable
+) -> None:
+    """The next write is made, and not answered."""
+    transact = setting.store.transact
+
+    async def lost(operations: Sequence[Operation]) -> list[Result]:
+        monkeypatch.setattr(setting.store, "transact", transact)
+        await transact(operations)
+        raise problem("the connection broke")
+
+    monkeypatch.setattr(setting.store, "transact", lost)
+
+
+def registration(broker: int, **lost: bool) -> BrokerRegistration:
+    return BrokerRegistration(
+        broker, (Endpoint("PLAINTEXT", "PLAINTEXT", "localhost", 9092 + broker),), lost=LostReplicas(**lost)
+    )
+
+
+async def restart(setting: Setting, broker: int, **lost: bool) -> None:
+    """A broker is there from now on, or anew; nobody has looked yet."""
+    path = BrokerNode.path(broker)
+    if await setting.store.exists(path):
+        await setting.store.transact([Delete(path)])
+    await setting.store.transact(
+        [Create(path, BrokerNode.encode(registration(broker, **lost)), ephemeral=True)]
+    )
+
+
+def epoch(setting: Setting, broker: int) -> int:
+    """Of the registration that the controller knows."""
+    return setting.controller.image.brokers[broker].epoch

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from controller_office import Setting, in_office
+from controller_office import Setting, in_office, restart
 
 from tidemill.controller import administering
 from tidemill.controller.administering import PUT_OFF_MAX, Administering
+from tidemill.controller.failover import Failover
 from tidemill.controller.topics import NewTopic
-from tidemill.coordination.nodes import DELETE_TOPICS, DeleteTopicNode, TopicNode
-from tidemill.coordination.port import Create, NoNode
+from tidemill.coordination.nodes import DELETE_TOPICS, DeleteTopicNode, TopicAssignment, TopicNode
+from tidemill.coordination.port import Create, NoNode, SetData
 
 
 class Looked:
@@ -138,5 +139,28 @@ def test_what_is_marked_is_deleted_and_marks_of_no_topic_are_removed(tmp_path: P
         await Administering(controller, lambda path: None).deletions_wanted()
         assert list(controller.image.topics) == ["u"]
         assert await setting.store.children(DELETE_TOPICS) == []
+
+    in_office(tmp_path, story)
+
+
+def test_a_partition_that_an_administrator_puts_on_a_dead_broker_is_led_once_that_lives(
+    tmp_path: Path,
+) -> None:
+    async def story(setting: Setting) -> None:
+        failover, controller = Failover(setting.controller), setting.controller
+        (outcome,) = await controller.create_topics([NewTopic("a")])
+        assert outcome.error is None
+        assignment = TopicAssignment(controller.image.topics["a"].topic_id, {0: [0], 1: [1, 2]})
+        await setting.store.transact([SetData(TopicNode.path("a"), TopicNode.encode(assignment))])
+        controller.resign()
+        assert await controller.activate()
+        assert controller.image.topics["a"].partitions[1].leader == -1
+        await restart(setting, 2, missing=True)
+        await failover.brokers_changed()
+        added = controller.image.topics["a"].partitions[1]
+        assert (added.leader, added.isr) == (2, [2])
+        await restart(setting, 1, missing=True)
+        await failover.brokers_changed()
+        assert controller.image.topics["a"].partitions[1].leader == 2
 
     in_office(tmp_path, story)

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from controller_office import Setting, in_office
+from controller_office import Setting, epoch, in_office, lose_answer, restart
 
 from tidemill.controller.failover import Failover
 from tidemill.controller.topics import NewTopic
 from tidemill.controller.watching import Watching
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.image import Delta
-from tidemill.coordination.lost_replicas import LostReplicas
 from tidemill.coordination.nodes import (
     CONTROLLER_EPOCH,
     DELETE_TOPICS,
@@ -39,20 +38,6 @@ from tidemill.coordination.port import (
 )
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.model.types import TopicPartition
-
-
-def lose_answer(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch, problem: type[BaseException] = StoreUnavailable
-) -> None:
-    """The next write is made, and not answered."""
-    transact = setting.store.transact
-
-    async def lost(operations: Sequence[Operation]) -> list[Result]:
-        monkeypatch.setattr(setting.store, "transact", transact)
-        await transact(operations)
-        raise problem("the connection broke")
-
-    monkeypatch.setattr(setting.store, "transact", lost)
 
 
 def test_a_write_without_an_answer_asks_for_another_look(
@@ -302,27 +287,6 @@ def test_replicas_that_cannot_be_read_stay_so_when_the_store_is_read_again(
         assert (partition.leader, partition.offline) == (-1, {0})
 
     in_office(tmp_path, story)
-
-
-def registration(broker: int, **lost: bool) -> BrokerRegistration:
-    return BrokerRegistration(
-        broker, (Endpoint("PLAINTEXT", "PLAINTEXT", "localhost", 9092 + broker),), lost=LostReplicas(**lost)
-    )
-
-
-async def restart(setting: Setting, broker: int, **lost: bool) -> None:
-    """A broker is there from now on, or anew; nobody has looked yet."""
-    path = BrokerNode.path(broker)
-    if await setting.store.exists(path):
-        await setting.store.transact([Delete(path)])
-    await setting.store.transact(
-        [Create(path, BrokerNode.encode(registration(broker, **lost)), ephemeral=True)]
-    )
-
-
-def epoch(setting: Setting, broker: int) -> int:
-    """Of the registration that the controller knows."""
-    return setting.controller.image.brokers[broker].epoch
 
 
 async def led_by_0(setting: Setting, failover: Failover) -> bytes:

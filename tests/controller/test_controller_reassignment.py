@@ -183,6 +183,18 @@ def test_a_replica_on_a_dead_broker_may_stay() -> None:
     assert roles(only(image, [3, 2])) == ([3, 2, 1], [3], [1], 1, [1])
 
 
+def test_a_move_gives_no_state_to_a_partition_whose_replicas_have_never_lived() -> None:
+    """With one, nobody would be in sync or eligible: nobody could be elected when they come."""
+    without = PartitionImage(0, -1, 0, [8, 9], [], -1)
+    image = cluster((1,), topic("t", without))
+    decisions = wish(image, [9, 8])
+    (plan,) = decisions.plans
+    assert [type(one) for one in plan.operations] == [SetData]
+    assert plan.operations[0].path == TopicNode.path("t")
+    (moved,) = plan.topic.partitions
+    assert (moved.replicas, moved.leader, moved.partition_epoch) == ([9, 8], -1, -1)
+
+
 def test_one_wish_does_not_hinder_another() -> None:
     image = cluster((1, 2), topic("t", partition([1]), partition([1])), topic("u", partition([2])))
     wishes: Mapping[TopicPartition, list[int] | None] = {

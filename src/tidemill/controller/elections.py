@@ -205,8 +205,11 @@ def elect(
     ]
     able = able_replicas(image, partition, stopping)
     if partition.partition_epoch < 0:
-        # It never had a state: the replicas that live are in sync, being empty.
-        leader = next(iter(able or living), NO_BROKER)
+        # It never had a state: the replicas that live are in sync, being empty. Where none lives it gets its
+        # state later: in one without any replica in sync, nobody could be elected.
+        if not living:
+            return None
+        leader = (able or living)[0]
         return partition.replaced(leader=leader, leader_epoch=0, isr=living, partition_epoch=0)
     isr = [broker for broker in partition.isr if broker in living and broker not in lost]
     leader = partition.leader

@@ -240,6 +240,8 @@ def _moved(
     if leader != NO_BROKER:
         return next_state(moved, leader, isr, policy, is_new_epoch=True)
     elected = elect(image, moved, policy, stopping=stopping)
+    if elected is None and partition.partition_epoch < 0:
+        return moved  # It has no state yet.
     state = moved.replaced(partition_epoch=partition.partition_epoch + 1) if elected is None else elected
     return state.replaced(leader_epoch=partition.leader_epoch + 1)
 

@@ -47,7 +47,7 @@ def test_a_write_without_an_answer_asks_for_another_look(
 
     async def story(setting: Setting) -> None:
         asked: list[str] = []
-        setting.controller.write_doubted = lambda: asked.append("a look")
+        setting.controller.look_again = lambda: asked.append("a look")
         assert await create(setting, "a") is None
         assert asked == []
         lose_answer(setting, monkeypatch)

@@ -73,10 +73,12 @@ class Failover:
     async def brokers_changed(self) -> None:
         """Compares the brokers that live with those that are known, and moves leaderships.
 
+        Also ends the moves that can end: the store may not have answered when the last replica got in sync.
         Raises StoreError, NOT_CONTROLLER.
         """
         async with self._office.changing():
             await self.look()
+            await self._office.finish_moves()
 
     async def look(self, but: int | None = None) -> None:
         """The same, to be called within :meth:`Office.changing`.
@@ -128,9 +130,9 @@ class Failover:
         )
         office.check_active()  # The office may be lost in a pause.
         await office.change(plans, image, losses=losses)
-        await office.finish_moves()
-        if came:
+        if came:  # First: the next look finds nobody who came.
             await office.finish_deletions()
+        await office.finish_moves()
 
     async def replicas_failed(self, broker_id: int, epoch: int, failed: Sequence[tuple[bytes, int]]) -> None:
         """Has others lead the partitions (by topic id) that a broker cannot read or write any more.

@@ -21,7 +21,7 @@ from tidemill.controller.topics import Plan
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.image import Delta, PartitionImage
 from tidemill.coordination.nodes import ReassignmentNode
-from tidemill.coordination.port import BadVersion, NoNode
+from tidemill.coordination.port import BadVersion, NoNode, StoreError
 from tidemill.model.errors import KafkaError
 from tidemill.model.log_lines import in_lines
 from tidemill.model.slices import slices_of
@@ -41,6 +41,8 @@ class Moves:
         self._office = office
         self._taken: Mapping[TopicPartition, Sequence[int] | None] = {}
         """What the administrator's node said when it was carried out last."""
+        self._is_untidy = False
+        """The administrator's node may name moves that have ended."""
 
     async def alter(
         self, wishes: Wishes, *, factor_may_change: bool = True, accepted: Callable[[Wishes], None] = _nothing
@@ -102,7 +104,20 @@ class Moves:
         return moves(self._office.image, partitions)
 
     async def finish(self) -> Delta | None:
-        """Ends the moves that can end. To be called within :meth:`Office.changing`, after other changes."""
+        """Ends the moves that can end. To be called within :meth:`Office.changing`, after other changes.
+
+        Where the store does not answer, it is called again after another look at the brokers.
+        """
+        try:
+            delta = await self._finish()
+            if self._is_untidy:
+                await self.tidy()
+        except StoreError:
+            self._office.look_again()
+            raise
+        return delta
+
+    async def _finish(self) -> Delta | None:
         office = self._office
         if not self._planned():
             return None
@@ -111,9 +126,8 @@ class Moves:
         plans = self._planned()
         if not plans:
             return None
-        delta = await office.change(plans)
-        await self.tidy()
-        return delta
+        self._is_untidy = True
+        return await office.change(plans)
 
     def _planned(self) -> list[Plan]:
         office = self._office
@@ -150,6 +164,11 @@ class Moves:
         To be called within :meth:`Office.changing`, after what may have ended a move. Wishes that nobody has
         looked at yet stay.
         """
+        self._is_untidy = True
+        await self._tidy()
+        self._is_untidy = False
+
+    async def _tidy(self) -> None:
         office = self._office
         node = await office.store.get(ReassignmentNode.path)
         if node is None:

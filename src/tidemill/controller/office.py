@@ -138,8 +138,9 @@ class Office:
         """Ids of topics that could be read before."""
         self.leaderless: Callable[[], None] = lambda: None
         """Called after a change where partitions have no leader, and one may have to be recovered."""
-        self.write_doubted: Callable[[], None] = lambda: None
-        """Called after a write that failed or was broken off: the next change reads what the store holds."""
+        self.look_again: Callable[[], None] = lambda: None
+        """Has the brokers looked at soon: a move could not be ended, or a write failed or was broken off (the
+        next change reads what the store holds)."""
         self.look_at_brokers: Callable[[], Awaitable[None]] = _nothing
         """Takes note, within :meth:`changing`, of the brokers that came or went."""
         self._is_stale = False
@@ -377,7 +378,7 @@ class Office:
             # Some brokers have not received the whole change.
             self._image, self._is_stale = before, True
             raise
-        await with_pauses(self.leaderless_report.noting(delta))
+        await self._report(delta)
 
     def _is_deleted(self, topic: TopicImage) -> bool:
         """Whether a topic that was there is to be deleted: is marked so, or was made anew.
@@ -456,11 +457,15 @@ class Office:
         delta = Delta.between(before, self._image)
         await self._announce(delta)
         written()
+        await self._report(delta, losses, ends)
+        return delta
+
+    async def _report(self, delta: Delta, losses: Losses = NO_LOSSES, ends: LogEnds = NO_LOG_ENDS) -> None:
+        """Logs what a change brought about, and begins the recovery of partitions that need one."""
         await with_pauses(self._reporting(delta, losses, ends))
         await with_pauses(self.leaderless_report.noting(delta))
         if self._image.topic_index.leaderless:
             self.leaderless()
-        return delta
 
     def _reporting(
         self, delta: Delta, losses: Losses, ends: LogEnds = NO_LOG_ENDS
@@ -568,7 +573,7 @@ class Office:
             self._is_stale = True
             if isinstance(error, BadVersion) and error.path == CONTROLLER_EPOCH:
                 self.resign()
-            self.write_doubted()
+            self.look_again()
             raise
 
     async def attempt_all(self, changes: Sequence[Sequence[Operation]]) -> list[KafkaError | None]:

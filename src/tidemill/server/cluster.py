@@ -79,8 +79,8 @@ class Cluster(Seat, Hears):
             },
         )
         broker.controller.office_listeners.append(self._office_changed)
-        # The store may have applied the write. A look at the brokers reads and announces its state.
-        broker.controller.write_doubted = lambda: self._watching.want([BROKER_IDS])
+        # The store may have applied a failed write. A look at the brokers reads and announces its state.
+        broker.controller.look_again = lambda: self._watching.want([BROKER_IDS])
         self._link = broker.controller_link = ControllerLink(
             broker.node_id,
             self._links.open,

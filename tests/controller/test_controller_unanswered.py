@@ -1,0 +1,208 @@
+"""What is left to do where the store did not answer half way is done after another look at the brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from controller_office import Setting, epoch, in_office, lose_answer, registration, restart
+
+from tidemill.controller.elections import LogEnd
+from tidemill.controller.failover import Failover, WantedIsr
+from tidemill.controller.isr import IsrChange
+from tidemill.controller.topics import NewTopic
+from tidemill.coordination.image import PartitionImage
+from tidemill.coordination.nodes import (
+    BrokerNode,
+    ConfigNode,
+    PartitionState,
+    PartitionStateNode,
+    ReassignmentNode,
+    TopicAssignment,
+    TopicNode,
+)
+from tidemill.coordination.port import Create, Delete, Node, SetData, StoreUnavailable
+from tidemill.model.types import TopicPartition
+
+MOVED = TopicPartition("a", 0)
+
+
+async def create(setting: Setting, name: str, replicas: Sequence[int]) -> None:
+    topic = NewTopic(name, -1, -1, assignments={0: replicas})
+    (outcome,) = await setting.controller.create_topics([topic])
+    assert outcome.error is None
+
+
+def only_partition(setting: Setting) -> PartitionImage:
+    (partition,) = setting.controller.image.topics["a"].partitions
+    return partition
+
+
+async def moving(setting: Setting, failover: Failover) -> WantedIsr:
+    """Moves ``a-0`` from broker 0 to broker 1; the in-sync set with which the move ends."""
+    await restart(setting, 1)
+    await failover.brokers_changed()
+    await create(setting, "a", [0])
+    await setting.store.transact([Create(ReassignmentNode.path, ReassignmentNode.encode({MOVED: [1]}))])
+    await setting.controller.moves.take_wishes()
+    one = only_partition(setting)
+    assert one.adding == [1]
+    members = [(broker, epoch(setting, broker)) for broker in (0, 1)]
+    change = IsrChange(0, one.leader_epoch, one.partition_epoch, members, epoch(setting, 0))
+    return WantedIsr(setting.controller.image.topics["a"].topic_id, 0, change)
+
+
+def note_looks(setting: Setting) -> list[str]:
+    """The looks that the controller has asked for, as they come."""
+    asked: list[str] = []
+    setting.controller.look_again = lambda: asked.append("a look")
+    return asked
+
+
+def break_reading(setting: Setting, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The next list of nodes (``children``) or node (``get``) is not read."""
+
+    async def fail(path: str) -> None:
+        monkeypatch.undo()
+        raise StoreUnavailable("the connection broke")
+
+    monkeypatch.setattr(setting.store, name, fail)
+
+
+@pytest.mark.parametrize("lost", ["the write", "children", "get"])
+def test_a_move_ends_although_the_store_did_not_answer_when_its_last_replica_got_in_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """Its leader has the set that it asked for, and does not ask again."""
+
+    async def story(setting: Setting) -> None:
+        failover = Failover(setting.controller)
+        wanted = await moving(setting, failover)
+        asked = note_looks(setting)
+        if lost == "the write":
+            lose_answer(setting, monkeypatch)
+        else:
+            break_reading(setting, monkeypatch, lost)
+        with pytest.raises(StoreUnavailable):
+            await failover.alter_isr([wanted])
+        assert asked == ["a look"]
+        await failover.brokers_changed()
+        one = only_partition(setting)
+        assert (one.replicas, one.adding, one.removing) == ([1], [], [])
+        assert not await setting.store.exists(ReassignmentNode.path)
+
+    in_office(tmp_path, story)
+
+
+def test_a_deletion_that_a_broker_returns_for_goes_on_although_a_move_could_not_be_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(setting: Setting) -> None:
+        failover = Failover(setting.controller)
+        wanted = await moving(setting, failover)
+        await restart(setting, 2)
+        await failover.brokers_changed()
+        await create(setting, "b", [0, 2])
+        await setting.store.transact([Delete(BrokerNode.path(2))])
+        await failover.brokers_changed()
+        (outcome,) = await setting.controller.delete_topics(["b"])
+        assert outcome.error is None
+        break_reading(setting, monkeypatch, "children")
+        with pytest.raises(StoreUnavailable):
+            await failover.alter_isr([wanted])
+        await restart(setting, 2)
+        setting.deltas.clear()
+        children, lists = setting.store.children, 0
+
+        async def fail_second(path: str) -> list[str]:
+            nonlocal lists
+            lists += 1
+            if lists == 2:
+                raise StoreUnavailable("the connection broke")
+            return await children(path)
+
+        monkeypatch.setattr(setting.store, "children", fail_second)
+        with pytest.raises(StoreUnavailable):
+            await failover.brokers_changed()
+        await failover.brokers_changed()
+        assert [topic.name for delta in setting.deltas for topic in delta.deleted] == ["b"]
+        assert only_partition(setting).replicas == [1]
+
+    in_office(tmp_path, story)
+
+
+def test_a_leader_that_may_lack_records_is_counted_although_its_election_was_not_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(setting: Setting) -> None:
+        failover = Failover(setting.controller)
+        await restart(setting, 1)
+        await failover.brokers_changed()
+        await create(setting, "a", [1])
+        await restart(setting, 1, unsynced=True)
+        await failover.brokers_changed()
+        assert only_partition(setting).leader == -1
+        report = setting.controller.report
+        assert report.unclean_elections == 0
+        cleared = BrokerNode.encode(registration(1))
+        await setting.store.transact([SetData(BrokerNode.path(1), cleared)])
+        lose_answer(setting, monkeypatch)
+        with pytest.raises(StoreUnavailable):
+            await failover.brokers_changed()
+        await failover.brokers_changed()
+        assert only_partition(setting).leader == 1
+        assert report.unclean_elections == 1
+
+    in_office(tmp_path, story)
+    warned = [one for one in caplog.records if "a-0: broker 1 leads in epoch" in one.getMessage()]
+    assert len(warned) == 1
+
+
+def test_settings_that_allow_to_lose_records_count_although_they_were_read_after_a_lost_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The notice of these settings comes later, and tells nothing new by then."""
+
+    async def story(setting: Setting) -> None:
+        failover, controller = Failover(setting.controller), setting.controller
+        await restart(setting, 1)
+        await failover.brokers_changed()
+        await create(setting, "a", [0, 1])
+        waiting = PartitionStateNode.encode(PartitionState(-1, 1, [9], 1))
+        assignment = TopicNode.encode(TopicAssignment(controller.image.topics["a"].topic_id, {0: [9, 0, 1]}))
+        await setting.store.transact(
+            [
+                SetData(TopicNode.path("a"), assignment),
+                SetData(PartitionStateNode.path("a", 0), waiting),
+            ]
+        )
+        controller.resign()
+        assert await controller.activate()
+        await asyncio.sleep(0.01)
+        assert only_partition(setting).leader == -1
+
+        async def ask(
+            wanted: Mapping[int, Sequence[TopicPartition]], patience_s: float
+        ) -> dict[TopicPartition, dict[int, LogEnd]]:
+            return {MOVED: {0: LogEnd(0, 1), 1: LogEnd(0, 2)}}
+
+        controller.recovery.ask = ask
+        settings = {"unclean.leader.election.enable": "true"}
+        path = ConfigNode.path("topics", "a")
+        known: Node | None = await setting.store.get(path)
+        data = ConfigNode.encode(settings)
+        await setting.store.transact([Create(path, data) if known is None else SetData(path, data)])
+        lose_answer(setting, monkeypatch)
+        with pytest.raises(StoreUnavailable):
+            await controller.write_operations([])
+        await failover.brokers_changed()
+        await controller.take_settings({("topics", "a"): settings})
+        for _ in range(100):
+            if only_partition(setting).leader >= 0:
+                break
+            await asyncio.sleep(0.01)
+        assert only_partition(setting).leader == 1
+
+    in_office(tmp_path, story)

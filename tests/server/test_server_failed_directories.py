@@ -12,7 +12,7 @@ import pytest
 
 from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.nodes import LOG_DIR_EVENTS, LogDirEventNode
-from tidemill.coordination.port import Create, SetData, StoreUnavailable, ensure_paths
+from tidemill.coordination.port import Create, Operation, Result, SetData, StoreUnavailable, ensure_paths
 from tidemill.log.directories import DataDirectories
 from tidemill.log.files import SystemFiles
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -79,6 +79,36 @@ def test_the_store_knows_of_directories_where_syncs_failed(
         logs, _ = await started()
         assert logs.distrusted == set()
         assert "/tidemill/distrusted_directories/1" in caplog.text
+        await store.close()
+
+    asyncio.run(story())
+
+
+def test_the_store_knows_of_a_sync_that_failed_while_the_end_of_a_former_one_was_not_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
+        logs = DataDirectories(SystemFiles(), [str(tmp_path)])
+        known = DistrustedDirectories(store, 1, logs)
+        logs.distrusted = {"one"}
+        await known.save()
+        transact = store.transact
+
+        async def lose_answer(operations: Sequence[Operation]) -> list[Result]:
+            monkeypatch.undo()
+            await transact(operations)
+            raise StoreUnavailable("the connection broke")
+
+        monkeypatch.setattr(store, "transact", lose_answer)
+        logs.distrusted = set()
+        with pytest.raises(StoreUnavailable):
+            await known.save()
+        logs.distrusted = {"one"}
+        await known.save()
+        logs.distrusted = set()
+        await DistrustedDirectories(store, 1, logs).load()
+        assert logs.distrusted == {"one"}
         await store.close()
 
     asyncio.run(story())

@@ -29,7 +29,8 @@ class DistrustedDirectories:
         self._store = store
         self._path = DistrustedNode.path(broker_id)
         self._logs = logs
-        self._stored: frozenset[str] = frozenset()
+        self._stored: frozenset[str] | None = frozenset()
+        """What the store has; None where a write was not answered."""
 
     async def load(self) -> None:
         """Takes over what the store knows, before logs are opened. Raises StoreError."""
@@ -37,10 +38,12 @@ class DistrustedDirectories:
         if node is None:
             return
         try:
-            self._stored = DistrustedNode.decode(self._path, node.data) if node.data else frozenset()
+            stored = DistrustedNode.decode(self._path, node.data) if node.data else frozenset()
         except NodeFormatError as problem:
             log.error("%s What it said is not heeded.", problem)
-        self._logs.distrusted |= self._stored
+            return
+        self._stored = stored
+        self._logs.distrusted |= stored
 
     async def save(self) -> None:
         """Writes what holds now, if that is something else. Raises StoreError."""
@@ -48,6 +51,8 @@ class DistrustedDirectories:
         if wanted == self._stored:
             return
         await ensure_paths(self._store, [self._path])
+        # Where this is not answered, a later failure may make what was stored before the wish again.
+        self._stored = None
         await self._store.transact([SetData(self._path, DistrustedNode.encode(wanted))])
         self._stored = wanted
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from controller_office import Setting, in_office, restart
+from controller_office import Setting, epoch, in_office, restart
 
 from tidemill.controller import administering
 from tidemill.controller.administering import PUT_OFF_MAX, Administering
@@ -162,5 +162,32 @@ def test_a_partition_that_an_administrator_puts_on_a_dead_broker_is_led_once_tha
         await restart(setting, 1, missing=True)
         await failover.brokers_changed()
         assert controller.image.topics["a"].partitions[1].leader == 2
+
+    in_office(tmp_path, story)
+
+
+@pytest.mark.parametrize("has_id", [True, False])
+def test_replicas_that_cannot_be_read_stay_so_when_an_administrator_adds_partitions(
+    tmp_path: Path, has_id: bool
+) -> None:
+    """Else one of them could be elected, and waited for where others could recover the partition."""
+
+    async def story(setting: Setting) -> None:
+        failover, controller = Failover(setting.controller), setting.controller
+        await restart(setting, 1)
+        await failover.brokers_changed()
+        topic = NewTopic("a", -1, -1, assignments={0: [0, 1]})
+        (outcome,) = await controller.create_topics([topic])
+        assert outcome.error is None
+        known = controller.image.topics["a"]
+        await failover.replicas_failed(1, epoch(setting, 1), [(known.topic_id, 0)])
+        assert controller.image.topics["a"].partitions[0].offline == {1}
+        assignment = TopicAssignment(known.topic_id if has_id else None, {0: [0, 1], 1: [0]})
+        await setting.store.transact([SetData(TopicNode.path("a"), TopicNode.encode(assignment))])
+        await Administering(controller, lambda path: None).topics_changed()
+        grown = controller.image.topics["a"]
+        assert grown.topic_id == known.topic_id
+        assert [one.offline for one in grown.partitions] == [{1}, set()]
+        assert [one.leader for one in grown.partitions] == [0, 0]
 
     in_office(tmp_path, story)

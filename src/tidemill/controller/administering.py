@@ -116,12 +116,12 @@ class Administering:
             image.controller_epoch,
             image.brokers,
             {topic.name: topic for topic in fresh},
-        )
+        ).with_offline_of(image)
         known_ids = controller.known_ids([topic.name for topic in fresh])
         plans = plan_takeover(
             only, policy_of=controller.policies.of, stopping=controller.stopping(), known_ids=known_ids
         )
-        await controller.change(plans, image.with_topics(fresh))
+        await controller.change(plans, image.with_topics(only.topics.values()))
 
     async def _written(self, image: ClusterImage, names: list[str]) -> list[str]:
         """Those whose nodes are not what the controller knows: that of most is, it wrote them itself."""

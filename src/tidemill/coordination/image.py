@@ -19,6 +19,7 @@ from tidemill.coordination.nodes import (
 )
 from tidemill.coordination.topic_index import TopicIndex, Traits
 from tidemill.model.errors import KafkaError
+from tidemill.model.types import ZERO_ID
 
 OFFSETS_TOPIC = "__consumer_offsets"
 """Keeps the positions of groups."""
@@ -311,13 +312,16 @@ class ClusterImage:
         )
 
     def with_offline_of(self, before: ClusterImage) -> ClusterImage:
-        """The same; of topics that ``before`` has as well, with the replicas that cannot be read there."""
+        """The same; of topics that ``before`` has as well, with the replicas that cannot be read there.
+
+        A topic without an id is the one of ``before``: somebody else wrote its node, and left the id out.
+        """
         changed = []
         for name, known in before.topics.items():
             topic = self.topics.get(name)
             if (
                 topic is None
-                or topic.topic_id != known.topic_id
+                or topic.topic_id not in (known.topic_id, ZERO_ID)
                 or not any(p.offline for p in known.partitions)
             ):
                 continue

@@ -96,6 +96,26 @@ def test_a_move_ends_although_the_store_did_not_answer_when_its_last_replica_got
     in_office(tmp_path, story)
 
 
+def test_a_move_that_a_client_stops_is_not_wished_any_more_although_the_store_did_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next controller, which carries out what the administrator's node says, begins it again."""
+
+    async def story(setting: Setting) -> None:
+        failover = Failover(setting.controller)
+        await moving(setting, failover)
+        asked = note_looks(setting)
+        break_reading(setting, monkeypatch, "get")
+        with pytest.raises(StoreUnavailable):
+            await setting.controller.moves.alter({MOVED: None})
+        assert only_partition(setting).replicas == [0]
+        assert asked == ["a look"]
+        await failover.brokers_changed()
+        assert not await setting.store.exists(ReassignmentNode.path)
+
+    in_office(tmp_path, story)
+
+
 def test_a_deletion_that_a_broker_returns_for_goes_on_although_a_move_could_not_be_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

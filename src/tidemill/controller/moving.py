@@ -110,11 +110,11 @@ class Moves:
         """
         try:
             delta = await self._finish()
-            if self._is_untidy:
-                await self.tidy()
         except StoreError:
             self._office.look_again()
             raise
+        if self._is_untidy:
+            await self.tidy()
         return delta
 
     async def _finish(self) -> Delta | None:
@@ -162,10 +162,15 @@ class Moves:
         """Leaves in the administrator's node what is under way as he wished.
 
         To be called within :meth:`Office.changing`, after what may have ended a move. Wishes that nobody has
-        looked at yet stay.
+        looked at yet stay. Where the store does not answer, it is called again after another look at the
+        brokers: the next controller would begin a move again that was stopped.
         """
         self._is_untidy = True
-        await self._tidy()
+        try:
+            await self._tidy()
+        except StoreError:
+            self._office.look_again()
+            raise
         self._is_untidy = False
 
     async def _tidy(self) -> None:

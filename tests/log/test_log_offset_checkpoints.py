@@ -325,6 +325,49 @@ def test_what_a_file_may_say_after_writings_that_failed_counts_until_one_succeed
     assert not checkpoint.take()
 
 
+def test_a_file_that_was_replaced_by_a_writing_that_failed_is_written_again() -> None:
+    files, key = FaultyFiles(), TopicPartition("t", 0)
+    offset = 5
+    checkpoint = OffsetCheckpoint(files, "/data/c", lambda key: offset)
+    files.make_directory("/data")
+
+    def write_now() -> list[StorageError]:
+        checkpoint.note(key)
+        assert checkpoint.take()
+        return write_checkpoints([checkpoint])
+
+    assert not write_now()
+    files.fail("sync_directory", "/data", errno.EMFILE)
+    offset = 10
+    assert write_now()
+    assert read_offsets(files, "/data/c") == {key: 10}
+    offset = 5
+    assert not write_now()
+    assert read_offsets(files, "/data/c") == {key: 5}, "the file had the former offset before that"
+
+
+def test_a_start_in_a_file_whose_name_could_not_be_synced_takes_nothing_of_the_next_topic(
+    append: Append,
+) -> None:
+    files = FaultyFiles()
+    manager = started(files)
+    former = made(manager, 0)
+    for _ in range(3):
+        append(former)
+    write(manager)
+    former.advance_start(6)
+    files.fail("sync_directory", "/data", errno.EMFILE)
+    assert write_checkpoints(manager.start_offset_checkpoints())
+    assert said(files, STARTS) == {"t-0": 6}
+    manager.delete(TopicPartition("t", 0), NOW)
+    write(manager)
+    log = made(manager, 0)
+    append(log)
+    files.kill()
+    again = started(files).logs[TopicPartition("t", 0)]
+    assert (again.start_offset, again.end_offset) == (0, 3), "acknowledged records are gone"
+
+
 def test_the_offsets_of_thousands_of_logs_are_taken_a_part_at_a_time_and_none_is_lost() -> None:
     files = FaultyFiles()
     offsets = {TopicPartition("t", number): number for number in range(3 * ITEMS_A_PAUSE)}

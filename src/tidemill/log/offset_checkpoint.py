@@ -31,7 +31,7 @@ class OffsetCheckpoint:
         self._lines: dict[TopicPartition, str] = {}
         """The lines of the file as it was written last, or read at the start. Replaced, never changed."""
         self._is_known = False
-        """Whether the file is there, and holds these lines."""
+        """Whether the file is there, and holds these lines. After a writing that failed nobody can tell."""
         self._changed: dict[TopicPartition, None] = {}
         self._pending: dict[TopicPartition, int | None] = {}
         """Offsets that were taken, until the file with them is on the disk."""
@@ -113,6 +113,8 @@ class OffsetCheckpoint:
                 try:
                     self.files.replace(self.path, render_checkpoint(list(lines.values())))
                 except OSError as problem:
+                    # The file may be the new one all the same: where only the sync of the directory failed.
+                    self._is_known = False
                     raise storage_error("write", self.path, problem) from problem
                 self._lines = lines
                 self._is_known = True

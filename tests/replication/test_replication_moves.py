@@ -216,6 +216,28 @@ def test_records_deleted_just_before_the_swap_stay_deleted_when_the_broker_is_ki
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("loss", ["log", "directory"])
+def test_a_loss_that_was_not_heeded_before_a_move_is_told_by_the_next_start(loss: str) -> None:
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.append(60)
+        if loss == "log":
+            stage.logs.damaged.add(KEY)
+        else:
+            stage.logs.directory_of(stage.log).may_have_lost = True
+        stage.mover.begin(KEY, B)
+        await stage.moved()
+        assert stage.log.directory == f"{B}/t-0"
+        stage.files.kill()
+        again = Stage(stage.files)
+        assert again.logs.damaged == {KEY}
+        again.logs.loss_heeded()
+        again.files.kill()
+        assert Stage(stage.files).logs.damaged == set()
+
+    asyncio.run(run())
+
+
 def test_a_log_that_is_cut_while_it_moves_is_copied_anew() -> None:
     async def run() -> None:
         stage = Stage(FaultyFiles())

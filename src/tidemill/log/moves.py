@@ -32,6 +32,7 @@ from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
 from tidemill.log.names import (
     MOVED_TO,
+    RECORDS_LOST,
     future_directory,
     partition_directory,
 )
@@ -189,13 +190,23 @@ class Move:
             except StorageError:
                 self.distrust()
                 raise
+        old = logs.directory_of(source)
         path = self.target.file(partition_directory(self.key))
+        noted_loss = f"{future.directory}/{RECORDS_LOST}"
+        is_loss_unheeded = self.key in logs.damaged or old.may_have_lost or old.is_outdated
         try:
+            if is_loss_unheeded:
+                # The next start must report it, too, and would find nothing wrong with the copy.
+                logs.files.replace(noted_loss, b"")
             logs.files.rename(future.directory, path)
         except OSError as problem:
+            if is_loss_unheeded:
+                with contextlib.suppress(OSError):
+                    logs.files.remove(noted_loss)
             raise storage_error("rename", future.directory, problem) from problem
+        if is_loss_unheeded:
+            logs.damaged.add(self.key)
         relocate(future, path)
-        old = logs.directory_of(source)
         old.remove(self.key)
         self.target.remove(self.key, is_copy=True)
         self.target.add(future)

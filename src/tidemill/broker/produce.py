@@ -61,6 +61,8 @@ class ProduceRequest(ProduceFields):
         self.data = data
         self.reply: Reply | None = None
         self.waiting_for: list[ProducePart] = []
+        self.is_appended = False
+        """Every partition has its batch, or an error. Before that, no commit ends the request."""
         self.done = False
 
     def on_committed(self, partition: Awaited) -> None:
@@ -87,7 +89,7 @@ class ProduceRequest(ProduceFields):
                 if short is not None:
                     part.fail(short)
         self.waiting_for = rest
-        if not rest:
+        if not rest and self.is_appended:
             self.finish()
 
     def is_over(self) -> bool:
@@ -317,6 +319,7 @@ class ProducePath:
                 if part.error != NONE:
                     failed = True
                     self.errors[part.error] = self.errors.get(part.error, 0) + 1
+        request.is_appended = True
         if request.waiting_for:
             self.wait(request)
         elif request.acks != 0:
@@ -333,7 +336,10 @@ class ProducePath:
                 request.connection.close("a produce with acks=0 failed")
 
     def append(self, request: ProduceRequest, part: ProducePart, now_ms: i64) -> None:
-        """Appends one partition's batch."""
+        """Appends one partition's batch, and waits for its commit where the answer does.
+
+        The wait begins here: before the other partitions have theirs, this one may be committed, or cut.
+        """
         partition = part.partition
         batch = part.batch
         messages = part.messages
@@ -363,19 +369,15 @@ class ProducePath:
         part.log_start = result.start_offset
         if request.acks != 0 and partition.holds_back(request.acks, part.end_offset):
             request.waiting_for.append(part)
-
-    def wait(self, request: ProduceRequest) -> None:
-        """Hangs the request on the partitions that it waits for."""
-        if request.reply is None:
-            request.reply = request.connection.reply_later()
-        for part in list(request.waiting_for):
-            partition = part.partition
-            if partition is None:
-                continue
             if request.acks == -1:
                 partition.wait_committed(part.end_offset, request)
             else:
                 partition.wait_synced(part.end_offset, request)
+
+    def wait(self, request: ProduceRequest) -> None:
+        """Answers the request once its partitions have what was appended, or at its deadline."""
+        if request.reply is None:
+            request.reply = request.connection.reply_later()
         # What was appended need not be held: only its answer waits.
         request.data = b""
         for topic in request.topics:

@@ -1,0 +1,95 @@
+"""Produces whose batches are converted one after the other, and what happens to the first ones meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paths_bench import NODE, Bench, Client, batch, bench_in
+
+from tidemill.broker.conversion_process import perform, result_of
+from tidemill.model.errors import ErrorCode
+
+OTHER = 2
+RECORDS = 60
+VALUES = [b"%d" % number * 500 for number in range(RECORDS)]
+
+
+class Converting:
+    """A produce to two partitions with a compression of their own: one is appended, one waits."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.jobs = 0
+        self.go_on = asyncio.Event()
+        bench.put("t", 3, compression_type="gzip")
+        bench.slow_lane.storing.run = self.run  # type: ignore[method-assign]
+        for index in range(2):
+            bench.partition("t", index).become(NODE, 0, (NODE, OTHER), (NODE, OTHER), 0, 0)
+        self.writer: Client = bench.client()
+        self.first = bench.partition("t", 0)
+        self.second = bench.partition("t", 1)
+
+    async def run(self, job: str, size: int, *arguments: Any) -> Any:
+        self.jobs += 1
+        if self.jobs > 1:
+            await self.go_on.wait()
+        return result_of(perform(job, arguments))
+
+    def produce(self, timeout_ms: int = 60_000) -> None:
+        sent = batch(*VALUES)
+        self.writer.produce(9, {("t", 0): sent, ("t", 1): sent}, timeout_ms=timeout_ms)
+        self.bench.until(lambda: self.jobs == 2)
+        assert (self.first.log.end_offset, self.second.log.end_offset) == (RECORDS, 0)
+
+    def finish(self) -> None:
+        self.go_on.set()
+        self.bench.until(lambda: self.second.log.end_offset == RECORDS)
+        self.second.fetched_by(OTHER, RECORDS, 0, 1)
+
+    def errors(self) -> list[ErrorCode]:
+        return [ErrorCode(part.error_code) for part in self.writer.produced(9)]
+
+
+@pytest.fixture
+def converting(tmp_path: Path) -> Iterator[Converting]:
+    with bench_in(tmp_path) as bench:
+        yield Converting(bench)
+
+
+def test_what_is_committed_while_another_batch_is_converted_is_acknowledged(converting: Converting) -> None:
+    converting.produce()
+    converting.first.fetched_by(OTHER, RECORDS, 0, 1)
+    assert converting.first.high_watermark == RECORDS
+    assert converting.writer.is_silent()
+    converting.finish()
+    assert converting.errors() == [ErrorCode.NONE, ErrorCode.NONE]
+
+
+def test_what_another_leader_cut_while_another_batch_was_converted_is_not_acknowledged(
+    converting: Converting,
+) -> None:
+    converting.produce()
+    first = converting.first
+    first.become(OTHER, 1, (NODE, OTHER), (OTHER,), 1, 1)
+    first.truncate_to(0, 1)
+    converting.finish()
+    # The other leader has as many records of its own at these offsets, and has committed them.
+    others = bytearray(batch(*[b"another"] * RECORDS))
+    others[12:16] = (1).to_bytes(4, "big")
+    first.append_from_leader(bytes(others), RECORDS, 0, 1)
+    assert first.high_watermark == RECORDS
+    assert converting.errors() == [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NONE]
+
+
+def test_a_client_that_leaves_while_a_batch_is_converted_is_forgotten(converting: Converting) -> None:
+    converting.produce()
+    converting.writer.connection.close("gone")
+    converting.go_on.set()
+    converting.bench.until(lambda: not converting.bench.slow_lane.tasks)
+    assert converting.second.log.end_offset == 0
+    converting.first.fetched_by(OTHER, RECORDS, 0, 1)
+    assert converting.first.waiting_appends == 0

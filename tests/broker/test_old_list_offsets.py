@@ -28,6 +28,7 @@ class HeldPartition:
 
     def __init__(self, committed: int) -> None:
         self.log = HeldLog()
+        self.is_unsettled = False
         self.committed = committed
 
     def check_leader(self, epoch: int) -> None:

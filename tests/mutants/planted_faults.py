@@ -131,7 +131,7 @@ LEADER: Final = (
     Fault(
         "end-told-before-settled",
         "replication/partition.py",
-        "        return self.replication is not None and self.high_watermark < self.epoch_start\n",
+        "        return self.is_leader and self.high_watermark < self.epoch_start\n",
         "        return False\n",
         "A new leader tells no end before it knows what the leader before had committed (KIP-207).",
     ),

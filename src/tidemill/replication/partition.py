@@ -142,9 +142,10 @@ class Partition(Readable):
     def is_unsettled(self) -> bool:
         """Whether this broker leads anew, and does not know yet how far the leader before had committed.
 
-        It had at least as much as consumers were told then.
+        It had at least as much as consumers were told then. The only replica has to sync it again after it
+        was killed, where ``flush.messages`` asks for that.
         """
-        return self.replication is not None and self.high_watermark < self.epoch_start
+        return self.is_leader and self.high_watermark < self.epoch_start
 
     @property
     def is_under_replicated(self) -> bool:

@@ -218,6 +218,8 @@ def look_up_segments(
     limit = partition.limit_offset(replica_id, 0)
     offsets = [offset for offset, _ in reversed(starts)][: max(wanted.max_num_offsets, 0)]
     if any(offset > limit for offset in offsets):
+        if replica_id == CONSUMER:
+            check_settled(partition, 0)
         offsets = [limit, *[offset for offset in offsets if offset <= limit]]
     return ListOffsetsPartitionResponse(old_style_offsets=offsets)
 

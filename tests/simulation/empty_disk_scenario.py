@@ -43,7 +43,8 @@ class EmptyDiskScenario(FullCluster):
         self.compacted.is_compacted = False
         self.network.weather = Weather(slow=0.0)
         self.session_s = 2.0
-        self.committers, self.members, self.admins, self.temporary_clients = [], [], [], []
+        self.committers, self.position_readers, self.members = [], [], []
+        self.admins, self.temporary_clients = [], []
         self.topic_replacers = []
         self.brokers: dict[str, Whole] = {}
         self.index = 0

@@ -46,6 +46,7 @@ CLUSTER_EVENTS = (
     *(f"fault {fault}" for fault in (LATE_STORE, FAILING_STOP, LEADER_AND_CONTROLLER)),
     *("former disks put back", "clean stops", "stops while a sync hangs that fails"),
     *("sessions that ended with the removal of losses", "starts after power cuts on full disks"),
+    *("answers about larger in-sync sets lost", "controller nodes removed"),
     "min.insync.replicas written to the store by others",
 )
 REPLICATION, CLUSTER = "replication", "cluster"

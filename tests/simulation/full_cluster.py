@@ -42,6 +42,7 @@ from simulated_compaction import (
 )
 from simulated_disk import OLD_SEGMENTS
 from simulated_faults import (
+    AT_ONCE_S,
     CUT_FROM_STORE,
     DISK_PUT_BACK,
     FAILING_STOP,
@@ -49,8 +50,9 @@ from simulated_faults import (
     LEADER_AND_CONTROLLER,
     LONG_S,
     LOST_DISKS_OF_OTHERS,
+    SHORT_S,
 )
-from simulated_groups import OFFSETS, Committer, GroupMember, GroupMembers
+from simulated_groups import OFFSETS, Committer, GroupMember, GroupMembers, PositionReader
 from simulated_loop import PROCESS, Process
 from simulated_network import WORLD, Listening
 from simulated_store import STORE_MACHINE, SimulatedStore, StoreServer
@@ -197,6 +199,10 @@ class FullCluster(Simulation):
         self.committers = [
             self._client(Committer, f"committer-{number}", TOPIC, group=f"group-{number}", partition=0)
             for number in range(random.choice((0, 1, 1)))
+        ]
+        self.position_readers = [
+            self._client(PositionReader, f"reader-of-{one.group}", TOPIC, group=one.group, partition=0)
+            for one in self.committers
         ]
         members = GroupMembers(self.partition_count)
         self.members = [
@@ -443,6 +449,8 @@ class FullCluster(Simulation):
             self.events.add(f"{parts[3]}-{parts[5]} is {state}", "the store")
             place = (parts[3], int(parts[5]))
             self.promises.controller_wrote(place, state.controller_epoch)
+            if self.variations.has_lost_isr_answers and place in self.promises.partitions:
+                self._lose_isr_answer(place, state.leader, set(state.isr))
             self.state_written(place, state.leader, state.leader_epoch, tuple(state.isr))
 
     def _note_heeded(self, broker_id: int, session: int) -> None:
@@ -458,6 +466,28 @@ class FullCluster(Simulation):
             return
         self.events.count("sessions that ended with the removal of losses")
         self.faults.later(lambda: self.store.end(session, "is ended"), 0.0001)
+
+    def _lose_isr_answer(self, place: Place, leader: int, isr: set[int]) -> None:
+        """The controller does not hear that it has written a larger set, nor the leader what it finds then.
+
+        What has joined stands still meanwhile.
+        """
+        controller, before = self._controller(), self.promises.partitions[place].holders.isr
+        if controller is None or leader not in before or not set(before) < isr:
+            return
+        if self._begun_s is None or self.faults.ended or self.random.random() >= LOST_ANSWERS:
+            return
+        self.events.count("answers about larger in-sync sets lost")
+        self.lose_store(controller)
+
+        def silence() -> None:
+            if controller.node_id != leader:
+                self.faults.cut([(controller.name, self.node(leader).name)], SHORT_S, after_s=SHORT_S)
+            for broker in sorted(isr - set(before)):
+                self.faults.pause(self.node(broker))
+
+        # First the leader is told that the controller had no answer.
+        self.network.world_timer(self.loop.time() + AT_ONCE_S / 3, silence)
 
     def _refuse_deletion(self, topic: str) -> None:
         """Disks have no room at first to rename what they have of a topic."""
@@ -546,8 +576,9 @@ class FullCluster(Simulation):
 
     def more_clients(self) -> list[Client]:
         return [
-            *(*self.committers, *self.members, *self.admins, *self.temporary_clients),
-            *(*self.near_clients, *self.min_insync_admins, *self.topic_replacers),
+            *(*self.committers, *self.position_readers, *self.members),
+            *(*self.admins, *self.temporary_clients, *self.near_clients),
+            *(*self.min_insync_admins, *self.topic_replacers),
         ]
 
     def _make_near_producer(self) -> Client:
@@ -689,7 +720,7 @@ class FullCluster(Simulation):
         """What the store sends to a broker comes late for a while, best to the controller.
 
         What it is sent does not: then another broker is registered, best with losses, while the controller
-        does not know.
+        does not know. Or an operator removes its node, as Apache Kafka's do to have another controller.
         """
         if self.random.random() < 0.7:
             node = self._controller() or node
@@ -706,6 +737,10 @@ class FullCluster(Simulation):
         others = [one for one in self.nodes if one is not node]
         if self.random.random() < 0.5:
             self.faults.cut_power(self.random.choice(others))
+        elif node is self._controller():
+            self.events.add("*** the node of the controller is removed", "the world")
+            self.events.count("controller nodes removed")
+            self.store.remove(CONTROLLER)
         return True
 
     def cut_from_store(self, node: Node) -> bool:

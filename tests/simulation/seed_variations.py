@@ -29,6 +29,8 @@ LATE_STORE_SHARE = 0.4
 """Of the seeds have times at which the store's answers and events come late to a broker."""
 LOST_ANSWERS_SHARE = 0.4
 """Of the seeds have sessions that end as the store takes a registration that tells of fewer losses."""
+LOST_ISR_ANSWERS_SHARE = 0.3
+"""Of the seeds have leaders that do not hear that a larger in-sync set is written."""
 FULL_STARTS_SHARE = 0.5
 """Of the seeds with full disks have starts after power cuts that find a disk full."""
 FAILING_STOPS_SHARE = 0.4
@@ -54,3 +56,4 @@ class Variations:
         self.has_lost_answers = random.random() < LOST_ANSWERS_SHARE
         self.has_full_starts = random.random() < FULL_STARTS_SHARE and self.has_full_disks
         self.has_failing_stops = random.random() < FAILING_STOPS_SHARE
+        self.has_lost_isr_answers = random.random() < LOST_ISR_ANSWERS_SHARE

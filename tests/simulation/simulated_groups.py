@@ -28,7 +28,7 @@ from tidemill.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequest
 OFFSETS = "__consumer_offsets"
 FIND_VERSION, COMMIT_VERSION, FETCH_VERSION = 3, 7, 6
 JOIN_VERSION, SYNC_VERSION, HEARTBEAT_VERSION, LEAVE_VERSION = 5, 3, 3, 4
-PAUSE_S_MEAN = 0.1
+PAUSE_S_MEAN, READ_PAUSE_S_MEAN = 0.1, 0.15
 SESSION_MS, REBALANCE_MS = 800, 600
 FENCED = (ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.REBALANCE_IN_PROGRESS)
 """What a member of an old generation is answered. Nothing was committed then."""
@@ -130,6 +130,26 @@ class Committer(GroupClient):
                 await self._position(self.place)
             await self._commit(self.place, self._offset)
             self._commits = False
+        except BaseException:
+            self._coordinator = ""
+            raise
+
+
+class PositionReader(GroupClient):
+    """Asks for the position of a group again and again, also while the group commits the next one."""
+
+    def __init__(self, *client: Any, group: str, partition: int) -> None:
+        super().__init__(*client, group=group)
+        self.place: Place = (self.topic, partition)
+
+    async def work(self) -> None:
+        await asyncio.sleep(self.random.expovariate(1 / READ_PAUSE_S_MEAN))
+        try:
+            if not self._coordinator:
+                await self._find()
+            _, is_sure = await self._position(self.place)
+            if not is_sure:
+                self._coordinator = ""
         except BaseException:
             self._coordinator = ""
             raise

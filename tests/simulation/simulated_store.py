@@ -158,6 +158,11 @@ class StoreServer:
         if owned:
             self._deliver(self.tree.apply([Delete(path) for path in owned], 0).events)
 
+    def remove(self, path: str) -> None:
+        """Somebody who is no broker removes a node, if it is there."""
+        if self.tree.get(path) is not None:
+            self._deliver(self.tree.apply([Delete(path)], 0).events)
+
     def transact(self, session: Session, operations: Sequence[Operation]) -> list[Result]:
         """Does the operations; who watches is told."""
         applied = self.tree.apply(operations, session.number)

@@ -719,6 +719,43 @@ def test_a_static_member_that_was_told_its_new_id_is_not_fenced_when_the_write_o
     )
 
 
+def test_a_replacement_whose_write_fails_in_a_rebalance_stays_in_that() -> None:
+    # Back under its old protocols it would leave the members without one that all support.
+    run(
+        """
+        join A static=ia protocols=range session=60000 rebalance=5000
+            Empty -> PreparingRebalance
+        join B static=ib protocols=range/rr session=60000 rebalance=5000
+        join C static=ic protocols=range/rr session=60000 rebalance=5000
+        wait 5000
+          at 5000
+            PreparingRebalance -> CompletingRebalance
+            A joined m1 gen=1 range leader=m1 [m1,m2,m3]
+            B joined m2 gen=1 range leader=m1 []
+            C joined m3 gen=1 range leader=m1 []
+        sync A id=m1 gen=1 static=ia assign=m1:x,m2:y,m3:z
+            log group gen=1 leader=m1 [m1:x,m2:y,m3:z]
+            CompletingRebalance -> Stable
+            A assigned range x
+        sync B id=m2 gen=1 static=ib
+            B assigned range y
+        sync C id=m3 gen=1 static=ic
+            C assigned range z
+        manual
+        join A2 static=ia protocols=range/rr session=60000 rebalance=5000
+            log group gen=1 leader=m4 [m2:y,m3:z,m4:x]
+        join B id=m2 static=ib protocols=rr session=60000 rebalance=5000
+            Stable -> PreparingRebalance
+        fail COORDINATOR_NOT_AVAILABLE
+        join C id=m3 static=ic protocols=range/rr session=60000 rebalance=5000
+            PreparingRebalance -> CompletingRebalance
+            B joined m2 gen=2 rr leader=m4 []
+            C joined m3 gen=2 rr leader=m4 []
+            A2 joined m4 gen=2 rr leader=m4 [m2,m3,m4]
+        """
+    )
+
+
 def test_a_replacement_that_cannot_be_written_leaves_the_member_its_session_timeout() -> None:
     run(
         STATIC_OF_TWO

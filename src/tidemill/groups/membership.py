@@ -242,13 +242,14 @@ def _replace_static_member(
 def static_member_stored(group: Group, done: StaticMemberStored, error: ErrorCode, turn: Turn) -> None:
     """The replaced member may go on; when it could not be written the old one is back.
 
-    Unless a generation began meanwhile: then the new id is out, and is written with the next assignment.
+    Unless a rebalance began meanwhile: then the new id is in the next generation, and is written with that.
+    The others may have left the protocols of the old one by then.
     """
     member = group.members.get(done.new_member_id)
     if member is None:
         return
     if error is not ErrorCode.NONE:
-        if group.generation != done.generation:
+        if group.state is not GroupState.STABLE or group.generation != done.generation:
             return
         waiter = group.set_joining(member, None)
         group.set_protocols(member, done.old_protocols)

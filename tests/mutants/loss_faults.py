@@ -15,6 +15,10 @@ LOSSES: Final = (
         f"        {_LOOK}        again = dict",
         "        again = dict",
         "The controller reads the registrations before an election that somebody asked for.",
+        reason="What counts is what the controller has read: without the look it reads the report a moment"
+        " later.",
+        test="controller/test_controller_shell.py"
+        "::test_who_registers_with_losses_a_moment_before_preferred_replicas_are_elected_does_not_lead",
     ),
     Fault(
         "balances-without-look",
@@ -22,6 +26,10 @@ LOSSES: Final = (
         f"            {_LOOK}            percentage",
         "            percentage",
         "The controller reads the registrations before leaderships return to preferred replicas.",
+        reason="What counts is what the controller has read: without the look it reads the report a moment"
+        " later.",
+        test="controller/test_controller_shell.py"
+        "::test_who_registers_with_losses_a_moment_before_preferred_replicas_are_elected_does_not_lead",
     ),
     Fault(
         "renewed-registration-leads-after-failed-write",
@@ -44,6 +52,9 @@ LOSSES: Final = (
         f"        {_LOOK}        plans = self._planned()\n",
         "        plans = self._planned()\n",
         "The controller reads the registrations before a move drops replicas.",
+        reason="A broker has to come back on an empty disk in the moment in which a move ends.",
+        test="controller/test_controller_shell.py"
+        "::test_who_registers_with_losses_a_moment_before_a_move_ends_is_not_left_with_what_it_lost",
     ),
     Fault(
         "move-begins-without-look",
@@ -51,6 +62,9 @@ LOSSES: Final = (
         f"            {_LOOK}            decisions",
         "            decisions",
         "The controller reads the registrations before it begins a move, which may end at once.",
+        reason="A broker has to come back on an empty disk in the moment in which a move ends.",
+        test="controller/test_controller_shell.py"
+        "::test_who_registers_with_losses_a_moment_before_a_move_ends_is_not_left_with_what_it_lost",
     ),
     Fault(
         "loss-reported-of-what-was-made-since",
@@ -58,6 +72,9 @@ LOSSES: Final = (
         "        if state is not None and state.creation_id > _reported_at(image.brokers[broker]):\n",
         "        if False:\n",
         "A report of losses says nothing of partitions that were made after it.",
+        reason="A topic has to be made between a registration with losses and the first look at it.",
+        test="controller/test_controller_unclean_recovery.py"
+        "::test_a_report_of_losses_says_nothing_of_topics_that_were_made_since",
     ),
     Fault(
         "losses-of-new-registration-count-for-new-topics",
@@ -65,6 +82,9 @@ LOSSES: Final = (
         "        losses = await reported_losses(office.store, image, unheeded)\n",
         "        losses = {one: living[one].lost for one in unheeded if not living[one].lost.is_none}\n",
         "A topic may be made on a broker that registered anew, before the controller reads its report.",
+        reason="A topic has to be made between a registration with losses and the first look at it.",
+        test="controller/test_controller_unclean_recovery.py"
+        "::test_a_topic_that_was_made_before_anybody_read_of_a_restart_lacks_nothing_there",
     ),
     Fault(
         "unanswered-removal-reports-losses-again",
@@ -103,6 +123,10 @@ LOSSES: Final = (
         "        self.settled_end = -1  # The log may end there again, with other records.\n",
         "",
         "A log that was cut is synced by the next stop, wherever it ends then.",
+        reason="It takes a stop in order, then another record at the same offset, then a power cut after the"
+        " next stop.",
+        test="log/test_log_crash.py"
+        "::test_a_clean_stop_syncs_other_records_that_end_where_the_last_clean_stop_did",
     ),
     Fault(
         "emptied-log-not-synced-at-stop",
@@ -110,6 +134,10 @@ LOSSES: Final = (
         "        self.truncations += 1\n        self.settled_end = -1\n        self.start_offset",
         "        self.truncations += 1\n        self.start_offset",
         "A log that was emptied is synced by the next stop, wherever it ends then.",
+        reason="It takes a stop in order, then another record at the same offset, then a power cut after the"
+        " next stop.",
+        test="log/test_log_crash.py"
+        "::test_a_clean_stop_syncs_other_records_that_end_where_the_last_clean_stop_did",
     ),
     Fault(
         "failed-sync-unheard-in-stop",
@@ -132,5 +160,8 @@ LOSSES: Final = (
         "        self.check_active()  # Without a write nothing has checked yet that the session lives.\n",
         "",
         "A controller that lost the office while it read the store writes nothing.",
+        reason="A session has to end while a new controller reads the store, which has nothing to write.",
+        test="controller/test_controller_faults.py"
+        "::test_an_office_that_is_lost_while_the_store_is_read_is_not_begun",
     ),
 )

@@ -20,6 +20,9 @@ LEADER: Final = (
         "        if acks == -1 and self.is_under_min_isr:\n",
         "        if False:\n",
         "A produce with acks=all is refused below min.insync.replicas.",
+        reason="Below min.insync.replicas nothing is committed: the produce waits until its timeout, and no"
+        " promise breaks.",
+        test="replication/test_leading.py::test_acks_all_wants_enough_replicas_in_sync",
     ),
     Fault(
         "acks-all-not-awaited",
@@ -281,6 +284,9 @@ FOLLOWER: Final = (
         "        self._advance(high_watermark if high_watermark < end else end, size)\n",
         "        self._advance(high_watermark, size)\n",
         "A follower's high watermark does not pass its log's end.",
+        reason="A new leader tells no end before what it holds is committed.",
+        test="replication/test_replication_manager.py"
+        "::test_of_a_follower_that_lags_no_offset_is_committed_that_it_has_not",
     ),
     Fault(
         "high-watermark-survives-truncation",
@@ -834,6 +840,8 @@ CONTROLLER: Final = (
         "    if epoch not in (ANY_EPOCH, registered.epoch):\n",
         "    if False:\n",
         "A member of the in-sync set that was started again since has to fetch first (KIP-903).",
+        reason="Who comes back without its records reports the loss, and is refused for that.",
+        test="controller/test_controller_isr.py::test_a_member_must_live_and_be_the_one_that_is_meant",
     ),
     Fault(
         "member-epochs-not-told",
@@ -870,6 +878,10 @@ CONTROLLER: Final = (
         "            await self.look(but=broker_id)\n",
         "",
         "Before a leader is replaced whose disk fails, the losses that brokers have registered are read.",
+        reason="What counts is what the controller has read: without the look it reads the report a moment"
+        " later.",
+        test="controller/test_controller_faults.py"
+        "::test_one_that_was_started_again_with_a_loss_is_not_elected_for_a_leader_whose_disk_fails",
     ),
     Fault(
         "failed-before-restart",
@@ -885,6 +897,10 @@ CONTROLLER: Final = (
         "            check_stopping",
         "Before the leaders of a broker that stops are replaced, the losses that brokers have registered are"
         " read.",
+        reason="What counts is what the controller has read: without the look it reads the report a moment"
+        " later.",
+        test="controller/test_controller_faults.py"
+        "::test_a_leader_that_stops_is_not_followed_by_one_that_was_started_again_with_a_loss",
     ),
     Fault(
         "dead-for-good",
@@ -1332,6 +1348,8 @@ GROUPS: Final = (
         "    if _differs(",
         "    if _differs(",
         "A member of a former generation gets no assignment.",
+        reason="Who has not joined the next generation is no member any more, and is refused for that.",
+        test="groups/test_groups_core.py::test_wrong_generations_and_strangers_are_refused",
     ),
     Fault(
         "heartbeat-of-old-generation",

@@ -342,6 +342,15 @@ def test_a_follower_whose_records_were_all_deleted_takes_a_batch_within_which_th
     staged(test)
 
 
+def test_of_a_follower_that_lags_no_offset_is_committed_that_it_has_not() -> None:
+    async def test(stage: Stage) -> None:
+        (first,) = stage.topic("t", 1, LogConfig())
+        first.append_from_leader(build_batch([(1_700_000_000_000, b"k", b"v", None)] * 3), 100, 0, 0)
+        assert (first.log.end_offset, first.high_watermark) == (3, 3)
+
+    staged(test)
+
+
 def test_a_batch_before_the_end_is_refused_where_records_of_it_are_left() -> None:
     async def test(stage: Stage) -> None:
         (first,) = stage.topic("t", 1, LogConfig())

@@ -22,7 +22,8 @@ $(STAMP): pyproject.toml
 	touch $@
 
 src/tidemill/_built.json: $(STAMP) $(SOURCES) compiled_modules.txt setup.py
-	$(BIN)/python setup.py --quiet build_ext --inplace --parallel 2
+	@echo "The data path is compiled: this takes some minutes."
+	$(BIN)/python -W 'ignore:setup.py install is deprecated' setup.py --quiet build_ext --inplace --parallel 2
 
 setup: $(STAMP) src/tidemill/_built.json ## makes .venv with tidemill and all that its work needs, and builds the compiled modules
 

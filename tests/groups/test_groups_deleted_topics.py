@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from groups_stage import MemoryLog, Stage, turns
 from test_groups_service import on_stage
 
@@ -53,3 +55,24 @@ async def test_a_topic_that_is_deleted_while_groups_are_loaded_takes_its_positio
         assert await topics_of(stage) == {"made-anew", "kept"}
     async with Stage(log) as after:
         assert await topics_of(after) == {"made-anew", "kept"}
+
+
+@on_stage
+async def test_a_position_on_its_way_in_a_new_topic_outlives_the_end_of_its_predecessor() -> None:
+    """The broker answers for the new topic already while it still carries out what came with it."""
+    log = MemoryLog()
+    async with Stage(log) as stage:
+        await commit(stage, "made-anew", OLD)
+        log.gate.clear()
+        committing = [
+            asyncio.ensure_future(commit(stage, "made-anew", NEW, 3)),
+            asyncio.ensure_future(commit(stage, "deleted", OLD, 4)),
+        ]
+        await turns()
+        stage.service.topics_deleted({"made-anew": OLD, "deleted": OLD})
+        log.gate.set()
+        await asyncio.gather(*committing)
+        await turns()
+        assert await topics_of(stage) == {"made-anew"}
+    async with Stage(log) as after:
+        assert await topics_of(after) == {"made-anew"}

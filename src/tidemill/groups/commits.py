@@ -68,7 +68,7 @@ def commit(group: Group, request: CommitRequest, waiter: Waiter, turn: Turn) -> 
     member = group.members.get(request.member_id)
     if member is not None:
         touch(group, member, turn)
-    records = []
+    committed = []
     errors = []
     for offset in request.offsets:
         if len(offset.metadata or "") > turn.config.offset_metadata_size_max:
@@ -76,14 +76,14 @@ def commit(group: Group, request: CommitRequest, waiter: Waiter, turn: Turn) -> 
             continue
         errors.append(ErrorCode.NONE)
         value = _committed(offset, request.retention_ms, turn.now.wall_ms)
-        records.append(OffsetRecord(group.group_id, offset.topic, offset.partition, value))
-    if not records:
+        committed.append((OffsetRecord(group.group_id, offset.topic, offset.partition, value), value))
+    if not committed:
         turn.reply(waiter, CommitResult(tuple(errors)))
         return
-    partitions = tuple((record.topic, record.partition) for record in records)
+    partitions = tuple((record.topic, record.partition, value.topic_id) for record, value in committed)
     group.in_flight.update(partitions)
     then = OffsetsStored(waiter, group.group_id, partitions, tuple(errors))
-    turn.append(tuple(records), then, replay=True)
+    turn.append(tuple(record for record, _ in committed), then, replay=True)
 
 
 def _committed(offset: OffsetToCommit, retention_ms: int, wall_ms: int) -> CommittedOffset:
@@ -129,13 +129,14 @@ def delete_offsets(group: Group, partitions: tuple[tuple[str, int], ...], waiter
         return
     records = []
     errors = []
+    awaited = on_their_way(group)
     for topic, partition in partitions:
         if group.is_subscribed(topic):
             errors.append(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC)
             continue
         errors.append(ErrorCode.NONE)
         # A commit on its way to the log counts: its record comes before the tombstone.
-        if partition in group.offsets.get(topic, {}) or group.in_flight[topic, partition] > 0:
+        if partition in group.offsets.get(topic, {}) or (topic, partition) in awaited:
             records.append(OffsetRecord(group.group_id, topic, partition, None))
     if records:
         turn.append(tuple(records), OffsetsRemoved(waiter, tuple(errors)), replay=True)
@@ -153,7 +154,8 @@ def tombstones(group: Group, topics: Mapping[str, bytes] | None = None) -> list[
     """One for each offset that the group has, or will have once its commits under way are written.
 
     Of ``topics``, by name and id; None stands for all. An offset that was committed for another topic of the
-    name stays: a new coordinator may read it before it hears that the topic before is gone.
+    name stays: a new coordinator may read it before it hears that the topic before is gone, and such a commit
+    may be on its way. It takes the place of what is there.
     """
     wanted = group.offsets.keys() if topics is None else group.offsets.keys() & topics.keys()
     keys = {
@@ -162,13 +164,29 @@ def tombstones(group: Group, topics: Mapping[str, bytes] | None = None) -> list[
         for partition, offset in group.offsets[topic].items()
         if topics is None or may_be_of(offset, topics[topic])
     }
-    keys.update(dict.fromkeys(key for key in group.in_flight if topics is None or key[0] in topics))
+    for topic, partition, topic_id in group.in_flight:
+        if topics is None or (topic in topics and may_be_of_id(topic_id, topics[topic])):
+            keys[topic, partition] = None
+    if topics is not None:
+        for topic, partition, topic_id in group.in_flight:
+            if topic in topics and not may_be_of_id(topic_id, topics[topic]):
+                keys.pop((topic, partition), None)
     return [OffsetRecord(group.group_id, topic, partition, None) for topic, partition in keys]
 
 
 def may_be_of(offset: CommittedOffset, topic_id: bytes) -> bool:
     """Whether an offset may be of the topic with that id: unless both ids are known, and differ."""
-    return ZERO_ID in (topic_id, offset.topic_id) or offset.topic_id == topic_id
+    return may_be_of_id(offset.topic_id, topic_id)
+
+
+def may_be_of_id(known_id: bytes, topic_id: bytes) -> bool:
+    """As :func:`may_be_of`, of an offset that was committed for the topic with ``known_id``."""
+    return ZERO_ID in (topic_id, known_id) or known_id == topic_id
+
+
+def on_their_way(group: Group) -> set[tuple[str, int]]:
+    """The partitions of which a commit is on its way to the log."""
+    return {(topic, partition) for topic, partition, _ in group.in_flight}
 
 
 def expired(group: Group, retention_ms: int, wall_ms: int) -> list[OffsetRecord]:
@@ -184,11 +202,12 @@ def expired(group: Group, retention_ms: int, wall_ms: int) -> list[OffsetRecord]
     else:
         return []
     records = []
+    awaited = on_their_way(group)
     for topic, of_topic in group.offsets.items():
         if group.is_subscribed(topic):
             continue
         for partition, offset in of_topic.items():
-            if (topic, partition) in group.in_flight:
+            if (topic, partition) in awaited:
                 continue
             if _is_expired(offset, since_ms, retention_ms, wall_ms):
                 records.append(OffsetRecord(group.group_id, topic, partition, None))

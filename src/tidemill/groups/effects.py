@@ -211,7 +211,8 @@ class OffsetsStored(Value):
 
     waiter: Waiter
     group_id: str
-    partitions: tuple[tuple[str, int], ...]
+    partitions: tuple[tuple[str, int, bytes], ...]
+    """Topic, partition and topic id of each offset."""
     errors: tuple[ErrorCode, ...]
 
 

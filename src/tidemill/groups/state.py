@@ -170,8 +170,8 @@ class Group:
         self.storing_generation: int | None = None
         """The generation whose assignment is on its way to the log."""
         self.offsets: dict[str, dict[int, CommittedOffset]] = {}
-        self.in_flight: Counter[tuple[str, int]] = Counter()
-        """Partitions whose commits are on their way to the log."""
+        self.in_flight: Counter[tuple[str, int, bytes]] = Counter()
+        """Partitions whose commits are on their way to the log, with the ids of their topics."""
         self.deleting = False
         """Tombstones are on their way to the log."""
         self.persisted = False

@@ -565,13 +565,14 @@ LOG: Final = (
         "A power cut after a recovery does not bring back the segments behind a cut.",
     ),
     Fault(
-        "gap-not-on-the-disk",
-        "replication/manager.py",
-        "            found.flush(self.clock.wall_ms())  # Recovery cuts at gaps after its recovery point.\n"
-        "            self.logs.checkpoint_recovery_points()\n",
-        "",
-        "A recovery keeps what was written after the gap of a log that went on after a loss.",
-        reason="Nothing in the simulator damages what was synced, so that no log goes on after a gap.",
+        "gap-after-a-loss",
+        "log/cutting.py",
+        "            self._append_empty(min(offset - self.end_offset, RELATIVE_OFFSET_MAX))\n",
+        "            self._roll_over_gap(offset, now_ms)\n",
+        "A new replica gets to the end of a log that went on after a loss.",
+        reason="Nothing in the simulator damages what was synced, so that no log goes on after a loss.",
+        test="replication/test_lost_records.py"
+        "::test_a_new_replica_comes_in_sync_although_the_log_ends_with_what_was_lost",
     ),
     Fault(
         "hole-between-segments-kept",

@@ -208,6 +208,26 @@ def test_what_was_written_after_a_gap_survives_a_power_cut(data: Path) -> None:
     asyncio.run(read())
 
 
+def test_a_new_replica_comes_in_sync_although_the_log_ends_with_what_was_lost(data: Path) -> None:
+    last = sorted((data / "t-0").glob("*.log"))[-1]
+    last.write_bytes(b"\0" * last.stat().st_size)
+
+    async def follow() -> None:
+        with started(data) as (logs, replicas):
+            leader = served(replicas)
+            assert leader.log.end_offset == WHOLE
+            leader.become(NODE, 1, (NODE, 2), (NODE,), 1, 0)
+            follower = logs.create(TopicPartition("u", 0), bytes([2]) * 16, SMALL, 0)
+            while (piece := leader.read(follower.end_offset, 1 << 20, WHOLE, True)) is not None:
+                follower.append_as_follower(piece.read(), 0)
+            wanted: list[tuple[int, ...]] = []
+            replicas.change_isr = lambda partition, isr, epoch: wanted.append(isr)
+            leader.fetched_by(2, int(follower.end_offset), 0, 1)
+            assert wanted == [(NODE, 2)]
+
+    asyncio.run(follow())
+
+
 def test_a_partition_that_is_cut_to_nothing_begins_where_it_ended(
     data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

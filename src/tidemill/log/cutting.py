@@ -23,8 +23,11 @@ from tidemill.log.names import DELETED, SEGMENT_SUFFIXES, SNAPSHOT, offset_name,
 from tidemill.log.producer_loading import load_producers
 from tidemill.log.producer_state import ProducerState
 from tidemill.log.segment import Segment
+from tidemill.log.sparse_index import RELATIVE_OFFSET_MAX
 from tidemill.log.store import Cut, LogStore
 from tidemill.log.transaction_index import cut_entries
+from tidemill.records.batch import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, NO_TIMESTAMP
+from tidemill.records.builder import assemble
 
 UNSAVED: Final[i64] = -2
 """As the epoch of the last batch: the next one has the epochs written, whichever epoch it has."""
@@ -195,15 +198,42 @@ class CutStore(LogStore):
     def skip_to(self, offset: i64, now_ms: i64) -> None:
         """Goes on at ``offset``, so that none below it is given out again. Raises StorageError.
 
-        For a log that has lost records: what is left of it stays, and a gap follows.
+        For a log that has lost records: what is left of it stays, and batches without records follow, as
+        compaction leaves them. A gap would keep new replicas from the end of the log until more is written.
         """
         if offset <= self.end_offset:
             return
         self.finish_cut()
         if self.start_offset == self.end_offset:
             self.truncate_fully(offset, now_ms)
-        else:
-            self._roll_over_gap(offset, now_ms)
+            return
+        while self.end_offset < offset:
+            self.roll(now_ms)
+            self._append_empty(min(offset - self.end_offset, RELATIVE_OFFSET_MAX))
+
+    def _append_empty(self, count: i64) -> None:
+        """Appends a batch without records that takes ``count`` offsets. Raises StorageError."""
+        begin: i64 = self.end_offset
+        epoch: i64 = self.leader_epochs.latest
+        data = assemble(
+            b"",
+            begin,
+            epoch,
+            0,
+            count - 1,
+            NO_TIMESTAMP,
+            NO_TIMESTAMP,
+            NO_PRODUCER_ID,
+            NO_PRODUCER_EPOCH,
+            NO_SEQUENCE,
+            0,
+        )
+        try:
+            self.active.append([data], len(data), begin, begin + count - 1, NO_TIMESTAMP)
+        except OSError as problem:
+            raise storage_error("append to", self.active.path, problem) from problem
+        self.end_offset = begin + count
+        self.producer_state.end_offset = begin + count
 
     def advance_start(self, offset: i64) -> bool:
         """Moves the start offset up to ``offset``; False when it is there already.

@@ -188,7 +188,7 @@ class ReplicaManager(PartitionEvents):
         if is_alone and promised > found.end_offset:  # otherwise another replica may have the records
             log.warning("%s goes on at offset %d: none below it is given out again", key, promised)
             found.skip_to(promised, self.clock.wall_ms())
-            found.flush(self.clock.wall_ms())  # Recovery cuts at gaps after its recovery point.
+            found.flush(self.clock.wall_ms())  # A start after a power cut is to find it, too.
             self.logs.checkpoint_recovery_points()
         self.report_warnings()
         partition = Partition(

@@ -130,10 +130,28 @@ class CompactionPromise:
                 continue
             # Nobody may have met a tombstone before it was removed.
             last, tombstone = max(newest.get(key, (-1, message)), (offset, message))
-            if self._is_over(place, tombstone) or last < removed.get(key, -1):
+            is_over = self._is_over(place, tombstone) or last < removed.get(key, -1)
+            if is_over or self._was_replaced_by_unknown(place, topic_id, message):
                 self.promises.excused("tombstone-over")
                 explained.add(offset)
         return explained
+
+    def _was_replaced_by_unknown(self, place: Place, topic_id: bytes, message: Message) -> bool:
+        """Whether a tombstone came after a message of which no client knows where it was, and is over."""
+        sent = self.promises.sent.get(message)
+        if sent is None:
+            return False
+        history = self.promises.logs[*place, topic_id]
+        known = {one for records in (history.acknowledged, history.read) for one, _ in records.values()}
+        return any(
+            other.place == place
+            and other.first_s >= sent.first_s
+            and one != message
+            and one not in known
+            and key_of(one) == key_of(message)
+            and self._is_over(place, one)
+            for one, other in self.promises.sent.items()
+        )
 
     def was_taken(self, place: Place, topic_id: bytes, offset: int, message: Message) -> bool:
         """Whether compaction may have taken a record before retention removed what was around it."""

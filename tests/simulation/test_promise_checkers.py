@@ -473,6 +473,25 @@ def test_a_young_record_may_be_gone_where_compaction_took_it_before_retention() 
         assert checked.counts["excuse compacted"] == is_same_key
 
 
+@pytest.mark.parametrize("is_same_key", [True, False])
+def test_a_tombstone_of_which_nobody_was_told_explains_that_its_key_is_gone(is_same_key: bool) -> None:
+    key = key_of(("p", 4))
+    later = (
+        number
+        for number in range(5, 5000)
+        if is_tombstone(("p", number)) and (key_of(("p", number)) == key) is is_same_key
+    )
+    checked = Checked()
+    checked.promises.settings["t"] = TopicSettings(compacts=True, delete_retention_ms=1000)
+    checked.ends = {1: 5000, 2: 5000, 3: 5000}
+    checked.acknowledged(4)
+    checked.sent(next(later))
+    checked.now += 2.0
+    checked.ends_empty()
+    assert [one.partition(":")[0] for one in checked.broken] == ["acks-all"] * (not is_same_key)
+    assert checked.counts["excuse tombstone-over"] == is_same_key
+
+
 @pytest.mark.parametrize("is_forgotten", [True, False])
 @pytest.mark.parametrize("is_same_key", [True, False])
 def test_a_record_that_a_lost_one_replaced_may_be_missing_only_where_records_were_lost(

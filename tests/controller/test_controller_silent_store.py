@@ -75,6 +75,16 @@ async def ask_for_set(controller: Controller, failover: Failover, isr: list[int]
     await failover.alter_isr([WantedIsr(topic.topic_id, 0, change)])
 
 
+async def look_while_asked(failover: Failover, looks: list[bool]) -> None:
+    """Looks at the brokers as long as a look is asked for, and again where the store fails."""
+    while looks:
+        looks.clear()
+        try:
+            await failover.brokers_changed()
+        except StoreError:
+            looks.append(True)
+
+
 def for_each_call(directory: Path, story: Callable[[Setting, int], Awaitable[bool]]) -> int:
     """Tells ``story`` with each call of the store failing, until it has no more calls; their number."""
     for call in itertools.count(1):
@@ -150,12 +160,7 @@ def test_a_broker_that_comes_back_is_told_of_a_deletion_whichever_call_of_the_st
         looks = [True]
         controller.look_again = lambda: looks.append(True)
         silence = Silence(setting, call, is_made)
-        while looks:
-            looks.clear()
-            try:
-                await failover.brokers_changed()
-            except StoreError:
-                looks.append(True)
+        await look_while_asked(failover, looks)
         has_more = silence.end()
         told = [delta for delta in setting.deltas if 1 in delta.image.brokers]
         assert "gone" in [topic.name for delta in told for topic in delta.deleted]
@@ -238,12 +243,7 @@ def test_brokers_are_told_what_the_store_has_whichever_call_of_the_store_fails(
             await CHANGES[change](controller, failover)
         except (StoreError, KafkaError):
             looks.append(True)
-        while looks:
-            looks.clear()
-            try:
-                await failover.brokers_changed()
-            except StoreError:
-                looks.append(True)
+        await look_while_asked(failover, looks)
         has_more = silence.end()
         assert told(setting.deltas) == stored(controller.image)
         assert stored(controller.image) == stored(await load_image(setting.store, controller.image.brokers))

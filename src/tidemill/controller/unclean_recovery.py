@@ -161,7 +161,7 @@ class UncleanRecovery:
     def incomplete(
         self, answered: AnsweredLogEnds, wanted: Iterable[TopicPartition], *, is_asked_for: bool = False
     ) -> list[TopicPartition]:
-        """Those of ``wanted`` of which a present candidate was not asked for its log end.
+        """Returns the ``wanted`` partitions with a present candidate whose log end was not asked for.
 
         ``is_asked_for``: an operator asks for an unclean election, which has more candidates.
         """

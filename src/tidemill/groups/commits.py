@@ -185,7 +185,7 @@ def may_be_of_id(known_id: bytes, topic_id: bytes) -> bool:
 
 
 def on_their_way(group: Group) -> set[tuple[str, int]]:
-    """The partitions of which a commit is on its way to the log."""
+    """Returns the partitions with a commit that is not in the log yet."""
     return {(topic, partition) for topic, partition, _ in group.in_flight}
 
 

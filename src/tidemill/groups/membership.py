@@ -242,8 +242,8 @@ def _replace_static_member(
 def static_member_stored(group: Group, done: StaticMemberStored, error: ErrorCode, turn: Turn) -> None:
     """The replaced member may go on; when it could not be written the old one is back.
 
-    Unless a rebalance began meanwhile: then the new id is in the next generation, and is written with that.
-    The others may have left the protocols of the old one by then.
+    Unless a rebalance began meanwhile: then the new id takes part in it, and is written with the next
+    assignment. Other members may have dropped the protocols of the old id by then.
     """
     member = group.members.get(done.new_member_id)
     if member is None:

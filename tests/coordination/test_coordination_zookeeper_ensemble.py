@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ from zookeeper_sessions import CONNECTED, DATA, SUSPENDED, WAIT_S, opened
 
 from tidemill.coordination.port import Create, Event, SetData, StoreUnavailable
 from tidemill.coordination.zookeeper_settings import ZooKeeperSettings
+from tidemill.server.zookeeper_jars import serves
 from tidemill.testing.zookeeper import Ensemble, ZooKeeper
 
 Answer = TypeVar("Answer")
@@ -90,3 +92,24 @@ def test_without_a_majority_nothing_is_served_and_nothing_lost() -> None:
 
     with Ensemble(3) as ensemble:
         asyncio.run(story(ensemble))
+
+
+def test_no_two_servers_of_an_ensemble_get_the_same_port() -> None:
+    ensemble = Ensemble(150)
+    try:
+        (members,) = {tuple(server.settings.items()) for server in ensemble.servers}
+        ports = [server.port for server in ensemble.servers]
+        ports += [
+            int(port) for key, value in members if key[:7] == "server." for port in value.split(":")[1:]
+        ]
+        assert len(set(ports)) == len(ports) == 3 * 150
+    finally:
+        ensemble.close()
+
+
+def test_an_ensemble_whose_port_was_taken_by_another_program_gets_others() -> None:
+    ensemble = Ensemble(3)
+    with socket.create_server(("127.0.0.1", ensemble.servers[1].port)) as other, ensemble:
+        taken = other.getsockname()[1]
+        assert taken not in [server.port for server in ensemble.servers]
+        assert all(serves("127.0.0.1", server.port) for server in ensemble.servers)

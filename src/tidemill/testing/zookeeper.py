@@ -46,7 +46,7 @@ class ZooKeeper:
         self.port = 0
         self.pid = 0
         self.directory = tempfile.mkdtemp(prefix="tidemill-zookeeper-")
-        self._settings = dict(settings or {})
+        self.settings = dict(settings or {})
         self._options = list(options)
         self._timeout_s = timeout_s
         self._member = member
@@ -70,7 +70,7 @@ class ZooKeeper:
         Raises ZooKeeperFailed, and ZooKeeperMissing without PySpark or Java.
         """
         for _ in range(1 if self.port else PORTS_TRIED_MAX):
-            port = self.port or _free_port()
+            port = self.port or _free_ports(1)[0]
             self.launch(port)
             if self._wait_ready(port):
                 self.port = port
@@ -136,7 +136,7 @@ class ZooKeeper:
             "tickTime": "200",
             "maxSessionTimeout": "60000",
             "maxClientCnxns": "0",
-            **self._settings,
+            **self.settings,
         }
         path = Path(self.directory, "zoo.cfg")
         path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
@@ -170,14 +170,20 @@ class Ensemble:
     """``with Ensemble(3) as ensemble:`` starts that many servers that keep one tree together."""
 
     def __init__(self, count: int = 3) -> None:
-        ports = [_free_port() for _ in range(3 * count)]
+        self._count = count
+        self.servers = self._with_free_ports()
+
+    def _with_free_ports(self) -> list[ZooKeeper]:
+        count = self._count
+        ports = _free_ports(3 * count)
         settings = {"initLimit": "50", "syncLimit": "50", "standaloneEnabled": "false"}
         for number in range(count):
             peer, election = ports[3 * number : 3 * number + 2]
             settings[f"server.{number + 1}"] = f"127.0.0.1:{peer}:{election}"
-        self.servers = [ZooKeeper(settings, member=number + 1) for number in range(count)]
-        for number, server in enumerate(self.servers):
+        servers = [ZooKeeper(settings, member=number) for number in range(1, count + 1)]
+        for number, server in enumerate(servers):
             server.port = ports[3 * number + 2]
+        return servers
 
     @property
     def address(self) -> str:
@@ -185,14 +191,19 @@ class Ensemble:
         return ",".join(server.address for server in self.servers)
 
     def __enter__(self) -> Ensemble:
-        try:
-            for server in self.servers:
-                server.launch(server.port)
-            for server in self.servers:
-                server.wait_ready()
-        except BaseException:
-            self.close()
-            raise
+        for tries_left in reversed(range(PORTS_TRIED_MAX)):
+            try:
+                for server in self.servers:
+                    server.launch(server.port)
+                for server in self.servers:
+                    server.wait_ready()
+                break
+            except BaseException as error:
+                self.close()
+                if not tries_left or not isinstance(error, ZooKeeperFailed):
+                    raise
+                # Another program may have taken one of the ports.
+                self.servers = self._with_free_ports()
         return self
 
     def close(self) -> None:
@@ -209,10 +220,12 @@ class Ensemble:
         self.close()
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+def _free_ports(count: int) -> list[int]:
+    """So many different ports that nobody listens on now."""
+    with contextlib.ExitStack() as probes:
+        # All are held until the last one is found: a port that was let go may be given again.
+        held = [probes.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(probe.getsockname()[1]) for probe in held]
 
 
 def _is_alive(pid: int) -> bool:

@@ -445,6 +445,18 @@ def test_producer_ids_come_in_blocks_that_are_given_once(tmp_path: Path) -> None
     in_office(tmp_path, later)
 
 
+def test_no_producer_id_that_a_log_knows_is_given_out_again(tmp_path: Path) -> None:
+    async def story(setting: Setting) -> None:
+        assert await claim_block(setting.store, 0, used=999) == (1_001_000, 1000)
+        assert await claim_block(setting.store, 0, used=999) == (1_002_000, 1000)
+        assert await claim_block(setting.store, 0, used=1_002_999) == (1_003_000, 1000)
+        assert await claim_block(setting.store, 0, used=1_004_000) == (2_004_001, 1000)
+        # A client may write any id, which must not use up all that are left.
+        assert await claim_block(setting.store, 0, used=2**63 - 1) == (2_005_001, 1000)
+
+    in_office(tmp_path, story)
+
+
 def test_generated_broker_ids_are_above_the_reserved_ones_and_differ(tmp_path: Path) -> None:
     async def story() -> None:
         store = EmbeddedStore.open(str(tmp_path / "coordination.db"))

@@ -457,6 +457,25 @@ def test_groups_are_told_to_be_lost_with_the_offsets_topic(tmp_path: Path) -> No
     ]
 
 
+def test_producers_get_no_ids_that_the_logs_know_where_the_store_was_lost(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with Broker(CONFIG, data_dir=data) as broker:
+        one_word(broker.bootstrap, b"before")
+    for path in data.glob(f"{STORE}*"):
+        path.unlink()
+    assert called(data, "--without-settings")["exit"] == 0
+    with Broker(CONFIG, data_dir=data) as broker:
+        one_word(broker.bootstrap, b"after")  # To the log it would be a repetition of the first word.
+        seen = see(broker.bootstrap)
+    assert [record[3] for record in seen.records["words", 0]] == [b"before", b"after"]
+
+
+def one_word(bootstrap: str, word: bytes) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+    producer.produce("words", word, partition=0)
+    assert producer.flush(30) == 0
+
+
 def write_state(data: Path, status: int, version: int = 1) -> None:
     """Adds a record of the transaction coordinator to its recorded log."""
     value = TransactionLogValue(

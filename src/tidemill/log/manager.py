@@ -358,6 +358,10 @@ class LogManager(DataDirectories):
             log.producer_state.expire(now_ms, self.producer_expiration_ms) for log in self.logs.values()
         )
 
+    def producer_id_max(self) -> int:
+        """The largest producer id that a log knows; -1 when none knows any."""
+        return max((one for log in self.logs.values() for one in log.producer_state.entries), default=-1)
+
     def flushes_due(self, now_ms: int) -> list[tuple[Log, FlushJob]]:
         """The logs that are to be synced now, each with its job.
 

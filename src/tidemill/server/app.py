@@ -217,7 +217,8 @@ class BrokerServer:
     def _build_request_path(self) -> None:
         broker = self.broker
         config = broker.config
-        broker.producer_ids = ProducerIds(lambda: claim_block(broker.store, broker.node_id))
+        used = broker.logs.producer_id_max()
+        broker.producer_ids = ProducerIds(lambda: claim_block(broker.store, broker.node_id, used))
         broker.groups = GroupService.from_broker(
             config, PartitionOffsetsLog(broker), ClusterOffsetsTopic(broker), broker.clock
         )

@@ -381,6 +381,25 @@ async def test_offsets_of_a_transaction_count_when_it_is_committed() -> None:
 
 
 @on_stage
+async def test_the_later_record_counts_where_a_transaction_ends_after_it() -> None:
+    def committed(at: int, value: int, producer_id: int = -1) -> bytes:
+        options: dict[str, int] = {}
+        if producer_id >= 0:
+            options = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": 0}
+        return build_batch(
+            [offset_record("t", value)], base_offset=at, transactional=bool(options), **options
+        )
+
+    def ended(producer_id: int) -> bytes:
+        return build_end_marker(True, 0, producer_id, 0, 0)
+
+    assert await offsets_after(committed(0, 5, 1), committed(1, 9), ended(1)) == {"t": 9}
+    assert await offsets_after(committed(0, 5, 1), committed(1, 9, 2), ended(2), ended(1)) == {"t": 9}
+    assert await offsets_after(committed(0, 5, 1), committed(1, 9, 2), ended(1), ended(2)) == {"t": 9}
+    assert await offsets_after(committed(0, 9), committed(1, 5, 1), ended(1)) == {"t": 5}
+
+
+@on_stage
 async def test_loading_shares_the_loop() -> None:
     log = MemoryLog()
     builder = BatchBuilder()

@@ -1,7 +1,10 @@
 """Reads ``__consumer_offsets`` back, batch by batch, into a coordinator.
 
 Offsets that were committed in a transaction count once its marker says so, and not at all when it was
-aborted; those of a transaction that is still open wait in :attr:`Loader.open_transactions`.
+aborted; those of a transaction that is still open wait in :attr:`Loader.open_transactions`. Of two offsets of
+a partition that count the one holds whose record comes later, wherever the markers are.
+
+Source: Apache Kafka, ``GroupMetadataManager.scala`` (``CommitRecordMetadataAndOffset.olderThan``).
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from collections.abc import Iterator
 
 from tidemill.groups.coordinator import Coordinator
 from tidemill.groups.effects import Now
-from tidemill.groups.offsets import OffsetRecord, decode_record
+from tidemill.groups.offsets import OffsetRecord, OffsetsRecord, decode_record
 from tidemill.groups.ports import OFFSETS_TOPIC
 from tidemill.model.errors import CorruptMessage, KafkaError
 from tidemill.records.batch import Batch
@@ -31,7 +34,8 @@ class Loader:
     def __init__(self, coordinator: Coordinator, partition: int) -> None:
         self.coordinator = coordinator
         self.partition = partition
-        self.open_transactions: dict[int, list[OffsetRecord]] = {}
+        self.open_transactions: dict[int, dict[tuple[str, str, int], tuple[int, OffsetRecord]]] = {}
+        """By producer id and partition of a group: the offset of the last record, and the record."""
         self.records = 0
         self.skipped = 0
 
@@ -71,14 +75,24 @@ class Loader:
         if change is None:
             return
         if batch is not None and batch.is_transactional and isinstance(change, OffsetRecord):
-            self.open_transactions.setdefault(batch.producer_id, []).append(change)
+            waiting = self.open_transactions.setdefault(batch.producer_id, {})
+            waiting[change.group, change.topic, change.partition] = record.offset, change
         else:
-            self.coordinator.replay(change, now)
+            self._take(record.offset, change, now)
+
+    def _take(self, offset: int, change: OffsetsRecord, now: Now) -> None:
+        """Replays the record at ``offset``; what waits and is older will not count any more."""
+        if isinstance(change, OffsetRecord) and change.value is not None:
+            key = (change.group, change.topic, change.partition)
+            for waiting in self.open_transactions.values():
+                if key in waiting and waiting[key][0] < offset:
+                    del waiting[key]
+        self.coordinator.replay(change, now)
 
     def _end_transaction(self, batch: Batch, record: Record, now: Now) -> None:
-        changes = self.open_transactions.pop(batch.producer_id, [])
+        changes = self.open_transactions.pop(batch.producer_id, {})
         key = record.key or b""
         if len(key) < MARKER_KEY_BYTES or int.from_bytes(key[2:4], "big") != COMMIT_MARKER:
             return
-        for change in changes:
-            self.coordinator.replay(change, now)
+        for offset, change in changes.values():
+            self._take(offset, change, now)

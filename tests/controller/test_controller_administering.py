@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,15 @@ from tidemill.controller import administering
 from tidemill.controller.administering import PUT_OFF_MAX, Administering
 from tidemill.controller.failover import Failover
 from tidemill.controller.topics import NewTopic
-from tidemill.coordination.nodes import DELETE_TOPICS, DeleteTopicNode, TopicAssignment, TopicNode
-from tidemill.coordination.port import Create, NoNode, SetData
+from tidemill.coordination.encoding import new_id
+from tidemill.coordination.nodes import (
+    DELETE_TOPICS,
+    DeleteTopicNode,
+    PartitionStateNode,
+    TopicAssignment,
+    TopicNode,
+)
+from tidemill.coordination.port import BadVersion, Create, Node, NoNode, SetData
 
 
 class Looked:
@@ -189,5 +197,39 @@ def test_replicas_that_cannot_be_read_stay_so_when_an_administrator_adds_partiti
         assert grown.topic_id == known.topic_id
         assert [one.offline for one in grown.partitions] == [{1}, set()]
         assert [one.leader for one in grown.partitions] == [0, 0]
+
+    in_office(tmp_path, story)
+
+
+def test_a_controller_that_was_replaced_leaves_no_node_of_a_topic_that_was_deleted_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty one could not be read, and would keep its name from every other topic."""
+
+    async def story(setting: Setting) -> None:
+        store, other = setting.store, Setting(setting.store.join(), 1)
+        assignment = TopicNode.encode(TopicAssignment(new_id(), {0: [0]}))
+        await store.transact([Create(TopicNode.path("a"), assignment)])
+        get_many = store.get_many
+
+        async def overtaken(paths: Sequence[str]) -> list[Node | None]:
+            nodes = await get_many(paths)
+            if paths == [PartitionStateNode.path("a", 0)]:
+                monkeypatch.undo()
+                await other.controller.load()
+                assert await other.controller.activate(dead=0)
+                (outcome,) = await other.controller.delete_topics(["a"])
+                assert outcome.topic is not None
+                await other.controller.replicas_deleted(0, [("a", outcome.topic.topic_id)])
+                assert not await store.exists(TopicNode.path("a"))
+            return nodes
+
+        monkeypatch.setattr(store, "get_many", overtaken)
+        with pytest.raises(BadVersion):
+            await Administering(setting.controller, lambda path: None).topics_changed()
+        assert not setting.controller.is_active
+        assert not await store.exists(TopicNode.path("a"))
+        (outcome,) = await other.controller.create_topics([NewTopic("a", 1, 1)])
+        assert outcome.error is None
 
     in_office(tmp_path, story)

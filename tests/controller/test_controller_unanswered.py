@@ -153,6 +153,33 @@ def test_a_deletion_that_a_broker_returns_for_goes_on_although_a_move_could_not_
     in_office(tmp_path, story)
 
 
+def test_what_a_former_registration_told_does_not_count_for_one_that_came_as_a_move_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its replicas would not get in sync before it is started once more."""
+
+    async def story(setting: Setting) -> None:
+        failover = Failover(setting.controller)
+        wanted = await moving(setting, failover)
+        await restart(setting, 2)
+        await failover.brokers_changed()
+        await create(setting, "b", [0, 1])
+        lose_answer(setting, monkeypatch)
+        with pytest.raises(StoreUnavailable):
+            await failover.alter_isr([wanted])
+        topic_id, before = setting.controller.image.topics["b"].topic_id, epoch(setting, 1)
+        await restart(setting, 1)
+        await setting.store.transact([Delete(BrokerNode.path(2))])
+        await failover.replicas_failed(1, before, [(topic_id, 0)])
+        assert epoch(setting, 1) > before, "all brokers were looked at"
+        await failover.brokers_changed()
+        (partition,) = setting.controller.image.topics["b"].partitions
+        assert partition.offline == frozenset()
+        assert only_partition(setting).replicas == [1]
+
+    in_office(tmp_path, story)
+
+
 def test_a_leader_that_may_lack_records_is_counted_although_its_election_was_not_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

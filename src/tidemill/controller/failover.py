@@ -151,6 +151,8 @@ class Failover:
                 return
             # A later registration that nobody has looked at is left for another look, which clears this.
             await self.look(but=broker_id)
+            if _epoch(office.image.brokers, broker_id) != known:
+                return  # That look has ended a move, before which all brokers are looked at.
             plans = await with_pauses(
                 planning_failed_replicas(
                     office.image, broker_id, by_topic, office.policies.of, office.stopping()

@@ -551,13 +551,25 @@ class Office:
         """Writes ``plans``, in pieces, and makes them part of the image. Raises StoreError."""
         plans = list(plans)
         operations = [operation for plan in plans for operation in plan.operations]
-        # An administrator who writes a topic's node leaves those below it to the controller.
-        made = [operation.path for operation in operations if isinstance(operation, Create)]
-        await ensure_paths(self.store, map(parent_of, made))
-        for piece in in_pieces(operations):
+        parents = await self._missing_parents(operations)
+        for piece in in_pieces([*parents, *operations]):
             await self.write_operations(piece)
         if plans:
             self._image = self._image.with_topics(plan.topic for plan in plans)
+
+    async def _missing_parents(self, operations: Iterable[Operation]) -> list[Operation]:
+        """Makes what is missing between a topic's node and the states that ``operations`` create.
+
+        An administrator who writes a topic's node leaves those below it to the controller. The topic's own
+        node is not made: where it is gone, the topic was deleted meanwhile.
+        """
+        states = [operation.path for operation in operations if isinstance(operation, Create)]
+        if not states:
+            return []
+        above = map(parent_of, states)
+        paths = list(dict.fromkeys(path for parent in above for path in (parent_of(parent), parent)))
+        nodes = await self.store.get_many(paths)
+        return [Create(path) for path, node in zip(paths, nodes, strict=True) if node is None]
 
     async def write_operations(self, operations: Sequence[Operation]) -> None:
         """Writes as the controller, all or nothing. Raises StoreError."""

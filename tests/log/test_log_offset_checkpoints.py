@@ -109,6 +109,7 @@ def test_a_checkpoint_after_one_change_looks_at_one_log_of_2000(append: Append) 
     assert {one.path for one in manager.log_checkpoints([directory])} == {
         f"/data/{RECOVERY_POINTS}",
         f"/data/{STARTS}",
+        f"/data/{WATERMARKS}",
     }
     write(manager)
     assert counted.looks == {changed.topic_partition}

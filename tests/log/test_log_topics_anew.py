@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tidemill.log.checkpoints import read_offsets
 from tidemill.log.config import LogConfig
 from tidemill.log.manager import LogManager
 from tidemill.log.moves import Move, begin_move
+from tidemill.log.names import CLEANER_OFFSETS
+from tidemill.log.offset_checkpoint import write_checkpoints
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
 from tidemill.testing.files import FaultyFiles
@@ -71,3 +74,38 @@ def test_a_start_does_not_go_on_with_the_move_of_a_topic_that_had_the_name_befor
     assert again.logs[KEY].end_offset == 5
     assert not any(one.arriving for one in again.directories)
     assert not any(name.endswith("-future") for name in files.list("/b"))
+
+
+def test_the_former_topics_high_watermark_makes_no_loss_of_the_new_one(batch: MakeBatch) -> None:
+    files = FaultyFiles()
+    manager = started(files)
+    manager.loss_heeded()
+    log = manager.create(KEY, FORMER, LogConfig(), NOW, is_new=False)
+    for _ in range(10):
+        log.append([batch(value=b"former")], 0, NOW)
+    assert write_checkpoints(manager.high_watermark_checkpoints({KEY: 10})) == []
+    manager.delete(KEY, NOW)
+    assert write_checkpoints(manager.log_checkpoints(manager.directories)) == []
+    log = manager.create(KEY, NEW, LogConfig(), NOW, is_new=False)
+    for _ in range(5):
+        log.append([batch(value=b"new")], 0, NOW)
+    files.kill()
+    again = started(files)
+    assert again.logs[KEY].end_offset == 5
+    assert (again.warnings, again.damaged, again.high_watermarks) == ([], set(), {})
+
+
+def test_a_new_log_is_not_taken_for_compacted_as_far_as_the_one_that_was_set_aside(batch: MakeBatch) -> None:
+    files = FaultyFiles()
+    manager = started(files)
+    log = manager.create(KEY, FORMER, LogConfig(), NOW)
+    for _ in range(10):
+        log.append([batch(value=b"former")], 0, NOW)
+    log.clean_end = 10
+    log.note_move()
+    directory = manager.directory_of(log)
+    assert directory.cleaner_offsets.take()
+    directory.cleaner_offsets.write()
+    manager.set_aside(KEY, NOW)
+    manager.create(KEY, NEW, LogConfig(), NOW)
+    assert read_offsets(files, f"{directory.path}/{CLEANER_OFFSETS}") == {}

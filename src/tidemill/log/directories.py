@@ -104,12 +104,15 @@ class DataDirectory:
         self.note(key)
         return (self.arriving if is_copy else self.logs).pop(key, None)
 
+    @property
+    def checkpoints(self) -> tuple[OffsetCheckpoint, ...]:
+        """All files of offsets in this directory."""
+        return self.recovery_points, self.start_offsets, self.high_watermarks, self.cleaner_offsets
+
     def note(self, key: TopicPartition) -> None:
         """An offset of a log here is another than was written, or the log has come or gone; in any thread."""
-        self.recovery_points.note(key)
-        self.start_offsets.note(key)
-        self.high_watermarks.note(key)
-        self.cleaner_offsets.note(key)
+        for checkpoint in self.checkpoints:
+            checkpoint.note(key)
 
     def _find(self, key: TopicPartition) -> Log | None:
         return self.logs.get(key) or self.arriving.get(key)

@@ -163,11 +163,13 @@ class LogManager(DataDirectories):
             one for one in working if one.path not in self.cordoned and (is_rebuilt or not one.is_unsigned)
         ]
         directory = self._choose(topic_partition, places)
-        if directory.recovery_points.said(topic_partition) or directory.start_offsets.said(topic_partition):
+        stale = [one for one in directory.checkpoints if one.said(topic_partition)]
+        if stale:
             # Its files are gone, and the checkpoints would count for those that are made now.
             directory.note(topic_partition)
-            for checkpoint in self.log_checkpoints([directory]):
-                checkpoint.write()
+            for checkpoint in stale:
+                if checkpoint.take():
+                    checkpoint.write()
         path = directory.file(partition_directory(topic_partition))
         log = self.make_log(path, topic_partition, topic_id, config, now_ms)
         directory.add(log)
@@ -413,7 +415,7 @@ class LogManager(DataDirectories):
         return [one.start_offsets for one in chosen if one.start_offsets.take()]
 
     def log_checkpoints(self, directories: Iterable[DataDirectory]) -> list[OffsetCheckpoint]:
-        """Both: what the next start opens the logs in ``directories`` by."""
+        """What the next start opens the logs in ``directories`` by, and which of them have lost records."""
         return in_one_go(self.taking_log_checkpoints(directories))
 
     def taking_log_checkpoints(
@@ -422,7 +424,9 @@ class LogManager(DataDirectories):
         """As :meth:`log_checkpoints`, with a pause after some logs each."""
         chosen = [one for one in directories if not one.failure]
         taken = []
-        for file in [file for one in chosen for file in (one.recovery_points, one.start_offsets)]:
+        for file in [
+            file for one in chosen for file in (one.recovery_points, one.start_offsets, one.high_watermarks)
+        ]:
             if (yield from file.taking()):
                 taken.append(file)
         return taken

@@ -476,10 +476,10 @@ def one_word(bootstrap: str, word: bytes) -> None:
     assert producer.flush(30) == 0
 
 
-def write_state(data: Path, status: int, version: int = 1) -> None:
+def write_state(data: Path, status: int, version: int = 1, producer_id: int = 9) -> None:
     """Adds a record of the transaction coordinator to its recorded log."""
     value = TransactionLogValue(
-        producer_id=9,
+        producer_id=producer_id,
         producer_epoch=0,
         transaction_timeout_ms=60_000,
         transaction_status=status,
@@ -491,16 +491,19 @@ def write_state(data: Path, status: int, version: int = 1) -> None:
     log.write_bytes(log.read_bytes() + build_batch([(1, key, content, None)], base_offset=10, leader_epoch=0))
 
 
-@pytest.mark.parametrize(("status", "word"), [(1, "ongoing"), (2, "being committed"), (3, "being aborted")])
-def test_open_transactions_are_refused_or_read_as_committed(status: int, word: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("status", "word", "end"),
+    [(1, "ongoing", "committed"), (2, "being committed", "committed"), (3, "being aborted", "aborted")],
+)
+def test_open_transactions_are_refused_or_ended(status: int, word: str, end: str, tmp_path: Path) -> None:
     data = copied("kraft", tmp_path)
     write_state(data, status)
     (problem,) = called(data)["problems"]
     assert problem.startswith(f"the transaction of 'till' is {word} in bought-0, and nobody here ends it")
-    assert "for more than its timeout (60000 ms)" in problem
+    assert f"for more than its timeout (60000 ms), or have it {end} in its partitions" in problem
     told = called(data, "--open-as-committed")
     assert (told["exit"], told["problems"]) == (0, [])
-    assert f"the transaction of 'till' is {word} in bought-0: it is committed there" in told["notes"][0]
+    assert f"the transaction of 'till' is {word} in bought-0: it is {end} there" in told["notes"][0]
 
 
 def opened(data: Path, *, clean: bool = True) -> Log:
@@ -508,6 +511,25 @@ def opened(data: Path, *, clean: bool = True) -> Log:
     return open_log(
         SystemFiles(), str(data / "bought-0"), TopicPartition("bought", 0), LogConfig(), now_ms=1, clean=clean
     )
+
+
+def test_what_was_about_to_be_aborted_is_not_committed(tmp_path: Path) -> None:
+    data = copied("kraft", tmp_path)
+    log = opened(data)
+    end = int(log.end_offset)
+    options: dict[str, Any] = {"producer_id": 90, "producer_epoch": 2, "base_sequence": 0}
+    rows = [(1, None, b"given up", None)]
+    log.append_as_follower(build_batch(rows, transactional=True, base_offset=end, **options), 1)
+    log.close(1)
+    write_state(data, 3, producer_id=90)
+    told = called(data, "--open-as-committed")
+    assert f"bought-0: what producer 90 wrote from offset {end} on is aborted" in told["notes"]
+    assert opened(data).last_stable_offset(end + 2) == end + 2
+    with Broker(CONFIG, data_dir=data) as broker:
+        seen = see(broker.bootstrap)
+        everything = see(broker.bootstrap, isolation="read_uncommitted")
+    assert everything.records["bought", 0][-1][3] == b"given up"
+    assert seen.records["bought", 0][-1][0] < end
 
 
 def test_what_an_open_transaction_wrote_is_committed_or_holds_readers_back(tmp_path: Path) -> None:

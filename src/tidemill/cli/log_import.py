@@ -93,7 +93,11 @@ directories is changed. Exit code 1, and nothing is written, when something woul
 )
 @click.option("--missing-as-empty", is_flag=True, help="Partitions without a directory begin empty.")
 @click.option("--only-whole", is_flag=True, help="Leave out topics with partitions on other brokers.")
-@click.option("--open-as-committed", is_flag=True, help="Commit transactions that nobody ended.")
+@click.option(
+    "--open-as-committed",
+    is_flag=True,
+    help="End transactions that nobody ended: commit them, or abort what was about to be.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @json_option
 def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool, **options: Any) -> int:

@@ -1,7 +1,9 @@
 """Ends transactions that nobody else will end, where an import is told that they count as committed.
 
 Each gets its marker, as a coordinator would have appended it: then readers of committed records get past it,
-here as with Kafka. A log whose broker did not stop in order is checked before that.
+here as with Kafka. One that its coordinator was about to abort is aborted in the rest of its partitions, too:
+its producer was told so, and may have sent the records again. A log whose broker did not stop in order is
+checked before that.
 
 Source: Apache Kafka, ``TransactionMarkerChannelManager.scala``.
 """
@@ -35,14 +37,17 @@ def commit_open(
 
     Raises StorageError where a log cannot be opened or written; called again it goes on.
     """
+    transactions = list(transactions)
+    aborted = {one.producer_id for one in transactions if one.is_aborted}
     named = {parse_partition_directory(name) for one in transactions for name in one.partitions}
     wanted = {key for key in named if key is not None and key.topic in topics}
     done = []
     for directory in found.directories:
         for key in sorted(wanted & directory.partitions.keys()):
             log = _opened(files, directory, key, now_ms)
-            for producer_id, offset in _commit(log, now_ms):
-                done.append(f"{key}: what producer {producer_id} wrote from offset {offset} on is committed")
+            for producer_id, offset in _end(log, aborted, now_ms):
+                how = "aborted" if producer_id in aborted else "committed"
+                done.append(f"{key}: what producer {producer_id} wrote from offset {offset} on is {how}")
             log.close(now_ms)
     return done
 
@@ -66,14 +71,15 @@ def _offset(files: Files, path: str, key: TopicPartition) -> int:
     return 0
 
 
-def _commit(log: Log, now_ms: int) -> list[tuple[int, int]]:
+def _end(log: Log, aborted: Container[int], now_ms: int) -> list[tuple[int, int]]:
     ended = []
     for entry in log.producers():
         first_offset = int(entry.transaction_first_offset)
         if first_offset < 0:
             continue
         coordinator_epoch = max(int(entry.coordinator_epoch), 0)
-        data = build_end_marker(True, now_ms, entry.producer_id, entry.epoch, coordinator_epoch)
+        is_committed = int(entry.producer_id) not in aborted
+        data = build_end_marker(is_committed, now_ms, entry.producer_id, entry.epoch, coordinator_epoch)
         leader_epoch = max(int(log.leader_epochs.latest), 0)
         log.append([parse_batch(data, 0, len(data))], leader_epoch, now_ms)
         ended.append((int(entry.producer_id), first_offset))

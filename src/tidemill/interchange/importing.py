@@ -48,7 +48,7 @@ class Choices(NamedTuple):
     only_whole: bool = False
     """Topics of which partitions are on other brokers are left out."""
     open_as_committed: bool = False
-    """Transactions that nobody ended are committed."""
+    """Transactions that nobody ended are committed, but for those that were about to be aborted."""
 
 
 class Import(NamedTuple):
@@ -108,11 +108,13 @@ def plan(
     for one in transactions:
         text = f"the transaction of {one.transactional_id!r} is {one.state} in {_listed(one.partitions)}"
         if choices.open_as_committed:
-            to_commit.append(f"{text}: it is committed there, by a marker at the end of the log")
+            how = "aborted" if one.is_aborted else "committed"
+            to_commit.append(f"{text}: it is {how} there, by a marker at the end of the log")
         else:
             result.problems.append(
                 f"{text}, and nobody here ends it: start Kafka for more than its timeout "
-                f"({one.timeout_ms} ms), or have it committed in its partitions, by --open-as-committed"
+                f"({one.timeout_ms} ms), or have it {'aborted' if one.is_aborted else 'committed'} in its "
+                "partitions, by --open-as-committed"
             )
     known = {
         TopicPartition(name, number) for name in taken.topics for number in taken.topics[name].partitions

@@ -25,6 +25,7 @@ from tidemill.wire.schema import decode
 TOPIC: Final = "__transaction_state"
 OPEN: Final = {1: "ongoing", 2: "being committed", 3: "being aborted"}
 """States in which markers are still to be written."""
+BEING_ABORTED: Final = 3
 VERSION_BYTES: Final = 2
 
 
@@ -35,6 +36,9 @@ class OpenTransaction(NamedTuple):
     state: str
     timeout_ms: int
     partitions: list[str]
+    producer_id: int
+    is_aborted: bool
+    """Its coordinator had decided that: markers may be in some of the partitions, and say so."""
 
 
 def open_transactions(files: Files, found: Found, damage: list[str]) -> list[OpenTransaction]:
@@ -53,6 +57,8 @@ def open_transactions(files: Files, found: Found, damage: list[str]) -> list[Ope
             OPEN[value.transaction_status],
             value.transaction_timeout_ms,
             [f"{one.topic}-{number}" for one in value.transaction_partitions for number in one.partition_ids],
+            value.producer_id,
+            value.transaction_status == BEING_ABORTED,
         )
         for name, value in sorted(last.items())
         if value is not None and value.transaction_status in OPEN and value.transaction_partitions

@@ -165,13 +165,16 @@ class Log(CutStore):
         self.producer_state.end_offset = last_offset + 1
         return AppendResult(base_offset, last_offset, append_time, self.start_offset, False)
 
-    def append_as_follower(self, data: bytes, now_ms: i64, position: i64 = 0, end: i64 = -1) -> i64:
+    def append_as_follower(
+        self, data: bytes, now_ms: i64, position: i64 = 0, end: i64 = -1, sent_in: i64 = -1
+    ) -> i64:
         """Appends batches as a leader sent them, offsets and epochs included; the new end offset.
 
         They are ``data[position:end]``; -1 is the end of the data. An incomplete batch at the end is left
         out. The first batch of an empty log may begin before the log's start: the leader's log starts within
-        that batch. Raises CorruptMessage when a batch is damaged or does not come after the log's end; what
-        came before it is stored.
+        that batch. ``sent_in`` is the epoch of the leader; -1: there is none. Raises CorruptMessage when a
+        batch is damaged, does not come after the log's end, or may be of a later leader; what came before it
+        is stored.
         """
         if end < 0:
             end = len(data)
@@ -182,6 +185,8 @@ class Log(CutStore):
                 continue
             batch = parse_batch(data, position, end)
             check_crc(batch)
+            if sent_in >= 0:
+                self._check_epoch(batch.leader_epoch, sent_in)
             if batch.base_offset < self.end_offset:
                 if self.start_offset < self.end_offset or batch.last_offset < self.end_offset:
                     raise self._behind_end(batch.base_offset)
@@ -272,6 +277,29 @@ class Log(CutStore):
         self.end_offset = entry.offset + 1
         self.producer_state.end_offset = entry.offset + 1
         return entry.size
+
+    def _check_epoch(self, epoch: i64, sent_in: i64) -> None:
+        """Raises CorruptMessage for a batch that the leader of epoch ``sent_in`` may not have sent.
+
+        Records go from the leader's file to the network, and the system takes its pages without a copy. A
+        leader that is deposed meanwhile cuts them, and has those of the next leader in their place: of a
+        later epoch, or of one before those that it had sent. They do not follow what is here. A log may have
+        such an earlier epoch all the same: its leader sends the batch again, and it is taken then.
+
+        Source: Apache Kafka, ``UnifiedLog.hasHigherPartitionLeaderEpoch``.
+        """
+        if epoch <= sent_in:
+            if epoch < 0 or epoch >= self._leader_epoch:
+                return
+            if self._doubted_end == self.end_offset:
+                self._doubted_end = -1
+                return
+            self._doubted_end = self.end_offset
+        raise CorruptMessage(
+            f"{self.topic_partition}: a batch of leader epoch {epoch} came for offset {self.end_offset} from "
+            f"the leader of epoch {sent_in}, after one of epoch {self._leader_epoch}: it may be of the next "
+            "leader"
+        )
 
     def _behind_end(self, offset: i64) -> CorruptMessage:
         return CorruptMessage(

@@ -100,6 +100,8 @@ class LogStore:
         self._cut: Cut | None = None
         """A cut of which the files do not know yet, or not all of them."""
         self.settled_end: i64 = -1
+        self._doubted_end: i64 = -1
+        """Where a batch of an earlier epoch than the last came from a leader, and was not taken."""
         self._leader_epoch: i64 = leader_epochs.latest
         self._limit_offset: i64 = -1
         self._limit_base: i64 = -1

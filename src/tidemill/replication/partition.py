@@ -523,8 +523,8 @@ class Partition(Readable):
     ) -> None:
         """Appends what the leader sent, and takes over how far it is committed and where it starts.
 
-        The records are ``data[position:position_end]``. Raises CorruptMessage for damaged batches (what came
-        before them is kept), and StorageError.
+        The records are ``data[position:position_end]``. Raises CorruptMessage for batches that are damaged or
+        may be of a later leader (what came before them is kept), and StorageError.
         """
         if position_end == WHOLE:
             position_end = len(data)
@@ -536,7 +536,7 @@ class Partition(Readable):
                 self._advance(high_watermark if high_watermark < end else end, 0)
                 self._follow_start(end)
             try:
-                end = self.log.append_as_follower(data, now_ms, position, position_end)
+                end = self.log.append_as_follower(data, now_ms, position, position_end, self.leader_epoch)
             finally:
                 # Some of it may be stored although the rest is refused; the next fetch tells of it.
                 self.flush_if_due()

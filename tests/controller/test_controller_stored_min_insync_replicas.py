@@ -11,8 +11,10 @@ import pytest
 from controller_office import REGISTRATION, Setting, in_office
 
 from tidemill.broker.metadata import effective_config
+from tidemill.controller.configs import Alteration, AlterOperation, ResourceType
 from tidemill.controller.failover import Failover, WantedIsr
 from tidemill.controller.isr import IsrChange
+from tidemill.controller.shell import ConfigCommand
 from tidemill.controller.topics import NewTopic
 from tidemill.coordination.image import ClusterImage, PartitionImage
 from tidemill.coordination.nodes import DEFAULT_ENTITY, BrokerNode, ConfigNode
@@ -132,5 +134,32 @@ def test_a_smaller_in_sync_set_makes_nobody_eligible_whom_commits_by_a_lower_min
         await brokers.write_minimum(2, is_default=False)
         await brokers.ask_for(1)
         assert brokers.members == (1, [1], [2])
+
+    in_office(tmp_path, story)
+
+
+@pytest.mark.parametrize("name", ["min.insync.replicas", "unclean.leader.election.enable"])
+@pytest.mark.parametrize("is_default", [False, True])
+def test_a_client_that_changes_settings_overwrites_no_lower_minimum_before_it_is_heeded(
+    tmp_path: Path, is_default: bool, name: str
+) -> None:
+    async def story(setting: Setting) -> None:
+        brokers = Brokers(setting)
+        await brokers.make_topic(2, is_default=is_default)
+        for broker in (2, 3):
+            await brokers.stop(broker)
+        assert brokers.members == (1, [1], [3])
+        await brokers.start(3)
+        await brokers.write_minimum(1, is_default=is_default)
+        value = "2" if name == "min.insync.replicas" else "false"
+        kind, entity = (ResourceType.BROKER, "") if is_default else (ResourceType.TOPIC, "t")
+        alteration = Alteration(name, AlterOperation.SET, value)
+        assert await brokers.controller.alter_configs([ConfigCommand(kind, entity, [alteration])]) == [None]
+        assert brokers.members == (1, [1], [])
+        path = ConfigNode.path(*(("brokers", DEFAULT_ENTITY) if is_default else ("topics", "t")))
+        node = await setting.store.get(path)
+        assert node is not None
+        minimum = "2" if name == "min.insync.replicas" else "1"
+        assert ConfigNode.decode(path, node.data)["min.insync.replicas"] == minimum
 
     in_office(tmp_path, story)

@@ -295,11 +295,19 @@ class Controller(Office):
         async with self.changing():
             for command in commands:
                 try:
+                    if not validate_only:
+                        # Else a lower value there would be overwritten, after commits by it.
+                        is_topic = command.resource_type == ResourceType.TOPIC
+                        await self.take_other_min_insync(
+                            [command.name] if is_topic else self._image.topic_index.eligible
+                        )
                     plan = self._plan_config(command)
                     if not validate_only:
                         await self._carry_out_config(plan)
                 except KafkaError as error:
                     errors.append(error.as_result())
+                except StoreError as problem:
+                    errors.append(KafkaError(str(problem), ErrorCode.KAFKA_STORAGE_ERROR))
                 else:
                     errors.append(None)
         return errors

@@ -18,6 +18,7 @@ from tidemill.controller.topics import NewTopic
 from tidemill.coordination.encoding import new_id
 from tidemill.coordination.nodes import (
     DELETE_TOPICS,
+    ConfigNode,
     DeleteTopicNode,
     PartitionStateNode,
     TopicAssignment,
@@ -231,5 +232,25 @@ def test_a_controller_that_was_replaced_leaves_no_node_of_a_topic_that_was_delet
         assert not await store.exists(TopicNode.path("a"))
         (outcome,) = await other.controller.create_topics([NewTopic("a", 1, 1)])
         assert outcome.error is None
+
+    in_office(tmp_path, story)
+
+
+def test_settings_that_somebody_wrote_for_a_topic_without_any_go_with_it(
+    tmp_path: Path,
+) -> None:
+    async def story(setting: Setting) -> None:
+        store, controller = setting.store, setting.controller
+        await store.transact(
+            [Create(TopicNode.path("a"), TopicNode.encode(TopicAssignment(new_id(), {0: [0]})))]
+        )
+        await Administering(controller, lambda path: None).topics_changed()
+        path = ConfigNode.path("topics", "a")
+        settings = {"retention.ms": "9"}
+        await store.transact([Create(path, ConfigNode.encode(settings))])
+        await controller.take_settings({("topics", "a"): settings})
+        (outcome,) = await controller.delete_topics(["a"])
+        assert outcome.error is None
+        assert not await store.exists(path)
 
     in_office(tmp_path, story)

@@ -666,6 +666,8 @@ def test_a_leader_that_may_lack_records_is_elected_also_where_the_store_did_not_
 
         other.controller.look_at_brokers = look
         if is_by_others:
+            data = ConfigNode.encode(settings)
+            await setting.store.transact([SetData(ConfigNode.path("topics", "t"), data)])
             with pytest.raises(StoreUnavailable):
                 await other.controller.take_settings({("topics", "t"): settings})
             await other.controller.take_settings({("topics", "t"): settings})
@@ -678,5 +680,41 @@ def test_a_leader_that_may_lack_records_is_elected_also_where_the_store_did_not_
             await asyncio.sleep(0.01)
         assert not silences
         assert other.controller.image.topics["t"].partitions[0].leader == 0
+
+    in_office(tmp_path, story)
+
+
+@pytest.mark.parametrize("is_default", [False, True])
+def test_settings_of_several_clients_hold_although_what_they_wrote_is_read_meanwhile(
+    tmp_path: Path, is_default: bool
+) -> None:
+    """Each note of a change has the controller read the settings, and take them when it is free again."""
+    names = ["retention.ms", "flush.messages", "segment.bytes"]
+    if is_default:
+        names = ["log.retention.ms", "log.flush.interval.messages", "log.segment.bytes"]
+    kind, entity = (ResourceType.BROKER, "") if is_default else (ResourceType.TOPIC, "t")
+    node = ("brokers", DEFAULT_ENTITY) if is_default else ("topics", "t")
+    path = ConfigNode.path(*node)
+
+    async def story(setting: Setting) -> None:
+        controller = setting.controller
+
+        async def alter(name: str) -> None:
+            change = [Alteration(name, AlterOperation.SET, "100000")]
+            assert await controller.alter_configs([ConfigCommand(kind, entity, change)]) == [None]
+
+        async def stored() -> dict[str, str]:
+            found = await setting.store.get(path)
+            assert found is not None
+            return ConfigNode.decode(path, found.data)
+
+        await controller.create_topics([NewTopic("t")])
+        await alter(names[0])
+        read = {node: await stored()}
+        await asyncio.gather(alter(names[1]), controller.take_settings(read), alter(names[2]))
+        wanted = dict.fromkeys(names, "100000")
+        assert await stored() == wanted
+        image = controller.image
+        assert (image.default_broker_config() if is_default else image.topics["t"].config) == wanted
 
     in_office(tmp_path, story)

@@ -44,7 +44,7 @@ from tidemill.coordination.image import (
     Entity,
     TopicImage,
 )
-from tidemill.coordination.loading import load_image
+from tidemill.coordination.loading import load_image, read_settings
 from tidemill.coordination.nodes import (
     CLUSTER_ID,
     CONTROLLER,
@@ -478,7 +478,9 @@ class Office:
         """Takes settings (by kind and name) over that somebody wrote to the store. Raises NOT_CONTROLLER."""
         async with self.changing():
             try:
-                delta = await self._take_settings(settings)
+                others = self._image.other_settings(settings)
+                # They were read before this change: since then this controller may have written others.
+                delta = await self._take_settings(await read_settings(self.store, others))
                 if delta is not None:
                     await self.elect_leaderless(delta)
             except StoreError:

@@ -7,16 +7,13 @@ before the controller hears of it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
-from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.image import ClusterImage
-from tidemill.coordination.nodes import DEFAULT_ENTITY, ConfigNode
+from tidemill.coordination.loading import read_settings
+from tidemill.coordination.nodes import DEFAULT_ENTITY
 from tidemill.coordination.port import Store
 from tidemill.model.configs import MIN_INSYNC
-
-logger = logging.getLogger(__name__)
 
 
 async def read_other_min_insync(
@@ -28,14 +25,9 @@ async def read_other_min_insync(
     """
     known = {("topics", name): image.topics[name].config for name in topics}
     known["brokers", DEFAULT_ENTITY] = image.default_broker_config()
-    paths = [ConfigNode.path(*entity) for entity in known]
-    found = {}
-    for (entity, before), path, node in zip(known.items(), paths, await store.get_many(paths), strict=True):
-        try:
-            settings = ConfigNode.decode(path, node.data) if node is not None else {}
-        except NodeFormatError as problem:
-            logger.debug("settings stay as they were: %s", problem)
-            continue
-        if settings.get(MIN_INSYNC) != before.get(MIN_INSYNC):
-            found[entity] = settings
-    return found
+    found = await read_settings(store, known)
+    return {
+        entity: settings
+        for entity, settings in found.items()
+        if settings.get(MIN_INSYNC) != known[entity].get(MIN_INSYNC)
+    }

@@ -341,6 +341,22 @@ class ClusterImage:
             self.cluster_id, self.controller_id, self.controller_epoch, self.brokers, configs=configs
         )
 
+    def other_settings(self, settings: Mapping[Entity, Mapping[str, str]]) -> list[Entity]:
+        """Those of ``settings``, by kind and name, that :meth:`with_settings` would change."""
+        found = []
+        for (kind, name), config in settings.items():
+            topic = self.topics.get(name) if kind == "topics" else None
+            if topic is not None:
+                is_other = dict(topic.config) != dict(config)
+            else:
+                is_other = kind == "brokers" and (
+                    dict(self.broker_configs.get(name, {})) != dict(config)
+                    or (SETTINGS, name) in self.unreadable
+                )
+            if is_other:
+                found.append((kind, name))
+        return found
+
     def with_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> ClusterImage:
         """The same with other settings of topics and brokers, by kind and name. Itself when none is other."""
         changed = []
@@ -355,7 +371,7 @@ class ClusterImage:
                         topic.partitions,
                         config,
                         topic.node_version,
-                        topic.has_config_node,
+                        topic.has_config_node or bool(config),
                     )
                 )
             elif kind == "brokers" and dict(brokers.get(name, {})) != dict(config):

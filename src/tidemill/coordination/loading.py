@@ -5,6 +5,7 @@ What cannot be read of one topic, broker or broker's settings is noted, and left
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 
 from tidemill.coordination.encoding import INT32_MAX, NodeFormatError
@@ -38,6 +39,8 @@ from tidemill.coordination.port import Node, NoNode, Store
 from tidemill.model.configs import all_brokers_unreadable
 from tidemill.model.topic_names import name_problem
 from tidemill.model.types import ZERO_ID
+
+logger = logging.getLogger(__name__)
 
 Unreadable = dict[str, NodeFormatError]
 """By name: what is wrong with the first node of it that cannot be read."""
@@ -135,6 +138,22 @@ async def load_settings(
         entity: ConfigNode.decode(path, node.data) if node is not None else {}
         for entity, path, node in zip(entities, paths, nodes, strict=True)
     }
+
+
+async def read_settings(
+    store: Store, entities: Iterable[tuple[str, str]]
+) -> dict[tuple[str, str], dict[str, str]]:
+    """The same, without those that cannot be read."""
+    entities = list(entities)
+    paths = [ConfigNode.path(kind, name) for kind, name in entities]
+    nodes = await store.get_many(paths) if paths else []
+    found = {}
+    for entity, path, node in zip(entities, paths, nodes, strict=True):
+        try:
+            found[entity] = ConfigNode.decode(path, node.data) if node is not None else {}
+        except NodeFormatError as problem:
+            logger.debug("settings stay as they were: %s", problem)
+    return found
 
 
 async def load_topics(store: Store, names: list[str], unreadable: Unreadable) -> dict[str, TopicImage]:

@@ -15,7 +15,7 @@ from tidemill.log.manager import LogManager
 from tidemill.log.moves import begin_move
 from tidemill.log.offset_checkpoint import OffsetCheckpoint, write_checkpoints
 from tidemill.model.errors import StorageError
-from tidemill.model.slices import ITEMS_A_PAUSE
+from tidemill.model.slices import ITEMS_A_PAUSE, in_one_go
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
 from tidemill.testing.files import FaultyFiles
@@ -259,6 +259,26 @@ def test_the_checkpoints_of_a_failed_directory_stay_as_they_are(append: Append) 
     assert said(files, STARTS, "/b") == {"t-1": 3}
     assert said(files, RECOVERY_POINTS, "/a") == {"t-0": 3}
     assert said(files, WATERMARKS, "/a") == {"t-0": 3}
+
+
+def test_a_directory_that_fails_while_its_offsets_are_taken_keeps_those_that_were_written(
+    append: Append,
+) -> None:
+    files = FaultyFiles()
+    manager = started(files)
+    log = made(manager, 0)
+    append(log)
+    log.flush(NOW)
+    log.advance_start(2)
+    manager.set_high_watermark(log.topic_partition, 3)
+    write(manager)
+    log.advance_start(3)
+    taking = manager.taking_log_checkpoints(manager.directories)
+    next(taking)
+    manager.fail_directory("/data", "the disk broke")
+    assert write_checkpoints(in_one_go(taking)) == []
+    assert said(files, STARTS) == {"t-0": 2}
+    assert said(files, RECOVERY_POINTS) == said(files, WATERMARKS) == {"t-0": 3}
 
 
 def test_the_first_checkpoint_after_a_start_writes_what_the_files_do_not_say(append: Append) -> None:

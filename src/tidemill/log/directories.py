@@ -201,6 +201,8 @@ class DataDirectories:
                 # What is being sent or synced just now holds its file by itself.
                 with contextlib.suppress(OSError, StorageError):
                     log.release()
+            for checkpoint in directory.checkpoints:
+                checkpoint.close()
             directory.logs.clear()
             directory.arriving.clear()
             return gone

@@ -37,6 +37,7 @@ class OffsetCheckpoint:
         """Offsets that were taken, until the file with them is on the disk."""
         self._attempted: dict[TopicPartition, int] = {}
         """The largest offsets in files that are being written, or could not be: a crash may leave those."""
+        self._is_closed = False
         self._settling = threading.Lock()
         self._writing = threading.Lock()
 
@@ -82,6 +83,8 @@ class OffsetCheckpoint:
         What was taken is written the next time, too, if nobody writes it now.
         """
         for keys in slices_of(list(self._changed), ITEMS_A_PAUSE):
+            if self._is_closed:
+                break
             for key in keys:
                 # Before its offset is read: what changes from here on, in a thread, is noted anew.
                 self._changed.pop(key, None)
@@ -89,7 +92,11 @@ class OffsetCheckpoint:
             with self._settling:
                 self._pending |= offsets
             yield
-        return bool(self._pending) or not self._is_known
+        return not self._is_closed and (bool(self._pending) or not self._is_known)
+
+    def close(self) -> None:
+        """Nothing is taken any more: the logs are gone from here, and the file is to stay as it is."""
+        self._is_closed = True
 
     def write(self) -> None:
         """Replaces the file by one with all that was taken, in any thread, and waits for the disk.

@@ -187,6 +187,35 @@ def test_a_kill_while_the_log_is_cut_leaves_no_hole(batch: MakeBatch) -> None:
     assert step > 10
 
 
+def test_a_kill_while_a_segment_is_rolled_leaves_the_old_ones_time(batch: MakeBatch) -> None:
+    step = 0
+    died = True
+    while died:
+        files = DyingFiles()
+        manager = started(files)
+        manager.loss_heeded()
+        log = manager.create(KEY, bytes(16), config(index_interval_bytes=4096), NOW)
+        for number in range(16):
+            append(log, batch, number)
+        log.flush(NOW)
+        manager.checkpoint_recovery_points()
+        files.dies_in = step
+        try:
+            log.roll(NOW)
+            died = False
+        except Killed:
+            died = True
+        files.dies_in = -1
+        files.kill()
+        again = started(files).get(KEY)
+        assert again is not None
+        assert again.end_offset == 16
+        assert again.segments[0].max_timestamp() == NOW + 15
+        assert again.offset_for_timestamp(NOW + 15) == (NOW + 15, 15)
+        step += 1
+    assert step > 5
+
+
 def test_a_kill_while_a_damaged_log_is_recovered_leaves_no_hole(batch: MakeBatch) -> None:
     step = 0
     died = True

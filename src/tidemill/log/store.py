@@ -141,9 +141,10 @@ class LogStore:
             )
         segment = self._new_segment(self.end_offset)
         try:
+            # First: where another segment follows, a start after a kill takes these indexes for ended.
+            old.close_indexes()
             segment.create(now_ms)
             self.take_producer_snapshot()
-            old.close_indexes()
         except OSError as problem:
             self._undo_roll(segment)
             raise storage_error("roll to", segment.path, problem) from problem

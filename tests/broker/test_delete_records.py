@@ -260,6 +260,54 @@ def test_a_follower_that_crashes_after_the_answer_starts_where_the_records_were_
     assert log.start_offset == 4
 
 
+def test_a_start_that_retention_moved_is_told_once_it_would_hold(stage: Stage) -> None:
+    files, disk = FaultyFiles(), HeldExecutor()
+    managed = Managed(stage.bench.loop, files, disk)
+    stage.partitions = list(managed.manager.all())
+    follow(stage)
+    partition = stage.partitions[0]
+    partition.log.flush(0)
+    managed.manager.reconfigure("t", LogConfig(retention_ms=0))
+    retention = stage.bench.loop.create_task(managed.manager.retain())
+    stage.bench.until(lambda: partition.log.start_offset == 6)
+    task = delete(stage.bench, 4)
+    assert is_waiting(stage.bench, task), "it would start at 0 again after a power cut"
+    while not retention.done():
+        disk.run()
+        stage.bench.turn(0.01)
+    assert answered(stage.bench, task) == (0, 4)
+    files.power_cut()
+    log = Managed(stage.bench.loop, files, disk).logs.get(TopicPartition("t", 0))
+    assert log is not None
+    assert log.start_offset == 6
+
+
+def test_a_start_that_a_killed_process_did_not_write_down_is_told_once_it_would_hold(stage: Stage) -> None:
+    files, disk = FaultyFiles(), HeldExecutor()
+    managed = Managed(stage.bench.loop, files, disk)
+    stage.partitions = list(managed.manager.all())
+    follow(stage)
+    log = stage.partitions[0].log
+    log.flush(0)
+    log.remove_segments(1, 0)
+    stage.run(stage.following.stop)
+    files.kill()
+    managed = Managed(stage.bench.loop, files, disk)
+    limits = FetchLimits(wait_ms=FETCH_WAIT_MS, backoff_ms=20)
+    stage.following = Following(FOLLOWER, 2, limits, stage.connect, SystemClock(), stage.storage_failed)
+    managed.manager.following = stage.following
+    partition = next(managed.manager.all())
+    assert partition.log.start_offset == 6
+    stage.run(lambda: managed.manager.follower_start.begin(partition))
+    task = delete(stage.bench, 4)
+    assert is_waiting(stage.bench, task), "it would start at 0 again after a power cut"
+    disk.run()
+    assert answered(stage.bench, task) == (0, 4)
+    files.power_cut()
+    log = Managed(stage.bench.loop, files, disk).logs.logs[TopicPartition("t", 0)]
+    assert log.start_offset == 6
+
+
 def fill_disk(files: FaultyFiles) -> None:
     """No room for any file until ``heal``."""
     for operation in ("append", "replace"):

@@ -591,7 +591,7 @@ LOG: Final = (
     Fault(
         "new-start-not-written",
         "replication/partition.py",
-        "which then names the file.\n                self._save_start()\n",
+        "which then names the file.\n                self.save_start()\n",
         "which then names the file.\n",
         "A follower that begins anew tells of its start once that holds after a crash.",
     ),

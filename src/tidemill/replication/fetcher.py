@@ -202,6 +202,7 @@ class LeaderFetcher:
                     del self._resting[followed.key]
                     followed.refused_end = NOT_REFUSED
                     self._changed[followed.key] = followed
+        self._hold_unsettled(now_ms)
         if self._throttle is not None and self._throttle.is_set:
             self._hold_back(self._throttle, now_ms)
         if len(self._followed) == len(self._resting):
@@ -232,6 +233,13 @@ class LeaderFetcher:
         if self._session_id != 0:
             self._session_epoch = 1 if self._session_epoch == SESSION_FINAL else self._session_epoch + 1
         return body
+
+    def _hold_unsettled(self, now_ms: i64) -> None:
+        """Lets partitions rest that would be told of before what they have is on the disk."""
+        told = self._followed if self._session_epoch == 0 else self._changed
+        for key, followed in list(told.items()):
+            if followed.partition.is_settling and key not in self._resting:
+                self._rest(followed, now_ms, 0)
 
     def _hold_back(self, throttle: Throttle, now_ms: i64) -> None:
         """Lets throttled partitions rest while too much has come of them."""

@@ -31,6 +31,7 @@ class FollowerStart:
             return
         try:
             self._cut_doubtful(partition)
+            self._save_start(partition)
             following.follow(partition)
         except StorageError as problem:
             following.leave(partition)
@@ -55,6 +56,13 @@ class FollowerStart:
                 "they were not synced when the machine went down; they are fetched again from the leader",
             )
             self.replicas.doubtful.discard(key)
+
+    def _save_start(self, partition: Partition) -> None:
+        """Has the start of a log written down where a power cut could bring an earlier one back."""
+        one = partition.log
+        directory = self.replicas.logs.directory_of(one)
+        if directory.start_offsets.written(one.topic_partition) < one.start_offset:
+            partition.save_start()
 
 
 def _led_by(partition: Partition) -> tuple[int, int]:

@@ -505,6 +505,8 @@ class ReplicaManager(PartitionEvents):
                 partition = self.find(key.topic, key.partition)
                 if partition is not None:
                     partition.tell_news()
+                    if not partition.is_leader:
+                        partition.save_start()
             await a_pause()
         if count:
             log.info("retention moved the start of %d logs", count)

@@ -551,9 +551,10 @@ class Partition(Readable):
         """Starts where the leader's log does, which is told of that once it is written down."""
         if offset > self.log.start_offset:
             self.advance_start(offset)
-            self._save_start()
+            self.save_start()
 
-    def _save_start(self) -> None:
+    def save_start(self) -> None:
+        """Has the start of the log written down; a leader is told of it after that."""
         self._start_unsaved = True
         self.events.start_moved(self)
 
@@ -594,7 +595,7 @@ class Partition(Readable):
                 self.tell_news()
                 self._want_flush()
                 # The leader's log may start within a batch, which then names the file.
-                self._save_start()
+                self.save_start()
 
     def _report_cut(self, start: i64, end: i64, size: i64, reason: str) -> None:
         """Reports what a cut took of a log that reached from ``start`` to ``end``, with ``size`` bytes."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from random import Random
 
 import pytest
 
 from tidemill.log.config import LogConfig
+from tidemill.log.errors import DiskFull
 from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
 from tidemill.log.moves import Move, begin_move, interrupted_moves
@@ -271,3 +273,16 @@ def test_whatever_becomes_of_a_partition_its_move_ends_with_what_it_holds(seed: 
     moved = stage.swap()
     assert content(moved) == expected
     assert content(stage.log) == expected
+
+
+def test_a_copy_ends_where_the_partition_does_although_a_full_disk_kept_its_last_segment_away() -> None:
+    stage = Stage(3)
+    stage.log.roll_over_gap(6, NOW)  # as compaction leaves a log of Apache Kafka
+    stage.files.fail("open", f"{stage.move.future.directory}/{6:020d}.log", errno.ENOSPC)
+    with pytest.raises(DiskFull):
+        copy(stage.move)
+    assert stage.swap().end_offset == 6
+    stage.move.retire(NOW)
+    assert stage.logs.close(NOW, {KEY: 6}) == []
+    logs = started(stage.files, stage.config)
+    assert (logs.logs[KEY].end_offset, logs.warnings, logs.damaged) == (6, [], set())

@@ -568,7 +568,7 @@ LOG: Final = (
         "gap-after-a-loss",
         "log/cutting.py",
         "            self._append_empty(min(offset - self.end_offset, RELATIVE_OFFSET_MAX))\n",
-        "            self._roll_over_gap(offset, now_ms)\n",
+        "            self.roll_over_gap(offset, now_ms)\n",
         "A new replica gets to the end of a log that went on after a loss.",
         reason="Nothing in the simulator damages what was synced, so that no log goes on after a loss.",
         test="replication/test_lost_records.py"

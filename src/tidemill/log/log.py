@@ -202,7 +202,7 @@ class Log(CutStore):
         """
         begin: i64 = min(first.base_offset, self.end_offset)
         if first.last_offset - self.active.base_offset > RELATIVE_OFFSET_MAX:
-            self._roll_over_gap(first.base_offset, now_ms)
+            self.roll_over_gap(first.base_offset, now_ms)
         segment = self._segment_for(first.size, first.last_offset, first.max_timestamp, now_ms)
         if first.leader_epoch != self._leader_epoch:
             self._begin_epoch(first.leader_epoch, begin)
@@ -265,7 +265,7 @@ class Log(CutStore):
             raise self._behind_end(entry.offset)
         if entry.offset - self.active.base_offset > RELATIVE_OFFSET_MAX:
             # The first message of a wrapper may have a lower offset, which the entry does not tell.
-            self._roll_over_gap(max(self.end_offset, entry.offset - RELATIVE_OFFSET_MAX), now_ms)
+            self.roll_over_gap(max(self.end_offset, entry.offset - RELATIVE_OFFSET_MAX), now_ms)
         segment = self._segment_for(entry.size, entry.offset, entry.timestamp, now_ms)
         try:
             segment.append_entries(

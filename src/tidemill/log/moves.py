@@ -118,9 +118,7 @@ class Move:
         piece = source.read(offset, bytes_max, source.end_offset, True)
         if piece is None:
             # Compaction left nothing of the last closed segment: the copy's next one begins where it does.
-            future.end_offset = source.end_offset
-            future.producer_state.end_offset = source.end_offset
-            future.roll(now_ms)
+            future.roll_over_gap(source.end_offset, now_ms)
         return piece
 
     def _rejoin(self, now_ms: int) -> None:

@@ -152,10 +152,10 @@ class LogStore:
         self.active = segment
         self.names_changed += 1
 
-    def _roll_over_gap(self, offset: i64, now_ms: i64) -> None:
-        """Begins a segment at ``offset``, which the active one cannot name: its offsets reach 2^31 far.
+    def roll_over_gap(self, offset: i64, now_ms: i64) -> None:
+        """Ends the log at ``offset``, where a segment begins: compaction left nothing before that.
 
-        So far ahead is what comes next where the leader's compaction left nothing before it. Raises
+        Where more comes so, the active segment cannot name its offsets: they reach 2^31 far. Raises
         StorageError; the log is as before then.
         """
         end: i64 = self.end_offset

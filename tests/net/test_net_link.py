@@ -157,9 +157,12 @@ def test_an_answer_that_nobody_asked_for_ends_the_link() -> None:
     with_peer(twice, test)
 
 
-def test_a_large_promise_takes_no_memory() -> None:
+@pytest.mark.parametrize("size", [200 * 1024 * 1024, FRAME_BYTES_MAX])
+def test_a_large_promise_takes_no_memory(size: int) -> None:
+    """Where brokers take requests of more than 100 MiB, a follower gets batches of that size."""
+
     async def promise(frame: bytes, writer: asyncio.StreamWriter) -> None:
-        writer.write(struct.pack(">i", FRAME_BYTES_MAX) + b"\x00" * 10)
+        writer.write(struct.pack(">i", size) + b"\x00" * 10)
         await asyncio.sleep(PATIENCE_S)
 
     async def test(link: Link) -> None:

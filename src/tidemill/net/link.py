@@ -31,8 +31,8 @@ from tidemill.wire.schema import decode_in_slices, encode_in_slices, encode_part
 log = logging.getLogger("tidemill.net")
 
 FRAME_BYTES_MAX = 0x7FFF_FFFE
-"""Of an answer: brokers may take batches of almost that size (``socket.request.max.bytes``), and a follower gets
-each of them whole. Memory grows with what has come, not with what is promised."""
+"""Of an answer: brokers may take batches of almost that size (``socket.request.max.bytes``), and a follower
+gets each of them whole. Memory grows with what has come, not with what is promised."""
 KEPT_ALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 5000}
 """Seconds until a silent peer is asked, and between questions; how many; ms that sent bytes wait for."""
 CONNECT_S = 2.0

@@ -116,6 +116,25 @@ def test_a_move_that_a_client_stops_is_not_wished_any_more_although_the_store_di
     in_office(tmp_path, story)
 
 
+def test_a_move_that_a_client_stops_is_not_begun_again_by_wishes_that_were_read_before(
+    tmp_path: Path,
+) -> None:
+    async def story(setting: Setting) -> None:
+        await moving(setting, Failover(setting.controller))
+        moves = setting.controller.moves
+        async with setting.controller.changing():
+            waiting = []
+            for change in (moves.alter({MOVED: None}), moves.take_wishes()):
+                waiting.append(asyncio.create_task(change))
+                await asyncio.sleep(0.01)
+        await asyncio.gather(*waiting)
+        one = only_partition(setting)
+        assert (one.replicas, one.adding) == ([0], [])
+        assert not await setting.store.exists(ReassignmentNode.path)
+
+    in_office(tmp_path, story)
+
+
 def test_a_deletion_that_a_broker_returns_for_goes_on_although_a_move_could_not_be_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,8 +59,8 @@ LOSSES: Final = (
     Fault(
         "move-begins-without-look",
         "controller/moving.py",
-        f"            {_LOOK}            decisions",
-        "            decisions",
+        f"            {_LOOK}            if node is not None and",
+        "            if node is not None and",
         "The controller reads the registrations before it begins a move, which may end at once.",
         reason="A broker has to come back on an empty disk in the moment in which a move ends.",
         test="controller/test_controller_shell.py"

@@ -21,7 +21,7 @@ from tidemill.controller.topics import Plan
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.image import Delta, PartitionImage
 from tidemill.coordination.nodes import ReassignmentNode
-from tidemill.coordination.port import BadVersion, NoNode, StoreError
+from tidemill.coordination.port import BadVersion, Node, NoNode, StoreError
 from tidemill.model.errors import KafkaError
 from tidemill.model.log_lines import in_lines
 from tidemill.model.slices import slices_of
@@ -59,7 +59,7 @@ class Moves:
         deltas = []
         for some in slices_of(list(wishes), PARTITIONS_A_PART) or [()]:
             refused, delta = await self._carry_out(
-                {key: wishes[key] for key in some}, factor_may_change, accepted, is_from_node=False
+                {key: wishes[key] for key in some}, factor_may_change, accepted
             )
             errors.update(refused)
             deltas.append(delta)
@@ -72,13 +72,16 @@ class Moves:
         wishes: Wishes,
         factor_may_change: bool,
         accepted: Callable[[Wishes], None],
-        *,
-        is_from_node: bool,
+        node: Node | None = None,
     ) -> tuple[dict[TopicPartition, KafkaError], Delta | None]:
+        """``node``: the administrator's node that holds these wishes."""
         office = self._office
 
         async def once() -> tuple[Decisions, Delta | None]:
             await office.look_at_brokers()
+            if node is not None and await office.store.get(ReassignmentNode.path) != node:
+                # It was written since, and is looked at next: a client may have stopped a move, say.
+                return Decisions([], {}), None
             decisions = plan_reassignment(
                 office.image,
                 wishes,
@@ -88,7 +91,7 @@ class Moves:
             )
             taken = {key: wish for key, wish in wishes.items() if key not in decisions.errors}
             delta = await office.change(decisions.plans, written=lambda: accepted(taken))
-            if is_from_node:
+            if node is not None:
                 self._taken = dict(wishes)
             await self.tidy()
             return decisions, delta
@@ -153,7 +156,7 @@ class Moves:
             for line in in_lines(f"{key} to {wish}" for key, wish in accepted.items() if key in fresh):
                 admin_log.info("reassignments started by %s: %s", ReassignmentNode.path, line)
 
-        errors, delta = await self._carry_out(wishes, True, note, is_from_node=True)
+        errors, delta = await self._carry_out(wishes, True, note, node)
         await wait_for_all([delta])
         for partition, error in errors.items():
             logger.warning("%s, which an administrator wishes, cannot be: %s", partition, error)

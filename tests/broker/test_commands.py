@@ -24,7 +24,7 @@ from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode, ProtocolError
 from tidemill.model.ports import Clock
-from tidemill.model.types import TopicPartition
+from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_batch
 from tidemill.replication.follows import Follows
@@ -80,13 +80,13 @@ class Settings:
 class Commanded:
     """A broker whose logs are in memory."""
 
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, pool: ThreadPoolExecutor, *directories: str) -> None:
         broker = self.broker = Broker()
         broker.node_id = NODE
         broker.config = BrokerConfig.of()
         broker.clock = SystemClock()
         broker.metadata = MetadataCache()
-        broker.logs = LogManager(FaultyFiles(), ["/d"])
+        broker.logs = LogManager(FaultyFiles(), directories or ["/d"])
         broker.logs.lock()
         broker.logs.claim("c" * 22, NODE)
         broker.logs.load(0, lambda topic: LogConfig())
@@ -196,10 +196,10 @@ class Commanded:
         return found.config.retention_ms
 
 
-def commanded(test: Callable[[Commanded], Awaitable[None]]) -> None:
+def commanded(test: Callable[[Commanded], Awaitable[None]], *directories: str) -> None:
     async def run() -> None:
         with ThreadPoolExecutor(1) as pool:
-            await test(Commanded(pool))
+            await test(Commanded(pool, *directories))
 
     asyncio.run(run())
 
@@ -302,6 +302,35 @@ def test_only_topics_that_are_said_to_be_deleted_are_forgotten() -> None:
         assert sorted(commanded.broker.metadata.topics) == ["anew", "kept"]
 
     commanded(story)
+
+
+def test_a_topic_that_gets_an_id_is_not_taken_for_another() -> None:
+    """What groups have read of it would be forgotten. Older versions of Kafka gave no ids."""
+
+    async def story(commanded: Commanded) -> None:
+        deleted: list[tuple[str, bytes]] = []
+        commanded.broker.metadata.on_change(
+            lambda delta: deleted.extend((one.name, one.topic_id) for one in delta.deleted)
+        )
+        await commanded.tell(("t", ZERO_ID, [0]), ("u", ZERO_ID, [0]))
+        await commanded.tell(("t", FIRST, [0]), ("u", FIRST, [0]), whole=True)
+        assert deleted == []
+        await commanded.tell(("t", SECOND, [0]))
+        await commanded.tell(("u", FIRST, [0]), leader=DURING_DELETION)
+        assert deleted == [("t", FIRST), ("u", FIRST)]
+
+    commanded(story)
+
+
+@pytest.mark.parametrize("known_id", [FIRST, ZERO_ID])
+def test_no_log_is_made_beside_one_that_a_failed_disk_may_have(known_id: bytes) -> None:
+    async def story(commanded: Commanded) -> None:
+        await commanded.tell(("t", known_id, [0]))
+        commanded.broker.logs.fail_directory("/e", "it is not mounted")
+        await commanded.lead("t", FIRST, 0, whole=True, fails=True)
+        await commanded.lead("u", FIRST, 0)
+
+    commanded(story, "/d", "/e")
 
 
 class Followed(Follows):

@@ -16,7 +16,7 @@ from tidemill.log.errors import failure_of
 from tidemill.model.errors import KafkaError
 from tidemill.model.ports import Clock
 from tidemill.model.slices import ITEMS_A_PAUSE, a_pause, slices_of, with_pauses
-from tidemill.model.types import TopicPartition
+from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.replication.partition_state import PartitionState
 
 log = logging.getLogger("tidemill.broker")
@@ -284,10 +284,11 @@ class CarryingOut:
     def _had(self, name: str, index: int, topic_id: bytes) -> bool:
         """Whether this broker had the partition before: it may lie on a disk that is missing now.
 
-        A controller that begins tells of all partitions as if they were new.
+        A controller that begins tells of all partitions as if they were new, and gives ids to topics of older
+        versions of Kafka.
         """
         known = self._broker.metadata.image.topics.get(name)
-        if known is None or known.topic_id != topic_id or index >= len(known.partitions):
+        if known is None or known.topic_id not in (topic_id, ZERO_ID) or index >= len(known.partitions):
             return False
         return self._broker.node_id in known.partitions[index].replicas
 

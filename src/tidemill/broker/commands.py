@@ -34,6 +34,7 @@ from tidemill.coordination.topic_index import noting_traits
 from tidemill.model.configs import all_unreadable
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
 from tidemill.model.slices import AT_ONCE_MAX, ITEMS_A_PAUSE, with_pauses
+from tidemill.model.types import ZERO_ID
 from tidemill.replication.partition_state import PartitionState
 from tidemill.wire.messages.leader_and_isr import (
     LeaderAndIsrPartitionError,
@@ -350,8 +351,10 @@ def _placements(request: LeaderAndIsrRequest | UpdateMetadataRequest) -> Placeme
 def _told_deleted(delta: Delta, request: UpdateMetadataRequest) -> Iterator[TopicImage]:
     """Those that are gone for good: said to be so, or made anew.
 
-    Others are only not among all that a new controller tells of: it may not be able to read their nodes, and
-    what groups have read of them is not forgotten for that.
+    One that had no id, and has one now, is the same: a controller gives ids to topics of older versions of
+    Kafka, and this broker may have read the store before that. Others are only not among all that a new
+    controller tells of: it may not be able to read their nodes, and what groups have read of them is not
+    forgotten for that.
     """
     if not delta.deleted:
         return
@@ -361,7 +364,7 @@ def _told_deleted(delta: Delta, request: UpdateMetadataRequest) -> Iterator[Topi
         if any(one.leader == DURING_DELETION for one in topic.partition_states)
     }
     for topic in delta.deleted:
-        if topic.name in deleted or topic.name in delta.image.topics:
+        if topic.name in deleted or (topic.name in delta.image.topics and topic.topic_id != ZERO_ID):
             yield topic
 
 

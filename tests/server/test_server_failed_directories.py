@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +11,23 @@ from typing import Any
 
 import pytest
 
+from tidemill.controller.shell import Controller
 from tidemill.coordination.embedded import EmbeddedStore
+from tidemill.coordination.image import Delta
 from tidemill.coordination.nodes import LOG_DIR_EVENTS, LogDirEventNode
-from tidemill.coordination.port import Create, Operation, Result, SetData, StoreUnavailable, ensure_paths
+from tidemill.coordination.port import (
+    BadVersion,
+    Create,
+    Operation,
+    Result,
+    SetData,
+    StoreUnavailable,
+    ensure_paths,
+)
 from tidemill.log.directories import DataDirectories
 from tidemill.log.files import SystemFiles
+from tidemill.model.clock import SystemClock
+from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import ErrorCode, KafkaError
 from tidemill.server.cluster import Cluster
 from tidemill.server.failed_sync_store import DistrustedDirectories
@@ -114,20 +127,41 @@ def test_the_store_knows_of_a_sync_that_failed_while_the_end_of_a_former_one_was
     asyncio.run(story())
 
 
-def test_a_note_that_makes_no_sense_goes_with_the_others(tmp_path: Path) -> None:
-    async def story() -> None:
-        store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
+def heed_notes(directory: Path, *, is_replaced: bool) -> tuple[list[int], int]:
+    """The brokers that a controller asks on account of two notes, and how many notes it leaves."""
+
+    async def announce(delta: Delta) -> None:
+        pass
+
+    async def story() -> tuple[list[int], int]:
+        store = EmbeddedStore.open(str(directory / "coordination.db"))
+        controller = Controller(store, 1, BrokerConfig.of, announce, SystemClock())
+        await controller.load()
+        assert await controller.activate()
         await ensure_paths(store, [LOG_DIR_EVENTS])
         for note in (b"{", LogDirEventNode.encode(2)):
             await store.transact([Create(LogDirEventNode.prefix, note, sequential=True)])
+        if is_replaced:
+            other = Controller(store.join(), 3, BrokerConfig.of, announce, SystemClock())
+            assert await other.activate(dead=1)
         asked: list[int] = []
         cluster: Any = SimpleNamespace(
-            _broker=SimpleNamespace(store=store, node_id=1, controller=SimpleNamespace(image=None)),
+            _broker=SimpleNamespace(store=store, node_id=1, controller=controller),
             _channels=SimpleNamespace(repeat=lambda image, broker_id: asked.append(broker_id)),
         )
-        await Cluster._directories_failed(cluster)
-        assert asked == [2]
-        assert await store.children(LOG_DIR_EVENTS) == []
+        with pytest.raises(BadVersion) if is_replaced else contextlib.nullcontext():
+            await Cluster._directories_failed(cluster)
+        left = len(await store.children(LOG_DIR_EVENTS))
         await store.close()
+        return asked, left
 
-    asyncio.run(story())
+    return asyncio.run(story())
+
+
+def test_a_note_that_makes_no_sense_goes_with_the_others(tmp_path: Path) -> None:
+    assert heed_notes(tmp_path, is_replaced=False) == ([2], 0)
+
+
+def test_a_controller_that_was_replaced_leaves_the_notes_to_the_next_one(tmp_path: Path) -> None:
+    """The broker answers it nothing, and would not be asked any more."""
+    assert heed_notes(tmp_path, is_replaced=True) == ([2], 2)

@@ -297,9 +297,12 @@ class Cluster(Seat, Hears):
                 await self._broker.failover.replicas_failed(broker_id, epoch, self._own_failed())
             else:
                 self._channels.repeat(self._broker.controller.image, broker_id)
-        for path in paths:
-            with contextlib.suppress(NoNode):
-                await store.transact([Delete(path)])
+        controller = self._broker.controller
+        async with controller.changing():
+            for path in paths:
+                # Fenced: a controller that was replaced leaves them to the next one.
+                with contextlib.suppress(NoNode):
+                    await controller.write_operations([Delete(path)])
 
     def office_lost(self) -> None:
         """A later controller is at work."""

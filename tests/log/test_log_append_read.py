@@ -269,6 +269,42 @@ def test_a_batch_larger_than_a_segment_is_refused(log_of: MakeLog, batch: MakeBa
     assert log.append([batch(1)], 0, NOW).base_offset == 0
 
 
+def test_a_follower_stores_what_its_leader_stored_before_segments_were_made_smaller(
+    log_of: MakeLog, batch: MakeBatch
+) -> None:
+    log = log_of({"segment_bytes": 1000})
+    large = bytes(2000)
+    data = b"".join(
+        batch(2, value=value, base_offset=base, leader_epoch=0).to_bytes()
+        for base, value in ((10, large), (12, b""), (14, large), (16, large), (18, b""))
+    )
+    assert log.append_as_follower(data, NOW) == 20
+    log.truncate_fully(11, NOW)
+    assert log.append_as_follower(data, NOW) == 20, "the log may start within a large one"
+    assert [(int(one.base_offset), int(one.size) > 1000) for one in log.segments] == [
+        (10, True),
+        (12, False),
+        (14, True),
+        (16, True),
+        (18, False),
+    ]
+    log.close(NOW)
+    log = log_of({"segment_bytes": 1000}, clean=True, start_offset=11)
+    assert [stored(log, offset)[0].base_offset for offset in range(11, 20)] == [
+        10,
+        12,
+        12,
+        14,
+        14,
+        16,
+        16,
+        18,
+        18,
+    ]
+    with pytest.raises(KafkaError, match="larger than a segment may be"):
+        log.append([batch(1, value=large)], 0, NOW)
+
+
 def test_append_time_is_stamped_and_the_checksum_holds(log_of: MakeLog, batch: MakeBatch) -> None:
     from tidemill.records.batch import check_crc
 

@@ -203,7 +203,7 @@ class Log(CutStore):
         begin: i64 = min(first.base_offset, self.end_offset)
         if first.last_offset - self.active.base_offset > RELATIVE_OFFSET_MAX:
             self.roll_over_gap(first.base_offset, now_ms)
-        segment = self._segment_for(first.size, first.last_offset, first.max_timestamp, now_ms)
+        segment = self._segment_for(first.size, first.last_offset, first.max_timestamp, now_ms, True)
         if first.leader_epoch != self._leader_epoch:
             self._begin_epoch(first.leader_epoch, begin)
         marker: Marker | None = None
@@ -266,7 +266,7 @@ class Log(CutStore):
         if entry.offset - self.active.base_offset > RELATIVE_OFFSET_MAX:
             # The first message of a wrapper may have a lower offset, which the entry does not tell.
             self.roll_over_gap(max(self.end_offset, entry.offset - RELATIVE_OFFSET_MAX), now_ms)
-        segment = self._segment_for(entry.size, entry.offset, entry.timestamp, now_ms)
+        segment = self._segment_for(entry.size, entry.offset, entry.timestamp, now_ms, True)
         try:
             segment.append_entries(
                 entry.data[entry.position : entry.position + entry.size],

@@ -168,14 +168,22 @@ class LogStore:
             self.producer_state.end_offset = end
             raise
 
-    def _segment_for(self, size: i64, last_offset: i64, timestamp: i64, now_ms: i64) -> Segment:
-        """The segment that takes the next batch. Raises StorageError when its files cannot be opened."""
+    def _segment_for(
+        self, size: i64, last_offset: i64, timestamp: i64, now_ms: i64, is_stored: bool = False
+    ) -> Segment:
+        """The segment that takes the next batch. Raises StorageError when its files cannot be opened.
+
+        ``is_stored``: the batch is in the leader's log. Where ``segment.bytes`` was lowered since it came
+        there, it gets a segment of its own.
+        """
         try:
-            return self._choose_segment(size, last_offset, timestamp, now_ms)
+            return self._choose_segment(size, last_offset, timestamp, now_ms, is_stored)
         except OSError as problem:
             raise storage_error("open", self.active.path, problem) from problem
 
-    def _choose_segment(self, size: i64, last_offset: i64, timestamp: i64, now_ms: i64) -> Segment:
+    def _choose_segment(
+        self, size: i64, last_offset: i64, timestamp: i64, now_ms: i64, is_stored: bool
+    ) -> Segment:
         """The active one, or a new one when that is due."""
         segment = self.active
         if not segment.is_full(size, last_offset, self._segment_bytes):
@@ -186,11 +194,14 @@ class LogStore:
             if waited <= self._segment_ms - self._jitter_ms(segment):
                 return segment
         if size > self._segment_bytes:
-            raise KafkaError(
-                f"{self.topic_partition}: a batch of {size} bytes is larger than a segment may be "
-                f"(segment.bytes={self._segment_bytes})",
-                ErrorCode.RECORD_LIST_TOO_LARGE,
-            )
+            if is_stored and segment.size == 0:
+                return segment
+            if not is_stored:
+                raise KafkaError(
+                    f"{self.topic_partition}: a batch of {size} bytes is larger than a segment may be "
+                    f"(segment.bytes={self._segment_bytes})",
+                    ErrorCode.RECORD_LIST_TOO_LARGE,
+                )
         self.roll(now_ms)
         return self.active
 

@@ -584,6 +584,20 @@ def test_damage_of_the_coordinators_notes_is_told_and_the_rest_is_read(tmp_path:
     assert told["notes"][-1].startswith(f"{log}: the batch at byte ")
 
 
+def test_notes_of_the_coordinator_that_are_not_found_any_more_are_told(tmp_path: Path) -> None:
+    data = copied("kraft", tmp_path)
+    log = data / "__transaction_state-0" / "00000000000000000000.log"
+    size = log.stat().st_size
+    write_state(data, 1)
+    content = bytearray(log.read_bytes())
+    content[size + 8] = 0x7F  # The length of the last batch.
+    log.write_bytes(content)
+    told = called(data, "--dry-run")["notes"]
+    assert told[-1].startswith(f"{log}: what begins at byte {size} cannot be read (")
+    (data / ".kafka_cleanshutdown").unlink()
+    assert called(data)["notes"] == told[:-1]
+
+
 @pytest.mark.parametrize("status", [0, 4, 5])
 def test_transactions_that_ended_are_no_problem(status: int, tmp_path: Path) -> None:
     data = copied("kraft", tmp_path)

@@ -1,8 +1,8 @@
 """Transactions that nobody ended, as Kafka's coordinator noted them in ``__transaction_state``.
 
 The last record of a transactional id says how far its transaction is; a record without a value, that there is
-none. What a crash left unfinished at the end of a log is passed over, and so are damaged batches; those are
-told.
+none. What a crash left unfinished at the end of a log is passed over, and so are damaged batches, and the rest
+of a file where no batch is found any more; those are told.
 
 Source: Apache Kafka, ``TransactionLog.scala``, ``TransactionState.java``.
 """
@@ -47,10 +47,11 @@ def open_transactions(files: Files, found: Found, damage: list[str]) -> list[Ope
     ``damage`` is told what of the coordinator's notes cannot be read; the rest is.
     """
     last: dict[str, TransactionLogValue | None] = {}
-    for key, partition in sorted(found.partitions.items()):
-        if key.topic == TOPIC:
-            for record_key, record_value in _records(files, partition, damage):
-                _take(last, record_key, record_value)
+    for directory in found.directories:
+        for key, partition in sorted(directory.partitions.items()):
+            if key.topic == TOPIC:
+                for record_key, record_value in _records(files, partition, directory.clean, damage):
+                    _take(last, record_key, record_value)
     return [
         OpenTransaction(
             name,
@@ -80,7 +81,7 @@ def _take(last: dict[str, TransactionLogValue | None], key: bytes | None, value:
 
 
 def _records(
-    files: Files, partition: FoundPartition, damage: list[str]
+    files: Files, partition: FoundPartition, is_clean: bool, damage: list[str]
 ) -> Iterator[tuple[bytes | None, bytes | None]]:
     bases = sorted(base for name in files.list(partition.path) if (base := offset_of(name, LOG)) >= 0)
     for base in bases:
@@ -95,12 +96,16 @@ def _records(
                     check_crc(batch)
                     records = read_records(batch)
                 except KafkaError as problem:
-                    damage.append(
-                        f"{path}: the batch at byte {scan.position} cannot be read ({problem}): whether it "
-                        "tells of open transactions is not known"
-                    )
+                    damage.append(_unknown(path, f"the batch at byte {scan.position}", str(problem), "it"))
                     continue
                 for record in records:
                     yield record.key, record.value
+            if scan.fault and (is_clean or base != bases[-1]):
+                what = f"what begins at byte {scan.position}"
+                damage.append(_unknown(path, what, scan.fault, "what lies there"))
         finally:
             file.close()
+
+
+def _unknown(path: str, what: str, problem: str, it: str) -> str:
+    return f"{path}: {what} cannot be read ({problem}): whether {it} tells of open transactions is not known"

@@ -1,8 +1,8 @@
 """Transactions that nobody ended, as Kafka's coordinator noted them in ``__transaction_state``.
 
 The last record of a transactional id says how far its transaction is; a record without a value, that there is
-none. What a crash left unfinished at the end of a log is passed over, and so are damaged batches, and the rest
-of a file where no batch is found any more; those are told.
+none. What a crash left unfinished at the end of a log is passed over, and so are damaged batches, and the
+rest of a file where no batch is found any more; those are told.
 
 Source: Apache Kafka, ``TransactionLog.scala``, ``TransactionState.java``.
 """

@@ -9,13 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from controller_office import Setting, epoch, in_office, restart
+from controller_office import Setting, epoch, in_office, lose_answer, restart
 
 from tidemill.controller import administering
 from tidemill.controller.administering import PUT_OFF_MAX, Administering
 from tidemill.controller.failover import Failover
 from tidemill.controller.topics import NewTopic
+from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.encoding import new_id
+from tidemill.coordination.image import ClusterImage
 from tidemill.coordination.nodes import (
     DELETE_TOPICS,
     ConfigNode,
@@ -24,7 +26,8 @@ from tidemill.coordination.nodes import (
     TopicAssignment,
     TopicNode,
 )
-from tidemill.coordination.port import BadVersion, Create, Node, NoNode, SetData
+from tidemill.coordination.port import BadVersion, Create, Node, NoNode, SetData, StoreUnavailable
+from tidemill.model.configs import BrokerConfig
 
 
 class Looked:
@@ -252,5 +255,72 @@ def test_settings_that_somebody_wrote_for_a_topic_without_any_go_with_it(
         (outcome,) = await controller.delete_topics(["a"])
         assert outcome.error is None
         assert not await store.exists(path)
+
+    in_office(tmp_path, story)
+
+
+@pytest.mark.parametrize("found_by", ["a look", "another change", "the next controller", "the first one"])
+def test_a_mark_deletes_nothing_where_topics_are_not_to_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, found_by: str
+) -> None:
+    """It goes, as with Apache Kafka, for it would be taken for a deletion that was begun."""
+    monkeypatch.setattr(EmbeddedStore, "session_timeout_s", 1.0)
+
+    async def story(setting: Setting) -> None:
+        controller = setting.controller
+        await controller.create_topics([NewTopic("t", 1, 1)])
+        known = controller.image
+        await setting.store.transact([Create(DeleteTopicNode.path("t"))])
+        setting.deltas.clear()
+        if found_by == "a look":
+            await Administering(controller, lambda path: None).deletions_wanted()
+        elif found_by == "another change":
+            lose_answer(setting, monkeypatch)
+            with pytest.raises(StoreUnavailable):
+                await controller.write_operations([])
+            await Failover(controller).brokers_changed()
+        else:
+            controller.resign()
+            controller.view = lambda: known if found_by == "the next controller" else ClusterImage()
+            assert await controller.activate()
+        assert list(controller.image.topics) == ["t"]
+        assert not controller.image.deleting
+        assert not any(delta.deleted for delta in setting.deltas)
+        assert not await setting.store.exists(DeleteTopicNode.path("t"))
+
+    in_office(tmp_path, story, delete_topic_enable=False)
+    (told,) = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+    assert told.startswith("topics are not deleted")
+    assert told.endswith(": t")
+
+
+@pytest.mark.parametrize("is_same_controller", [False, True])
+def test_a_deletion_that_has_begun_ends_although_topics_are_not_to_be_deleted_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_same_controller: bool
+) -> None:
+    """Some brokers have removed their logs."""
+    monkeypatch.setattr(EmbeddedStore, "session_timeout_s", 1.0)
+
+    async def story(setting: Setting) -> None:
+        controller, failover = setting.controller, Failover(setting.controller)
+        await restart(setting, 1)
+        await failover.brokers_changed()
+        await controller.create_topics([NewTopic("t", -1, -1, assignments={0: [0, 1]})])
+        await controller.delete_topics(["t"])
+        known = controller.image
+        assert list(known.deleting) == ["t"]
+        setting.config = BrokerConfig.of(delete_topic_enable=False)
+        if is_same_controller:
+            lose_answer(setting, monkeypatch)
+            with pytest.raises(StoreUnavailable):
+                await controller.write_operations([])
+            await failover.brokers_changed()
+        else:
+            controller.resign()
+            controller.view = lambda: known
+            assert await controller.activate()
+        assert list(controller.image.deleting) == ["t"]
+        await controller.replicas_deleted(1, [("t", known.deleting["t"].topic_id)])
+        assert not await setting.store.exists(TopicNode.path("t"))
 
     in_office(tmp_path, story)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from tidemill.controller.elections import plan_takeover
-from tidemill.controller.office import admin_log
+from tidemill.controller.office import admin_log, log_refused_deletions
 from tidemill.controller.shell import Controller
 from tidemill.coordination.encoding import NodeFormatError
 from tidemill.coordination.image import TOPIC, ClusterImage, TopicImage
@@ -180,10 +180,14 @@ class Administering:
             marked = await controller.store.children(DELETE_TOPICS)
             new = [name for name in marked if name not in controller.image.deleting]
             known = [name for name in new if name in controller.image.topics]
+            # A mark that stays would be taken for a deletion that was begun.
+            is_refused = not controller.config().bool("delete.topic.enable")
             for name in new:
-                if name not in known and not aside(name):
+                if is_refused or (name not in known and not aside(name)):
                     await controller.write_operations([Delete(DeleteTopicNode.path(name))])
-        if known:
+        if known and is_refused:
+            log_refused_deletions(known)
+        elif known:
             for line in in_lines(known):
                 admin_log.info("topics were marked for deletion in the store: %s", line)
             for outcome in await controller.delete_topics(known, are_marked=True):

@@ -56,6 +56,7 @@ from tidemill.coordination.nodes import (
     ClusterIdNode,
     ControllerEpochNode,
     ControllerNode,
+    DeleteTopicNode,
 )
 from tidemill.coordination.pieces import in_groups, in_pieces
 from tidemill.coordination.port import (
@@ -275,7 +276,11 @@ class Office:
     async def _begin(self) -> None:
         known = self.view()
         # Read only now: nobody else writes any more.
-        self._image = await self._read()
+        image = await self._read()
+        # A deletion that has begun hides the topic from a broker that was there.
+        self._image = await self._refuse_deletions(
+            image, lambda name: bool(known.brokers) and name not in known.topics
+        )
         log_former_controller(known.brokers, self._image.brokers)
         self.tell_unreadable()
         self._is_stale = False
@@ -347,7 +352,7 @@ class Office:
     async def _catch_up(self) -> None:
         """After a write that failed: reads what the store holds, finishes what was written half way."""
         before = self._image
-        image = await self._read()
+        image = await self._refuse_deletions(await self._read(), before.deleting.__contains__)
         try:
             # The store does not tell which replicas cannot be read, and who lives is decided elsewhere.
             self._image = image.with_brokers(before.brokers).with_offline_of(before)
@@ -395,6 +400,24 @@ class Office:
                 topic.name,
             )
         return is_deleted
+
+    async def _refuse_deletions(self, image: ClusterImage, has_begun: Callable[[str], bool]) -> ClusterImage:
+        """Removes the marks of deletions that others want although ``delete.topic.enable`` is false.
+
+        Those that a controller has begun, as ``has_begun`` tells by the topic's name, go on.
+        """
+        if not self.store.session_timeout_s or self.config().bool("delete.topic.enable"):
+            return image
+        refused = {
+            name: topic for name, topic in image.deleting.items() if topic.partitions and not has_begun(name)
+        }
+        if not refused:
+            return image
+        for piece in in_pieces(Delete(DeleteTopicNode.path(name)) for name in refused):
+            await self.write_operations(piece)
+        log_refused_deletions(refused)
+        left = {name: topic for name, topic in image.deleting.items() if name not in refused}
+        return image.with_topics(refused.values(), deleting=left)
 
     async def _read(self) -> ClusterImage:
         """What the store holds. Raises NOT_CONTROLLER where another controller has come since.
@@ -628,6 +651,16 @@ class Office:
         except StoreError as error:
             return _refused(error)
         return None
+
+
+def log_refused_deletions(topics: Iterable[str]) -> None:
+    """Tells administrators that marks in the store were removed."""
+    for line in in_lines(topics):
+        logger.error(
+            "topics are not deleted, and their marks in the store are removed, as delete.topic.enable is "
+            "false: %s",
+            line,
+        )
 
 
 async def _nothing() -> None:

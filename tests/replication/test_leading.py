@@ -198,6 +198,38 @@ def test_who_asked_for_a_larger_set_waits_for_its_new_member_before_the_answer()
     assert partition.high_watermark == 3
 
 
+def test_a_follower_comes_back_to_a_leader_that_is_alone_and_written_without_pause() -> None:
+    broker, partition = led((1,))
+    broker.write(0, b"a")
+    asked, now_ms = 0, 0
+    while not broker.events.wanted:
+        assert now_ms < 10, "each fetch finds less than there is by then"
+        now_ms += 1
+        partition.fetched_by(2, asked, 0, now_ms)
+        asked = int(partition.log.end_offset)
+        broker.write(0, b"meanwhile")
+    assert broker.events.wanted == [((1, 2), 7)]
+
+
+@pytest.mark.parametrize("how", ["it ends", "it stalls"])
+def test_a_leader_that_is_alone_does_not_wait_for_a_follower_that_does_not_come_back(how: str) -> None:
+    broker, partition = led((1,))
+    broker.write(0, b"a")
+    partition.fetched_by(2, 0, 0, 1)
+    broker.write(0, b"b")
+    partition.fetched_by(2, 1, 0, 2)
+    broker.write(0, b"c")
+    assert partition.high_watermark == 2, "broker 2 gets in sync with its next fetch"
+    assert not partition.is_deserted(1000), "nobody else can be elected"
+    if how == "it ends":
+        partition.follower_gone(2, 3)
+    else:
+        partition.drop_lagging(LAG_MS)
+    assert partition.high_watermark == 3
+    broker.write(0, b"d")
+    assert partition.high_watermark == 4
+
+
 def test_who_leads_no_more_says_so() -> None:
     broker, partition = led()
     broker.write(0, b"a")

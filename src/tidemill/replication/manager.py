@@ -470,7 +470,7 @@ class ReplicaManager(PartitionEvents):
         """Asks for those to be taken out of in-sync sets that have not caught up for too long."""
         now_ms = self.clock.monotonic_ms()
         for partition in self.all():
-            if partition.is_leader and not partition.failed and len(partition.isr) > 1:
+            if partition.is_leader and not partition.failed and partition.replication is not None:
                 partition.drop_lagging(now_ms)
 
     def records_cut(self, partition: Partition, first: int, last: int, reason: str) -> None:

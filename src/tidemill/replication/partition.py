@@ -421,6 +421,13 @@ class Partition(Readable):
             broker, offset, start_offset, self.log.end_offset, now_ms, epoch
         ):
             return False
+        if (
+            self._alone
+            and int(broker) not in self.isr
+            and replication.comes_back(broker, self.log.end_offset, now_ms)
+        ):
+            # What is appended from here on would be committed before its next fetch, and keep it out.
+            self._alone = False
         if not self._alone:
             self._commit(now_ms)
         self._wake_deletions()
@@ -440,7 +447,7 @@ class Partition(Readable):
         """A broker has ended: had it been about to come into the in-sync set, it is not waited for."""
         replication = self.replication
         if replication is not None and replication.gone(broker) and not self._alone:
-            self._commit(now_ms)
+            self._settle_alone(now_ms)
         self._wake_deletions()
 
     def is_in_sync(self, broker: i32, offset: i64) -> bool:
@@ -466,7 +473,9 @@ class Partition(Readable):
         elect an eligible leader replica.
         """
         replication = self.replication
-        if replication is None or self._alone or self.high_watermark >= self.log.end_offset:
+        if replication is None or self.high_watermark >= self.log.end_offset:
+            return False
+        if self._is_alone() and not replication.pending:
             return False
         return not replication.heard_since(since_ms)
 
@@ -477,6 +486,9 @@ class Partition(Readable):
             isr = replication.without_lagging(self.log.end_offset, now_ms)
             if len(isr) < len(self.isr):
                 self._want_isr(replication, isr)
+            elif not self._alone and self._is_alone():
+                # Who was about to come back may fetch no more: its next fetch has it waited for again.
+                self._settle_alone(now_ms)
 
     def _want_isr(self, replication: Replicas, isr: tuple[int, ...]) -> None:
         replication.pending = isr

@@ -144,6 +144,30 @@ def test_a_kill_takes_nothing(batch: MakeBatch, seed: int) -> None:
         assert values(log) == written
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_what_was_cut_does_not_come_back_before_a_segment_that_begins_there(
+    batch: MakeBatch, is_killed: bool
+) -> None:
+    files = FaultyFiles()
+    manager = started(files)
+    manager.loss_heeded()
+    log = manager.create(KEY, bytes(16), config(), NOW)
+    written = [append(log, batch, number) for number in range(8)]
+    log.flush(NOW)
+    manager.checkpoint_recovery_points()
+    log.truncate_to(5, NOW)
+    if is_killed:
+        files.kill()
+        manager = started(files)
+        log = manager.logs[KEY]
+    log.roll(NOW)
+    written[5:] = [append(log, batch, number) for number in range(10, 14)]
+    log.flush(NOW)
+    manager.checkpoint_recovery_points()
+    files.power_cut()
+    assert values(started(files).logs[KEY]) == written
+
+
 class DyingFiles(FaultyFiles):
     """Lets the process be killed before one of its calls."""
 

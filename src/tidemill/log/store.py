@@ -398,7 +398,9 @@ class LogStore:
         self.flushes.append(job)
         at: i64 = self.segment_at(self.recovery_point)
         if at > 0 and self.segments[at].base_offset == self.recovery_point:
-            # The segment before this one was active at the last sync: its indexes were left out.
+            # The segment before this one was active at the last sync: its indexes were left out. It may have
+            # been cut since, also by a process that was killed before it synced that.
+            job.add(self.segments[at - 1].file())
             job.add_path(self.segments[at - 1].index.path)
             job.add_path(self.segments[at - 1].time_index.path)
         while at < len(self.segments):

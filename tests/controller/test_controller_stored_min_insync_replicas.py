@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from controller_office import REGISTRATION, Setting, in_office
+from controller_office import REGISTRATION, Setting, in_office, lose_answer
 
 from tidemill.broker.metadata import effective_config
 from tidemill.controller.configs import Alteration, AlterOperation, ResourceType
@@ -16,9 +16,10 @@ from tidemill.controller.failover import Failover, WantedIsr
 from tidemill.controller.isr import IsrChange
 from tidemill.controller.shell import ConfigCommand
 from tidemill.controller.topics import NewTopic
+from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.image import ClusterImage, PartitionImage
 from tidemill.coordination.nodes import DEFAULT_ENTITY, BrokerNode, ConfigNode
-from tidemill.coordination.port import Create, Delete, SetData
+from tidemill.coordination.port import Create, Delete, SetData, StoreUnavailable
 
 BROKERS = (1, 2, 3)
 
@@ -163,3 +164,29 @@ def test_a_client_that_changes_settings_overwrites_no_lower_minimum_before_it_is
         assert ConfigNode.decode(path, node.data)["min.insync.replicas"] == minimum
 
     in_office(tmp_path, story)
+
+
+@pytest.mark.parametrize("is_node_removed", [False, True])
+@pytest.mark.parametrize("is_read_anew", [False, True])
+def test_a_cluster_whose_minimum_somebody_removes_has_that_of_its_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_read_anew: bool, is_node_removed: bool
+) -> None:
+    """Else each leader would commit by the one in its own file."""
+    monkeypatch.setattr(EmbeddedStore, "session_timeout_s", 1.0)
+    path = ConfigNode.path("brokers", DEFAULT_ENTITY)
+
+    async def story(setting: Setting) -> None:
+        brokers, store = Brokers(setting), setting.store
+        assert brokers.controller.image.default_broker_config() == {"min.insync.replicas": "2"}
+        await store.transact([Delete(path) if is_node_removed else SetData(path, ConfigNode.encode({}))])
+        if is_read_anew:
+            lose_answer(setting, monkeypatch)
+            with pytest.raises(StoreUnavailable):
+                await brokers.controller.write_operations([])
+        await brokers.controller.take_settings({("brokers", DEFAULT_ENTITY): {}})
+        node = await store.get(path)
+        assert node is not None
+        assert ConfigNode.decode(path, node.data) == {"min.insync.replicas": "2"}
+        assert setting.deltas[-1].image.default_broker_config() == {"min.insync.replicas": "2"}
+
+    in_office(tmp_path, story, min_insync_replicas=2)

@@ -89,13 +89,15 @@ def plan_default_min_insync_change(
     return plan_min_insync_change(image, topics, before, after)
 
 
-def fix_min_insync(image: ClusterImage, value: int) -> ConfigPlan | None:
-    """Makes ``value`` the cluster's ``min.insync.replicas``; None where it has one, or it cannot be read."""
+def fix_min_insync(image: ClusterImage, value: int, *, exists: bool) -> ConfigPlan | None:
+    """Makes ``value`` the cluster's ``min.insync.replicas``; None where it has one, or it cannot be read.
+
+    ``exists``: the store has a node for the settings of the cluster.
+    """
     defaults = image.default_broker_config()
     if MIN_INSYNC in defaults or (SETTINGS, DEFAULT_ENTITY) in image.unreadable:
         return None
     settings = {**defaults, MIN_INSYNC: str(value)}
-    exists = DEFAULT_ENTITY in image.broker_configs
     note = ConfigChangeNode.encode("brokers", DEFAULT_ENTITY)
     operations = [
         write_config("brokers", DEFAULT_ENTITY, settings, exists),

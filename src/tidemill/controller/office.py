@@ -54,6 +54,7 @@ from tidemill.coordination.nodes import (
     BrokerNode,
     BrokerRegistration,
     ClusterIdNode,
+    ConfigNode,
     ControllerEpochNode,
     ControllerNode,
     DeleteTopicNode,
@@ -375,6 +376,7 @@ class Office:
                 known_ids=known_ids,
             )
             await self.write(plans)
+            await self._fix_min_insync()
             delta = Delta.between(before, self._image)
             delta.deleted = tuple(filter(self._is_deleted, delta.deleted))
             await self._announce(delta)
@@ -527,6 +529,10 @@ class Office:
                 self._image, before.default_broker_config(), self._image.default_broker_config()
             )
         await self.change(plans)
+        before = self._image
+        await self._fix_min_insync()  # Somebody may have removed it.
+        if self._image is not before:
+            await self._announce(Delta.between(before, self._image))
         return delta
 
     async def take_other_min_insync(self, topics: Iterable[str]) -> bool:
@@ -566,8 +572,10 @@ class Office:
 
     async def _fix_min_insync(self) -> None:
         """Gives the cluster one ``min.insync.replicas``, as long as it has none: that of this broker."""
-        if self.store.session_timeout_s:
-            change = fix_min_insync(self._image, self.config().int(MIN_INSYNC))
+        if self.store.session_timeout_s and MIN_INSYNC not in self._image.default_broker_config():
+            exists = await self.store.exists(ConfigNode.path("brokers", DEFAULT_ENTITY))
+            value = self.policies.with_settings(self.config(), self._image).int(MIN_INSYNC)
+            change = fix_min_insync(self._image, value, exists=exists)
             if change is not None:
                 await self.write_operations(change.operations)
                 self._image = self._image.with_broker_config(DEFAULT_ENTITY, change.settings)

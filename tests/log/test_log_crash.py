@@ -180,6 +180,39 @@ class DyingFiles(FaultyFiles):
         super().check(operation, path)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_a_power_cut_in_the_first_sync_after_a_cut_leaves_no_record_twice(
+    batch: MakeBatch, seed: int
+) -> None:
+    step = 0
+    died = True
+    while died:
+        files = DyingFiles()
+        manager = started(files)
+        manager.loss_heeded()
+        log = manager.create(KEY, bytes(16), config(), NOW)
+        for number in range(8):
+            append(log, batch, number)
+        log.flush(NOW)
+        manager.checkpoint_recovery_points()
+        log.truncate_to(5, NOW)
+        log.roll(NOW)
+        for number in range(10, 16):
+            append(log, batch, number)
+        files.dies_in = step
+        try:
+            log.flush(NOW)
+            died = False
+        except Killed:
+            died = True
+        files.dies_in = -1
+        files.power_cut(Random(seed))
+        log = started(files).logs[KEY]
+        assert [one.base_offset for one in batches(log)] == list(range(int(log.end_offset)))
+        step += 1
+    assert step > 5
+
+
 def test_a_kill_while_the_log_is_cut_leaves_no_hole(batch: MakeBatch) -> None:
     step = 0
     died = True

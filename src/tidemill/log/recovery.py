@@ -284,6 +284,8 @@ class Opening:
         first = len(segments) - 1
         while first > 0 and segments[first].base_offset > self.recovery_point:
             first -= 1
+        if self.lost_unsynced and self.cleaned_behind_checkpoint:
+            first = self._first_overlapped(segments, first)
         if self.lost_unsynced and first > 0 and segments[first].base_offset == self.recovery_point:
             # It was rolled after the last sync, which wrote its records, and not what its indexes then got.
             segments[first - 1].rebuild_indexes()
@@ -335,6 +337,16 @@ class Opening:
             at += 1
         self._take_epochs(runs)
         return int(segments[-1].base_offset if segments[-1].size == 0 else self.producers.end_offset)
+
+    def _first_overlapped(self, segments: list[Segment], first: int) -> int:
+        """Where the check begins, not behind a segment that reaches into the next one; else ``first``.
+
+        The log was cut there, and the power failed before the cut was on the disk, but not what came then.
+        """
+        for at in range(1, first + 1):
+            if segments[at - 1].last_offset_end() > segments[at].base_offset:
+                return at - 1
+        return first
 
     def _is_end_missing(self, walk: Walk, limit: int, last: bool) -> bool:
         """Whether whole batches at the end of a segment did not reach the disk, while the next segment did.

@@ -293,9 +293,34 @@ def test_what_was_on_its_disk_before_a_cut_does_not_count_after_it() -> None:
     partition.become(2, 6, ALL, (1, 2))
     partition.truncate_to(0, 0)
     partition.become(1, 7, ALL, (1, 2), 8, 0)
+    partition.flushed(0, 0)
     broker.write(0, b"c")
     partition.fetched_by(2, 1, 0, 1)
     assert partition.high_watermark == 0
+
+
+@pytest.mark.parametrize("acks", [0, 1, -1])
+@pytest.mark.parametrize("is_emptied", [False, True])
+def test_a_leader_takes_nothing_before_the_disk_has_what_was_cut_while_it_followed(
+    is_emptied: bool, acks: int
+) -> None:
+    """The recovery point on the disk is from before the cut: a start looks for holes only behind that."""
+    broker, partition = led((1, 2), LogConfig(flush_messages=1))
+    broker.write(0, b"a", b"b")
+    partition.flushed(2, 0)
+    partition.become(2, 6, ALL, (1, 2))
+    if is_emptied:
+        partition.begin_at(5, 0)
+    else:
+        partition.truncate_to(1, 0)
+    partition.become(1, 7, ALL, (1, 2), 8, 0)
+    data = build_batch([(1, b"k", b"c", None)])
+    with pytest.raises(KafkaError, match="the disk does not have that yet: try again") as refused:
+        partition.append([parse_batch(data, 0, len(data))], acks, 0)
+    assert refused.value.code == ErrorCode.NOT_ENOUGH_REPLICAS
+    end = int(partition.log.end_offset)
+    partition.flushed(end, 0)
+    assert partition.append([parse_batch(data, 0, len(data))], acks, 0).base_offset == end
 
 
 def test_acks_all_wants_enough_replicas_in_sync() -> None:

@@ -118,6 +118,7 @@ class Partition(Readable):
         """How far replicas had the log when they were last known to be in sync, or told."""
         self._alone = False
         self._flushing = False
+        self._cut_unsynced = False
         self._start_unsaved = False
         # A process that was killed leaves records that only the system holds.
         self._flushed_end: i64 = min(log.recovery_point, log.end_offset)
@@ -324,6 +325,13 @@ class Partition(Readable):
 
     def _check_appendable(self, acks: i32) -> None:
         self.check_leader(-1)
+        if self._cut_unsynced:
+            # A power cut could leave the cut, a later segment of what comes now, and none before it.
+            raise KafkaError(
+                f"{self.topic}-{self.index} was cut to {self.log.end_offset}, and the disk does not have that"
+                " yet: try again",
+                ErrorCode.NOT_ENOUGH_REPLICAS,
+            )
         if acks == -1 and self.is_under_min_isr:
             raise KafkaError(
                 f"{self.topic}-{self.index} has {len(self.isr)} in-sync replicas,"
@@ -380,6 +388,7 @@ class Partition(Readable):
     def flushed(self, end_offset: i64, now_ms: i64) -> None:
         """The log is on the disk up to ``end_offset``; what came meanwhile wants the next flush."""
         self._flushing = False
+        self._cut_unsynced = False
         self._flushed_end = end_offset
         if self._alone:
             added = self._unflushed_bytes
@@ -589,6 +598,7 @@ class Partition(Readable):
             self.tell_news()
             if self.log.truncations != truncations:
                 # Before it is on the disk, a power cut could leave what was cut among what is appended next.
+                self._cut_unsynced = True
                 self._want_flush()
 
     def begin_at(self, offset: i64, now_ms: i64) -> None:
@@ -605,6 +615,7 @@ class Partition(Readable):
                 self.high_watermark = self._flushed_end = offset
                 self.note_move()
                 self.tell_news()
+                self._cut_unsynced = True
                 self._want_flush()
                 # The leader's log may start within a batch, which then names the file.
                 self.save_start()

@@ -18,13 +18,49 @@ ALL_OPERATIONS, RENAMES, OLD_SEGMENTS = "operations", "renames", "renames of lat
 """Before which operations of a cleaning a process may end."""
 
 
+class SentPages:
+    """A part of a file that the network has without a copy, as ``sendfile`` leaves it there.
+
+    What is written to the file meanwhile arrives. Pages that are cut off arrive as they were, and what is cut
+    off within the last page that stays arrives as zeros, or as what is appended there.
+    """
+
+    def __init__(self, files: SimulatedFiles, node: Any, position: int, taken: bytes) -> None:
+        self._files = files
+        self._node = node
+        self._position = position
+        self._taken = taken
+        self._cuts = len(node.cuts)
+        self._life = files.life
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def first(self, count: int) -> SentPages:
+        """The first ``count`` bytes of it."""
+        return SentPages(self._files, self._node, self._position, self._taken[:count])
+
+    def read(self) -> bytes:
+        """What arrives now."""
+        if self._life != self._files.life:
+            return self._taken
+        position, count = self._position, len(self._taken)
+        cuts = self._node.cuts[self._cuts :]
+        if cuts:
+            pages = -(-min(cuts) // PAGE_BYTES)
+            count = min(count, max(0, pages * PAGE_BYTES - position))
+        there: bytes = self._node.current.read(position, position + count)
+        return there.ljust(count, b"\0") + self._taken[count:]
+
+
 class SimulatedFile(FaultyFile):
     """A file whose ranges go to simulated sockets."""
 
     _files: SimulatedFiles
 
     def send_to(self, descriptor: int, position: int, count: int) -> int:
-        sent: int = self._files.loop.sockets[descriptor].send(self.read_at(position, count))
+        pages = SentPages(self._files, self._node, position, self.read_at(position, count))
+        sent: int = self._files.loop.sockets[descriptor].send_pages(pages)
         return sent
 
     def sync(self) -> None:

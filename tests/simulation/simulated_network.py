@@ -15,7 +15,7 @@ from collections import deque
 from contextvars import Context
 from math import log
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from simulated_loop import PROCESS, Process, SimulatedLoop
 
@@ -40,6 +40,18 @@ class Ended(NamedTuple):
     problem: OSError | None
 
 
+class Pages(Protocol):
+    """Bytes that a stream has from a file, and that are read when they arrive."""
+
+    def __len__(self) -> int: ...
+
+    def first(self, count: int) -> Pages:
+        """The first ``count`` bytes of it."""
+
+    def read(self) -> bytes:
+        """What arrives now."""
+
+
 class Machine:
     """A computer, and the one process on it that the network reaches."""
 
@@ -60,17 +72,17 @@ class Stream:
         self.target = target
         self.reader: Socket
         self.writer: Socket
-        self.sent: deque[tuple[float, float, bytes | Ended]] = deque()
+        self.sent: deque[tuple[float, float, bytes | Pages | Ended]] = deque()
         """What is under way, with the times of its arrival and of its sending."""
         self.unread_bytes = 0
         self._last_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def put(self, item: bytes | Ended) -> None:
+    def put(self, item: bytes | Pages | Ended) -> None:
         """Sends ``item`` on its way."""
         self._last_s = max(self._last_s, self.network.arrival_s())
         self.sent.append((self._last_s, self.network.loop.time(), item))
-        if isinstance(item, bytes):
+        if not isinstance(item, Ended):
             self.unread_bytes += len(item)
         self.go_on()
 
@@ -87,9 +99,9 @@ class Stream:
         if not self.network.is_open(self.source, self.target):
             return
         _, sent_s, item = self.sent.popleft()
-        if isinstance(item, bytes):
+        if not isinstance(item, Ended):
             self.reader.received_sent_s = sent_s
-        self.reader.take(item)
+        self.reader.take(item if isinstance(item, bytes | Ended) else item.read())
         self.go_on()
 
     def drop(self) -> None:
@@ -156,6 +168,17 @@ class Socket:
         return len(data)
 
     def send(self, data: Any, flags: int = 0) -> int:
+        taken = bytes(memoryview(data)[: self._room()])
+        self.outgoing.put(taken)
+        return len(taken)
+
+    def send_pages(self, pages: Pages) -> int:
+        """Sends a part of a file."""
+        taken = pages.first(self._room())
+        self.outgoing.put(taken)
+        return len(taken)
+
+    def _room(self) -> int:
         if self._ended is not None and self._ended.problem is not None:
             raise self._ended.problem
         if self.closed:
@@ -163,9 +186,7 @@ class Socket:
         room = UNREAD_BYTES_MAX - self.outgoing.unread_bytes
         if room <= 0:
             raise BlockingIOError
-        taken = bytes(memoryview(data)[:room])
-        self.outgoing.put(taken)
-        return len(taken)
+        return room
 
     def close(self) -> None:
         self.end(Ended(None))

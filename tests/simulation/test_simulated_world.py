@@ -205,6 +205,30 @@ def test_bytes_arrive_later_in_order_and_so_does_the_end(stage: Stage) -> None:
     stage.run(story())
 
 
+def test_a_part_of_a_file_arrives_as_the_file_is_then_but_for_pages_that_were_cut_off(stage: Stage) -> None:
+    async def story() -> None:
+        _, accepted = await served(stage)
+        ours = await stage.network.connect("server", 9092)
+        (theirs,) = accepted
+        files = SimulatedFiles(stage.loop)
+        log = files.open("/log", create=True)
+        log.append([b"a" * 2 * PAGE_BYTES, b"b" * PAGE_BYTES])
+        stage.network.cut_off("main", "server")
+        count = 3 * PAGE_BYTES
+        assert log.send_to(ours.fileno(), 0, count) == count
+        log.truncate(PAGE_BYTES + 10)
+        log.append([b"new"])
+        stage.network.mend()
+        got = b""
+        while len(got) < count:
+            got += await receive(stage, theirs)
+        assert got[: PAGE_BYTES + 13] == b"a" * (PAGE_BYTES + 10) + b"new"
+        assert got[PAGE_BYTES + 13 : 2 * PAGE_BYTES] == bytes(PAGE_BYTES - 13)
+        assert got[2 * PAGE_BYTES :] == b"b" * PAGE_BYTES
+
+    stage.run(story())
+
+
 def test_nobody_listens_there(stage: Stage) -> None:
     async def story() -> None:
         with pytest.raises(ConnectionRefusedError):

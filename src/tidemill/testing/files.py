@@ -71,6 +71,8 @@ class _Node:
         self.dropped: list[tuple[int, int]] = []
         """Ranges that a sync which failed left in the cache, and no sync will write."""
         self.pages: set[int] = set()
+        self.cuts: list[int] = []
+        """The sizes that it was given, in their order."""
         self.modified_ms = 0
 
     def write(self, position: int, data: bytes) -> None:
@@ -82,6 +84,7 @@ class _Node:
 
     def resize(self, size: int) -> None:
         self.current.resize(size)
+        self.cuts.append(size)
         self.dropped = [(begin, min(end, size)) for begin, end in self.dropped if begin < size]
         self.pages = {page for page in self.pages if page * PAGE_BYTES < size}
 

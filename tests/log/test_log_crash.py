@@ -213,6 +213,32 @@ def test_a_power_cut_in_the_first_sync_after_a_cut_leaves_no_record_twice(
     assert step > 5
 
 
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("end", [0, 5])
+def test_what_a_killed_process_has_cut_does_not_come_back_after_a_clean_stop(
+    batch: MakeBatch, end: int, seed: int
+) -> None:
+    files = FaultyFiles()
+    manager = started(files)
+    manager.loss_heeded()
+    log = manager.create(KEY, bytes(16), config(), NOW)
+    for number in range(end):
+        append(log, batch, number)
+    if end:
+        log.roll(NOW)
+        log.flush(NOW)
+        manager.checkpoint_recovery_points()
+    append(log, batch, end)
+    log.truncate_to(end, NOW)
+    files.kill()
+    manager = started(files)
+    assert manager.get(KEY) is not None
+    manager.close(NOW, {})
+    files.power_cut(Random(seed))
+    log = started(files).logs[KEY]
+    assert log.end_offset == len(list(batches(log))) == end
+
+
 def test_a_kill_while_the_log_is_cut_leaves_no_hole(batch: MakeBatch) -> None:
     step = 0
     died = True

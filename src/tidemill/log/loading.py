@@ -417,8 +417,9 @@ class Loading:
             else:
                 seen.add(key)
                 # What a power cut took from the partition must not stay in the copy, or come back to it.
+                truncations = copy.truncations
                 rejoin(copy, current, self.now_ms)
-                if copy.truncations != copy.truncations_synced:
+                if copy.truncations != truncations:
                     copy.flush(self.now_ms)
                 continue
             copy.closed = True

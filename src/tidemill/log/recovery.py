@@ -125,7 +125,8 @@ class Opening:
         found = self._names or self.files.list(self.directory)
         names = tidy(self.files, self.directory, found, self.warnings)
         segments = self._segments(names)
-        if not segments:
+        is_new = not segments
+        if is_new:
             segments = [self._segment(max(self.start_offset, 0), 0)]
             segments[0].create(self.now_ms)
         self._load_epochs(segments)
@@ -162,6 +163,9 @@ class Opening:
         log.has_aborts = self._has_aborts or any(offset_of(name, TRANSACTION_INDEX) >= 0 for name in names)
         if self.clean and not self.warnings:
             log.settle()
+        elif not is_new:
+            # By a process that was killed, or just now, and the disk may not have that.
+            log.truncations += 1
         self.warnings += open_ones(self.producers)
         return log
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tidemill.log.log import Log
-from tidemill.log.producer_state import ProducerState, decode_snapshot
+from tidemill.log.producer_state import SEQUENCE_MAX, ProducerState, decode_snapshot
 from tidemill.model.errors import ErrorCode, KafkaError, StorageError
 from tidemill.records.batch import Batch, parse_batch
 from tidemill.records.builder import build_end_marker
@@ -21,8 +22,10 @@ MakeBatch = Callable[..., Batch]
 MakeLog = Callable[..., Log]
 
 
-def produced(batch: MakeBatch, sequence: int, count: int = 1, epoch: int = 0, producer: int = 42) -> Batch:
-    return batch(count, producer_id=producer, producer_epoch=epoch, base_sequence=sequence)
+def produced(
+    batch: MakeBatch, sequence: int, count: int = 1, epoch: int = 0, producer: int = 42, **options: Any
+) -> Batch:
+    return batch(count, producer_id=producer, producer_epoch=epoch, base_sequence=sequence, **options)
 
 
 def test_a_batch_sent_again_gets_its_first_offset(log_of: MakeLog, batch: MakeBatch) -> None:
@@ -122,6 +125,32 @@ def test_duplicates_are_known_after_a_clean_stop_although_a_snapshot_holds_one_b
         assert (result.duplicate, result.base_offset) == (True, number * 2)
     with pytest.raises(KafkaError, match="sent sequence 3, 9 is next"):
         again.append([produced(batch, 3)], 0, NOW)
+
+
+@pytest.mark.parametrize("stop", ["none", "kill", "clean"])
+@pytest.mark.parametrize("first", [0, SEQUENCE_MAX - 1])
+def test_what_another_leader_took_for_new_is_repeated_from_there_on(
+    stop: str, first: int, log_of: MakeLog, batch: MakeBatch, directory: str
+) -> None:
+    sequences = [(first + number) & SEQUENCE_MAX for number in range(5)]
+    log = log_of({"segment_bytes": 400})
+    for sequence in sequences[:4]:
+        log.append([produced(batch, sequence)], 0, NOW)
+    # That leader's log starts here: it knows nothing of the producer.
+    log.append_as_follower(produced(batch, sequences[1], base_offset=4).data, NOW)
+    if stop == "kill":
+        log.release()
+    elif stop == "clean":
+        log.close(NOW)
+    if stop != "none":
+        log = log_of({"segment_bytes": 400}, clean=stop == "clean")
+    result = log.append([produced(batch, sequences[1])], 0, NOW)
+    assert (result.duplicate, result.base_offset) == (True, 4)
+    for offset, sequence in enumerate(sequences[2:], 5):
+        result = log.append([produced(batch, sequence)], 0, NOW)
+        assert (result.duplicate, result.base_offset) == (False, offset)
+    result = log.append([produced(batch, sequences[0])], 0, NOW)
+    assert (result.duplicate, result.base_offset) == (True, 0), "what came before it is known"
 
 
 def test_silent_producers_expire_by_when_they_were_seen(log_of: MakeLog, batch: MakeBatch) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 from mypy_extensions import i64
 
 from tidemill.log.names import SNAPSHOT, offset_of
-from tidemill.log.producer_state import BATCHES_KEPT, SEQUENCE_MAX, KeptBatch, ProducerState
+from tidemill.log.producer_state import BATCHES_KEPT, SEQUENCE_MAX, KeptBatch, ProducerState, forget_from
 from tidemill.log.scan import BatchScan
 from tidemill.log.segment import Segment
 from tidemill.log.transaction_index import Aborted
@@ -106,6 +106,7 @@ def recall_batches(segments: list[Segment], producers: ProducerState, producer_i
             if base < 0:
                 continue
             delta: i64 = scan.last_offset - scan.base_offset
+            forget_from(found, base)
             found.append(
                 KeptBatch((base + delta) & SEQUENCE_MAX, scan.last_offset, delta, scan.max_timestamp)
             )

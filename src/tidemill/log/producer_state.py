@@ -73,13 +73,33 @@ class KeptBatch:
     @property
     def first_sequence(self) -> i64:
         """The sequence number of its first record."""
-        first: i64 = self.last_sequence - self.offset_delta
-        return first if first >= 0 else first + SEQUENCE_MAX + 1
+        return first_of(self.last_sequence, self.offset_delta)
 
     @property
     def first_offset(self) -> i64:
         """The offset of its first record."""
         return self.last_offset - self.offset_delta
+
+
+def first_of(last_sequence: i64, offset_delta: i64) -> i64:
+    """The sequence number with which a batch begins."""
+    first: i64 = last_sequence - offset_delta
+    return first if first >= 0 else first + SEQUENCE_MAX + 1
+
+
+def forget_from(batches: list[KeptBatch], sequence: i64) -> None:
+    """Drops what a producer sent from ``sequence`` on: a batch that begins there comes behind it in the log.
+
+    The leader of that batch did not know them: they lay before the start of its log, for instance. The
+    producer goes on behind the new batch, also with the next leader. Else that one would answer some of its
+    batches as repeated, and refuse the one after. Apache Kafka keeps them.
+    """
+    while batches:
+        last: i64 = batches[len(batches) - 1].last_sequence
+        ahead: i64 = (sequence - last - 1) & SEQUENCE_MAX
+        if ahead <= SEQUENCE_MAX // 2:
+            return
+        batches.pop()
 
 
 class ProducerEntry:
@@ -129,6 +149,8 @@ class ProducerEntry:
             self.epoch = epoch
             self.batches.clear()
             self.from_snapshot = False
+        if last_sequence >= 0:
+            forget_from(self.batches, first_of(last_sequence, offset_delta))
         if len(self.batches) >= BATCHES_KEPT:
             kept = self.batches.pop(0)
             kept.last_sequence = last_sequence

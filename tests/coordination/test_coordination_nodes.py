@@ -85,15 +85,21 @@ def test_a_partition_state_is_written_as_kafka_writes_it() -> None:
     assert PartitionStateNode.path("t", 4) == "/brokers/topics/t/partitions/4/state"
 
 
-def test_a_partition_without_a_leader_names_who_may_lead() -> None:
+def test_a_partition_without_a_leader_names_who_may_lead_to_kafka_as_well() -> None:
     state = PartitionState(-1, 8, [], 3, elr=(2, 1), last_known_leader=3, lost_replicas=(3,))
     data = PartitionStateNode.encode(state)
     assert same_json(
         data,
-        '{"controller_epoch":3,"leader":-1,"version":1,"leader_epoch":8,"isr":[],'
+        '{"controller_epoch":3,"leader":-1,"version":1,"leader_epoch":8,"isr":[2,1],'
         '"elr":[2,1],"last_known_leader":3,"lost_replicas":[3]}',
     )
     assert PartitionStateNode.decode("t", 0, data) == state
+    beside = PartitionState(1, 7, [1], 3, elr=(2,))
+    data = PartitionStateNode.encode(beside)
+    assert (json.loads(data)["isr"], PartitionStateNode.decode("t", 0, data)) == ([1], beside)
+    nobody = PartitionState(-1, 8, [], 3, lost_replicas=(1,))
+    data = PartitionStateNode.encode(nobody)
+    assert (json.loads(data)["isr"], PartitionStateNode.decode("t", 0, data)) == ([], nobody)
 
 
 @pytest.mark.parametrize(

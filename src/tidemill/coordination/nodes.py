@@ -323,13 +323,16 @@ class PartitionStateNode:
 
     @staticmethod
     def encode(state: PartitionState) -> bytes:
-        """Version 1. Fields that Apache Kafka does not know are left out where they say nothing."""
+        """Version 1. Fields that Apache Kafka does not know are left out where they say nothing.
+
+        Kafka elects from ``isr`` alone: an empty one names the eligible leader replicas, for it to elect.
+        """
         value: dict[str, Any] = {
             "controller_epoch": state.controller_epoch,
             "leader": state.leader,
             "version": 1,
             "leader_epoch": state.leader_epoch,
-            "isr": state.isr,
+            "isr": state.isr or list(state.elr),
         }
         if state.elr:
             value["elr"] = list(state.elr)
@@ -341,17 +344,18 @@ class PartitionStateNode:
 
     @staticmethod
     def decode(topic: str, partition: int, data: bytes) -> PartitionState:
-        """The state. Apache Kafka drops the fields that it does not know when it writes the node."""
+        """The state. Who is eligible is not in sync. Kafka drops the fields that it does not know."""
         path = PartitionStateNode.path(topic, partition)
         value = read_json(path, data)
         try:
             check_version(value, 1)
+            elr = tuple(numbers(value.get("elr", [])))
             return PartitionState(
                 number(value["leader"], -1),
                 number(value["leader_epoch"]),
-                numbers(value["isr"]),
+                [broker for broker in numbers(value["isr"]) if broker not in elr],
                 number(value["controller_epoch"]),
-                tuple(numbers(value.get("elr", []))),
+                elr,
                 number(value.get("last_known_leader", -1), -1),
                 tuple(numbers(value.get("lost_replicas", []))),
             )
@@ -440,9 +444,8 @@ class DeleteTopicNode:
 
 
 class PartitionListNode:
-    """The list of partitions of ISR changes and of preferred replica elections."""
+    """The list of partitions whose preferred replicas an administrator wants to lead."""
 
-    isr_change_prefix = f"{ISR_CHANGES}/isr_change_"
     election_path = PREFERRED_REPLICA_ELECTION
 
     @staticmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from types import SimpleNamespace
 from typing import Any
@@ -78,6 +79,25 @@ def test_reading_fails_when_another_broker_leads_before() -> None:
         assert caught.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     asyncio.run(story())
+
+
+def test_nobody_hears_how_a_wait_ends_that_was_given_up() -> None:
+    async def story() -> list[str]:
+        problems: list[str] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: problems.append(context["message"]))
+        stage = Reading()
+        reading = await stage.start()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        stage.broker.become(FOLLOWER, 4)
+        del stage, reading
+        gc.collect()
+        await asyncio.sleep(0)
+        return problems
+
+    assert asyncio.run(story()) == []
 
 
 def test_operators_are_told_what_a_coordinator_waits_for(

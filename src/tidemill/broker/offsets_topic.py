@@ -106,7 +106,13 @@ async def _committed(partition: Partition, end_offset: int) -> None:
         return
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     partition.wait_committed(end_offset, CommitCallback(lambda error: _settle(future, error)))
-    done, _ = await asyncio.wait([future], timeout=COMMIT_WARNING_S)
+    try:
+        done, _ = await asyncio.wait([future], timeout=COMMIT_WARNING_S)
+    except asyncio.CancelledError:
+        # The caller is gone: an error that comes later has nobody to raise it to.
+        if not future.cancel():
+            future.exception()
+        raise
     if not done:
         log.warning(
             "%s-%d: its groups wait for offsets %d to %d to be committed: brokers %s are in sync, and"
@@ -142,9 +148,9 @@ def _whole_batches(data: bytes, offset: int) -> tuple[bytes, int]:
 class ClusterOffsetsTopic:
     """The topic as the cluster's metadata has it.
 
-    The number of its partitions is the one that this broker first heard of: another one would map groups to
-    partitions that do not have their positions. Controllers refuse to change it, but other programs write to
-    ZooKeeper. Source: Apache Kafka, whose group coordinator asks for the number once, when it starts.
+    The number of its partitions is the one in the first metadata that this broker received: another one would
+    map groups to partitions that do not have their positions. Controllers refuse to change it, but other
+    programs write to ZooKeeper. Source: Apache Kafka, whose group coordinator reads the number at its start.
     """
 
     def __init__(self, broker: Broker) -> None:

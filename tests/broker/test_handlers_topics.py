@@ -24,7 +24,8 @@ from tidemill.broker.metadata import Delta, MetadataCache, effective_config
 from tidemill.controller.shell import Controller
 from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.image import ClusterImage, PartitionImage, TopicImage
-from tidemill.coordination.nodes import BrokerRegistration, Endpoint
+from tidemill.coordination.nodes import DEFAULT_ENTITY, BrokerRegistration, ConfigNode, Endpoint
+from tidemill.coordination.port import Create, ensure_paths, parent_of
 from tidemill.model.configs import BROKER_KEYS, TOPIC_KEYS, BrokerConfig
 from tidemill.model.configs.keys import PASSWORD
 from tidemill.model.errors import ErrorCode, KafkaError
@@ -740,6 +741,25 @@ def test_a_secret_that_is_set_is_told_to_nobody(tmp_path: Path, include_synonyms
                 assert all(one.value is None for one in secret.synonyms)
             sensitive = {name for name, config in configs.items() if config.is_sensitive}
             assert sensitive == {name for name, key in BROKER_KEYS.items() if key.type == PASSWORD}
+            assert "hunter2" not in repr(result)
+
+    run(story())
+
+
+def test_a_secret_that_is_set_for_all_brokers_is_told_to_nobody(tmp_path: Path) -> None:
+    """Other programs may have written it to the store."""
+
+    async def story() -> None:
+        store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
+        path = ConfigNode.path("brokers", DEFAULT_ENTITY)
+        settings = {"ssl.key.password": "hunter2", "log.retention.ms": "5"}
+        await ensure_paths(store, [parent_of(path)])
+        await store.transact([Create(path, ConfigNode.encode(settings))])
+        await store.close()
+        async with broker_in(tmp_path) as broker:
+            (result,) = (await broker.ask(describe(BROKER, "", synonyms=True), 4)).results
+            told = {one.name: (one.is_sensitive, one.value) for one in result.configs}
+            assert told == {"ssl.key.password": (True, None), "log.retention.ms": (False, "5")}
             assert "hunter2" not in repr(result)
 
     run(story())

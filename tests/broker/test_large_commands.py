@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import pytest
 from test_commands import NODE, Commanded, commanded
 from test_handlers_topics import broker_in, new_topics, run
 
 from tidemill.broker.carrying_out import LOGS_A_TURN
+from tidemill.broker.handlers import delete_topics
 from tidemill.broker.handlers.common import SETTINGS_MAX
 from tidemill.controller.elections import CHANGES_A_PAUSE
 from tidemill.controller.failover import Failover, WantedIsr
@@ -145,6 +147,37 @@ def test_a_controllers_commands_about_a_thousand_topics_leave_the_loop_to_others
         assert passes >= 2 * len(GOOD) // LOGS_A_TURN
 
     commanded(story)
+
+
+def test_others_are_served_while_topics_of_thousands_of_names_are_to_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions before 6 have names only, which become the items of later ones some at a time."""
+    names = [f"t{number}" for number in range(6000)]
+    taken: list[str] = []
+
+    def item(**given: Any) -> DeleteTopicState:
+        taken.append(given["name"])
+        return DeleteTopicState(**given)
+
+    async def most_at_once(doing: asyncio.Future[Any]) -> int:
+        before, most = 0, 0
+        while not doing.done():
+            await asyncio.sleep(0)
+            most = max(most, len(taken) - before)
+            before = len(taken)
+        return most
+
+    async def story() -> None:
+        async with broker_in(tmp_path) as broker:
+            request = DeleteTopicsRequest(topic_names=names, timeout_ms=5000)
+            doing = asyncio.ensure_future(broker.ask(request, 5))
+            most = await most_at_once(doing)
+            assert most < len(names) // 2
+            assert [one.name for one in (await doing).responses] == names == taken
+
+    monkeypatch.setattr(delete_topics, "DeleteTopicState", item)
+    run(story())
 
 
 def id_of(name: str) -> bytes:

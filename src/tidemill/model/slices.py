@@ -39,7 +39,7 @@ def slices_by_weight(
 
 
 def in_one_go(work: Generator[None, None, Result]) -> Result:
-    """What ``work`` returns, whose pauses nobody has use for."""
+    """What ``work`` returns, without a pause."""
     while True:
         try:
             next(work)

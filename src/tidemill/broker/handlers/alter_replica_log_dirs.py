@@ -32,13 +32,13 @@ async def handle(
     started: list[str] = []
     async for wanted in context.turns.over(request.dirs):
         async for topic in context.turns.over(wanted.topics):
-            told = results.setdefault(topic.name, [])
+            partitions = results.setdefault(topic.name, [])
             async for index in context.turns.over(topic.partitions):
                 key = TopicPartition(context.internal_name(topic.name), index)
                 code = begin(broker, key, wanted.path)
                 if code == ErrorCode.NONE:
                     started.append(f"{key} to {wanted.path}")
-                told.append(AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code))
+                partitions.append(AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code))
     await note_each(context, "moves between directories started", started, str)
     response = AlterReplicaLogDirsResponse()
     async for name, partitions in context.turns.over(results.items()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from tidemill.broker.admin_log import note_each
@@ -31,10 +31,9 @@ async def handle(
     broker: Broker, context: RequestContext, request: DeleteTopicsRequest
 ) -> DeleteTopicsResponse:
     """One result a topic; one that is asked for twice is refused."""
-    if context.api_version >= IDS_FROM:
-        states = request.topics
-    else:
-        states = [DeleteTopicState(name=name, topic_id=ZERO_ID) for name in request.topic_names]
+    states: Iterable[DeleteTopicState] = request.topics
+    if context.api_version < IDS_FROM:
+        states = (DeleteTopicState(name=name, topic_id=ZERO_ID) for name in request.topic_names)
     named = []
     ids: dict[str, bytes] = {}
     async for state in context.turns.over(states):

@@ -30,7 +30,7 @@ async def handle(broker: Broker, context: RequestContext, request: JoinGroupRequ
     timeout_ms = request.rebalance_timeout_ms
     if len(request.protocols) > PROTOCOLS_MAX:
         log.warning(
-            "a member of group %r brings %d protocols: at most %d are taken, and a client has a few. Mend it",
+            "a member of group %r joins with %d protocols: at most %d are accepted. Correct its assignors",
             cut_short(request.group_id, NAME_CHARACTERS_MAX),
             len(request.protocols),
             PROTOCOLS_MAX,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tidemill.replication.partition import Partition
 
 DEBUGGING_REPLICA = -2
-"""As a replica id: any replica answers, of all that it has. Controllers ask so before they elect."""
+"""As a replica id: any replica answers, up to its log end. Controllers ask so before unclean elections."""
 
 LATEST = -1
 EARLIEST = -2
@@ -119,20 +119,20 @@ async def answer(
         async for wanted in context.turns.over(topic.partitions):
             key = (name, wanted.partition_index)
             if key in seen:
-                told = ListOffsetsPartitionResponse(error_code=ErrorCode.INVALID_REQUEST)
+                answered = ListOffsetsPartitionResponse(error_code=ErrorCode.INVALID_REQUEST)
             else:
                 seen.add(key)
-                told = _told(broker, context, request, key, wanted, found.get(key))
-            told.partition_index = wanted.partition_index
+                answered = _answer_one(broker, context, request, key, wanted, found.get(key))
+            answered.partition_index = wanted.partition_index
             if context.api_version < EPOCHS_FROM:
-                told.leader_epoch = -1
-            answers.append(told)
+                answered.leader_epoch = -1
+            answers.append(answered)
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
     await context.turns.let_go(seen)
     return ListOffsetsResponse(topics=topics)
 
 
-def _told(
+def _answer_one(
     broker: Broker,
     context: RequestContext,
     request: ListOffsetsRequest,

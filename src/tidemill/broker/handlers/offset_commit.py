@@ -67,8 +67,8 @@ async def handle(
         )
     errors: dict[tuple[str, int], ErrorCode] = {}
     for some in slices_of(list(offsets.values())):
-        told = await turns.rest(_commit(broker, context, request, some))
-        for offset, error in zip(some, told, strict=True):
+        results = await turns.rest(_commit(broker, context, request, some))
+        for offset, error in zip(some, results, strict=True):
             errors[offset.topic, offset.partition] = error
     async for answer, key in turns.over(answers):
         answer.error_code = errors[key]

@@ -14,6 +14,7 @@ from tidemill.groups.commits import may_be_of
 from tidemill.groups.offsets import CommittedOffset
 from tidemill.groups.stored_offsets import NO_OFFSET, StoredOffset, StoredOffsets
 from tidemill.model.errors import ErrorCode
+from tidemill.model.slices import slices_of
 from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.wire.messages.offset_fetch import (
     OffsetFetchRequest,
@@ -105,21 +106,27 @@ def _partition(index: int, offset: CommittedOffset, error: ErrorCode) -> OffsetF
 async def _from_store(
     broker: Broker, context: RequestContext, group_id: str, topics: list[OffsetFetchRequestTopic]
 ) -> list[OffsetFetchResponseTopic]:
-    asked: list[TopicPartition] = []
-    for topic in topics:
+    turns = context.turns
+    kept: dict[TopicPartition, StoredOffset] = {}
+    async for topic in turns.over(topics):
         name = context.internal_name(topic.name)
         image = broker.metadata.topic(name)
         count = 0 if image is None else len(image.partitions)
-        asked += [TopicPartition(name, index) for index in topic.partition_indexes if 0 <= index < count]
-    kept = dict(zip(asked, await StoredOffsets(broker.store).fetch(group_id, asked), strict=True))
+        async for index in turns.over(topic.partition_indexes):
+            if 0 <= index < count:
+                kept[TopicPartition(name, index)] = UNKNOWN
+    stored = StoredOffsets(broker.store)
+    for some in slices_of(list(kept)):
+        kept.update(zip(some, await turns.rest(stored.fetch(group_id, some)), strict=True))
     answers = []
-    for topic in topics:
+    async for topic in turns.over(topics):
         name = context.internal_name(topic.name)
         partitions = []
-        for index in topic.partition_indexes:
+        async for index in turns.over(topic.partition_indexes):
             offset, error = kept.get(TopicPartition(name, index), UNKNOWN)
             partitions.append(_partition(index, CommittedOffset(offset), error))
         answers.append(OffsetFetchResponseTopic(name=topic.name, partitions=partitions))
+    await turns.let_go(kept)
     return answers
 
 

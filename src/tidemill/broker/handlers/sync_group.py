@@ -27,7 +27,7 @@ async def handle(broker: Broker, context: RequestContext, request: SyncGroupRequ
     """Waits for the leader, and for its assignment to be written."""
     if len(request.assignments) > ASSIGNMENTS_MAX:
         log.warning(
-            "the leader of group %r brings %d assignments: at most %d are taken. Make several groups",
+            "the leader of group %r sends %d assignments: at most %d are accepted. Split the group",
             cut_short(request.group_id, NAME_CHARACTERS_MAX),
             len(request.assignments),
             ASSIGNMENTS_MAX,

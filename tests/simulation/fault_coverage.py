@@ -32,6 +32,7 @@ REPLICATION_EVENTS = (*EVENTS, "in-sync sets refused")
 CLUSTER_EVENTS = (
     *EVENTS,
     *("controllers", "group generations", "commits acknowledged", "commits of old generations refused"),
+    *("commits sent again in a later generation", "brokers unregistered"),
     *("members that stand still", "topics made: u", "topic deletion done", "move done", "election done"),
     *("excuse needs-operator", "excuse former-coordinator"),
     *("cleanings done", "cleanings done while faults last", "cleanings ended by a change of the log"),

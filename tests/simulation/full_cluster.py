@@ -249,10 +249,19 @@ class FullCluster(Simulation):
         )
         return admin
 
+    def _gone(self) -> list[int]:
+        registered = [self.store.tree.get(f"{BROKER_IDS}/{one.node_id}") is not None for one in self.nodes]
+        return [one.node_id for one, is_there in zip(self.nodes, registered, strict=True) if not is_there]
+
     def _make_topic_replacer(self) -> TopicReplacer:
         self.promises.settings[REPLACED_TOPIC] = TopicSettings(min_isr=1)
         replacer: TopicReplacer = self._client(
-            TopicReplacer, "topic-replacer", REPLACED_TOPIC, mark=self._mark_for_deletion, pause_s=0.15
+            TopicReplacer,
+            "topic-replacer",
+            REPLACED_TOPIC,
+            mark=self._mark_for_deletion,
+            gone=self._gone,
+            pause_s=0.15,
         )
         return replacer
 
@@ -343,7 +352,15 @@ class FullCluster(Simulation):
             node = self.store.tree.get(path)
             if node is None or node.version != version:
                 del self._unheeded_states[path]
-        return bool(self._unread_settings or self._unheeded_states)
+        return bool(self._unread_settings or self._unheeded_states) or not self._is_known_to_controller()
+
+    def _is_known_to_controller(self) -> bool:
+        """Whether the controller counts by what the store has. The rest of its broker may know it before."""
+        node = self._controller()
+        controller = cast(Whole, node.server).server.broker.controller if node is not None else None
+        topic = controller.image.topics.get(TOPIC) if controller is not None else None
+        own = topic.config.get(MIN_INSYNC) if topic is not None else ""
+        return own == self.promises.min_insync.own(TOPIC)
 
     def changes(self) -> int:
         if not self.admins:
@@ -422,10 +439,15 @@ class FullCluster(Simulation):
             broker_id = int(parts[3])
             lost = BrokerNode.decode(broker_id, data).lost
             node = self.store.tree.get(path)
-            is_new = node is not None and node.version == 0
+            machine = self.node(broker_id)
+            is_created = node is not None and node.version == 0
+            # What a process that was killed has sent may come to the store when the next one runs.
+            is_its_own = node is not None and self._process_of(node.owner) is machine.process
+            is_new = is_created and is_its_own and machine.stopping is None
             self.promises.registered(broker_id, lost, is_new=is_new)
-            if node is not None and not is_new and lost.is_none:
-                self._note_heeded(broker_id, node.owner)
+            if node is not None and not is_created and lost.is_none:
+                if is_its_own:
+                    self._heeded[broker_id] = machine.process
                 if self.variations.has_lost_answers:
                     self._lose_answer(node.owner)
         elif path.startswith("/config/"):
@@ -453,12 +475,10 @@ class FullCluster(Simulation):
                 self._lose_isr_answer(place, state.leader, set(state.isr))
             self.state_written(place, state.leader, state.leader_epoch, tuple(state.isr))
 
-    def _note_heeded(self, broker_id: int, session: int) -> None:
-        """The store has a registration without the losses that the broker had reported."""
+    def _process_of(self, session: int) -> Process | None:
+        """The process that began a session, while the session lasts."""
         known = self.store.sessions.get(session)
-        process = known.connection.store.context.get(PROCESS) if known and known.connection else None
-        if process is self.node(broker_id).process:
-            self._heeded[broker_id] = process
+        return known.connection.store.context.get(PROCESS) if known and known.connection else None
 
     def _lose_answer(self, session: int) -> None:
         """The store has taken a write, and ends the session before the answer comes."""

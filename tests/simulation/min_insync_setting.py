@@ -106,10 +106,14 @@ class MinInsyncSetting:
                 if path == DEFAULT_PATH:
                     self.promises.events.count("min.insync.replicas changed by its default")
 
+    def own(self, topic: str) -> str | None:
+        """The value of its own that a topic has."""
+        own = self._values.get(TOPICS + topic)
+        return None if own is None or own[-1].value is None else str(own[-1].value)
+
     def has_own(self, topic: str) -> bool:
         """Whether a topic has a value of its own."""
-        own = self._values.get(TOPICS + topic)
-        return own is not None and own[-1].value is not None
+        return self.own(topic) is not None
 
     def _count(self, how: str, topic: str) -> None:
         known = [one for place, one in self.promises.partitions.items() if place[0] == topic]

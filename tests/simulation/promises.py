@@ -66,7 +66,8 @@ PROMISES = {
     "one",
     "redundancy": "a move drops a replica only when all replicas that stay are in sync",
     "positions": "a position that a group was acknowledged, or has found, is found again, or a later one",
-    "generation": "a member of an old generation commits nothing once the next one has its assignment",
+    "generation": "a member of an old generation is refused, and commits nothing, once the next one has its "
+    "assignment",
     "owner": "in a generation of a group a partition has one owner",
     "producer-id": "a producer id is given to one producer",
     "equal": "at rest all replicas of a partition are equal, and no other broker has one",
@@ -351,7 +352,7 @@ class Promises:
         self, place: Place, known: PartitionHistory, replicas: tuple[int, ...], adding: tuple[int, ...]
     ) -> None:
         dropped = set(known.replicas) - set(replicas) - set(known.adding)
-        if dropped:
+        if dropped and not known.is_being_deleted:
             late = set(replicas) - set(adding) - set(known.holders.isr)
             if late:
                 self.broken(
@@ -848,14 +849,19 @@ class Promises:
         commits = self.commits_of(group, place)
         commits.tried[offset] -= 1
         commits.settled = max(commits.settled, offset)
+        what = f"committed {offset} for {place}"
+        self.accepted_in_generation(group, what, sent_s=sent_s, generation=generation)
+
+    def accepted_in_generation(self, group: str, what: str, *, sent_s: float, generation: int) -> None:
+        """A request of a member in a generation was answered without an error."""
         newest, assigned_s = self._assignments.get(group, (-1, 0.0))
         is_old = 0 <= generation < newest and assigned_s < sent_s
         # A group that is forgotten counts its generations from 1 again.
         if is_old and not (self.may_forget(GROUPS_LOG) and self.excused("forgotten")):
             self.broken(
                 "generation",
-                f"{group} committed {offset} for {place} in generation {generation} of all; the members"
-                f" of generation {newest} had their assignment before that was asked",
+                f"a member of {group} {what} in generation {generation} of all, and was not refused; the"
+                f" members of generation {newest} had their assignment before that was asked",
             )
 
     def joined(self, group: str, generation: int, leader: str) -> int:

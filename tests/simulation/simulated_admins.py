@@ -34,9 +34,12 @@ from tidemill.wire.messages.incremental_alter_configs import (
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
+from tidemill.wire.messages.unregister_broker import UnregisterBrokerRequest
 
 CREATE_VERSION, DELETE_VERSION, MOVE_VERSION, ELECT_VERSION, DELETE_RECORDS_VERSION = 5, 4, 0, 2, 2
 ALTER_CONFIGS_VERSION, DELETE_BY_ID_VERSION = 1, 6
+UNREGISTERED = 0.3
+"""The share of bursts of deletions in which a broker that is not registered is forgotten."""
 BURST_S_MEAN = 0.001
 """Within such a time of each other requests of a burst are sent."""
 TIMEOUT_MS = 1000
@@ -170,12 +173,22 @@ class ClusterAdmin(Admin):
 
 
 class TopicReplacer(Admin):
-    """Deletes a topic in several ways, and makes one of the name, all at once."""
+    """Deletes a topic in several ways, and makes one of the name, all at once.
 
-    def __init__(self, *client: Any, mark: Callable[[str], Awaitable[None]], pause_s: float) -> None:
-        """``mark`` marks a topic for deletion in the store."""
+    Now and then it has a dead broker forgotten, for which a deletion may wait.
+    """
+
+    def __init__(
+        self,
+        *client: Any,
+        mark: Callable[[str], Awaitable[None]],
+        gone: Callable[[], list[int]],
+        pause_s: float,
+    ) -> None:
+        """``mark`` marks a topic for deletion in the store. ``gone``: the brokers that are not registered."""
         super().__init__(*client)
         self.mark = mark
+        self.gone = gone
         self.pause_s = pause_s
 
     async def work(self) -> None:
@@ -191,6 +204,9 @@ class TopicReplacer(Admin):
             if self.random.random() < 0.6:
                 changes.append(self.mark(self.topic))
             self.events.count("bursts of deletions")
+        gone = self.gone()
+        if gone and self.random.random() < UNREGISTERED:
+            changes.append(self._unregister(self.random.choice(gone)))
         self.random.shuffle(changes)
         outcomes = await asyncio.gather(*map(self._soon, changes), return_exceptions=True)
         for problem in outcomes:
@@ -210,6 +226,13 @@ class TopicReplacer(Admin):
     async def _soon(self, change: Awaitable[None]) -> None:
         await asyncio.sleep(self.random.expovariate(1 / BURST_S_MEAN))
         await change
+
+    async def _unregister(self, broker: int) -> None:
+        """Nothing waits any more for a broker that is not there. It may come back all the same."""
+        answer = await self.ask_any(ApiKey.UNREGISTER_BROKER, 0, UnregisterBrokerRequest(broker_id=broker))
+        check(answer.error_code)
+        self.events.add(f"unregisters broker {broker}")
+        self.events.count("brokers unregistered")
 
     async def _make(self) -> None:
         await self.create(self.topic, 1, self.random.choice((1, 1, 1, 2)), {})

@@ -200,8 +200,13 @@ class Faults:
         return True
 
     def may_lose(self, node: Node) -> bool:
-        """Half of the seeds leave a replica of everything, so that nothing is excused."""
-        return self._is_harsh or self.promises.may_lose(node.node_id)
+        """Half of the seeds leave a replica of everything, so that nothing is excused.
+
+        The others do so until something is acknowledged: nobody may elect a leader after that, and a seed
+        would check nothing.
+        """
+        is_harsh = self._is_harsh and self.simulation.batches_acknowledged > 0
+        return is_harsh or self.promises.may_lose(node.node_id)
 
     def cut_power(self, node: Node) -> bool:
         """The machine stops: what was not synced may be gone."""
@@ -269,7 +274,7 @@ class Faults:
             node.stop()
             node.files.kill()
             former.heal()  # What was wrong with it was to be repaired while the other disk was there.
-            node.files = former
+            node.change_disk(former)
             self.simulation.network.process_ended(node.machine)
             self.promises.replicas_lost(node.node_id, everything=True)
             self.later(node.boot)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable
 from typing import Any
 
 from change_phases import ChangePhases
@@ -32,6 +33,8 @@ PAUSE_S_MEAN, READ_PAUSE_S_MEAN = 0.1, 0.15
 SESSION_MS, REBALANCE_MS = 800, 600
 FENCED = (ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.REBALANCE_IN_PROGRESS)
 """What a member of an old generation is answered. Nothing was committed then."""
+SENT_AGAIN = 0.4
+"""The share of new generations in which a member sends its last commit of a former one again."""
 STALL_S = 2.0
 """A member that stands still for so long is taken out of its group, and does not know."""
 REST_S = 2 * SESSION_MS / 1000
@@ -192,6 +195,7 @@ class GroupMember(GroupClient):
         """The place of the generation among all of the group."""
         self._positions: dict[int, int] | None = None
         """Of the partitions that it is assigned; None while it has no assignment."""
+        self._last_commit: tuple[Place, int, int, str, int] | None = None
 
     @property
     def order(self) -> int:
@@ -249,6 +253,34 @@ class GroupMember(GroupClient):
         for partition in partitions:
             positions[partition], _ = await self._position((self.topic, partition))
         self._positions = positions
+        if self.random.random() < SENT_AGAIN:
+            await self._commit_again()
+
+    async def _commit_again(self) -> None:
+        """Sends the last commit of a former generation again, and what else it sent then: all is refused."""
+        again, self._last_commit = self._last_commit, None
+        if again is None or again[-1] == self._order:
+            return
+        self.events.count("commits sent again in a later generation")
+        if not await self._is_fenced(self._commit(*again)):
+            return
+        sent_s = self.now
+        is_beat_fenced = await self._is_fenced(self._heartbeat(*again[2:4]))
+        if await self._is_fenced(self._sync_again(*again[2:])) and not is_beat_fenced:
+            # A coordinator that has yet to read the group takes every heartbeat. This one had read it.
+            self.promises.accepted_in_generation(
+                self.group, "sent a heartbeat", sent_s=sent_s, generation=again[-1]
+            )
+
+    @staticmethod
+    async def _is_fenced(request: Awaitable[None]) -> bool:
+        try:
+            await request
+        except Refused as refused:
+            if refused.code not in FENCED:
+                raise
+            return True
+        return False
 
     async def _ask_to_join(self) -> list[str]:
         """The members, for the leader of the group; for others nobody."""
@@ -293,6 +325,15 @@ class GroupMember(GroupClient):
         self.events.add(f"is assigned {assigned}")
         return assigned
 
+    async def _sync_again(self, generation: int, member_id: str, order: int) -> None:
+        request = SyncGroupRequest(group_id=self.group, generation_id=generation, member_id=member_id)
+        sent_s = self.now
+        answer = await self.ask(self._coordinator, ApiKey.SYNC_GROUP, SYNC_VERSION, request)
+        if answer.error_code:
+            raise Refused(answer.error_code)
+        what = "was given its assignment again"
+        self.promises.accepted_in_generation(self.group, what, sent_s=sent_s, generation=order)
+
     async def _consume(self) -> None:
         """Commits what it has read; now and then it stands still, or leaves."""
         await asyncio.sleep(self.random.expovariate(1 / PAUSE_S_MEAN))
@@ -315,12 +356,15 @@ class GroupMember(GroupClient):
         for partition in positions:
             positions[partition] += self.random.choice((1, 1, 5))
             place = (self.topic, partition)
-            await self._commit(place, positions[partition], self._generation, self._member_id, self._order)
+            commit = (place, positions[partition], self._generation, self._member_id, self._order)
+            self._last_commit = commit
+            await self._commit(*commit)
 
     async def _beat(self) -> None:
-        request = HeartbeatRequest(
-            group_id=self.group, generation_id=self._generation, member_id=self._member_id
-        )
+        await self._heartbeat(self._generation, self._member_id)
+
+    async def _heartbeat(self, generation: int, member_id: str) -> None:
+        request = HeartbeatRequest(group_id=self.group, generation_id=generation, member_id=member_id)
         answer = await self.ask(self._coordinator, ApiKey.HEARTBEAT, HEARTBEAT_VERSION, request)
         if answer.error_code:
             raise Refused(answer.error_code)

@@ -110,6 +110,8 @@ class Node:
         self.name = f"broker-{node_id}"
         self.machine = simulation.network.machine(self.name)
         self.files: SimulatedFiles
+        self.disk_since_s = 0.0
+        """Since when the machine has this disk."""
         self.put_in_disk()
         self.clock = SimulatedClock(simulation.loop)
         self.process: Process
@@ -122,14 +124,19 @@ class Node:
 
     def put_in_disk(self) -> None:
         """The machine has an empty disk from now on."""
-        self.files = SimulatedFiles(self.simulation.loop)
-        files = self.files
+        files = SimulatedFiles(self.simulation.loop)
+        self.change_disk(files)
         files.dropped = lambda path: self.simulation.sync_dropped(self, path)
         files.deletion_refused = lambda: self.simulation.events.count("deletions refused by a full disk")
         files.power_lost = lambda: self.simulation.promises.restart.power_lost(files)
         files.process_ends = lambda may_lose: self.simulation.promises.restart.process_ends(
             files, may_lose=may_lose
         )
+
+    def change_disk(self, files: SimulatedFiles) -> None:
+        """The machine has this disk from now on."""
+        self.files = files
+        self.disk_since_s = self.simulation.loop.time()
 
     def boot(self) -> None:
         """Starts the process, unless it runs."""
@@ -501,9 +508,10 @@ class Simulation:
             promised = -1
             if known.holders.since.get(node.node_id, 0.0) < 0 and node.node_id in known.holders.isr:
                 promised = max(log.acknowledged, default=-1)
-            for offset, led in log.led.items():
-                if led.leader == known.leader == node.node_id and led.epoch == known.epoch:
-                    promised = max(promised, offset)
+            if known.led_s >= node.disk_since_s:
+                for offset, led in log.led.items():
+                    if led.leader == known.leader == node.node_id and led.epoch == known.epoch:
+                        promised = max(promised, offset)
             end = end_on_disk(node.files, f"/data/{place[0]}-{place[1]}")
             if end >= 0 and end <= promised:
                 self.promises.broken(

@@ -550,6 +550,35 @@ def test_two_members_that_own_a_partition_in_one_generation_are_found() -> None:
     assert broken == "owner: member-a and member-b of g own partition 1 in generation 1"
 
 
+@pytest.mark.parametrize(("generation", "sent_s"), [(0, 22.0), (1, 22.0), (0, 20.5)])
+def test_what_is_accepted_from_an_old_generation_is_found(generation: int, sent_s: float) -> None:
+    checked = Checked()
+    checked.promises.topic_written(GROUPS_LOG[0], bytes(16), {GROUPS_LOG[1]: [1]}, {}, {})
+    checked.promises.state_written(GROUPS_LOG, 1, 0, [1])
+    for number in (1, 2):
+        checked.now += 0.5
+        order = checked.promises.joined("g", number, "member-a")
+        checked.promises.assigned("g", order, "member-a", [0])
+    checked.promises.accepted_in_generation("g", "sent a heartbeat", sent_s=sent_s, generation=generation)
+    expected = (
+        "generation: a member of g sent a heartbeat in generation 0 of all, and was not refused; the members"
+        " of generation 1 had their assignment before that was asked"
+    )
+    assert checked.broken == ([expected] if generation == 0 and sent_s > checked.now else [])
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_move_that_drops_a_replica_too_early_is_found_and_a_deletion_is_no_move(is_deleted: bool) -> None:
+    checked = Checked()
+    checked.written(1)
+    if is_deleted:
+        checked.promises.deletions.by_name("t")
+        checked.promises.deletion_began("t")
+    checked.promises.topic_written("t", ID, {0: [1, 2]}, {}, {})
+    expected = "redundancy: ('t', 0) drops [3] of (1, 2, 3) while [2] are not in the in-sync set (1,)"
+    assert checked.broken == ([] if is_deleted else [expected])
+
+
 def test_a_generation_that_nobody_was_assigned_in_may_come_again() -> None:
     """A coordinator that cannot write assignments forgets its generations with the next start."""
     promises = Checked().promises

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import cast
 from unittest import mock
 
 import fault_coverage
@@ -19,12 +20,16 @@ from acknowledged_holders import ALWAYS, Holders
 from campaign import Progress
 from code_faults import CODE_FAULTS
 from full_cluster import FullCluster
-from promises import EXCUSES, PROMISES
+from promises import EXCUSES, LEADER, PROMISES, Message, Sent, TopicSettings
 from replication_cluster import ReplicationCluster
 from simulated_admins import Admin
+from simulated_store import SimulatedStore
 
-from simulation import Simulation
+from simulation import Server, Simulation
+from tidemill.coordination.nodes import BrokerNode, BrokerRegistration
+from tidemill.coordination.port import Create, ensure_paths
 from tidemill.log.log import Log
+from tidemill.records.builder import build_batch
 from tidemill.replication.partition import Partition
 
 SEEDS_A_TEST = 2
@@ -33,6 +38,7 @@ CODE_FAULT_SEEDS = 100
 """A fault that was put in is found within so many seeds."""
 RARELY_FOUND = {"let-in-too-early"}
 """It takes many seeds."""
+BROKER = BrokerNode.encode(BrokerRegistration(1, ()))
 SIMULATE = Path(__file__).parent / "simulate.py"
 PAGE = Path(__file__).parents[2] / "docs" / "decisions" / "promises.md"
 
@@ -266,6 +272,64 @@ def test_an_operator_asks_for_no_election_once_another_has_a_leader_elected(is_l
         cluster.loop.run_until_complete(wait())
     cluster.loop.end(cluster.processes)
     assert asked == ([] if is_late else cluster.addresses[:1])
+
+
+# -- what a cluster knows of disks and processes
+
+
+@pytest.mark.parametrize("is_former_disk", [False, True])
+def test_a_disk_is_expected_to_have_only_what_was_acknowledged_while_it_was_there(
+    is_former_disk: bool,
+) -> None:
+    cluster = FullCluster(1)
+    place, topic_id = ("t", 0), bytes(16)
+    cluster.promises.settings["t"] = TopicSettings(flush_each=True)
+    cluster.promises.topic_written("t", topic_id, {0: [1]}, {}, {})
+    cluster.promises.state_written(place, 1, 0, [1])
+    sent_s = cluster.loop.time() + 1.0
+    for offset, message in enumerate((Message("p", 0), Message("p", 1))):
+        sent = Sent(place=place, acks=LEADER, session=-1, sequence=0, topic_id=topic_id)
+        cluster.promises.sending(message, sent)
+        cluster.promises.acknowledged(
+            place, topic_id, offset, [message], sent_s=sent_s, answered_s=sent_s, broker=1
+        )
+    node = cluster.node(1)
+    node.files.make_directory("/data/t-0")
+    segment = node.files.open("/data/t-0/00000000000000000000.log", create=True)
+    segment.write_at(0, build_batch([(0, None, b"first", None)]))
+    cluster.loop.run_until_complete(asyncio.sleep(1.0))
+    if is_former_disk:
+        node.change_disk(node.files)
+        cluster.promises.replicas_lost(1, everything=True)
+    cluster.check_synced(node)
+    expected = "flush: broker-1 has ('t', 0) up to 1 on its disk, and 1 was acknowledged"
+    assert cluster.events.violation == ("" if is_former_disk else expected)
+    cluster.loop.end(cluster.processes)
+
+
+@pytest.mark.parametrize(("is_next_started", "is_stopping"), [(False, False), (True, False), (False, True)])
+def test_what_a_process_that_is_killed_or_stops_has_registered_says_nothing_of_a_start(
+    is_next_started: bool, is_stopping: bool
+) -> None:
+    cluster = FullCluster(1)
+    node = cluster.node(1)
+
+    async def register() -> None:
+        store = await SimulatedStore.open(cluster.store, 6.0)
+        await ensure_paths(store, ["/brokers", "/brokers/ids"])
+        writing = asyncio.create_task(store.transact([Create("/brokers/ids/1", BROKER, ephemeral=True)]))
+        await asyncio.sleep(0)
+        if is_next_started:
+            node.process = cluster.process(node.name)
+        if is_stopping:
+            node.stopping = cast(Server, object())
+        await writing
+
+    node.process = cluster.process(node.name)
+    task = cluster.loop.create_task(register(), context=node.process.context)
+    cluster.loop.run_until_complete(task)
+    assert cluster.promises.has_registered_since(1, -1.0) != (is_next_started or is_stopping)
+    cluster.loop.end(cluster.processes)
 
 
 # -- coverage, and campaigns that resume

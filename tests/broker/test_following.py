@@ -23,7 +23,7 @@ from tidemill.model.ports import Clock
 from tidemill.net.connection import Connection
 from tidemill.net.link import Link, LinkRefused, Poster
 from tidemill.records.batch import parse_batch
-from tidemill.replication.fetcher import ORDINARY, FetchLimits, Trouble
+from tidemill.replication.fetcher import TRANSIENT, FetchLimits, Trouble
 from tidemill.replication.partition import Partition
 from tidemill.wire.apis import ApiKey
 from tidemill.wire.messages.fetch import FetchResponse
@@ -330,7 +330,7 @@ def test_what_comes_with_every_change_of_the_cluster_is_a_warning_only_when_it_l
     stage.following = Following(FOLLOWER, 1, FetchLimits(), stage.connect, clock, stage.storage_failed)
     stage.run(lambda: stage.following.follow(stage.partitions[0]))
     loop: LeaderLoop = next(iter(stage.following._loops.values()))
-    trouble = Trouble(stage.partitions[0], f"the leader answers {code.name}", None, code in ORDINARY)
+    trouble = Trouble(stage.partitions[0], f"the leader answers {code.name}", None, code in TRANSIENT)
     for _ in range(3):
         loop._meet(trouble)
         clock.now += 1.0

@@ -33,8 +33,8 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
 
 
 ADVICE = (
-    "If that cannot be: 'tidemill topic elect TOPIC --unclean' elects the longest log of the live replicas, "
-    "and loses other records"
+    "If that is not possible: 'tidemill topic elect TOPIC --unclean' elects the longest log of the live "
+    "replicas, and loses other records"
 )
 
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from tidemill.client.coordinator_trouble import TOLD_AFTER_S, TOLD_AGAIN_S, CoordinatorTrouble
+from tidemill.client.coordinator_trouble import WARN_AFTER_S, WARN_AGAIN_S, CoordinatorTrouble
 from tidemill.client.errors import error_for
 from tidemill.model.errors import ErrorCode
 
@@ -18,12 +18,12 @@ def test_a_coordinator_that_does_not_serve_is_a_warning_with_the_next_step_once_
     trouble = CoordinatorTrouble(lambda: now)
     problem = error_for(ErrorCode.NOT_COORDINATOR, "join group 'g'", broker="localhost:9092")
     lines: list[tuple[float, str]] = []
-    for second in range(2 * int(TOLD_AGAIN_S)):
+    for second in range(2 * int(WARN_AGAIN_S)):
         now = float(second)
         trouble.failed("g", problem)
         lines += [(now, line) for line in caplog.messages]
         caplog.clear()
-    assert [when for when, _ in lines] == [TOLD_AFTER_S, TOLD_AFTER_S + TOLD_AGAIN_S]
+    assert [when for when, _ in lines] == [WARN_AFTER_S, WARN_AFTER_S + WARN_AGAIN_S]
     assert lines[0][1] == (
         "group g waits for its coordinator for 3 s: cannot join group 'g': NOT_COORDINATOR, broker "
         "localhost:9092; wait for an election; if it stays, start the brokers of the group's partition of "
@@ -40,6 +40,6 @@ def test_a_coordinator_that_moves_is_no_line(caplog: pytest.LogCaptureFixture) -
     trouble = CoordinatorTrouble(lambda: now)
     for _ in range(20):
         trouble.failed("g", error_for(ErrorCode.NOT_COORDINATOR, "join group 'g'"))
-        now += TOLD_AFTER_S - 0.1
+        now += WARN_AFTER_S - 0.1
         trouble.ended("g")
     assert caplog.messages == []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tidemill.controller.election_report import may_lack_records
 from tidemill.controller.elections import (
-    NOBODY,
+    NO_BROKERS,
     ElectionPolicy,
     LogEnd,
     Losses,
@@ -229,7 +229,7 @@ def test_who_was_eligible_by_a_higher_minimum_is_not_elected_by_a_lower_one(livi
 
 
 def test_a_topic_of_one_replica_comes_back_after_a_power_cut_and_on_another_disk() -> None:
-    for missing in (NOBODY, {1}):
+    for missing in (NO_BROKERS, {1}):
         (elected) = elected_of(cluster((1,)), partition([1]), lost={1}, missing=missing)
         assert (elected.leader, elected.isr, elected.leader_epoch) == (1, [1], EPOCH + 1)
 

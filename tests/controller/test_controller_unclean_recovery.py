@@ -264,3 +264,28 @@ def test_an_operators_election_asks_who_is_started_while_others_tell_how_far_the
         assert (results, brokers.state.leader) == ({KEY: None}, 3)
 
     in_office(tmp_path, story)
+
+
+def test_replicas_are_asked_for_five_seconds_how_far_they_reach(tmp_path: Path) -> None:
+    """Of those that do not answer nobody is elected, and of those that do the best."""
+
+    async def story(setting: Setting) -> tuple[int, list[float]]:
+        brokers = Brokers(setting)
+        await brokers.make_topic()
+        patience: list[float] = []
+
+        async def ask(
+            wanted: Mapping[int, Sequence[TopicPartition]], patience_s: float
+        ) -> dict[TopicPartition, dict[int, LogEnd]]:
+            patience.append(patience_s)
+            return {KEY: {2: LogEnd(4, 50), 3: LogEnd(4, 60)}}
+
+        setting.controller.recovery.ask = ask
+        for broker in BROKERS:
+            await brokers.start(broker, UNSYNCED)
+        for broker in BROKERS:
+            await brokers.clear_loss(broker)
+        return await brokers.led(), patience
+
+    leader, patience = in_office(tmp_path, story)
+    assert (leader, set(patience)) == (3, {5.0})

@@ -468,7 +468,7 @@ def test_what_a_failed_sync_left_in_the_cache_is_not_trusted_by_the_next_start(
     files.kill()
     again = start()
     assert [one.may_have_lost for one in again.directories] == [True, False]
-    assert any("a sync had failed there" in warning for warning in again.warnings)
+    assert any("a sync failed before the last stop" in warning for warning in again.warnings)
     assert again.logs[TopicPartition("t", 0)].end_offset == 1, "the disk has no more"
     assert again.logs[TopicPartition("t", 1)].end_offset == 3
     again.logs[TopicPartition("t", 0)].append([batch(4)], 0, NOW)

@@ -154,8 +154,8 @@ def test_the_name_of_a_topic_deleted_while_a_broker_was_down_is_free_once_that_i
             admin.create_topic("gone", assignments={0: [controller]})
         assert refused.value.code == ErrorCode.TOPIC_ALREADY_EXISTS
         assert (
-            f"is still being deleted, which waits for brokers [{dead}]: start them, or have a "
-            f"broker that will not return forgotten by 'tidemill broker unregister {dead}')"
+            f"is still being deleted, which waits for brokers [{dead}]: start them, or run "
+            f"'tidemill broker unregister {dead}' for a broker that will not return)"
         ) in str(refused.value)
         assert "use the topic that is there" not in str(refused.value)
         assert len(lines_of(stage, controller, f"deletion of topics gone waits for brokers [{dead}]")) == 1

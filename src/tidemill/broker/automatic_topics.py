@@ -23,7 +23,7 @@ LOOK_S = 0.01
 
 
 class Made(NamedTuple):
-    """What came of a request for topics. One that exists already, or is being deleted, is in neither."""
+    """The result of a request for topics. One that exists already, or is being deleted, is in neither."""
 
     created: list[str]
     """Topics that did not exist before this request."""

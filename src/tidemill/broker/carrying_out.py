@@ -100,7 +100,7 @@ class CarryingOut:
                 late.append(await self._put(delta, topic, changed_partitions(old, topic), turn, failed))
                 await self._let_go(delta, old, topic, turn)
             if not delta.before.brokers:
-                await self._tell_strays({*delta.image.deleting, *delta.image.unreadable_of(TOPIC)})
+                await self._warn_of_strays({*delta.image.deleting, *delta.image.unreadable_of(TOPIC)})
             await self._broker.metadata.publish(delta)
             self.heard.set()
             if told is not None and not told.done():
@@ -123,7 +123,7 @@ class CarryingOut:
     async def _take_what_can_be_had(
         self, delta: Delta, taking: Taking, turn: Turn, failed: list[tuple[bytes, int]]
     ) -> None:
-        """Adds to ``failed`` what cannot be had, unless the controller has it as offline already."""
+        """Adds partitions that cannot be opened to ``failed``, unless the controller has them as offline."""
         try:
             await self._take(taking, turn)
         except KafkaError as problem:
@@ -159,8 +159,8 @@ class CarryingOut:
                 )
             await a_pause()
 
-    async def _tell_strays(self, others: Container[str] = ()) -> None:
-        """Tells of logs of partitions that this broker has no replica of, now that it knows of all.
+    async def _warn_of_strays(self, others: Container[str] = ()) -> None:
+        """Warns of logs of partitions that this broker has no replica of, once it knows all its replicas.
 
         It keeps them, as Apache Kafka's brokers on ZooKeeper do: what somebody removed by mistake is there.
         """

@@ -45,7 +45,7 @@ ELSEWHERE = frozenset({ErrorCode.STALE_BROKER_EPOCH, ErrorCode.NOT_CONTROLLER})
 """Answers of a broker that a command is not for, or not yet."""
 
 STOP_AGAIN_S, STOP_AGAIN_S_MAX = 1.0, 30.0
-"""The first and the longest pause before replicas are stopped again that a broker could not let go."""
+"""The first and the longest pause before a StopReplica is repeated that the broker could not carry out."""
 
 Connect = Callable[[BrokerImage], Awaitable[Link]]
 
@@ -95,7 +95,7 @@ class Channel:
         """The last of them: for all that is pending. A broker may not answer for long, while much happens."""
         self._news = asyncio.Event()
         self._refused = Command()
-        """Replicas that the broker could not let go: only :attr:`Command.stops` and :attr:`Command.gone`."""
+        """Replicas that the broker could not stop: only :attr:`Command.stops` and :attr:`Command.gone`."""
         self._pause_s = STOP_AGAIN_S
         self._stops_again: asyncio.TimerHandle | None = None
         self._link: Link | None = None
@@ -256,7 +256,7 @@ class Channel:
             self._drop_outdated_stops(later)
         if self._stops_again is None:
             log.warning(
-                "broker %d could not let replicas of %d topics go; it is told again in %g s",
+                "broker %d could not stop or delete replicas of %d topics; StopReplica is sent again in %g s",
                 self.to.broker_id,
                 len(refused),
                 self._pause_s,

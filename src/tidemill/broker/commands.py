@@ -168,7 +168,7 @@ class Commands(CarryingOut):
                     with contextlib.suppress(KafkaError):
                         await self._take(one._replace(states=states), turn)
             if request.type == WHOLE_IMAGE:
-                await self._tell_strays()
+                await self._warn_of_strays()
             topics = []
             for one in wanted:
                 errors = []
@@ -248,7 +248,7 @@ class Commands(CarryingOut):
                 await with_pauses(self._stopping_to_lead_for(request))
             await self._learn_settings(request, turn)
             delta = Delta.between(metadata.image, await self._image_after(metadata.image, request, turn))
-            delta.deleted = tuple(_told_deleted(delta, request))
+            delta.deleted = tuple(_deleted_for_good(delta, request))
             self._settings.clear()
             await metadata.publish(delta)
             self.heard.set()
@@ -348,7 +348,7 @@ def _placements(request: LeaderAndIsrRequest | UpdateMetadataRequest) -> Placeme
     )
 
 
-def _told_deleted(delta: Delta, request: UpdateMetadataRequest) -> Iterator[TopicImage]:
+def _deleted_for_good(delta: Delta, request: UpdateMetadataRequest) -> Iterator[TopicImage]:
     """Those that are gone for good: said to be so, or made anew.
 
     One that had no id, and has one now, is the same: a controller gives ids to topics of older versions of

@@ -141,10 +141,10 @@ class Compaction:
                     one.clean_end = min(offset, one.end_offset)
             # Offsets of logs that are gone are to leave the file, before others of their name come.
             directory.cleaner_offsets.compare()
-            self._lower(directory)
+            self._write_lowered_checkpoint(directory)
 
-    def _lower(self, directory: DataDirectory) -> None:
-        """Where a log was cut as it was opened, says so before anything is appended to it."""
+    def _write_lowered_checkpoint(self, directory: DataDirectory) -> None:
+        """Writes the checkpoint if it overstates a log that was cut at its opening, before appends to it."""
         checkpoint = directory.cleaner_offsets
         if any(map(directory.overstates_clean_end, directory.logs.values())) and checkpoint.take():
             for problem in write_checkpoints([checkpoint]):
@@ -285,7 +285,7 @@ class Compaction:
             return None
 
     def _moves(self, key: TopicPartition) -> bool:
-        """Whether a log moves: its copy may hold a value whose tombstone is still to be copied."""
+        """Whether a log moves to another directory: its copy may have a value, and not its tombstone yet."""
         return any(key in directory.arriving for directory in self.logs.working)
 
     def _is_put_off(self, key: TopicPartition) -> bool:

@@ -82,12 +82,12 @@ class RequestContext:
         self.correlation_id: i32 = correlation_id
         self.connection = connection
         self.lane: Any = None
-        """Where requests work that are not done within a slice."""
+        """The :class:`~tidemill.broker.request_slices.Lane` of requests that take longer than a slice."""
         self._turns: Any = None
 
     @property
     def turns(self) -> Turns:
-        """In which its handler works through lists."""
+        """The turns in which its handler works through lists."""
         if self._turns is None:
             self._turns = Turns(self.lane)
         turns: Turns = self._turns

@@ -37,7 +37,7 @@ def bound_texts_in_slices(response: Struct) -> Generator[None, None, None]:
     count = 0
     for outer, inner in paths:
         for item in getattr(response, outer.name) or ():
-            told = False
+            has_text = False
             count += 1
             if count % ITEMS_A_SLICE == 0:
                 yield
@@ -48,10 +48,10 @@ def bound_texts_in_slices(response: Struct) -> Generator[None, None, None]:
                 text = one.error_message
                 if text is None:
                     continue
-                if told or left <= 0:
+                if has_text or left <= 0:
                     one.error_message = None
                 else:
-                    told = True
+                    has_text = True
                     left -= len(text)
 
 

@@ -37,8 +37,8 @@ LIST_OFFSETS_VERSIONS = (4, 11)
 LATEST, EARLIEST = -1, -2
 TOLD_AGAIN_MS = 60_000
 """A partition's trouble is logged once in this time."""
-ORDINARY_MS = 5_000
-"""What every change of the cluster brings is no trouble before it has lasted for so long."""
+TRANSIENT_MS = 5_000
+"""How long transient errors last without a warning."""
 TOLD_MAX = 10_000
 """Limit of the partitions whose last log line is remembered."""
 
@@ -121,8 +121,8 @@ class LeaderLoop:
         self._storage_failed = storage_failed
         self._changed = asyncio.Event()
         self._told: dict[str, int] = {}
-        self._ordinary: dict[str, tuple[int, int]] = {}
-        """When ordinary trouble began, and when it was met last."""
+        self._transient: dict[str, tuple[int, int]] = {}
+        """By partition: when its transient errors began, and when the last one came."""
         self._fetching: Fetching | None = None
         self._hurries = False
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -195,7 +195,7 @@ class LeaderLoop:
     def _meet(self, trouble: Trouble) -> None:
         partition = trouble.partition
         name = f"{partition.topic}-{partition.index}"
-        if trouble.is_ordinary and not self._lasts(name):
+        if trouble.is_transient and not self._lasts(name):
             log.debug("following %s: %s; it is tried again", name, trouble.text)
         else:
             self._tell(name, trouble.text)
@@ -203,15 +203,15 @@ class LeaderLoop:
             self._storage_failed(partition, trouble.storage)
 
     def _lasts(self, name: str) -> bool:
-        """Whether a partition has had ordinary trouble for too long, without a break."""
+        """Whether the transient errors of a partition have lasted for too long, without a break."""
         now = int(self._clock.monotonic_ms())
-        since, last = self._ordinary.get(name, (now, now))
-        if now - last >= ORDINARY_MS:
+        since, last = self._transient.get(name, (now, now))
+        if now - last >= TRANSIENT_MS:
             since = now
-        if len(self._ordinary) > TOLD_MAX:
-            self._ordinary.clear()
-        self._ordinary[name] = (since, now)
-        return now - since >= ORDINARY_MS
+        if len(self._transient) > TOLD_MAX:
+            self._transient.clear()
+        self._transient[name] = (since, now)
+        return now - since >= TRANSIENT_MS
 
     def _tell(self, what: str, text: str) -> None:
         now = int(self._clock.monotonic_ms())

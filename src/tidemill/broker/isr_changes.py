@@ -161,7 +161,7 @@ class IsrChanges:
             partitions.isr_changed(one.partition, result)
         elif result.code in FENCED:
             log.warning(
-                "%s-%d is led here no longer, which was in epoch %d: %s",
+                "%s-%d is led here no longer, this broker led it in epoch %d: %s",
                 one.partition.topic,
                 one.partition.index,
                 one.leader_epoch,

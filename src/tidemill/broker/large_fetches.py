@@ -237,27 +237,27 @@ class LargeFetches:
 
     async def _finish(self, request: FetchRequest, turns: Turns) -> None:
         path, parts, session = self._path, request.parts, request.session
-        told = parts
+        replied = parts
         if session is not None:
-            told = []
+            replied = []
             for some in pieces_of(parts):
-                told += session.changed(some) if request.incremental else session.all_told(some)
+                replied += session.changed(some) if request.incremental else session.all_told(some)
                 await turns.step()
-        encoder = FetchEncoder(request, told)
+        encoder = FetchEncoder(request, replied)
         while not encoder.run(PARTS_AT_ONCE):
             await turns.step()
         reply = encoder.pieces
         del encoder
         if request.version < CURRENT_FORMAT and path.down is not None:
             reply = path.down.in_pieces(reply)
-        for some in pieces_of(told):
+        for some in pieces_of(replied):
             path.note_sent(request, some)
             await turns.step()
         if session is not None:
             for some in pieces_of(parts):
                 session.settle(some)
                 await turns.step()
-        del told, parts
+        del replied, parts
         self._complete(request, reply)
         await self._let_go(request, turns)
 

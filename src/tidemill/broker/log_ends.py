@@ -31,7 +31,7 @@ VERSIONS = (4, 9)
 PARTITIONS_MAX = 1000
 """In one request."""
 RETRY_S = 0.1
-"""A broker that has just registered has yet to open its replicas, or to hear of them."""
+"""A broker that has just registered has yet to receive LeaderAndIsr, and to open its replicas."""
 
 Ends = dict[TopicPartition, dict[int, LogEnd]]
 
@@ -44,7 +44,7 @@ class LogEndRequests:
         self._links = links
 
     async def ask(self, wanted: Mapping[int, Sequence[TopicPartition]], patience_s: float) -> Ends:
-        """The log ends of these replicas, by broker, of those that tell within ``patience_s`` seconds."""
+        """The log ends of these replicas, by broker, as far as they come within ``patience_s`` seconds."""
         ends: Ends = {key: {} for partitions in wanted.values() for key in partitions}
         asking = [
             asyncio.ensure_future(self._ask_until_known(broker, partitions, ends))
@@ -62,7 +62,7 @@ class LogEndRequests:
                 for broker, partitions in wanted.items()
                 if any(broker not in ends[key] for key in partitions)
             )
-            log.warning("brokers %s have not told within %g s how far logs reach", silent, patience_s)
+            log.warning("brokers %s did not return their log ends within %g s", silent, patience_s)
         return ends
 
     async def _ask_until_known(self, broker: int, partitions: Sequence[TopicPartition], ends: Ends) -> None:
@@ -73,7 +73,7 @@ class LogEndRequests:
                 else:
                     await self._request(broker, left, ends)
             except LinkError as problem:
-                log.info("how far logs reach is asked again: %s", problem)
+                log.info("the log ends of broker %d are asked for again: %s", broker, problem)
             await asyncio.sleep(RETRY_S if any(broker not in ends[key] for key in left) else 0)
 
     def _look(self, partitions: Sequence[TopicPartition], ends: Ends) -> None:
@@ -89,7 +89,7 @@ class LogEndRequests:
             for first in range(0, len(partitions), PARTITIONS_MAX):
                 await self._request_some(link, broker, partitions[first : first + PARTITIONS_MAX], ends)
         finally:
-            link.close("how far logs reach is known")
+            link.close("the log ends are known")
 
     async def _request_some(
         self, link: Link, broker: int, partitions: Sequence[TopicPartition], ends: Ends

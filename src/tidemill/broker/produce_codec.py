@@ -186,18 +186,18 @@ def is_transactional(data: bytes, position: i64) -> bool:
 
 
 class Texts:
-    """What a reply says of its errors beside their codes: one text a topic, within a bound for all."""
+    """The error texts of a reply, beside the error codes: one a topic, within a bound for all."""
 
     def __init__(self) -> None:
         self.left: i64 = TEXTS_BYTES_MAX
-        self.told: set[bytes] = set()
-        """Topics, by the keys that they came with."""
+        self.topics: set[bytes] = set()
+        """Topics that have a text, by the keys that they came with."""
 
     def write_message(self, out: BytesWriter, part: ProducePart, flexible: bool) -> None:
         """The text of a partition's error; null where there is none, and where the topic has had one."""
         text = ""
-        if part.message and self.left > 0 and part.topic not in self.told:
-            self.told.add(part.topic)
+        if part.message and self.left > 0 and part.topic not in self.topics:
+            self.topics.add(part.topic)
             text = part.message
         self.write(out, text, flexible)
 

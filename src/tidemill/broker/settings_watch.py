@@ -66,9 +66,9 @@ class SettingsWatch:
             entities = self._all_entities()
         else:
             paths = [f"{CONFIG_CHANGES}/{notes[number]}" for number in sorted(notes) if number > self._seen]
-            told = [_told_of(node) for node in await store.get_many(paths)]
-            entities = self._all_entities() if None in told else {}
-            entities |= dict.fromkeys(entity for entity in told if entity is not None)
+            changed = [_entity_of(node) for node in await store.get_many(paths)]
+            entities = self._all_entities() if None in changed else {}
+            entities |= dict.fromkeys(entity for entity in changed if entity is not None)
         await self._watch_unreadable()
         entities |= dict.fromkeys(self._unreadable)
         await self._take(await self._load([entity for entity in entities if entity[0] in KINDS]))
@@ -131,7 +131,7 @@ def _number(name: str) -> int:
     return int(digits) if digits.isdigit() else -1
 
 
-def _told_of(note: Node | None) -> Entity | None:
+def _entity_of(note: Node | None) -> Entity | None:
     """What a note says has changed; None where it makes no sense, or was removed before it was read."""
     if note is None:
         return None

@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _unclean = click.option(
     "--unclean",
     is_flag=True,
-    help="Where nobody leads, the longest log that lives: messages that it does not have are lost.",
+    help="Without a leader elect the longest log of the live replicas: records that it lacks are lost.",
 )
 _partition = click.option(
     "-p",

@@ -1,4 +1,4 @@
-"""Logs that the coordinator of a group cannot be used, once that has lasted: the client asks on and on."""
+"""Warns when the coordinator of a group cannot be used for some seconds, while the client tries again."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tidemill.client.errors import ClientError
 
 LOG = logging.getLogger(__name__)
 
-TOLD_AFTER_S: Final = 3.0
-TOLD_AGAIN_S: Final = 60.0
+WARN_AFTER_S: Final = 3.0
+WARN_AGAIN_S: Final = 60.0
 
 
 class CoordinatorTrouble:
@@ -23,23 +23,24 @@ class CoordinatorTrouble:
         self._now = now
         self._lock = threading.Lock()
         self._since: float | None = None
-        self._told: float | None = None
+        self._warned: float | None = None
+        """When the last warning was logged."""
 
     def failed(self, group: str, problem: ClientError) -> None:
-        """Takes note of an attempt that failed, and is made again; a WARNING of what lasts, once a minute."""
+        """Notes an attempt that failed, and is repeated. Warns of failures that last, once a minute."""
         with self._lock:
             now = self._now()
             if self._since is None:
                 self._since = now
             seconds = now - self._since
-            if seconds < TOLD_AFTER_S or (self._told is not None and now - self._told < TOLD_AGAIN_S):
+            if seconds < WARN_AFTER_S or (self._warned is not None and now - self._warned < WARN_AGAIN_S):
                 return
-            self._told = now
+            self._warned = now
         LOG.warning("group %s waits for its coordinator for %.0f s: %s", group, seconds, problem)
 
     def ended(self, group: str) -> None:
-        """Takes note that the coordinator has answered."""
+        """Notes that the coordinator has answered."""
         with self._lock:
-            was_told, self._since, self._told = self._told is not None, None, None
-        if was_told:
+            had_warned, self._since, self._warned = self._warned is not None, None, None
+        if had_warned:
             LOG.warning("the coordinator of group %s answers again", group)

@@ -1,7 +1,7 @@
-"""Commands about many topics, carried out a part at a time: others have the event loop, and the controller.
+"""Commands about many topics, carried out a part at a time.
 
-Each topic has a result of its own, as in Apache Kafka: a command is not atomic, and what comes of one part
-does not depend on the next one.
+Other work gets the event loop and the controller's lock between two parts. Each topic has a result of its
+own, as in Apache Kafka: a command is not atomic, and the result of a part does not depend on the next one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PARTITIONS_A_PART: Final = 100
 
 
 class Outcome(NamedTuple):
-    """What came of one item of a command: the topic as it then is, or an error."""
+    """The result of one item of a command: the topic as it then is, or an error."""
 
     name: str
     topic: TopicImage | None = None
@@ -51,7 +51,7 @@ async def in_parts(
     others: list[asyncio.Future[None]] = []
     for part in slices_by_weight(items, weight_of, PARTITIONS_A_PART):
         try:
-            done, told = await carry_out(part)
+            done, carrying = await carry_out(part)
         except (KafkaError, StoreError) as problem:
             if not outcomes:
                 raise
@@ -61,7 +61,7 @@ async def in_parts(
             outcomes += [Outcome(name_of(one), error=error) for one in items[len(outcomes) :]]
             break
         outcomes += done
-        others += told
+        others += carrying
         await asyncio.sleep(0)
     await wait_for_others(others)
     return outcomes

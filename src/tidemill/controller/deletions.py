@@ -33,7 +33,7 @@ class Deletions:
         self._left[topic.name] = {one for partition in topic.partitions for one in partition.replicas}
 
     def confirmed(self, name: str, broker: int) -> bool:
-        """Takes note that a broker has no replica any more; whether no broker has one."""
+        """Notes that a broker has deleted its replicas. Returns True once all brokers have."""
         left = self._left.get(name)
         if left is None:
             return False
@@ -54,7 +54,7 @@ class Deletions:
         return [name for name, left in self._left.items() if broker in left]
 
     def log_waits(self, names: Iterable[str], live: Collection[int]) -> None:
-        """Logs which of these deletions wait for dead brokers, once as long as these are the same."""
+        """Logs which of these deletions wait for dead brokers; again only when these brokers change."""
         news: dict[frozenset[int], list[str]] = {}
         for name in names:
             dead = self.awaited(name).difference(live)
@@ -78,8 +78,8 @@ def waiting_text(name: str, awaited: Collection[int], live: Collection[int]) -> 
     if not dead:
         return f"the topic {name!r} is still being deleted. Try again."
     return (
-        f"the topic {name!r} is still being deleted, which waits for brokers {dead}: start them, or have a "
-        f"broker that will not return forgotten by 'tidemill broker unregister {dead[0]}'"
+        f"the topic {name!r} is still being deleted, which waits for brokers {dead}: start them, or run "
+        f"'tidemill broker unregister {dead[0]}' for a broker that will not return"
     )
 
 

@@ -24,9 +24,10 @@ class ElectionReport:
     def noting(
         self, delta: Delta, losses: Losses, ends: LogEnds = NO_LOG_ENDS
     ) -> Generator[None, None, None]:
-        """Takes in what was written: by these reported losses and log ends leaders were elected.
+        """Counts the elections in ``delta``, and logs those that may have lost records.
 
-        It pauses between many partitions.
+        ``losses`` and ``ends`` are the reported losses and the log ends by which the leaders were elected. It
+        pauses between many partitions.
         """
         for old, new in delta.changed:
             for count, (before, after) in enumerate(zip(old.partitions, new.partitions, strict=False), 1):

@@ -31,7 +31,7 @@ from tidemill.model.types import ZERO_ID, TopicPartition
 CHANGES_A_PAUSE: Final = 100
 """Partitions that are decided in one go, some ten microseconds each."""
 
-NOBODY: frozenset[int] = frozenset()
+NO_BROKERS: frozenset[int] = frozenset()
 NO_IDS: Mapping[str, bytes] = {}
 
 Losses = Mapping[int, LostReplicas]
@@ -78,7 +78,7 @@ def next_state(
     policy: ElectionPolicy,
     *,
     is_new_epoch: bool,
-    lost: Collection[int] = NOBODY,
+    lost: Collection[int] = NO_BROKERS,
 ) -> PartitionImage:
     """The partition with a leader and this in-sync set. Replicas in ``lost`` are not eligible any more."""
     return partition.replaced(
@@ -141,7 +141,7 @@ def _leaderless_state(
 
 
 def able_replicas(
-    image: ClusterImage, partition: PartitionImage, stopping: frozenset[int] = NOBODY
+    image: ClusterImage, partition: PartitionImage, stopping: frozenset[int] = NO_BROKERS
 ) -> list[int]:
     """The replicas that could lead, in their order."""
     return [broker for broker in partition.replicas if is_able(image, partition, broker, stopping)]
@@ -151,7 +151,7 @@ def recovery_candidates(
     image: ClusterImage,
     partition: PartitionImage,
     policy: ElectionPolicy,
-    stopping: frozenset[int] = NOBODY,
+    stopping: frozenset[int] = NO_BROKERS,
 ) -> list[int]:
     """The candidates for the leader of a leaderless partition that may lack committed records.
 
@@ -185,9 +185,9 @@ def elect(
     partition: PartitionImage,
     policy: ElectionPolicy,
     *,
-    lost: Collection[int] = NOBODY,
-    missing: Collection[int] = NOBODY,
-    stopping: frozenset[int] = NOBODY,
+    lost: Collection[int] = NO_BROKERS,
+    missing: Collection[int] = NO_BROKERS,
+    stopping: frozenset[int] = NO_BROKERS,
     ends: Mapping[int, LogEnd] | None = None,
 ) -> PartitionImage | None:
     """The state that a partition gets now that some brokers live and others do not; None to leave it.
@@ -255,12 +255,12 @@ def plan_takeover(
     image: ClusterImage,
     losses: Losses = NO_LOSSES,
     policy_of: PolicyOf = default_policy,
-    stopping: frozenset[int] = NOBODY,
+    stopping: frozenset[int] = NO_BROKERS,
     known_ids: Mapping[str, bytes] = NO_IDS,
     topics: Iterable[TopicImage] | None = None,
     ends: LogEnds = NO_LOG_ENDS,
 ) -> list[Plan]:
-    """What a new controller has to put right in each topic, or in each of ``topics``.
+    """Plans the elections that a new controller has to hold in each topic, or in each of ``topics``.
 
     Topics without an id get the one in ``known_ids`` (it was lost when somebody wrote their node), or a new
     one, and partitions the state that :func:`elect` gives them.
@@ -284,7 +284,7 @@ def plan_broker_change(
     came: Iterable[int] = (),
     losses: Losses = NO_LOSSES,
     policy_of: PolicyOf = default_policy,
-    stopping: frozenset[int] = NOBODY,
+    stopping: frozenset[int] = NO_BROKERS,
 ) -> list[Plan]:
     """The same as :func:`planning_broker_change`, in one go."""
     return in_one_go(planning_broker_change(image, gone, came, losses, policy_of, stopping))
@@ -296,11 +296,11 @@ def planning_broker_change(
     came: Iterable[int] = (),
     losses: Losses = NO_LOSSES,
     policy_of: PolicyOf = default_policy,
-    stopping: frozenset[int] = NOBODY,
+    stopping: frozenset[int] = NO_BROKERS,
     cleared: Iterable[int] = (),
 ) -> Generator[None, None, list[Plan]]:
-    """What becomes of the partitions with replicas on brokers that are gone, came, have lost records, or have
-    ``cleared`` their losses: recovery may elect them now.
+    """Plans the elections of partitions with replicas on brokers that are gone, came, have lost records, or
+    have ``cleared`` their losses: recovery may elect them now.
 
     ``image`` is the cluster with the brokers that live now. Partitions without a replica on one of them are
     not looked at. The rest as in :func:`plan_takeover`. It pauses between many partitions.
@@ -328,7 +328,7 @@ def plan_failed_replicas(
     broker: int,
     failed: Mapping[bytes, Iterable[int]],
     policy_of: PolicyOf = default_policy,
-    stopping: frozenset[int] = NOBODY,
+    stopping: frozenset[int] = NO_BROKERS,
 ) -> list[Plan]:
     """The same as :func:`planning_failed_replicas`, in one go."""
     return in_one_go(planning_failed_replicas(image, broker, failed, policy_of, stopping))
@@ -339,9 +339,9 @@ def planning_failed_replicas(
     broker: int,
     failed: Mapping[bytes, Iterable[int]],
     policy_of: PolicyOf = default_policy,
-    stopping: frozenset[int] = NOBODY,
+    stopping: frozenset[int] = NO_BROKERS,
 ) -> Generator[None, None, list[Plan]]:
-    """What becomes of the partitions (by topic id) whose replicas on a broker that lives have failed.
+    """Plans the elections of the partitions (by topic id) whose replicas on a live broker have failed.
 
     It pauses between many partitions.
     """

@@ -81,10 +81,10 @@ class Failover:
             await self._office.finish_moves()
 
     async def look(self, but: int | None = None) -> None:
-        """The same, to be called within :meth:`Office.changing`.
+        """Compares the brokers as :meth:`brokers_changed` does. To be called within :meth:`Office.changing`.
 
-        To be called before others are elected for another reason, too: one that was started again since may
-        have lost records. Broker ``but`` stays as it is known.
+        Every other election calls it first: a broker that was restarted since the last look may have lost
+        records. Broker ``but`` keeps the registration that the image has.
         """
         office = self._office
         unreadable: dict[str, NodeFormatError] = {}
@@ -110,7 +110,9 @@ class Failover:
         came = [broker for broker, one in living.items() if _epoch(known, broker) != one.epoch]
         gone = [broker for broker in known if broker not in living]
         changed = [
-            broker for broker, one in living.items() if broker in known and _said(known[broker]) != _said(one)
+            broker
+            for broker, one in living.items()
+            if broker in known and _mutable_part(known[broker]) != _mutable_part(one)
         ]
         if not came and not gone and not changed:
             return
@@ -130,7 +132,7 @@ class Failover:
         )
         office.check_active()  # The office may be lost in a pause.
         await office.change(plans, image, losses=losses)
-        if came:  # First: the next look finds nobody who came.
+        if came:  # Before the moves, which may fail: the next look finds no new registration.
             await office.finish_deletions()
         await office.finish_moves()
 
@@ -138,7 +140,8 @@ class Failover:
         """Has others lead the partitions (by topic id) that a broker cannot read or write any more.
 
         They are offline there until the broker registers again. ``epoch`` is that of the registration in
-        which it told so: a later one has another process, which may have mended them, and is asked anew.
+        which it reported them. The report says nothing of a later registration: after a restart the broker
+        may be able to use them, and it gets its partitions anew.
         Raises StoreError, NOT_CONTROLLER.
         """
         office = self._office
@@ -149,10 +152,10 @@ class Failover:
             known = _epoch(office.image.brokers, broker_id)
             if known is None or epoch < known:
                 return
-            # A later registration that nobody has looked at is left for another look, which clears this.
+            # A later registration is left to the next look, which makes these replicas available again.
             await self.look(but=broker_id)
             if _epoch(office.image.brokers, broker_id) != known:
-                return  # That look has ended a move, before which all brokers are looked at.
+                return  # That look has ended a move, and so has looked at all brokers, this one included.
             plans = await with_pauses(
                 planning_failed_replicas(
                     office.image, broker_id, by_topic, office.policies.of, office.stopping()
@@ -160,7 +163,7 @@ class Failover:
             )
             office.check_active()
             if plans:
-                logger.warning("broker %d has lost replicas of %d topics", broker_id, len(plans))
+                logger.warning("replicas of %d topics on broker %d are offline", len(plans), broker_id)
                 await office.change(plans)
 
     async def alter_isr(self, wanted: Sequence[WantedIsr]) -> list[PartitionImage | KafkaError]:
@@ -171,7 +174,7 @@ class Failover:
         office = self._office
         lost = {broker for broker, one in office.image.brokers.items() if not one.lost.is_none}
         if any(broker in lost for one in wanted for broker, _ in one.change.isr):
-            # They say in their registrations when they have heard of that.
+            # These brokers remove the report from their registrations once the controller has handled it.
             await self.brokers_changed()
         async with office.changing():
             topics = dict.fromkeys(office.image.topics_by_id.get(one.topic_id) for one in wanted)
@@ -190,8 +193,8 @@ class Failover:
         return results
 
 
-def _said(broker: BrokerImage) -> tuple[Mapping[str, Endpoint], LostReplicas]:
-    """What may change in a registration."""
+def _mutable_part(broker: BrokerImage) -> tuple[Mapping[str, Endpoint], LostReplicas]:
+    """The parts of a registration that a broker may change while it is registered."""
     return broker.endpoints, broker.lost
 
 

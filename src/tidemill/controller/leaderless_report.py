@@ -24,8 +24,8 @@ CLUSTER_START_S: Final = 30.0
 """How long the first controller of a cluster that starts waits for the other brokers before it reports."""
 
 
-class _Some:
-    """How many partitions there are, and the first of them."""
+class _Counted:
+    """The number of some partitions, the names of the first of them, and the brokers that they concern."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -62,7 +62,7 @@ def awaited_brokers(partition: PartitionImage) -> list[int]:
 
 
 class LeaderlessReport:
-    """The partitions without a leader, as the log of this controller has them."""
+    """Logs the partitions without a leader while this broker is the controller."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class LeaderlessReport:
     def _reporting(
         self, image: ClusterImage, topics: list[tuple[TopicImage | None, TopicImage]]
     ) -> Generator[None, None, None]:
-        waiting, recovering, led = _Some(), _Some(), _Some()
+        waiting, recovering, led = _Counted(), _Counted(), _Counted()
         stopping = self._stopping()
         looked_at = noted = 0
         for old, new in topics:
@@ -142,7 +142,7 @@ def _is_news(before: PartitionImage | None, after: PartitionImage) -> bool:
     return before.leader != NO_BROKER or awaited_brokers(before) != awaited_brokers(after)
 
 
-def _log(image: ClusterImage, waiting: _Some, recovering: _Some, led: _Some) -> None:
+def _log(image: ClusterImage, waiting: _Counted, recovering: _Counted, led: _Counted) -> None:
     if waiting.count:
         dead = sorted(waiting.brokers.difference(image.brokers))
         living = sorted(waiting.brokers.intersection(image.brokers))
@@ -150,8 +150,9 @@ def _log(image: ClusterImage, waiting: _Some, recovering: _Some, led: _Some) -> 
         if living:
             texts.append(f"the replicas of the live brokers {living} are offline, or may lack records")
         logger.warning(
-            "%s no leader, as no eligible replica is available: %s; %s. If that cannot be: 'tidemill topic "
-            "elect TOPIC --unclean' elects the longest log of the live replicas, and loses other records",
+            "%s no leader, as no eligible replica is available: %s; %s. If that is not possible: "
+            "'tidemill topic elect TOPIC --unclean' elects the longest log of the live replicas, and loses "
+            "other records",
             waiting.counted,
             waiting,
             "; ".join(texts),

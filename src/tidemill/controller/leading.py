@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 FIRST_BALANCE_S = 5.0
 """How long after taking the office the balance is looked at first; then at the configured interval."""
 
-QUESTIONS = 3
+LOG_END_ROUNDS_MAX = 3
 """How often an unclean election asks for log ends while candidates restart."""
 
 
@@ -57,7 +57,7 @@ class Leading:
         results: dict[TopicPartition, KafkaError | None] = {}
         deltas = []
         are_named = wanted is not None
-        for questions_left in reversed(range(QUESTIONS)):
+        for rounds_left in reversed(range(LOG_END_ROUNDS_MAX)):
             answered = await self._recovery.ends_of(wanted) if is_unclean else NOT_ASKED
             again: dict[TopicPartition, None] = {}
             for some in self._parts(wanted):
@@ -67,7 +67,7 @@ class Leading:
                     election_type,
                     answered,
                     are_named=are_named,
-                    may_ask_again=is_unclean and questions_left > 0,
+                    may_ask_again=is_unclean and rounds_left > 0,
                 )
                 found, unasked, delta = await office.decided(elect_some)
                 results.update(found)
@@ -105,7 +105,7 @@ class Leading:
         office = self._office
         await office.look_at_brokers()
         again = dict.fromkeys(
-            self._recovery.incomplete(answered, wanted, is_asked_for=True) if may_ask_again else ()
+            self._recovery.incomplete(answered, wanted, is_unclean=True) if may_ask_again else ()
         )
         ends = answered.valid_in(office.image)
         decisions = plan_elections(

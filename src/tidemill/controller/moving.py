@@ -47,10 +47,10 @@ class Moves:
     async def alter(
         self, wishes: Wishes, *, factor_may_change: bool = True, accepted: Callable[[Wishes], None] = _nothing
     ) -> dict[TopicPartition, KafkaError]:
-        """Begins, replaces and stops moves (:data:`Wishes`); why some wishes cannot be had.
+        """Begins, replaces and stops moves (:data:`Wishes`). Returns the errors of those that are refused.
 
-        ``accepted`` is called with some of the others, at most ``PARTITIONS_A_PART``, before the end of a
-        move is logged that they bring about.
+        ``accepted`` is called with those that are not, ``PARTITIONS_A_PART`` at a time at most, before the
+        log says that a move has ended by them.
 
         Many are carried out a part at a time; others have the event loop in between. Raises NOT_CONTROLLER,
         StoreError: those that were begun before that go on.

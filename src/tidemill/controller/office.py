@@ -509,7 +509,7 @@ class Office:
                 if delta is not None:
                     await self.elect_leaderless(delta)
             except StoreError:
-                self.leaderless()  # Asked once more, these settings change nothing.
+                self.leaderless()  # A retry finds the settings unchanged, and would elect no leader.
                 raise
 
     async def _take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> Delta | None:
@@ -549,11 +549,11 @@ class Office:
         try:
             await self._take_settings(settings)
         finally:
-            self.leaderless()  # Other settings may have changed with it, by which somebody may lead now.
+            self.leaderless()  # Other settings may have changed with it, and allow an election now.
         return True
 
     async def elect_leaderless(self, delta: Delta) -> None:
-        """Elects where nobody could lead, if ``delta`` changed settings so that somebody may now.
+        """Elects leaders of leaderless partitions if ``delta`` changed settings that elections depend on.
 
         To be called within :meth:`changing`, once the change is carried out. Raises StoreError.
         """
@@ -614,7 +614,7 @@ class Office:
                 raise BadVersion(CONTROLLER_EPOCH, 0, "this broker is not the controller any more")
             await self.store.transact([fence(self._epoch_version), *operations])
         except BaseException as error:
-            # Also of who is broken off it is not known whether it was done.
+            # Nor is it known of a cancelled write whether the store has it.
             self._is_stale = True
             if isinstance(error, BadVersion) and error.path == CONTROLLER_EPOCH:
                 self.resign()
@@ -662,7 +662,7 @@ class Office:
 
 
 def log_refused_deletions(topics: Iterable[str]) -> None:
-    """Tells administrators that marks in the store were removed."""
+    """Logs for administrators that deletion marks in the store were removed."""
     for line in in_lines(topics):
         logger.error(
             "topics are not deleted, and their marks in the store are removed, as delete.topic.enable is "

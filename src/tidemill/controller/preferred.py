@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 from tidemill.controller.elections import (
+    NO_BROKERS,
     NO_LOG_ENDS,
-    NOBODY,
     ElectionPolicy,
     LogEnds,
     PolicyOf,
@@ -39,7 +39,7 @@ def plan_elections(
     image: ClusterImage,
     partitions: Iterable[TopicPartition] | None,
     election_type: int,
-    stopping: frozenset[int] = NOBODY,
+    stopping: frozenset[int] = NO_BROKERS,
     policy_of: PolicyOf = default_policy,
     ends: LogEnds = NO_LOG_ENDS,
     *,
@@ -47,8 +47,8 @@ def plan_elections(
 ) -> Decisions:
     """Elects leaders of ``partitions``; of all that need it when that is None.
 
-    ``are_named``: somebody has named these, and is told of each, as of those that are not there. ``ends`` are
-    those of the logs among which an unclean election chooses.
+    ``are_named``: the request names these, and gets an error also for those that need no election or do not
+    exist. ``ends`` are the log ends by which an unclean election chooses.
 
     Errors: INVALID_REQUEST for another type, UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION for topics
     that are being deleted, ELECTION_NOT_NEEDED (only of those that were named),
@@ -118,8 +118,8 @@ def _elected(
     elected = elect(image, partition, policy, stopping=stopping, ends=ends.get(wanted))
     if elected is None or elected.leader == NO_BROKER:
         raise KafkaError(
-            f"no replica of {name}-{number} could lead: the brokers of {partition.replicas} are down, about "
-            "to stop or just starting, or have not told within 5 s how far their logs reach",
+            f"no replica of {name}-{number} could lead: the brokers {partition.replicas} are down, about to "
+            "stop or just starting, or did not return their log ends in time; try again",
             ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
         )
     return elected
@@ -148,14 +148,14 @@ def _preferred(
     return next_state(partition, preferred, isr, policy, is_new_epoch=True)
 
 
-def can_lead(image: ClusterImage, partition: PartitionImage, stopping: frozenset[int] = NOBODY) -> bool:
+def can_lead(image: ClusterImage, partition: PartitionImage, stopping: frozenset[int] = NO_BROKERS) -> bool:
     """Whether the preferred replica can lead now."""
     preferred = partition.replicas[0] if partition.replicas else NO_BROKER
     return preferred in partition.isr and is_able(image, partition, preferred, stopping)
 
 
 def imbalanced(
-    image: ClusterImage, percentage: int, stopping: frozenset[int] = NOBODY
+    image: ClusterImage, percentage: int, stopping: frozenset[int] = NO_BROKERS
 ) -> list[TopicPartition]:
     """The partitions that should be led by their preferred replicas again, and can be.
 

@@ -30,7 +30,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tidemill.controller.elections import (
-    NOBODY,
+    NO_BROKERS,
     ElectionPolicy,
     PolicyOf,
     default_policy,
@@ -64,7 +64,7 @@ def plan_reassignment(
     *,
     factor_may_change: bool = True,
     policy_of: PolicyOf = default_policy,
-    stopping: frozenset[int] = NOBODY,
+    stopping: frozenset[int] = NO_BROKERS,
 ) -> Decisions:
     """Begins, replaces, stops, and where nobody has to catch up also ends, the moves of partitions.
 
@@ -92,7 +92,7 @@ def plan_reassignment(
 def plan_progress(
     image: ClusterImage,
     topics: Iterable[TopicImage] | None = None,
-    stopping: frozenset[int] = NOBODY,
+    stopping: frozenset[int] = NO_BROKERS,
     policy_of: PolicyOf = default_policy,
 ) -> list[Plan]:
     """Ends the moves, of ``topics`` or of all, whose wished replicas are in sync by now."""
@@ -255,7 +255,7 @@ def _leader(
     stopping: frozenset[int],
 ) -> int:
     """The leader, if it can stay, or the first of ``replicas`` that can lead, or nobody."""
-    if leader in isr and is_able(image, partition, leader, NOBODY):
+    if leader in isr and is_able(image, partition, leader, NO_BROKERS):
         return leader
     able = (one for one in replicas if one in isr and is_able(image, partition, one, stopping))
     return next(able, NO_BROKER)

@@ -198,7 +198,7 @@ class Controller(Office):
         found = [find_topic(before, name, ids.get(name)) for name in names]
         mark = deletion_check if are_marked else deletion_mark
         errors = await self.attempt_all([mark(one) for one in found if isinstance(one, TopicImage)])
-        # Who finds the mark there finds what it wanted: an administrator has just made it, for instance.
+        # A mark that exists is as good as one that was made now: an administrator may have made it.
         remaining = iter(None if _is_there(error) else error for error in errors)
         outcomes = [
             Outcome(name, one, next(remaining)) if isinstance(one, TopicImage) else Outcome(name, error=one)
@@ -263,7 +263,7 @@ class Controller(Office):
             if broker_id in self._image.brokers:
                 raise KafkaError(f"broker {broker_id} is live. Stop it first.", ErrorCode.INVALID_REQUEST)
             if await self.store.exists(BrokerNode.path(broker_id)):
-                # Its process may live, and its logs would stay: nobody would tell it of the deletions.
+                # Its process may live, and would keep its logs: it would never be sent the deletions.
                 raise KafkaError(
                     f"broker {broker_id} cannot be reached, and is still registered. Stop it if it runs, and "
                     "try again once its session has ended (zookeeper.session.timeout.ms).",
@@ -353,13 +353,13 @@ class Controller(Office):
         try:
             await self.elect_leaderless(delta)
         except StoreError as problem:
-            logger.warning("who may lead now is decided a little later: %s", problem)
+            logger.warning("leaderless partitions are elected later than the settings change: %s", problem)
             self.leaderless()
         for failure in delta.failures.values():
             raise failure
 
     def _emptied_by(self, plan: ConfigPlan) -> list[Plan]:
-        """The partitions whose ELR a change of ``min.insync.replicas`` empties."""
+        """The plans that empty the ELR of partitions, where ``plan`` changes ``min.insync.replicas``."""
         image = self._image
         if plan.topic is not None:
             topic = image.topics[plan.topic.name]

@@ -2,7 +2,7 @@
 
 An eligible leader replica has every committed record as long as nothing is committed by a lower minimum than
 the one by which it was made eligible. A leader may have read a lower one, and commit without these replicas,
-before the controller hears of it.
+before the controller knows of it.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from tidemill.model.types import TopicPartition
 logger = logging.getLogger(__name__)
 
 ANSWERS_S = 5.0
-"""How long replicas are given to say how far their logs reach."""
+"""How long the controller waits for the log ends of replicas."""
 RETRY_S = 1.0
 
 AskLogEnds = Callable[
@@ -127,11 +127,17 @@ class UncleanRecovery:
                     if not await self._recover(wanted):
                         await asyncio.sleep(RETRY_S)
                 except (KafkaError, StoreError) as problem:
-                    logger.warning("partitions could not be recovered, it is tried again: %s", problem)
+                    logger.warning(
+                        "leaderless partitions could not be recovered, tried again in %g s: %s",
+                        RETRY_S,
+                        problem,
+                    )
                     await asyncio.sleep(RETRY_S)
                 except Exception:
                     # A fault of this program; these partitions would have no leader for good.
-                    logger.exception("partitions could not be recovered, it is tried again")
+                    logger.exception(
+                        "leaderless partitions could not be recovered, tried again in %g s", RETRY_S
+                    )
                     await asyncio.sleep(RETRY_S)
         finally:
             if self._task is asyncio.current_task():
@@ -159,11 +165,11 @@ class UncleanRecovery:
             return await office.change(plans, ends=ends) is not None
 
     def incomplete(
-        self, answered: AnsweredLogEnds, wanted: Iterable[TopicPartition], *, is_asked_for: bool = False
+        self, answered: AnsweredLogEnds, wanted: Iterable[TopicPartition], *, is_unclean: bool = False
     ) -> list[TopicPartition]:
         """Returns the ``wanted`` partitions with a present candidate whose log end was not asked for.
 
-        ``is_asked_for``: an operator asks for an unclean election, which has more candidates.
+        ``is_unclean``: an operator has requested an unclean election, which has more candidates.
         """
         office = self._office
         image, stopping = office.image, office.stopping()
@@ -174,7 +180,7 @@ class UncleanRecovery:
             if topic is None or partition is None:
                 continue
             policy = office.policies.of(topic)
-            if is_asked_for:
+            if is_unclean:
                 policy = policy._replace(unclean=True)
             candidates = recovery_candidates(image, partition, policy, stopping)
             if not answered.is_complete(key, candidates, image):

@@ -286,8 +286,8 @@ class Shard:
             if not write.answered:
                 write.answered = True
                 for effect in write.ending:
-                    told = APPEND_ERRORS[ErrorCode.REQUEST_TIMED_OUT]
-                    self.core.overdue(effect.then, told, self.now())
+                    error = APPEND_ERRORS[ErrorCode.REQUEST_TIMED_OUT]
+                    self.core.overdue(effect.then, error, self.now())
                     self.perform()
 
     async def settled(self) -> None:

@@ -105,7 +105,7 @@ class StoredOffsets:
                 break
             else:
                 return ErrorCode.NONE
-        log.warning("an offset could not be stored: %s", problem)
+        log.warning("the offset of %s could not be stored: %s", change.path, problem)
         return _code(problem)
 
     async def fetch(self, group: str, partitions: Sequence[TopicPartition]) -> list[StoredOffset]:

@@ -131,17 +131,17 @@ class CutStore(LogStore):
         self.producer_state = producers
 
     def begin_flush(self, whole: bool = True) -> FlushJob:
-        """As :meth:`LogStore.begin_flush`, of a log that is cut."""
+        """As :meth:`LogStore.begin_flush`, once a cut that failed half way is finished."""
         self.finish_cut()
         return super().begin_flush(whole)
 
     def begin_safe_point(self) -> FlushJob:
-        """As :meth:`LogStore.begin_safe_point`, of a log that is cut."""
+        """As :meth:`LogStore.begin_safe_point`, once a cut that failed half way is finished."""
         self.finish_cut()
         return super().begin_safe_point()
 
     def begin_close(self) -> FlushJob | None:
-        """As :meth:`LogStore.begin_close`, of a log that is cut."""
+        """As :meth:`LogStore.begin_close`, once a cut that failed half way is finished."""
         self.finish_cut()
         return super().begin_close()
 

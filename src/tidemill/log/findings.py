@@ -37,7 +37,7 @@ class Check:
         on_bytes: Callable[[int], None] | None = None,
         unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
     ) -> None:
-        """``running``: a broker may be writing. ``on_bytes`` is told how many bytes were gone through.
+        """``running``: a broker may be writing. ``on_bytes`` is called with the number of bytes checked.
 
         Batches that unpack to more than ``unpacked_bytes_max`` are not looked into.
         """

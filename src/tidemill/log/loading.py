@@ -202,8 +202,8 @@ class Loading:
         is_distrusted = is_distrusted or known == NO_BOOT.decode()
         if is_distrusted:
             self.all.warnings.append(
-                f"{directory.path}: a sync had failed there: its logs are read from the disk, and what was "
-                "acknowledged without being on it may be lost"
+                f"{directory.path}: a sync failed before the last stop: its logs are read from the disk, and "
+                "records that were acknowledged and not synced may be lost"
             )
         is_same = bool(current) and known == current and not is_distrusted
         directory.is_blank = not was_used and not has_logs

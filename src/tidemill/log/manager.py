@@ -97,14 +97,14 @@ class LogManager(DataDirectories):
         for directory in self.working:
             for checkpoint in (directory.recovery_points, directory.start_offsets, directory.high_watermarks):
                 checkpoint.compare()
-        self._lower_recovery_points()
+        self._write_lowered_checkpoints()
         if not self.working:
             raise StorageError("no data directory can be used: " + self.directories[0].failure)
         self.promised |= loading.promised
         self.recovered_bytes = loading.recovered_bytes
 
-    def _lower_recovery_points(self) -> None:
-        """Where a log was cut as it was opened, says so before anything is appended to it."""
+    def _write_lowered_checkpoints(self) -> None:
+        """Writes the checkpoints that overstate a log which was cut at its opening, before appends to it."""
         for directory in self.working:
             logs = [*directory.logs.values(), *directory.arriving.values()]
             try:
@@ -415,7 +415,7 @@ class LogManager(DataDirectories):
         return [one.start_offsets for one in chosen if one.start_offsets.take()]
 
     def log_checkpoints(self, directories: Iterable[DataDirectory]) -> list[OffsetCheckpoint]:
-        """What the next start opens the logs in ``directories`` by, and which of them have lost records."""
+        """The checkpoints by which the next start opens the logs in ``directories``, and finds losses."""
         return in_one_go(self.taking_log_checkpoints(directories))
 
     def taking_log_checkpoints(

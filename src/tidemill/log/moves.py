@@ -43,7 +43,7 @@ from tidemill.model.ports import Files
 from tidemill.model.types import TopicPartition
 
 UNKNOWN: Final = -1
-"""As a number of truncations: nobody has looked at the partition since the copy was left."""
+"""As a number of truncations: the partition may have been cut since the copy was begun."""
 
 
 class Move:
@@ -52,7 +52,7 @@ class Move:
     def __init__(
         self, logs: LogManager, source: Log, future: Log, target: DataDirectory, *, is_found: bool = False
     ) -> None:
-        """``is_found``: another move began the copy, and nobody knows what became of the partition since."""
+        """``is_found``: an earlier move began the copy, and the partition may have been cut since."""
         self.logs = logs
         self.key: TopicPartition = source.topic_partition
         self.source = source

@@ -31,7 +31,7 @@ class OffsetCheckpoint:
         self._lines: dict[TopicPartition, str] = {}
         """The lines of the file as it was written last, or read at the start. Replaced, never changed."""
         self._is_known = False
-        """Whether the file is there, and holds these lines. After a writing that failed nobody can tell."""
+        """Whether the file exists, and holds these lines. Not known after a write that failed."""
         self._changed: dict[TopicPartition, None] = {}
         self._pending: dict[TopicPartition, int | None] = {}
         """Offsets that were taken, until the file with them is on the disk."""
@@ -78,9 +78,9 @@ class OffsetCheckpoint:
         return in_one_go(self.taking())
 
     def taking(self) -> Generator[None, None, bool]:
-        """As :meth:`take`, with a pause after some offsets each. What changes meanwhile is for the next time.
+        """As :meth:`take`, with a pause after some offsets each. What changes meanwhile is for the next call.
 
-        What was taken is written the next time, too, if nobody writes it now.
+        Offsets that were taken, and not written, are written with those of the next call.
         """
         for keys in slices_of(list(self._changed), ITEMS_A_PAUSE):
             if self._is_closed:

@@ -101,7 +101,7 @@ class Opening:
         self.has_lost = False
         """Whether more is gone than the end of a last write, which is all that a kill may cost."""
         self.before_loss: Callable[[], None] = lambda: None
-        """Called when more is gone, before anything is cut: after that nobody could tell."""
+        """Called when more is gone, before anything is cut: after the cut nothing shows the loss."""
         self.producers = ProducerState(str(topic_partition))
         self.leader_epochs = LeaderEpochs(files, f"{directory}/{LEADER_EPOCHS}")
         self._tail_warning = ""

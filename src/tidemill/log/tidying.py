@@ -1,7 +1,7 @@
 """Ends what a crash had interrupted in the directory of a log: removals, and exchanges of segments.
 
-Names are all that is looked at, and where an exchange is ended the headers of the new segment: which old ones
-it stands for.
+Only names are read, and where an exchange is ended the headers of the new segment, which tell the old ones
+that it replaces.
 """
 
 from __future__ import annotations

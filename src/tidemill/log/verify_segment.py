@@ -1,8 +1,7 @@
 """Walks over one segment, every record of it, and compares its indexes with what is there.
 
 Memory stays bounded whatever the bytes claim: the checksum of a large batch is taken in pieces, and records
-are unpacked only once it is right, up to the limit that
-the check was given.
+are unpacked only once it is right, up to the limit that the check was given.
 """
 
 from __future__ import annotations

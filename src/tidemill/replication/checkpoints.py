@@ -37,7 +37,7 @@ class Checkpoints:
         self._loop = loop
         self._threads = threads
         self.moved: dict[Partition, None] = {}
-        """Partitions with another high watermark than was written down."""
+        """Partitions whose high watermark differs from the checkpoint."""
         self._writing = asyncio.Lock()
 
     async def high_watermarks(self) -> None:
@@ -67,13 +67,13 @@ class Checkpoints:
         await self._write(self._logs.recovery_point_checkpoints)
 
     async def lowered(self, one: Log) -> None:
-        """Writes down from where a log that was cut is recovered, where it starts, and where it is clean.
+        """Writes the checkpoints that overstate a log which was cut; none where an earlier call has done it.
 
-        Unless that is done. Before, a start would take for synced and for compacted what is appended in the
-        place of what was cut, or for deleted what is appended before the former start. Raises StorageError.
+        Until then a start would take records for synced and compacted that are appended in the place of those
+        that were cut, or for deleted where they lie before the former start. Raises StorageError.
         """
         async with self._writing:
-            # Whoever was first wrote it down for all that waited.
+            # An earlier caller may have written it for all that waited.
             if one.closed:
                 return
             directory = self._logs.directory_of(one)

@@ -64,8 +64,8 @@ class FetchLimits(NamedTuple):
     """A leader that is silent for longer than this and ``wait_ms`` is asked over another connection."""
 
 
-ORDINARY: Final = UNSETTLED | {ErrorCode.FENCED_LEADER_EPOCH}
-"""What a leader answers while a topic is created, moved or deleted."""
+TRANSIENT: Final = UNSETTLED | {ErrorCode.FENCED_LEADER_EPOCH}
+"""Errors that a leader returns for a moment while a topic is created, moved or deleted."""
 
 
 class Trouble(NamedTuple):
@@ -74,8 +74,8 @@ class Trouble(NamedTuple):
     partition: Partition
     text: str
     storage: StorageError | None = None
-    is_ordinary: bool = False
-    """It comes with every change of the cluster, and passes."""
+    is_transient: bool = False
+    """Every change of the cluster may bring it, and it passes."""
 
 
 class Answered(NamedTuple):
@@ -101,7 +101,7 @@ class Followed(Told):
         self.told_in: i64 = 0
         """The request that told of it last; 0 while the leader does not know of it."""
         self.refused_end: i64 = NOT_REFUSED
-        """Where its log ended when the leader said that its own lies elsewhere, which was asked for then."""
+        """The offset that the leader refused as out of range, while it is asked how far its log reaches."""
         self.lags = True
         """It had not all that is committed when the leader answered last."""
 
@@ -128,7 +128,7 @@ class LeaderFetcher:
         self._wait_ms: i64 = limits.wait_ms
         self._backoff_ms: i64 = limits.backoff_ms
         self._locate_ms: i64 = 2 * limits.patience_ms + self._backoff_ms
-        """After this time no answer comes any more that says where a leader's log begins and ends."""
+        """How long a partition waits to learn where the leader's log begins and ends."""
         self._followed: dict[Key, Followed] = {}
         self._changed: dict[Key, Followed] = {}
         """What the next request has to tell."""
@@ -235,7 +235,7 @@ class LeaderFetcher:
         return body
 
     def _hold_unsettled(self, now_ms: i64) -> None:
-        """Lets partitions rest that would be told of before what they have is on the disk."""
+        """Lets partitions rest whose sync or checkpoint is pending: a fetch tells what is on the disk."""
         told = self._followed if self._session_epoch == 0 else self._changed
         for key, followed in list(told.items()):
             if followed.partition.is_settling and key not in self._resting:
@@ -351,8 +351,7 @@ class LeaderFetcher:
     ) -> None:
         """The leader's log reaches from ``first`` to ``end``: puts ours, which lay outside, where it belongs.
 
-        An answer that was asked for before something else became of the partition says nothing of it.
-        Raises StorageError.
+        The answer is ignored where the partition has changed since the question. Raises StorageError.
         """
         followed = self._followed.get((topic_id, int(partition.index)))
         if followed is None or followed.partition is not partition or followed.refused_end == NOT_REFUSED:
@@ -374,7 +373,7 @@ class LeaderFetcher:
         self._ask(followed, now_ms)
 
     def not_found(self, partition: Partition, topic_id: bytes, now_ms: i64) -> None:
-        """The leader did not say where its log is: it is asked again after a while."""
+        """The leader did not say where its log begins and ends: the partition is fetched after a pause."""
         followed = self._followed.get((topic_id, int(partition.index)))
         if followed is not None and followed.refused_end != NOT_REFUSED:
             followed.refused_end = NOT_REFUSED
@@ -391,7 +390,7 @@ class LeaderFetcher:
             followed.refused_end = partition.log.end_offset
             return
         name = ErrorCode(code).name if code in _CODES else str(code)
-        result.troubles.append(Trouble(partition, f"the leader answers {name}", None, code in ORDINARY))
+        result.troubles.append(Trouble(partition, f"the leader answers {name}", None, code in TRANSIENT))
         self._rest(followed, now_ms, SOON_MS if code in UNSETTLED else self._backoff_ms)
 
     def _take(
@@ -436,10 +435,10 @@ class LeaderFetcher:
         return None
 
     def _ask(self, followed: Followed, now_ms: i64) -> None:
-        """Asks for what comes next, once a sync that is under way has ended.
+        """Adds the partition to the next request, once a sync that is under way has ended.
 
-        What it fetches next tells what it has, and that is what it has on the disk. And nothing comes in the
-        place of what was cut before the cut is there.
+        The fetch offset tells the leader what this broker has on its disk. Nor may records come in the place
+        of those that were cut before the cut is on the disk.
         """
         if followed.partition.is_settling:
             self._rest(followed, now_ms, 0)

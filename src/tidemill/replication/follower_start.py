@@ -1,4 +1,4 @@
-"""How this broker begins to follow: first it cuts what it may have lost, and that until it is done."""
+"""Begins to follow leaders. After a power cut a log is first cut to what was synced, until that succeeds."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class FollowerStart:
     def begin(self, partition: Partition) -> None:
         """Follows the leader of ``partition`` in the epoch that it is in now.
 
-        A log that cannot be cut is not followed: the leader would be told of records that are not there. That
-        is tried again, unless the partition has another leader by then.
+        A partition whose log cannot be cut is not followed: its fetches would claim records that are not on
+        the disk. That is tried again, unless the partition has another leader by then.
         """
         following = self.replicas.following
         if following is None:

@@ -1,4 +1,4 @@
-"""Writing the starts of followers' logs down, soon after the leader's moved.
+"""Writes the log starts of followers to their checkpoint, soon after the leader's start has moved.
 
 A follower tells its leader of a new start only once that would hold after a crash: the leader answers
 DeleteRecords by that, and the records must not be there again when the follower leads.

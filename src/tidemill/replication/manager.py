@@ -283,7 +283,7 @@ class ReplicaManager(PartitionEvents):
             self._change(partition, PartitionState.of(partition)._replace(leader=-1))
 
     def keep_replicas(self, some: list[Partition], assigned: Container[TopicPartition]) -> list[Partition]:
-        """Lets go of those that are not assigned to this broker; which of them it led. The logs stay."""
+        """Stops replicas that are not ``assigned`` to this broker. Returns those that led; the logs stay."""
         led = []
         for partition in some:
             key = TopicPartition(partition.topic, int(partition.index))
@@ -397,7 +397,7 @@ class ReplicaManager(PartitionEvents):
         self._marking.discard(marking)
         if not marking.cancelled():
             for problem in marking.result():
-                log.warning("the next start is told in another place not to trust the disk: %s", problem)
+                log.warning("one of the marks of the failed sync could not be written: %s", problem)
         if self.directory_distrusted is not None:
             self.directory_distrusted()
 
@@ -474,7 +474,7 @@ class ReplicaManager(PartitionEvents):
                 partition.drop_lagging(now_ms)
 
     def records_cut(self, partition: Partition, first: int, last: int, reason: str) -> None:
-        """Tells of every record that is cut."""
+        """Logs which records a follower cuts, and why."""
         log.warning(
             "%s-%d: the records of offsets %d to %d are cut: %s",
             partition.topic,

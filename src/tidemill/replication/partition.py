@@ -37,7 +37,7 @@ class PartitionEvents:
         """An append or a read was answered with KAFKA_STORAGE_ERROR."""
 
     def high_watermark_moved(self, partition: Partition) -> None:
-        """It is another than was written down; told once until ``has_moved`` is taken back."""
+        """The high watermark differs from the checkpoint. Called once until ``has_moved`` is reset."""
 
     def start_moved(self, partition: Partition) -> None:
         """The start of the log has followed the leader's: write it down, then call ``start_saved``."""
@@ -111,7 +111,7 @@ class Partition(Readable):
         self.epoch_start: i64 = 0
         """Where the log ended when this broker began to lead."""
         self.on_flushed: Callable[[], None] | None = None
-        """Called when a flush has ended that was asked for, by whoever waits for it as a follower."""
+        """Called when a flush, or the checkpoint of the log start, has ended that following waits for."""
         self._left: Replicas | None = None
         """What the leader knew of its followers when it stopped to lead in the present state."""
         self._known_ends: dict[int, int] = {}
@@ -221,7 +221,7 @@ class Partition(Readable):
 
     @property
     def is_under_min_isr(self) -> bool:
-        """Whether fewer replicas are in sync than a commit takes: then the high watermark stands still."""
+        """Whether fewer replicas are in sync than a commit takes: then the high watermark does not move."""
         return len(self.isr) < self.min_insync
 
     def _is_alone(self) -> bool:
@@ -229,7 +229,7 @@ class Partition(Readable):
         return self.is_leader and len(self.isr) == 1 and not self.is_under_min_isr
 
     def _settle_alone(self, now_ms: i64) -> None:
-        """Commits what may be committed now that other rules hold."""
+        """Commits what may be committed, after the in-sync set or ``min.insync.replicas`` has changed."""
         self._alone = self._is_alone() and (self.replication is None or not self.replication.pending)
         if not self._alone:
             self._commit(now_ms)
@@ -268,7 +268,7 @@ class Partition(Readable):
                 self.node_id, self.replicas, self.isr, partition_epoch, now_ms, self.lag_ms_max
             )
             self.replication.remember(self._known_ends, self.high_watermark)
-            self._go_on(self.replication)
+            self._resume(self.replication)
         else:
             known.change(self.replicas, self.isr, partition_epoch)
         if self._alone:
@@ -280,14 +280,14 @@ class Partition(Readable):
         else:
             self.tell_news()
 
-    def _go_on(self, replication: Replicas) -> None:
-        """Leads again in the state in which it left: asks anew for the set that it had asked for.
+    def _resume(self, replication: Replicas) -> None:
+        """Leads again in the state in which it stopped: asks again for the in-sync set that it had asked for.
 
-        The controller may have written it, and may elect its new members.
+        The controller may have written that set, and may elect its new members.
         """
         left, self._left = self._left, None
         if left is not None:
-            replication.go_on(left)
+            replication.resume(left)
             if left.pending:
                 self._want_isr(replication, left.pending)
 
@@ -496,7 +496,7 @@ class Partition(Readable):
             if len(isr) < len(self.isr):
                 self._want_isr(replication, isr)
             elif not self._alone and self._is_alone():
-                # Who was about to come back may fetch no more: its next fetch has it waited for again.
+                # A follower that was about to come back may have stopped: its next fetch counts again.
                 self._settle_alone(now_ms)
 
     def _want_isr(self, replication: Replicas, isr: tuple[int, ...]) -> None:
@@ -517,7 +517,7 @@ class Partition(Readable):
     def _commit(self, now_ms: i64) -> None:
         """Moves the high watermark to where all replicas in sync have the log.
 
-        Below ``min.insync.replicas`` it stands still, for every ``acks``: an eligible leader replica would
+        Below ``min.insync.replicas`` it does not move, for every ``acks``: an eligible leader replica would
         lack records that consumers have read. Source: KIP-966.
         """
         replication = self.replication
@@ -569,13 +569,13 @@ class Partition(Readable):
         self._follow_start(start_offset if start_offset < end else end)
 
     def _follow_start(self, offset: i64) -> None:
-        """Starts where the leader's log does, which is told of that once it is written down."""
+        """Moves the log start to the leader's, which learns of it once it is in the checkpoint."""
         if offset > self.log.start_offset:
             self.advance_start(offset)
             self.save_start()
 
     def save_start(self) -> None:
-        """Has the start of the log written down; a leader is told of it after that."""
+        """Has the log start written to its checkpoint; fetches name it after that."""
         self._start_unsaved = True
         self.events.start_moved(self)
 
@@ -632,7 +632,7 @@ class Partition(Readable):
         """Moves the log's start up to ``offset``, unless it is there already."""
         if self.log.advance_start(offset):
             self.tell_news()
-            # Followers that wait for appends are told at once: DeleteRecords waits for them.
+            # The fetches of followers that wait are answered at once: DeleteRecords waits for them.
             self._wake_followers(0)
 
     def note_move(self) -> None:
@@ -654,7 +654,7 @@ class Partition(Readable):
                 self.on_flushed()
 
     def low_watermark(self) -> i64:
-        """The least start of the logs of all live replicas; -1 while a live one has not told."""
+        """The least log start of all live replicas; -1 while that of a live one is not known."""
         replication = self.replication
         own: i64 = self.log.start_offset
         return own if replication is None else replication.start_offset(own, self.events.is_alive)

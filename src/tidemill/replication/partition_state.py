@@ -1,4 +1,4 @@
-"""The states of partitions, as the controller tells them."""
+"""The states of partitions, as the controller sends them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tidemill.replication.partition import Partition
 
 
 class PartitionState(NamedTuple):
-    """What the controller says of one partition."""
+    """The state of one partition, as the controller sends it."""
 
     partition: int
     leader: int

@@ -132,10 +132,11 @@ class Replicas:
         self.pending = ()
         self.partition_epoch = partition_epoch
 
-    def go_on(self, left: Replicas) -> None:
-        """Takes over the lives in which followers fetched last, from when this broker led the same state.
+    def resume(self, left: Replicas) -> None:
+        """Takes over the broker epochs of the followers, from when this broker led in the same state before.
 
-        A member of a set that is asked for again is the one that was meant, and not one started anew since.
+        A set that is asked for again names the same registrations: a broker that was restarted since is not
+        meant.
         """
         for broker, follower in self.followers.items():
             known = left.followers.get(broker)
@@ -262,7 +263,7 @@ class Replicas:
         return most
 
     def start_offset(self, own_start: i64, is_alive: Callable[[int], bool]) -> i64:
-        """The least start of all live replicas' logs, below which records are gone; -1: one has not told."""
+        """The least log start of all live replicas, below which records are gone; -1: one is not known."""
         least: i64 = own_start
         for broker, follower in self.followers.items():
             if follower.start_offset < least and is_alive(broker):

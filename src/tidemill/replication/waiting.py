@@ -88,7 +88,7 @@ class Awaited:
         self.high_watermark: i64 = high_watermark
         """Everything below is on all replicas in sync."""
         self.has_moved = False
-        """The high watermark is another than was written down, and whoever writes it down knows."""
+        """The high watermark differs from the checkpoint, and is noted for the next one."""
         self._append_waiters: list[tuple[i64, AppendWaiter]] = []
         self._sync_waiters: list[tuple[i64, AppendWaiter]] = []
         self._deletion_waiters: list[tuple[i64, AppendWaiter]] = []

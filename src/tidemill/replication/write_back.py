@@ -76,7 +76,7 @@ class WriteBack:
             else:
                 self._failed(one, failure)
         elif problem is not None:
-            log.error("writing back broke", exc_info=problem)
+            log.error("the write-back of %s has failed, a fault of Tidemill", one.directory, exc_info=problem)
         self._tell_congestion()
 
     def _tell_congestion(self) -> None:

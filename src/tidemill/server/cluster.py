@@ -122,7 +122,7 @@ class Cluster(Seat, Hears):
         broker.metadata.on_change(self._brokers_gone)
 
     async def _brokers_gone(self, delta: Delta) -> None:
-        """Nobody waits any more for a follower whose broker has ended."""
+        """Has leaders wait no more for followers whose brokers have ended."""
         gone = {one for one in delta.before.brokers if one not in delta.image.brokers}
         now_ms = self._broker.clock.monotonic_ms()
         for topic in delta.image.topic_index.with_replicas_on(sorted(gone)):
@@ -218,7 +218,7 @@ class Cluster(Seat, Hears):
                 await self._broker.store.transact([Create(LogDirEventNode.prefix, data, sequential=True)])
                 return
             except StoreError as problem:
-                log.warning("the failed data directory cannot be told of yet: %s", problem)
+                log.warning("the controller cannot be notified of the failed data directory yet: %s", problem)
                 await asyncio.sleep(TELL_AGAIN_S)
 
     def _own_failed(self) -> list[tuple[bytes, int]]:
@@ -234,7 +234,7 @@ class Cluster(Seat, Hears):
     # Of the channels
 
     def is_stopping(self, broker_id: int, epoch: int) -> bool:
-        """Whether the controller has relieved it."""
+        """Whether the controller has moved its leaderships away, as it announced its stop."""
         return self._broker.controller.is_stopping(broker_id, epoch)
 
     def broker_dead(self, broker_id: int, epoch: int) -> None:
@@ -242,7 +242,7 @@ class Cluster(Seat, Hears):
         if self.is_stopping(broker_id, epoch):
             log.info("broker %d has shut down: it refuses connections", broker_id)
         else:
-            log.warning("broker %d has ended: nobody listens where it was", broker_id)
+            log.warning("broker %d refuses connections: its process has ended", broker_id)
         self._broker.failover.found_dead(broker_id, epoch)
         self._watching.want([BROKER_IDS])
 

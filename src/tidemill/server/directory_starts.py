@@ -50,7 +50,7 @@ class DirectoryStarts:
             try:
                 self._stored = DirectoryStartsNode.decode(self._path, node.data)
             except NodeFormatError as problem:
-                log.error("%s No data directory is taken for one that was not in use.", problem)
+                log.error("%s All data directories are taken as in use at the last start.", problem)
             else:
                 for directory, number in working.items():
                     known = self._stored.get(_id_of(directory))
@@ -84,7 +84,7 @@ class DirectoryStarts:
             try:
                 await self.save()
             except StoreError as problem:
-                log.warning("the store has not taken which data directories are in use: %s", problem)
+                log.warning("the data directories in use are not in the store yet, tried again: %s", problem)
                 await asyncio.sleep(AGAIN_S)
             else:
                 return

@@ -40,7 +40,7 @@ class DistrustedDirectories:
         try:
             stored = DistrustedNode.decode(self._path, node.data) if node.data else frozenset()
         except NodeFormatError as problem:
-            log.error("%s What it said is not heeded.", problem)
+            log.error("%s Its marks of failed syncs are ignored.", problem)
             return
         self._stored = stored
         self._logs.distrusted |= stored
@@ -51,7 +51,7 @@ class DistrustedDirectories:
         if wanted == self._stored:
             return
         await ensure_paths(self._store, [self._path])
-        # Where this is not answered, a later failure may make what was stored before the wish again.
+        # Without an answer the store may have either, also where ``wanted`` is what it had before again.
         self._stored = None
         await self._store.transact([SetData(self._path, DistrustedNode.encode(wanted))])
         self._stored = wanted
@@ -62,7 +62,7 @@ class DistrustedDirectories:
             try:
                 await self.save()
             except StoreError as problem:
-                log.warning("the store cannot be told yet of directories where syncs failed: %s", problem)
+                log.warning("the store does not have the failed syncs of this broker yet: %s", problem)
                 await asyncio.sleep(AGAIN_S)
             else:
                 return
@@ -73,4 +73,4 @@ class DistrustedDirectories:
             async with asyncio.timeout(LAST_S):
                 await self.save()
         except (StoreError, TimeoutError) as problem:
-            log.error("the store does not know of all directories where syncs failed: %r", problem)
+            log.error("the failed syncs of this broker are not all in the store: %r", problem)

@@ -35,7 +35,10 @@ class Events:
         """This broker (-1: none) holds the office of controller."""
 
     async def loss_cleared(self) -> None:
-        """The registration reports no losses any more: what waited for that may be led. Raises StoreError."""
+        """The registration reports no losses any more: leaders may be elected that waited for it.
+
+        Raises StoreError.
+        """
 
     def session_lost(self) -> None:
         """Others may take for dead what is registered here."""
@@ -44,7 +47,7 @@ class Events:
         """Whether the session lives is not known."""
 
     def store_back(self) -> None:
-        """The store answers again. The end of a session was told before, by :meth:`session_lost`."""
+        """The store answers again. :meth:`session_lost` was called before if the session has ended."""
 
 
 class Membership:

@@ -101,7 +101,11 @@ class Seat(Events):
             if not self._broker.logs.missed:
                 self._broker.logs.accept()
         except StorageError as problem:
-            log.warning("replicas that were reported as lost are not in sync before this works: %s", problem)
+            log.warning(
+                "replicas that were reported as lost do not get in sync before the data directories can be "
+                "signed, which is tried again: %s",
+                problem,
+            )
             return False
         return True
 
@@ -110,7 +114,7 @@ class Seat(Events):
         try:
             broker.logs.loss_heeded()
         except StorageError as problem:
-            log.warning("the next start tells once more what may have been lost: %s", problem)
+            log.warning("the next start reports lost replicas again: %s", problem)
         self.begin(self.distrusted.save_for_sure())
         self.begin(self.starts.save_for_sure())
         try:
@@ -204,7 +208,7 @@ class Seat(Events):
         self._tasks.discard(task)
         problem = None if task.cancelled() else task.exception()
         if problem is not None:
-            log.error("work of this broker in its cluster has ended", exc_info=problem)
+            log.error("a background task of this broker has failed, and is not repeated", exc_info=problem)
 
 
 def take_seat(broker: Broker, removed: Callable[[], Awaitable[None]]) -> Seat:

@@ -144,7 +144,7 @@ def request_head(
         header += b"\0"
     size = len(header) + sum([len(part) for part in parts])
     if size > FRAME_BYTES_MAX:
-        raise ValueError(f"a request of {size} bytes is over {FRAME_BYTES_MAX}, a frame's most")
+        raise ValueError(f"a request of {size} bytes is over {FRAME_BYTES_MAX}, the limit of a frame")
     return struct.pack(">i", size) + header
 
 
@@ -161,7 +161,7 @@ def response_head(key: int, version: int, correlation_id: int, parts: list[bytes
         header += b"\0"
     size = len(header) + sum([len(part) for part in parts])
     if size > FRAME_BYTES_MAX:
-        raise ValueError(f"a response of {size} bytes is over {FRAME_BYTES_MAX}, a frame's most")
+        raise ValueError(f"a response of {size} bytes is over {FRAME_BYTES_MAX}, the limit of a frame")
     return struct.pack(">i", size) + header
 
 

@@ -178,9 +178,17 @@ class Commanded:
         answer = await self.commands.update_metadata(request, connection)
         assert answer.error_code == error
 
-    async def stop(self, name: str, index: int, connection: int = 0, error: int = 0) -> None:
+    async def stop(
+        self,
+        name: str,
+        index: int,
+        connection: int = 0,
+        error: int = 0,
+        leader_epoch: int = DURING_DELETION,
+        partition_error: int = 0,
+    ) -> None:
         state = StopReplicaPartitionState(
-            partition_index=index, leader_epoch=DURING_DELETION, delete_partition=True
+            partition_index=index, leader_epoch=leader_epoch, delete_partition=True
         )
         topic = StopReplicaTopicState(topic_name=name, partition_states=[state])
         request = StopReplicaRequest(
@@ -188,7 +196,8 @@ class Commanded:
         )
         answer = await self.commands.stop_replica(request, connection)
         assert answer.error_code == error
-        assert [one.error_code for one in answer.partition_errors] == ([] if error else [0])
+        errors = [] if error else [partition_error]
+        assert [one.error_code for one in answer.partition_errors] == errors
 
     def retention_ms(self, name: str) -> int:
         found = self.broker.logs.get(TopicPartition(name, 0))
@@ -534,6 +543,22 @@ def test_a_leader_is_told_which_replicas_a_move_brings_in() -> None:
         partition = commanded.broker.partition("t", 0)
         assert partition.adding == (8, 9)
         assert not partition.is_under_replicated
+
+    commanded(story)
+
+
+@pytest.mark.parametrize(
+    ("leader_epoch", "is_late"), [(4, True), (5, False), (6, False), (-1, False), (DURING_DELETION, False)]
+)
+def test_a_replica_that_was_moved_away_and_back_stays_when_the_first_removal_comes_late(
+    leader_epoch: int, is_late: bool
+) -> None:
+    async def story(commanded: Commanded) -> None:
+        await commanded.lead("t", FIRST, 0, leader_epoch=5)
+        error = ErrorCode.FENCED_LEADER_EPOCH if is_late else ErrorCode.NONE
+        await commanded.stop("t", 0, leader_epoch=leader_epoch, partition_error=error)
+        assert (commanded.broker.partitions.find("t", 0) is not None) == is_late
+        assert (commanded.broker.logs.get(TopicPartition("t", 0)) is not None) == is_late
 
     commanded(story)
 

@@ -28,6 +28,12 @@ from tidemill.coordination.nodes import (
 from tidemill.coordination.port import Create, Delete, SetData, Store
 from tidemill.model.errors import ErrorCode
 from tidemill.model.types import TopicPartition
+from tidemill.wire.messages.alter_partition import (
+    AlterPartitionRequest,
+    AlterPartitionRequestPartitionData,
+    AlterPartitionRequestTopicData,
+    BrokerState,
+)
 from tidemill.wire.messages.alter_partition_reassignments import (
     AlterPartitionReassignmentsRequest,
     ReassignablePartition,
@@ -466,6 +472,35 @@ def test_only_brokers_can_say_that_one_is_about_to_stop(tmp_path: Path) -> None:
             assert response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
             assert brokers.partition(0).leader == 1
             assert not brokers.controller.stopping()
+
+    run(story())
+
+
+def test_a_broker_that_has_registered_anew_changes_no_in_sync_set_by_what_it_asked_before(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with brokers_in(tmp_path) as brokers:
+            asked: Any = brokers.asked
+            asked.failover = brokers.failover
+            await brokers.have([1, 2])
+            now, topic_id = brokers.partition(), brokers.controller.image.topics["t"].topic_id
+            before = brokers.controller.image.brokers[1].epoch
+            smaller = AlterPartitionRequestPartitionData(
+                partition_index=0,
+                leader_epoch=now.leader_epoch,
+                partition_epoch=now.partition_epoch,
+                new_isr_with_epochs=[BrokerState(broker_id=1, broker_epoch=-1)],
+            )
+            topic = AlterPartitionRequestTopicData(topic_id=topic_id, partitions=[smaller])
+            request = AlterPartitionRequest(broker_id=1, broker_epoch=before - 1, topics=[topic])
+            answer = await asked.ask(request, 3)
+            assert (answer.error_code, answer.topics) == (ErrorCode.STALE_BROKER_EPOCH, [])
+            assert brokers.partition().isr == [1, 2]
+            request.broker_epoch = before
+            answer = await asked.ask(request, 3)
+            assert (answer.error_code, answer.topics[0].partitions[0].error_code) == (0, 0)
+            assert brokers.partition().isr == [1]
 
     run(story())
 

@@ -291,6 +291,9 @@ FOLLOWER: Final = (
         "        if self._cut_unsynced:\n",
         "        if False:\n",
         "A leader appends nothing before what it cut as a follower is on the disk.",
+        reason="It matters in none of 60 seeds: the sync of a cut ends before its broker is elected.",
+        test="replication/test_leading.py::"
+        "test_a_leader_takes_nothing_before_the_disk_has_what_was_cut_while_it_followed",
     ),
     Fault(
         "start-told-before-retention-is-written",
@@ -298,6 +301,9 @@ FOLLOWER: Final = (
         "        self._hold_unsettled(now_ms)\n",
         "",
         "A follower tells a start that retention moved once it is written down.",
+        reason="It matters where retention moves the start between an answer and the next fetch: rarely.",
+        test="replication/test_fetcher.py::"
+        "test_a_start_that_moves_between_two_fetches_is_not_told_before_it_is_written_down",
     ),
     Fault(
         "follower-cannot-come-back-to-lone-leader",
@@ -384,6 +390,13 @@ LOG: Final = (
         "A batch that is sent again is answered with the offset that it got.",
     ),
     Fault(
+        "sequences-of-former-leader-kept",
+        "log/producer_state.py",
+        "            forget_from(self.batches, first_of(last_sequence, offset_delta))\n",
+        "            pass\n",
+        "Where a leader took a batch for new that another one had, the producer goes on behind it.",
+    ),
+    Fault(
         "refused-batch-overtaken",
         "broker/produce.py",
         "                if self.refusals.noted:\n",
@@ -466,7 +479,7 @@ LOG: Final = (
     Fault(
         "recovery-point-on-disk-survives-recovery",
         "log/manager.py",
-        "        self._lower_recovery_points()\n",
+        "        self._write_lowered_checkpoints()\n",
         "",
         "A cut at the start is written to the checkpoint of recovery points before anything is appended.",
     ),
@@ -721,6 +734,9 @@ LOG: Final = (
         "            self.events.start_moved(self)\n        else:\n",
         "            pass\n        else:\n",
         "A follower whose start retention moves while it is written down writes it down again, and goes on.",
+        reason="It matters in none of 300 seeds: retention has to come between two writes of one checkpoint.",
+        test="replication/test_replication_manager.py::"
+        "test_a_follower_goes_on_when_retention_moves_its_start_while_the_leaders_is_written_down",
     ),
     Fault(
         "start-told-before-written",
@@ -770,9 +786,9 @@ CONTROLLER: Final = (
     Fault(
         "failed-write-not-read-again",
         "controller/office.py",
-        "            # Also of who is broken off it is not known whether it was done.\n"
+        "            # Nor is it known of a cancelled write whether the store has it.\n"
         "            self._is_stale = True\n",
-        "            # Also of who is broken off it is not known whether it was done.\n",
+        "            # Nor is it known of a cancelled write whether the store has it.\n",
         "After a write whose answer was lost the store is read again.",
     ),
     Fault(
@@ -1201,6 +1217,10 @@ BROKER: Final = (
         "        if UNNUMBERED < connection < self._newest:\n",
         "        if False:\n",
         "What comes over a connection that the controller has replaced is refused.",
+        reason="It matters in none of 300 seeds: over a simulated connection that was given up nothing"
+        " comes any more.",
+        test="broker/test_commands.py::"
+        "test_what_comes_late_over_a_connection_that_was_given_up_changes_nothing",
     ),
     Fault(
         "late-stop-obeyed",
@@ -1208,6 +1228,9 @@ BROKER: Final = (
         "        if known is not None and -1 < state.leader_epoch < known.leader_epoch:\n",
         "        if False:\n",
         "A replica that was moved away and back is not removed by the late command of the first move.",
+        reason="It matters in none of 300 seeds: no move comes back within the life of a command.",
+        test="broker/test_commands.py::"
+        "test_a_replica_that_was_moved_away_and_back_stays_when_the_first_removal_comes_late",
     ),
     Fault(
         "lost-command-not-repeated",
@@ -1229,6 +1252,9 @@ BROKER: Final = (
         "                if one.leader_epoch > known.leader_epoch:\n",
         "                if False:\n",
         "A broker stops leading what the full state of a controller says that others lead.",
+        reason="It matters in none of 300 seeds: the command about the partition itself comes first.",
+        test="broker/test_zombie_leaders.py::"
+        "test_a_leader_stops_as_soon_as_metadata_names_another_in_a_later_epoch",
     ),
     Fault(
         "fenced-leader-leads-on",
@@ -1236,6 +1262,10 @@ BROKER: Final = (
         "        elif result.code in FENCED:\n",
         "        elif False:\n",
         "A broker stops leading a partition whose in-sync set the controller refuses for another leader.",
+        reason="It matters in 4 of 300 seeds: mostly the command about the next leader comes before the"
+        " refusal.",
+        test="broker/test_zombie_leaders.py::"
+        "test_a_leader_stops_when_its_in_sync_set_is_refused_as_that_of_a_former_one",
     ),
     Fault(
         "stop-sent-twice",
@@ -1267,6 +1297,10 @@ BROKER: Final = (
         "            entry = TopicEntry(name, topic_id, internal)\n"
         "            entry.partitions.extend(self.topics.by_name[name.encode()].partitions)\n",
         "A topic that is made anew begins with empty logs.",
+        reason="It matters in none of 300 seeds: the partitions of the topic before are removed by its"
+        " deletion, or with the full state of a new controller.",
+        test="replication/test_replication_manager.py::"
+        "test_a_topic_made_anew_is_empty_where_the_end_of_the_one_before_was_not_heard_of",
     ),
     Fault(
         "leaders-end-of-any-epoch",
@@ -1351,8 +1385,8 @@ GROUPS: Final = (
     Fault(
         "overdue-commit-answered-as-success",
         "groups/shard.py",
-        "                    told = APPEND_ERRORS[ErrorCode.REQUEST_TIMED_OUT]\n",
-        "                    told = ErrorCode.NONE\n",
+        "                    error = APPEND_ERRORS[ErrorCode.REQUEST_TIMED_OUT]\n",
+        "                    error = ErrorCode.NONE\n",
         "A commit that is not written in time is answered with an error.",
     ),
     Fault(
@@ -1377,8 +1411,6 @@ GROUPS: Final = (
         "    if _differs(",
         "    if _differs(",
         "A member of a former generation gets no assignment.",
-        reason="Who has not joined the next generation is no member any more, and is refused for that.",
-        test="groups/test_groups_core.py::test_wrong_generations_and_strangers_are_refused",
     ),
     Fault(
         "heartbeat-of-old-generation",
@@ -1454,6 +1486,8 @@ GROUPS: Final = (
         "            await shard.settled()\n",
         "            pass\n",
         "With require_stable a group's position is told after the commits under way.",
+        reason="Simulated clients ask without require_stable, which is for transactions.",
+        test="groups/test_groups_service.py::test_nothing_is_answered_before_it_is_committed",
     ),
     Fault(
         "assignment-of-old-generation",

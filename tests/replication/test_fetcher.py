@@ -6,7 +6,7 @@ import random
 
 import pytest
 from message_fetcher import MessageFetcher
-from replica_stage import FOLLOWER, LEADER, TOPIC, Broker
+from replica_stage import FOLLOWER, LEADER, TOPIC, Broker, Quiet
 
 from tidemill.log.config import LogConfig
 from tidemill.log.log import Log
@@ -583,6 +583,30 @@ def test_nothing_is_fetched_in_the_place_of_what_was_cut_before_that_is_on_the_d
     partition.log.flush(0)
     partition.flushed(int(partition.log.end_offset), 0)
     assert pair.fetcher.request(0) is not None
+
+
+@pytest.mark.parametrize("is_new_session", [False, True])
+def test_a_start_that_moves_between_two_fetches_is_not_told_before_it_is_written_down(
+    is_new_session: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(2)
+    pair.start()
+    for index in (0, 1):
+        pair.one.write(index, b"a", b"b")
+    pair.round()
+    partition = pair.two.partitions[0]
+    moved: list[Partition] = []
+    monkeypatch.setattr(Quiet, "start_moved", lambda _, partition: moved.append(partition))
+    partition.advance_start(1)
+    partition.save_start()
+    if is_new_session:
+        pair.fetcher.lost()
+    pair.round()
+    assert list(pair.leader.asked[-1]) == [1]
+    assert moved == [partition]
+    partition.start_saved(1)
+    pair.round()
+    assert 0 in pair.leader.asked[-1]
 
 
 def test_others_are_asked_for_shortly_while_one_waits_for_its_flush() -> None:

@@ -134,7 +134,7 @@ def test_the_next_start_is_told_of_a_sync_that_failed(caplog: pytest.LogCaptureF
         while flushes := list(stage.replicas.flushing.under_way):
             await asyncio.wait(flushes)
         await stage.replicas.stop()
-        assert "told in another place not to trust the disk" in caplog.text
+        assert "one of the marks of the failed sync could not be written" in caplog.text
 
     async def after(stage: Stage) -> None:
         assert [one.may_have_lost for one in stage.logs.directories] == [True, False]
@@ -580,6 +580,21 @@ def test_a_partition_that_may_lie_in_a_failed_directory_is_not_made_elsewhere() 
             assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR
         (new,) = stage.topic("new")
         assert new.log.directory == "/disk/b/new-0"
+
+    staged(test)
+
+
+def test_a_topic_made_anew_is_empty_where_the_end_of_the_one_before_was_not_heard_of() -> None:
+    async def test(stage: Stage) -> None:
+        (before,) = stage.topic("first")
+        before.append([made(3)], 1, 0)
+        state = PartitionState(0, NODE, 0, (NODE,), (NODE,))
+        stage.replicas.put_topic("first", bytes([2]) * 16, False, [state], FLUSHED)
+        after = stage.partition("first")
+        assert (after.log.topic_id, int(after.log.end_offset)) == (bytes([2]) * 16, 0)
+        assert after.append([made()], 1, 0).base_offset == 0
+        with pytest.raises(KafkaError):
+            before.append([made()], 1, 0)
 
     staged(test)
 

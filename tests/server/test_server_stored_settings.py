@@ -15,6 +15,7 @@ from tidemill.coordination.nodes import ConfigNode
 from tidemill.coordination.port import SetData
 from tidemill.model.configs import BrokerConfig
 from tidemill.testing import Broker
+from tidemill.testing.zookeeper import ZooKeeper
 
 
 def write_settings(data: Path, kind: str, name: str, settings: dict[str, str]) -> None:
@@ -96,3 +97,23 @@ def test_a_cluster_has_one_minimum_of_replicas_in_sync_whatever_files_say(
     warn_overridden(alone, image, 1)
     assert caplog.records == []
     assert effective_config(alone, image, 1).int("min.insync.replicas") == 3
+
+
+@pytest.mark.slow
+def test_a_broker_that_joins_warns_of_a_minimum_in_its_file_that_the_clusters_overrides(
+    zookeeper_server: ZooKeeper,
+) -> None:
+    """The controller has written its own to the store."""
+    store = {"zookeeper.connect": f"{zookeeper_server.address}/test-stored-minimum"}
+    with (
+        Broker({**store, "node.id": "1", "min.insync.replicas": "1"}) as first,
+        Broker({**store, "node.id": "2", "min.insync.replicas": "2"}) as second,
+        Admin(second.bootstrap) as admin,
+    ):
+        told = [line for line in second.log.splitlines() if "min.insync.replicas" in line]
+        assert len(told) == 1
+        assert " WARNING " in told[0]
+        assert "min.insync.replicas=2 in its file is overridden by the cluster's, 1: change that" in told[0]
+        assert "min.insync.replicas" not in first.log
+        admin.create_topic("t", assignments={0: [2]})
+        assert admin.topic_configs("t")["min.insync.replicas"].value == "1"

@@ -4,9 +4,9 @@
 
 First the unchanged source runs with each seed, and probes in it count how often each fault would matter. A
 seed with which the unchanged source breaks a promise counts for no fault. A seed in which a fault does not
-matter runs with the fault as it does without, and is left out. Of the other seeds a fault gets the one that
-found it in an earlier source first, then the first few in their order, then those in which it matters most
-often.
+matter runs with the fault as it does without, and is left out. Of the other seeds a fault gets those first
+that found it in an earlier source, here or in the table of the page, then the first few in their order, then
+those in which it matters most often.
 
 What was run is kept below ``build/mutants`` by the digest of the source that it ran: an interrupted run goes
 on where it was stopped. Results of other sources do not count. The exit code is 1 when seeds find less than
@@ -29,7 +29,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mutant_table import Result, State, are_enough, summary_of, write_table
+from mutant_table import Result, State, are_enough, seeds_in_table, summary_of, write_table
 from planted_faults import FAULTS
 from planting import COUNTERS_SOURCE, MODULE, Fault, plant, with_probes
 
@@ -39,6 +39,7 @@ COPIED = (Path("src/tidemill"), Path("tests/simulation"), Path("tests/coordinati
 SEED_RUNS = Path("tests/mutants/mutant_seeds.py")
 TESTS = ROOT / "tests"
 STATES = ROOT / "build" / "mutants"
+PAGE = ROOT / "docs" / "mutants.md"
 SEEDS = 300
 ROUNDS = (5, 20)
 """All faults get so many seeds before one of them gets more: most are found by then."""
@@ -157,6 +158,7 @@ class Run:
         self.states.mkdir(parents=True, exist_ok=True)
         table = "\0".join("\0".join((fault.name, *_edit_of(fault))) for fault in FAULTS)
         self._unchanged_path = self.states / f"unchanged-{_short(table)}.json"
+        self._in_table = seeds_in_table(PAGE)
         self.unchanged: dict[int, dict[str, Any]] = {
             int(seed): found for seed, found in _read(self._unchanged_path).items()
         }
@@ -171,10 +173,11 @@ class Run:
         return self.states / f"{fault.name}-{_short(chr(0).join(_edit_of(fault)))}.json"
 
     def earlier_seeds(self, fault: Fault) -> list[int]:
-        """The seeds that found the same edit in earlier sources, newest first: most find it again."""
+        """The seeds that found it in earlier sources, newest first: most find it again."""
         name = self._path_of(fault).name
         kept = sorted(STATES.glob(f"{self.kind}-*/{name}"), key=lambda path: -path.stat().st_mtime)
-        seeds = (State(path, _read(path)).found_by for path in kept if path.parent != self.states)
+        seeds = [State(path, _read(path)).found_by for path in kept if path.parent != self.states]
+        seeds.append(self._in_table.get(fault.name, 0))
         return list(dict.fromkeys(seed for seed in seeds if 0 < seed <= self.options.seeds))
 
     async def run(self, directory: Path) -> None:

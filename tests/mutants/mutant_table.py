@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -148,6 +149,12 @@ def write_table(page: Path, results: Sequence[Result], unsound: Sequence[tuple[s
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     page.write_text("\n".join([f"{before}{BEGIN}", "", *lines, "", f"{END}{after}"]))
+
+
+def seeds_in_table(page: Path) -> dict[str, int]:
+    """By name of a fault the seed that found it when the page was written."""
+    rows = [re.split(r"(?<!\\)\|", line) for line in page.read_text().splitlines() if line.startswith("| `")]
+    return {row[1].strip(" `"): int(row[3]) for row in rows if row[3].strip().isdecimal()}
 
 
 def _row(result: Result) -> str:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mutant_table import BEGIN, END, Result, seeds_in_table, write_table
 from planted_faults import FAULTS
 from planting import COUNTERS_SOURCE, Fault, NotApplicable, plant, probe_of, with_probes
 
@@ -98,3 +99,14 @@ def test_a_probe_counts(old: str, new: str, hits: int) -> None:
 def test_a_fault_that_does_not_fit_is_refused(old: str, new: str) -> None:
     with pytest.raises(NotApplicable):
         probe_of(Fault("one", "one.py", old, new, ""), SOURCE)
+
+
+def test_the_seeds_of_the_table_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Faults\n{BEGIN}\n{END}\n")
+    found, missed = FAULTS[0], FAULTS[1]._replace(rule="One | or the other.")
+    results = [Result(found, 9, 5, 3, 7, "in-sync: a | b", False), Result(missed, 9, 5, 5, 0, "", False)]
+    write_table(page, results, [])
+    assert seeds_in_table(page) == {found.name: 7}
+    write_table(page, [results[0], results[1]._replace(found_by=12)], [])
+    assert seeds_in_table(page) == {found.name: 7, missed.name: 12}

@@ -13,8 +13,7 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 PATIENCE_S = 30.0
 """How long a read may take before its test fails."""
 LINGER_MS = 5_000
-"""All messages are in one batch, however slow the machine is: librdkafka sends a batch of one small message
-without compression, and ``flush`` ends the wait."""
+"""How long a producer of librdkafka collects a batch; ``flush`` ends the wait."""
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -35,21 +34,25 @@ class TooFew(AssertionError):
 # confluent-kafka, on librdkafka
 
 
+def one_batch_producer(bootstrap: str, topic: str, settings: dict[str, Any]) -> Any:
+    """A producer whose messages are in one batch of ``topic``, however slow the machine is.
+
+    librdkafka sends a batch of a few small messages without compression. It knows the topic before the first
+    message: else it queues the messages, and ``flush`` may send the first of them while it sorts the others.
+    """
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": LINGER_MS, **settings})
+    producer.list_topics(topic, PATIENCE_S)
+    return producer
+
+
 def write_confluent(
     bootstrap: str, topic: str, partition: int, codec: str, messages: Sequence[Message]
 ) -> None:
-    from confluent_kafka import Producer
-
     failures: list[Any] = []
-    producer = Producer(
-        {
-            "bootstrap.servers": bootstrap,
-            "compression.type": codec,
-            "enable.idempotence": True,
-            "linger.ms": LINGER_MS,
-            "message.max.bytes": 1_500_000,
-        }
-    )
+    settings = {"compression.type": codec, "enable.idempotence": True, "message.max.bytes": 1_500_000}
+    producer = one_batch_producer(bootstrap, topic, settings)
     for message in messages:
         producer.produce(
             topic,

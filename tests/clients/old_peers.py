@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from client_peers import LINGER_MS, PATIENCE_S, lacking, read_aiokafka, read_confluent
+from client_peers import PATIENCE_S, lacking, one_batch_producer, read_aiokafka, read_confluent
 from client_peers import Message as PlainMessage
 
 Found = dict[int, list[tuple[int, PlainMessage]]]
@@ -81,17 +81,8 @@ def write_librdkafka(
     version: str, bootstrap: str, topic: str, partition: int, codec: str, messages: Sequence[PlainMessage]
 ) -> None:
     """confluent-kafka as for a broker of ``version``: format v0, or v2 for "". Not idempotent."""
-    from confluent_kafka import Producer
-
     failures: list[Any] = []
-    producer = Producer(
-        {
-            "bootstrap.servers": bootstrap,
-            "compression.type": codec,
-            "linger.ms": LINGER_MS,
-            **librdkafka(version),
-        }
-    )
+    producer = one_batch_producer(bootstrap, topic, {"compression.type": codec, **librdkafka(version)})
     for one in messages:
         producer.produce(
             topic,

@@ -94,9 +94,22 @@ def test_a_disk_with_room_again_refuses_what_came_behind(bench: Bench) -> None:
     assert write(client, 0) == (0, 0)
     data = batch(b"1", producer_id=7, producer_epoch=0, base_sequence=1)
     refused = parse_batch(data, 0, len(data))
-    produces.refusals.note(b"t", 0, refused, DiskFull("no room"), None, bench.clock.wall_ms())
+    produces.refusals.note(b"t", 0, refused, DiskFull("no room"), None, bench.clock.monotonic_ms())
     assert write(client, 2) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
     assert [write(client, sequence) for sequence in (1, 2)] == [(0, 1), (0, 2)]
+
+
+def test_a_wall_clock_that_is_set_forward_lets_nothing_be_stored_before_what_was_refused(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = bench.client()
+    bench.put("t", 3, replicas=(1, 2), min_insync_replicas=2)
+    assert write(client, 0) == NOT_ENOUGH
+    bench.put("t", 3, replicas=(1, 2), min_insync_replicas=1)
+    ahead_ms = bench.clock.now_ms + 30_000
+    monkeypatch.setattr(bench.clock, "wall_ms", lambda: ahead_ms)
+    assert write(client, 1) == NOT_ENOUGH
+    assert [write(client, sequence) for sequence in (0, 1)] == [(0, 0), (0, 1)]
 
 
 def test_a_gap_that_nobody_refused_is_out_of_order(bench: Bench) -> None:

@@ -240,12 +240,10 @@ class ProducePath:
                         part.batch = validate(part.batch, partition.limits, now_ms)
                 except KafkaError as error:
                     part.fail(error)
-                    self.note_refused(request, part, error, now_ms)
+                    self.note_refused(request, part, error)
         return quick
 
-    def note_refused(
-        self, request: ProduceRequest, part: ProducePart, error: KafkaError, now_ms: i64
-    ) -> None:
+    def note_refused(self, request: ProduceRequest, part: ProducePart, error: KafkaError) -> None:
         """The batches behind this one, which may be here already, must not be stored before it."""
         batch = part.batch
         if batch is None and request.version >= CURRENT_FORMAT and error.code in PASSING:
@@ -254,6 +252,7 @@ class ProducePath:
             except KafkaError:
                 return
         if batch is not None:
+            now_ms: i64 = self.clock.monotonic_ms()
             partition = part.partition
             if partition is None:
                 self.refusals.note(part.topic, part.index, batch, error, None, now_ms)
@@ -350,16 +349,17 @@ class ProducePath:
                 if self.refusals.noted:
                     state = partition.log.producer_state
                     name = partition.topic.encode()
-                    self.refusals.check(name, part.index, batch, state, now_ms)
+                    at_ms: i64 = self.clock.monotonic_ms()
+                    self.refusals.check(name, part.index, batch, state, at_ms)
                     if part.topic != name:
                         # It was refused by its id before this broker knew the topic.
-                        self.refusals.check(part.topic, part.index, batch, state, now_ms)
+                        self.refusals.check(part.topic, part.index, batch, state, at_ms)
                 result = partition.append([batch], request.acks, now_ms)
             elif messages is not None:
                 result = partition.append_messages(messages, request.acks, now_ms)
         except KafkaError as error:
             part.fail(error)
-            self.note_refused(request, part, error, now_ms)
+            self.note_refused(request, part, error)
             if error.code == ErrorCode.KAFKA_STORAGE_ERROR:
                 partition.events.storage_trouble(partition, error)
             return

@@ -8,7 +8,8 @@ they are stored twice (its issue 4953). Where the partition does not know the pr
 be stored, and the first be out of order for good. So the second is answered as the first was, and the client
 sends both again, in their order.
 
-What is noted is believed only as long as the log still waits for the batch that was refused.
+What is noted is believed only as long as the log still waits for the batch that was refused. Times are
+monotonic: a wall clock that is set forward would have a refusal of a moment ago be forgotten.
 """
 
 from __future__ import annotations

@@ -185,6 +185,9 @@ class CompactionPromise:
             older = [at for at, other in log.items() if at < offset and key_of(other) == key]
             if not older:
                 continue
+            if any(at > offset and key_of(other) == key for at, other in log.items()):
+                self.promises.excused("compacted")  # Nobody may have been told of the newer one.
+                continue
             _, at_s = history.acknowledged.get(offset) or history.read[offset]
             if self._has_missed(place, key, older[-1]):
                 self.promises.excused("tombstone-missed")

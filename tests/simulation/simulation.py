@@ -634,7 +634,7 @@ class Simulation:
 
     async def _come_to_rest(self) -> None:
         began_s = moved_s = self.loop.time()
-        furthest = 0
+        reached = 0
         for consumer in self.consumers:
             consumer.again = 0.0
         for client in self._clients():
@@ -642,9 +642,10 @@ class Simulation:
         while missing := self._unrest():
             self._check_stopped()
             now_s = self.loop.time()
-            if (reached := self._reached()) > furthest:
-                # Where much is left to be copied and read it takes its time.
-                furthest, moved_s = reached, now_s
+            if (now_reached := self._reached()) != reached:
+                # Where much is left to be copied and read it takes its time. It may be less than before,
+                # once a follower has cut its log or a consumer begins again.
+                reached, moved_s = now_reached, now_s
             if now_s - moved_s > REST_S or now_s - began_s > REST_S_MAX:
                 self.promises.broken("rest", f"the cluster does not come to rest: {missing}")
                 raise _Stopped

@@ -492,6 +492,24 @@ def test_a_tombstone_of_which_nobody_was_told_explains_that_its_key_is_gone(is_s
     assert checked.counts["excuse tombstone-over"] == is_same_key
 
 
+@pytest.mark.parametrize("is_newer_there", [True, False])
+def test_a_tombstone_is_not_missed_where_a_newer_record_of_its_key_is_known_to_nobody(
+    is_newer_there: bool,
+) -> None:
+    key = key_of(("p", 4))
+    of_key = [number for number in range(5, 5000) if key_of(("p", number)) == key]
+    tombstone = next(number for number in of_key if is_tombstone(("p", number)))
+    newer = next(number for number in of_key if number > tombstone)
+    checked = Checked()
+    checked.promises.settings["t"] = TopicSettings(compacts=True, delete_retention_ms=1000)
+    checked.ends = {1: 5000, 2: 5000, 3: 5000}
+    checked.acknowledged(tombstone)
+    log = {4: Message("p", 4)} | ({newer: Message("p", newer)} if is_newer_there else {})
+    checked.promises.compaction.check_replica(PLACE, ID, 1, 0, log)
+    assert [one.partition(":")[0] for one in checked.broken] == ["compaction"] * (not is_newer_there)
+    assert checked.counts["excuse compacted"] == is_newer_there
+
+
 @pytest.mark.parametrize("is_forgotten", [True, False])
 @pytest.mark.parametrize("is_same_key", [True, False])
 def test_a_record_that_a_lost_one_replaced_may_be_missing_only_where_records_were_lost(

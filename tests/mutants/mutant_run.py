@@ -269,7 +269,9 @@ class Run:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}
+    """What a run has left in a file; nothing where the machine went down before the file was on the disk."""
+    text = path.read_text() if path.exists() else ""
+    return json.loads(text) if text.strip("\0") else {}
 
 
 def _test_key(fault: Fault) -> str:

@@ -20,6 +20,7 @@ from compaction_promise import CompactionPromise
 from deposed_leaders import DeposedLeaders
 from event_log import EventLog
 from keyed_messages import HEADER, is_tombstone, key_of
+from log_state_promise import LogStatePromise
 from min_insync_setting import MinInsyncSetting
 from restart_promise import RestartPromise
 
@@ -39,6 +40,11 @@ PROMISES = {
     "flush": "with flush.messages=1 no power cut loses what was acknowledged, on any number of machines",
     "restart": "a killed process loses nothing of its logs, and a power cut takes the end of a log, and no "
     "record before one that stays; a clean stop leaves everything on the disk",
+    "recovery-point": "what lies below the recovery point of a log is on the disk",
+    "epochs": "a replica knows of each of its records in which leader epoch it was written",
+    "producers": "a replica knows of each producer the last of its batches that it has, and no other",
+    "committed": "a leader commits a record once every replica of the in-sync set has it, and "
+    "min.insync.replicas have it",
     "one-record": "an offset never holds two records, for readers and writers that were answered",
     "high-watermark": "the end that a consumer is told does not go back for it",
     "no-gap": "a consumer misses nothing between the log start and the end",
@@ -77,6 +83,10 @@ PROMISES = {
     "no-error": "the program reports no fault of its own",
 }
 """What the cluster promises, by name."""
+
+TOLD_LATE_S = 5.0
+"""A fetch is under way for no longer than this, which tells a leader what a replica has."""
+_DONE = {"in-sync": "acknowledged", "min-isr": "acknowledged", "committed": "committed"}
 
 EXCUSES = {
     "lost": "acks-all, read: every replica that held the record lost its disk, or its power before a sync",
@@ -291,6 +301,7 @@ class Promises:
         """How much later a machine's wall clock was at most."""
         self.compaction = CompactionPromise(self)
         self.restart = RestartPromise(self.broken, self.excused)
+        self.log_state = LogStatePromise(self.broken)
         self.deposed = DeposedLeaders()
         self.min_insync = MinInsyncSetting(self)
         self.deletions = AskedDeletions()
@@ -598,8 +609,9 @@ class Promises:
         if acks == LEADER and known.leader >= 0 and known.leader != broker:
             self._check_session(place, known, broker, answered_s)
         if acks == ALL:
-            self._check_min_isr(place, known, base_offset + len(messages), sent_s, broker)
-            self._check_in_sync(place, known, known.holders.isr, base_offset + len(messages), answered_s)
+            end = base_offset + len(messages)
+            self._check_min_isr(place, known, end, sent_s, broker)
+            self._check_in_sync(place, known, known.holders.isr, end, answered_s)
         for offset, message in enumerate(messages, base_offset):
             self._agree(place, offset, message, log, acks == ALL)
             if acks == ALL:
@@ -621,32 +633,58 @@ class Promises:
                 f" {known.leader} leads, and its own session has ended",
             )
 
-    def _check_min_isr(
-        self, place: Place, known: PartitionHistory, end: int, sent_s: float, leader: int
+    def committed(
+        self, place: Place, topic_id: bytes, epoch: int, broker: int, end: int, since_s: float
     ) -> None:
-        """Counts the replicas that have the records; those that changed since the request are believed."""
+        """The high watermark of a leader has come to ``end`` since ``since_s``."""
+        known = self.partitions.get(place)
+        if known is None or (known.topic_id, known.epoch, known.leader) != (topic_id, epoch, broker):
+            return
+        self._check_min_isr(place, known, end, since_s, broker, "committed")
+        self._check_in_sync(place, known, known.holders.isr, end, self.now(), "committed")
+
+    def _check_min_isr(
+        self,
+        place: Place,
+        known: PartitionHistory,
+        end: int,
+        sent_s: float,
+        leader: int,
+        promise: str = "min-isr",
+    ) -> None:
+        """Counts the replicas that have the records; those that changed since the request are believed.
+
+        A leader may hear late what a replica had that has lost it since.
+        """
         if known.changed_s >= sent_s:
             return
+        told_s = sent_s if promise == "min-isr" else sent_s - TOLD_LATE_S
         ends = self.replica_ends(place)
         having = 0
         for broker in known.replicas:
             started_s = self.started_s(broker)
             if started_s is None:
-                having += self.stopped_s(broker) >= sent_s
-            elif started_s >= sent_s or ends.get(broker, -1) >= end:
+                having += self.stopped_s(broker) >= told_s
+            elif started_s >= told_s or ends.get(broker, -1) >= end:
                 having += 1
             elif known.is_being_deleted and broker not in ends:
                 having += self.excused("being-deleted")
         least = known.holders.min_isr
         if having < least and not self.min_insync.explains(place[0], leader, having, sent_s):
             self.broken(
-                "min-isr",
-                f"{place} offset {end - 1} was acknowledged while {having} of {known.replicas} had it"
+                promise,
+                f"{place} offset {end - 1} was {_DONE[promise]} while {having} of {known.replicas} had it"
                 f" (log ends {dict(ends)}, min.insync.replicas {least})",
             )
 
     def _check_in_sync(
-        self, place: Place, known: PartitionHistory, members: Iterable[int], end: int, answered_s: float
+        self,
+        place: Place,
+        known: PartitionHistory,
+        members: Iterable[int],
+        end: int,
+        answered_s: float,
+        promise: str = "in-sync",
     ) -> None:
         """``members`` of the in-sync set have all before ``end``, acknowledged at ``answered_s``."""
         ends = self.replica_ends(place)
@@ -654,8 +692,8 @@ class Promises:
             is_held = known.holders.since.get(broker, NEVER) <= answered_s
             if is_held and ends.get(broker, end) < end:
                 self.broken(
-                    "in-sync",
-                    f"{place} offset {end - 1} was acknowledged, and broker {broker} of the in-sync set"
+                    promise,
+                    f"{place} offset {end - 1} was {_DONE[promise]}, and broker {broker} of the in-sync set"
                     f" {known.holders.isr} has it not (log ends {dict(ends)})",
                 )
                 return

@@ -129,9 +129,16 @@ class Node:
         files.dropped = lambda path: self.simulation.sync_dropped(self, path)
         files.deletion_refused = lambda: self.simulation.events.count("deletions refused by a full disk")
         files.power_lost = lambda: self.simulation.promises.restart.power_lost(files)
-        files.process_ends = lambda may_lose: self.simulation.promises.restart.process_ends(
-            files, may_lose=may_lose
-        )
+        files.process_ends = lambda may_lose: self._process_ends(files, may_lose)
+
+    def _process_ends(self, files: SimulatedFiles, may_lose: bool) -> None:
+        promises = self.simulation.promises
+        if files is self.files:
+            for partition in self.partitions:
+                if not partition.failed:
+                    promises.log_state.check(self.name, partition.log)
+        promises.log_state.process_ends(self.name, files, self.simulation.is_compacted)
+        promises.restart.process_ends(files, may_lose=may_lose)
 
     def change_disk(self, files: SimulatedFiles) -> None:
         """The machine has this disk from now on."""
@@ -222,6 +229,9 @@ class Simulation:
         self._stopped = self.loop.create_future()
         self._begun_s: float | None = None
         self._looked_s = 0.0
+        self._commits_looked_s = 0.0
+        self._committed: dict[tuple[int, Place, bytes, int], int] = {}
+        """The high watermarks of leaders when they were looked at last, by broker, partition and epoch."""
         self._waited_s = 0.0
         """How long nothing but an operator could have helped, and no fault explains it."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -387,6 +397,7 @@ class Simulation:
         for node in self.nodes:
             partitions = node.partitions
             self.log_watch.look(node.node_id, partitions)
+            self.promises.log_state.look(node.name, (one.log for one in partitions if not one.failed))
             for partition in partitions:
                 place = (partition.topic, int(partition.index))
                 if not partition.is_leader:
@@ -394,10 +405,26 @@ class Simulation:
                 elif not partition.failed:
                     epoch = int(partition.leader_epoch)
                     self.promises.leads(place, partition.log.topic_id, epoch, node.node_id)
+                    self._look_at_commits(node, partition, place, epoch)
+        self._commits_looked_s = now
         if self._begun_s is not None and not self._stopped.done():
             self._count_waiting()
             if self._is_enough(self._begun_s):
                 self._stopped.set_result(None)
+
+    def _look_at_commits(self, node: Node, partition: Partition, place: Place, epoch: int) -> None:
+        key = (node.node_id, place, partition.log.topic_id, epoch)
+        mark = int(partition.high_watermark)
+        before = self._committed.get(key)
+        self._committed[key] = mark
+        if before is not None and mark > before:
+            self.promises.committed(
+                place, partition.log.topic_id, epoch, node.node_id, mark, self._commits_looked_s
+            )
+
+    def is_compacted(self, topic: str) -> bool:
+        """Whether a topic is compacted."""
+        return topic.startswith("_") or self.promises.settings_of(topic).compacts
 
     def _count_waiting(self) -> None:
         """Counts the time since the last look if all that producers write to waits for an operator."""
@@ -534,6 +561,8 @@ class Simulation:
         log = OPEN_LOG(opening)
         if isinstance(opening.files, SimulatedFiles):
             self.promises.restart.opened(opening.files, log)
+            name = next((node.name for node in self.nodes if node.files is opening.files), "a broker")
+            self.promises.log_state.check(name, log)
         return log
 
     def _cut_doubtful(self, start: FollowerStart, partition: Partition) -> None:
@@ -731,6 +760,8 @@ class Simulation:
             start = max(int(partition.log.start_offset) for partition in replicas)
             leader = next(partition for partition in replicas if partition.is_leader)
             self._check_files(place)
+            for node, partition in self._replicas(place):
+                self.promises.log_state.check(node.name, partition.log)
             contents = [records_of(partition) for partition in replicas]
             self._check_equal(place, start, contents)
             if not place[0].startswith("_"):

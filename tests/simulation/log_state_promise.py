@@ -1,0 +1,197 @@
+"""What a broker knows of its logs: the promises ``epochs``, ``producers`` and ``recovery-point``.
+
+A fault in what is known does harm only when a leader dies, a producer sends again or a machine loses its
+power at the right moment, which few runs meet. So what is known is compared with the segments themselves:
+when a log was opened or cut, when its recovery point has moved, when its process ends, and at rest.
+
+Compacted logs are left out: compaction takes the batches that would tell.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from simulated_disk import SimulatedFiles
+
+from tidemill.log.checkpoints import CheckpointDamaged, parse_checkpoint
+from tidemill.log.log import Log
+from tidemill.log.names import LOG, RECOVERY_POINTS, offset_of
+
+DATA = "/data"
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+"""Of a batch: base offset, length, leader epoch, magic, crc, attributes, last delta, two timestamps, producer
+id, producer epoch, base sequence, count."""
+_FRAME = 12
+"""Base offset and length, which the length does not count."""
+CONTROL = 0x20
+SEQUENCES = 1 << 31
+
+
+class BatchHeader(NamedTuple):
+    """What is compared of a batch; ``end`` is where it ends in its file."""
+
+    base: int
+    last: int
+    epoch: int
+    attributes: int
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    end: int
+
+
+def headers_of(data: bytes) -> Iterator[BatchHeader]:
+    """The headers of the batches of a segment."""
+    position = 0
+    while position + _HEADER.size <= len(data):
+        base, length, epoch, _, _, attributes, delta, _, _, producer, producer_epoch, sequence, _ = (
+            _HEADER.unpack_from(data, position)
+        )
+        position += _FRAME + length
+        if length <= 0 or position > len(data):
+            return
+        last = (sequence + delta) % SEQUENCES if sequence >= 0 else -1
+        yield BatchHeader(base, base + delta, epoch, attributes, producer, producer_epoch, last, position)
+
+
+def segments_of(files: SimulatedFiles, directory: str) -> list[tuple[str, bytes]]:
+    """The names and contents of a log's segments, in their order."""
+    return sorted(files.stored(directory, lambda name: offset_of(name, LOG) >= 0).items())
+
+
+class LogStatePromise:
+    """Compares what brokers know of their logs with what is in these."""
+
+    def __init__(self, broken: Callable[[str, str], None]) -> None:
+        self._broken = broken
+        self._seen: dict[int, tuple[Log, int, int]] = {}
+        """Of logs that were looked at: where each ended, and its recovery point."""
+
+    def look(self, broker: str, logs: Iterable[Log]) -> None:
+        """Checks the logs of a running broker that were cut since the last look, or synced."""
+        for log in logs:
+            end, point = int(log.end_offset), int(log.recovery_point)
+            seen = self._seen.get(id(log))
+            self._seen[id(log)] = (log, end, point)
+            if seen is not None and end < seen[1]:
+                self.check(broker, log)
+            elif seen is not None and point != seen[2]:
+                self._check_recovery_point(broker, log)
+
+    def check(self, broker: str, log: Log) -> None:
+        """Checks everything that is known of a log."""
+        if log.config.compact or log.closed or not isinstance(log.files, SimulatedFiles):
+            return
+        # A cut that a full disk has stopped half way is finished before anybody reads or writes.
+        if getattr(log, "_cut", None) is not None or not log.files.exists(log.directory):
+            return
+        batches = [
+            header
+            for _, data in segments_of(log.files, log.directory)
+            for header in headers_of(data)
+            if header.base < int(log.end_offset)
+        ]
+        self._check_epochs(broker, log, batches)
+        self._check_producers(broker, log, batches)
+        self._check_recovery_point(broker, log)
+
+    def _check_epochs(self, broker: str, log: Log, batches: list[BatchHeader]) -> None:
+        """Each batch has the epoch that is known for its offset, and each epoch begins with a batch of it."""
+        known = log.leader_epochs
+        begins: dict[int, int] = {}
+        for batch in batches:
+            if batch.last < int(log.start_offset) or batch.epoch < 0:
+                continue
+            begins.setdefault(batch.epoch, batch.base)
+            found = known.epoch_of(max(batch.base, int(log.start_offset)))
+            if found != batch.epoch:
+                self._broken(
+                    "epochs",
+                    f"{broker} takes offset {batch.base} of {_name(log)} for one of epoch {found}, and it is"
+                    f" of {batch.epoch} (known: {_epochs(log)})",
+                )
+                return
+        for epoch, start in zip(known.epochs, known.starts, strict=True):
+            is_inside = int(log.start_offset) < start < int(log.end_offset)
+            if is_inside and begins.get(epoch) != start:
+                self._broken(
+                    "epochs",
+                    f"{broker} has epoch {epoch} of {_name(log)} begin at {start}, and its first batch is"
+                    f" {begins.get(epoch)} (known: {_epochs(log)})",
+                )
+                return
+
+    def _check_producers(self, broker: str, log: Log, batches: list[BatchHeader]) -> None:
+        """The last batch that is known of each producer is the last that the log has of it."""
+        last: dict[int, tuple[int, int, int]] = {}
+        for batch in batches:
+            if batch.producer_id >= 0 and not batch.attributes & CONTROL:
+                last[batch.producer_id] = (batch.producer_epoch, batch.last_sequence, batch.last)
+        entries = log.producer_state.entries
+        for producer_id in {*last, *entries}:
+            entry = entries.get(producer_id)
+            found = None
+            if entry is not None:
+                found = (int(entry.epoch), int(entry.last_sequence), int(entry.last_offset))
+            there = last.get(producer_id)
+            start = int(log.start_offset)
+            if there is None and found is not None and found[2] < start:
+                continue  # Its batches are gone with the start of the log.
+            if there is not None and there[2] < start:
+                continue
+            if found != there:
+                self._broken(
+                    "producers",
+                    f"{broker} knows {found} of producer {producer_id} of {_name(log)} (epoch, last sequence,"
+                    f" last offset), and the log has {there}",
+                )
+                return
+
+    def _check_recovery_point(self, broker: str, log: Log) -> None:
+        if log.config.compact or log.closed or not isinstance(log.files, SimulatedFiles):
+            return
+        self._check_synced(broker, log.files, log.directory, int(log.recovery_point), "its recovery point")
+
+    def process_ends(self, broker: str, files: SimulatedFiles, is_compacted: Callable[[str], bool]) -> None:
+        """What the recovery points say that a power cut would leave is on the disk."""
+        path = f"{DATA}/{RECOVERY_POINTS}"
+        if RECOVERY_POINTS not in files.durable_names(DATA):
+            return
+        try:
+            points = parse_checkpoint(files.durable(path), 3, path)
+        except CheckpointDamaged:
+            return
+        there = set(files.directories(DATA))
+        for topic, index, offset in points:
+            name = f"{topic}-{index}"
+            if name in there and not is_compacted(topic):
+                self._check_synced(broker, files, f"{DATA}/{name}", int(offset), "the checkpoint")
+
+    def _check_synced(
+        self, broker: str, files: SimulatedFiles, directory: str, point: int, what: str
+    ) -> None:
+        durable = set(files.durable_names(directory))
+        for name, data in segments_of(files, directory):
+            if offset_of(name, LOG) >= point:
+                return
+            ends = [header.end for header in headers_of(data) if header.last < point]
+            size = max(ends, default=0)
+            if not size:
+                continue
+            on_disk = files.durable(f"{directory}/{name}") if name in durable else b""
+            if on_disk[:size] != data[:size]:
+                self._broken(
+                    "recovery-point",
+                    f"{broker}: {what} says that {directory} is on the disk up to {point}, and {name} is not",
+                )
+                return
+
+
+def _name(log: Log) -> str:
+    return str(log.directory.rpartition("/")[2])
+
+
+def _epochs(log: Log) -> dict[Any, Any]:
+    return dict(zip(log.leader_epochs.epochs, log.leader_epochs.starts, strict=True))

@@ -474,6 +474,8 @@ class FullCluster(Simulation):
             if self.variations.has_lost_isr_answers and place in self.promises.partitions:
                 self._lose_isr_answer(place, state.leader, set(state.isr))
             self.state_written(place, state.leader, state.leader_epoch, tuple(state.isr))
+            if not self._is_unheeded():
+                self.promises.eligible_written(place, state.elr)
 
     def _process_of(self, session: int) -> Process | None:
         """The process that began a session, while the session lasts."""
@@ -792,6 +794,7 @@ class FullCluster(Simulation):
         if not node.is_running or not isinstance(server, Whole) or process.paused:
             return False
         self.events.add(f"*** {node.name} is told to stop", "the world")
+        self.look_at_commits()
         node.server, node.stopping = None, server
         self.loop.create_task(self._stop_in_order(node, server, process), context=process.context)
         self.network.world_timer(self.loop.time() + STOP_S_MAX, lambda: node.end(process))

@@ -35,6 +35,7 @@ class BatchHeader(NamedTuple):
     base: int
     last: int
     epoch: int
+    crc: int
     attributes: int
     producer_id: int
     producer_epoch: int
@@ -46,14 +47,16 @@ def headers_of(data: bytes) -> Iterator[BatchHeader]:
     """The headers of the batches of a segment."""
     position = 0
     while position + _HEADER.size <= len(data):
-        base, length, epoch, _, _, attributes, delta, _, _, producer, producer_epoch, sequence, _ = (
+        base, length, epoch, _, crc, attributes, delta, _, _, producer, producer_epoch, sequence, _ = (
             _HEADER.unpack_from(data, position)
         )
         position += _FRAME + length
         if length <= 0 or position > len(data):
             return
         last = (sequence + delta) % SEQUENCES if sequence >= 0 else -1
-        yield BatchHeader(base, base + delta, epoch, attributes, producer, producer_epoch, last, position)
+        yield BatchHeader(
+            base, base + delta, epoch, crc, attributes, producer, producer_epoch, last, position
+        )
 
 
 def segments_of(files: SimulatedFiles, directory: str) -> list[tuple[str, bytes]]:
@@ -68,6 +71,8 @@ class LogStatePromise:
         self._broken = broken
         self._seen: dict[int, tuple[Log, int, int]] = {}
         """Of logs that were looked at: where each ended, and its recovery point."""
+        self._batches: dict[tuple[str, bytes], dict[tuple[int, int], tuple[int, str]]] = {}
+        """By partition the batches that were seen, by leader epoch and offset: checksum, and whose it was."""
 
     def look(self, broker: str, logs: Iterable[Log]) -> None:
         """Checks the logs of a running broker that were cut since the last look, or synced."""
@@ -93,9 +98,26 @@ class LogStatePromise:
             for header in headers_of(data)
             if header.base < int(log.end_offset)
         ]
+        self._check_same(broker, log, batches)
         self._check_epochs(broker, log, batches)
         self._check_producers(broker, log, batches)
         self._check_recovery_point(broker, log)
+
+    def _check_same(self, broker: str, log: Log, batches: list[BatchHeader]) -> None:
+        """Nobody has another batch of the same leader epoch at the same offset."""
+        name = _name(log)
+        known = self._batches.setdefault((name, log.topic_id), {})
+        for batch in batches:
+            if batch.epoch < 0:
+                continue
+            crc, other = known.setdefault((batch.epoch, batch.base), (batch.crc, broker))
+            if crc != batch.crc:
+                self._broken(
+                    "one-batch",
+                    f"{broker} has another batch at offset {batch.base} of {name} in epoch {batch.epoch} than"
+                    f" {other} has or had",
+                )
+                return
 
     def _check_epochs(self, broker: str, log: Log, batches: list[BatchHeader]) -> None:
         """Each batch has the epoch that is known for its offset, and each epoch begins with a batch of it."""
@@ -113,6 +135,12 @@ class LogStatePromise:
                     f" of {batch.epoch} (known: {_epochs(log)})",
                 )
                 return
+        if known.starts and known.starts[-1] > int(log.end_offset):
+            self._broken(
+                "epochs",
+                f"{broker} knows epochs behind the end of {_name(log)}: {_epochs(log)}, {log.end_offset}",
+            )
+            return
         for epoch, start in zip(known.epochs, known.starts, strict=True):
             is_inside = int(log.start_offset) < start < int(log.end_offset)
             if is_inside and begins.get(epoch) != start:

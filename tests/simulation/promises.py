@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from acknowledged_holders import NEVER, Holders
 from asked_deletions import AskedDeletions
+from committed_promise import CommittedPromise
 from compaction_promise import CompactionPromise
 from deposed_leaders import DeposedLeaders
 from event_log import EventLog
@@ -41,10 +42,14 @@ PROMISES = {
     "restart": "a killed process loses nothing of its logs, and a power cut takes the end of a log, and no "
     "record before one that stays; a clean stop leaves everything on the disk",
     "recovery-point": "what lies below the recovery point of a log is on the disk",
+    "one-batch": "in a leader epoch an offset is written once: whichever replicas have that batch have the "
+    "same",
     "epochs": "a replica knows of each of its records in which leader epoch it was written",
     "producers": "a replica knows of each producer the last of its batches that it has, and no other",
-    "committed": "a leader commits a record once every replica of the in-sync set has it, and "
-    "min.insync.replicas have it",
+    "eligible": "while a partition is led by enough replicas in sync for commits, none is eligible beside "
+    "them",
+    "committed": "a leader commits a record once every replica of the in-sync set and min.insync.replicas "
+    "replicas have it, with flush.messages=1 on their disks; no replica takes more for committed",
     "one-record": "an offset never holds two records, for readers and writers that were answered",
     "high-watermark": "the end that a consumer is told does not go back for it",
     "no-gap": "a consumer misses nothing between the log start and the end",
@@ -279,6 +284,8 @@ class Promises:
         self.partitions: dict[Place, PartitionHistory] = {}
         self.replica_ends: Callable[[Place], Mapping[int, int]] = lambda place: {}
         """The log ends of a partition's running replicas, by broker."""
+        self.synced_end: Callable[[Place, int], int] = lambda place, broker: -1
+        """Up to where a broker has a partition on its disk; -1 when it has nothing there."""
         self.started_s: Callable[[int], float | None] = lambda broker: None
         """Since when the process of a broker runs."""
         self.stopped_s: Callable[[int], float] = lambda broker: ALWAYS_RUNNING
@@ -302,6 +309,7 @@ class Promises:
         self.compaction = CompactionPromise(self)
         self.restart = RestartPromise(self.broken, self.excused)
         self.log_state = LogStatePromise(self.broken)
+        self.commits = CommittedPromise(self)
         self.deposed = DeposedLeaders()
         self.min_insync = MinInsyncSetting(self)
         self.deletions = AskedDeletions()
@@ -356,7 +364,9 @@ class Promises:
                 had_forgotten = known.holders.has_forgotten
                 if known.holders.eligible and known.leader >= 0:
                     self.events.count("eligible replicas dropped by another min.insync.replicas")
-                known.holders.min_isr_changed(self._min_isr_of(place, known), is_led=known.leader >= 0)
+                # A leader whose process has ended commits nothing by the new value.
+                is_led = known.leader >= 0 and self.started_s(known.leader) is not None
+                known.holders.min_isr_changed(self._min_isr_of(place, known), is_led=is_led)
                 self._note_forgotten(place, known, had_forgotten)
 
     def _assigned(
@@ -427,8 +437,24 @@ class Promises:
         self._follow_deletion(self.logs[*place, known.topic_id], leader, isr)
         self._note_forgotten(place, known, had_forgotten)
         acknowledged = self.logs[*place, known.topic_id].acknowledged
-        if acknowledged and not known.holders.has_forgotten:
-            self._check_in_sync(place, known, joined, max(acknowledged) + 1, self.now())
+        committed = max(max(acknowledged, default=-1) + 1, self.commits.most(place, known.topic_id))
+        if not known.holders.has_forgotten:
+            self._check_in_sync(place, known, joined, committed, self.now())
+
+    def eligible_written(self, place: Place, eligible: Sequence[int]) -> None:
+        """The store has these eligible replicas, beside a state that was written a moment ago.
+
+        The controller knows what the store has of ``min.insync.replicas``.
+        """
+        known = self.partitions.get(place)
+        if known is None or known.leader < 0:
+            return
+        if eligible and len(known.holders.isr) >= known.holders.min_isr:
+            self.broken(
+                "eligible",
+                f"{place} has {list(eligible)} eligible beside {known.holders.isr} in sync, and"
+                f" {known.holders.min_isr} are enough for commits",
+            )
 
     def _check_election(
         self, place: Place, known: PartitionHistory, leader: int, unclean: UncleanElection | None
@@ -642,6 +668,22 @@ class Promises:
             return
         self._check_min_isr(place, known, end, since_s, broker, "committed")
         self._check_in_sync(place, known, known.holders.isr, end, self.now(), "committed")
+        if self.settings_of(place[0]).flush_each:
+            self._check_synced(place, known, end)
+
+    def _check_synced(self, place: Place, known: PartitionHistory, end: int) -> None:
+        """With flush.messages=1 the in-sync set has on its disks what is committed."""
+        for broker in known.holders.isr:
+            if known.holders.since.get(broker, NEVER) > self.now() or self.started_s(broker) is None:
+                continue
+            synced = self.synced_end(place, broker)
+            if 0 <= synced < end:
+                self.broken(
+                    "committed",
+                    f"{place} is committed up to {end} with flush.messages=1, and {broker} of the in-sync set"
+                    f" {known.holders.isr} has it on its disk up to {synced}",
+                )
+                return
 
     def _check_min_isr(
         self,

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol
 from unittest import mock
 
 from change_phases import REPLICATION_PHASES, ChangePhases
+from committed_promise import Looked, synced_end
 from compaction_promise import Raw
 from event_log import EventLog, Violation
 from log_inspection import LogWatch, end_on_disk, records_of
@@ -116,6 +117,8 @@ class Node:
         self.clock = SimulatedClock(simulation.loop)
         self.process: Process
         self.server: Server | None = None
+        self.starting: Server | None = None
+        """The one that does not serve yet; its broker may lead already."""
         self.stopping: Server | None = None
         """The one that stops in order: it is looked at no more, but goes on with its work for a while."""
         self.is_running = False
@@ -133,10 +136,6 @@ class Node:
 
     def _process_ends(self, files: SimulatedFiles, may_lose: bool) -> None:
         promises = self.simulation.promises
-        if files is self.files:
-            for partition in self.partitions:
-                if not partition.failed:
-                    promises.log_state.check(self.name, partition.log)
         promises.log_state.process_ends(self.name, files, self.simulation.is_compacted)
         promises.restart.process_ends(files, may_lose=may_lose)
 
@@ -158,7 +157,7 @@ class Node:
     async def _serve(self, process: Process) -> None:
         events = self.simulation.events
         events.add("starts")
-        server = self.simulation.make_server(self)
+        server = self.starting = self.simulation.make_server(self)
         self.simulation.phases.moment("broker start")
         try:
             await server.start()
@@ -171,7 +170,7 @@ class Node:
             events.violate(f"{self.name} breaks at its start: {problem!r}")
             return
         events.add("serves")
-        self.server = server
+        self.server, self.starting = server, None
 
     def end(self, process: Process) -> None:
         """The process has given up, or has stopped; somebody starts it again."""
@@ -183,15 +182,28 @@ class Node:
 
     def stop(self) -> None:
         """The process is gone."""
+        self.simulation.look_at_commits()
+        for partition in self.partitions:
+            if not partition.failed:
+                self.simulation.promises.log_state.check(self.name, partition.log)
         self.is_running = False
         self.stopped_s = self.simulation.loop.time()
-        self.server = self.stopping = None
+        self.server = self.starting = self.stopping = None
         self.process.kill()
 
     @property
     def partitions(self) -> list[Partition]:
         """Those of the process that runs."""
         return [] if self.server is None else list(self.server.partitions.all())
+
+    @property
+    def all_partitions(self) -> list[Partition]:
+        """Those of the process, also while it starts or stops: it may lead then."""
+        server = self.server or self.starting or self.stopping
+        try:
+            return [] if server is None else list(server.partitions.all())
+        except AttributeError:
+            return []  # It has not opened its logs yet.
 
 
 class Simulation:
@@ -211,6 +223,9 @@ class Simulation:
         self.events = EventLog(self.loop)
         self.promises = Promises(self.events, self.loop.time)
         self.promises.replica_ends = self._replica_ends
+        self.promises.synced_end = lambda place, broker: synced_end(
+            self.node(broker).files, f"/data/{place[0]}-{place[1]}"
+        )
         self.promises.started_s = self._started_s
         self.promises.stopped_s = lambda broker: self.node(broker).stopped_s
         self.phases = ChangePhases(self.loop.time)
@@ -229,9 +244,6 @@ class Simulation:
         self._stopped = self.loop.create_future()
         self._begun_s: float | None = None
         self._looked_s = 0.0
-        self._commits_looked_s = 0.0
-        self._committed: dict[tuple[int, Place, bytes, int], int] = {}
-        """The high watermarks of leaders when they were looked at last, by broker, partition and epoch."""
         self._waited_s = 0.0
         """How long nothing but an operator could have helped, and no fault explains it."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -405,22 +417,15 @@ class Simulation:
                 elif not partition.failed:
                     epoch = int(partition.leader_epoch)
                     self.promises.leads(place, partition.log.topic_id, epoch, node.node_id)
-                    self._look_at_commits(node, partition, place, epoch)
-        self._commits_looked_s = now
+        self.look_at_commits()
         if self._begun_s is not None and not self._stopped.done():
             self._count_waiting()
             if self._is_enough(self._begun_s):
                 self._stopped.set_result(None)
 
-    def _look_at_commits(self, node: Node, partition: Partition, place: Place, epoch: int) -> None:
-        key = (node.node_id, place, partition.log.topic_id, epoch)
-        mark = int(partition.high_watermark)
-        before = self._committed.get(key)
-        self._committed[key] = mark
-        if before is not None and mark > before:
-            self.promises.committed(
-                place, partition.log.topic_id, epoch, node.node_id, mark, self._commits_looked_s
-            )
+    def look_at_commits(self) -> None:
+        """Has looked at what all running brokers take for committed, also those that start and stop."""
+        self.promises.commits.look([Looked(one.node_id, one.files, one.all_partitions) for one in self.nodes])
 
     def is_compacted(self, topic: str) -> bool:
         """Whether a topic is compacted."""
@@ -734,6 +739,11 @@ class Simulation:
         starts = [int(partition.log.start_offset) for _, partition in found]
         if min(starts) < deleted_to and not self.promises.may_forget(place):
             return f"the logs of {place} start at {starts}, and records were deleted up to {deleted_to}"
+        counted = {int(partition.min_insync) for _, partition in found}
+        if counted != {known.holders.min_isr}:
+            return (
+                f"{place} takes {known.holders.min_isr} replicas for a commit, and brokers count by {counted}"
+            )
         isr = next(partition.isr for _, partition in found if partition.is_leader)
         if set(isr) != having or set(known.holders.isr) != having:
             return f"{place} has {isr} in sync, and {known.holders.isr} in the store"

@@ -1,0 +1,227 @@
+"""Logs of which a broker knows what is not so, and commits that nothing covers: the checkers find them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from committed_promise import DOUBT_S, Looked
+from log_state_promise import LogStatePromise
+from promises import TopicSettings
+from simulated_disk import SimulatedFiles
+from simulated_loop import SimulatedLoop
+from test_promise_checkers import ID, PLACE, Checked
+
+from tidemill.log.checkpoints import render_checkpoint
+from tidemill.log.config import LogConfig
+from tidemill.log.log import Log
+from tidemill.log.names import RECOVERY_POINTS
+from tidemill.log.recovery import Opening
+from tidemill.log.removals import Removals
+from tidemill.model.types import TopicPartition
+from tidemill.records.batch import parse_batch
+from tidemill.records.builder import build_batch
+from tidemill.replication.partition import Partition
+
+NOW = 1_700_000_000_000
+PRODUCER = 7
+
+
+class Kept:
+    """A log on a simulated disk: a batch of one record in each of the epochs 0, 0, 3, 3, 5, and no fault."""
+
+    def __init__(self) -> None:
+        self.broken: list[str] = []
+        self.promise = LogStatePromise(lambda name, text: self.broken.append(f"{name}: {text}"))
+        clock = SimpleNamespace(time=lambda: 0.0, is_in_job=False)
+        self.files = SimulatedFiles(cast(SimulatedLoop, clock))
+        for directory in ("/data", "/data/t-0"):
+            self.files.make_directory(directory)
+        self.log = self.open()
+        for sequence, epoch in enumerate((0, 0, 3, 3, 5)):
+            self.append(sequence, epoch)
+
+    def open(self) -> Log:
+        key = TopicPartition("t", 0)
+        opening = Opening(self.files, "/data/t-0", key, LogConfig(), removals=Removals(), now_ms=NOW)
+        return opening.open()
+
+    def append(self, sequence: int, epoch: int, value: bytes = b"v") -> None:
+        data = build_batch(
+            [(NOW, b"k", value, None)], producer_id=PRODUCER, producer_epoch=0, base_sequence=sequence
+        )
+        self.log.append([parse_batch(data, 0, len(data))], epoch, NOW)
+
+    def sync(self) -> None:
+        """The log is on the disk."""
+        self.log.flush(NOW)
+        self.files.sync_directory("/data")
+
+    def found(self) -> list[str]:
+        """The promises that are broken."""
+        self.promise.check("broker-1", self.log)
+        return [one.partition(":")[0] for one in self.broken]
+
+
+def test_a_log_of_which_everything_is_known_breaks_nothing() -> None:
+    kept = Kept()
+    assert kept.found() == []
+    kept.sync()
+    kept.log.truncate_to(3, NOW)
+    kept.append(3, 6)
+    assert kept.found() == []
+
+
+def forget_an_epoch(log: Log) -> None:
+    del log.leader_epochs.epochs[1], log.leader_epochs.starts[1]
+
+
+def begin_an_epoch_late(log: Log) -> None:
+    log.leader_epochs.starts[1] = 3
+
+
+def know_an_epoch_behind_the_end(log: Log) -> None:
+    log.leader_epochs.epochs.append(9)
+    log.leader_epochs.starts.append(8)
+
+
+def know_an_epoch_without_batches(log: Log) -> None:
+    log.leader_epochs.epochs.insert(1, 2)
+    log.leader_epochs.starts.insert(1, 1)
+
+
+def forget_a_producer(log: Log) -> None:
+    log.producer_state.entries.clear()
+
+
+def know_a_later_sequence(log: Log) -> None:
+    log.producer_state.entries[PRODUCER].batches[-1].last_sequence = 9
+
+
+def know_another_producer(log: Log) -> None:
+    log.producer_state.note(8, 0, 0, 4, 0, NOW, NOW)
+
+
+def take_all_for_synced(log: Log) -> None:
+    log.recovery_point = log.end_offset
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        (forget_an_epoch, "epochs"),
+        (begin_an_epoch_late, "epochs"),
+        (know_an_epoch_behind_the_end, "epochs"),
+        (know_an_epoch_without_batches, "epochs"),
+        (forget_a_producer, "producers"),
+        (know_a_later_sequence, "producers"),
+        (know_another_producer, "producers"),
+        (take_all_for_synced, "recovery-point"),
+    ],
+)
+def test_what_is_known_and_not_so_is_found(fault: Callable[[Log], None], found: str) -> None:
+    kept = Kept()
+    fault(kept.log)
+    assert kept.found() == [found]
+
+
+def test_a_cut_is_looked_at_and_so_is_a_recovery_point_that_moves() -> None:
+    kept = Kept()
+    kept.promise.look("broker-1", [kept.log])
+    forget_a_producer(kept.log)
+    kept.promise.look("broker-1", [kept.log])
+    assert kept.broken == [], "nothing has happened to the log"
+    take_all_for_synced(kept.log)
+    kept.promise.look("broker-1", [kept.log])
+    assert [one.partition(":")[0] for one in kept.broken] == ["recovery-point"]
+    kept.broken.clear()
+    kept.log.recovery_point = 0
+    kept.log.truncate_to(4, NOW)
+    forget_a_producer(kept.log)
+    kept.promise.look("broker-1", [kept.log])
+    assert [one.partition(":")[0] for one in kept.broken] == ["producers"]
+
+
+@pytest.mark.parametrize("is_synced", [True, False])
+def test_a_checkpoint_on_the_disk_names_only_what_is_on_the_disk(is_synced: bool) -> None:
+    kept = Kept()
+    if is_synced:
+        kept.sync()
+    path = f"/data/{RECOVERY_POINTS}"
+    file = kept.files.open(path, create=True)
+    file.append([render_checkpoint([f"t 0 {kept.log.end_offset}"])])
+    file.sync()
+    kept.files.sync_directory("/data")
+    kept.promise.process_ends("broker-1", kept.files, lambda topic: False)
+    assert [one.partition(":")[0] for one in kept.broken] == ["recovery-point"] * (not is_synced)
+
+
+@pytest.mark.parametrize("is_same_epoch", [True, False])
+def test_two_replicas_have_no_different_batches_of_one_epoch(is_same_epoch: bool) -> None:
+    one, other = Kept(), Kept()
+    other.promise = one.promise
+    one.append(5, 6, b"one")
+    other.append(5, 6 if is_same_epoch else 7, b"other")
+    for broker, kept in (("broker-1", one), ("broker-2", other)):
+        one.promise.check(broker, kept.log)
+    assert [text.partition(":")[0] for text in one.broken] == ["one-batch"] * is_same_epoch
+
+
+def replica(mark: int, *, end: int = 10, start: int = 0, is_leader: bool = False) -> Partition:
+    """A partition as a broker has it."""
+    log = SimpleNamespace(topic_id=ID, start_offset=start, end_offset=end)
+    known: dict[str, Any] = {"topic": "t", "index": 0, "log": log, "leader_epoch": 1}
+    return cast(Partition, SimpleNamespace(high_watermark=mark, is_leader=is_leader, **known))
+
+
+def looked_at(checked: Checked, **replicas: Partition) -> list[str]:
+    """What is broken once the brokers were looked at, of which each has a replica."""
+    nowhere = cast(SimulatedFiles, None)
+    brokers = [Looked(int(name[1:]), nowhere, [one]) for name, one in replicas.items()]
+    checked.promises.commits.look(brokers)
+    return [one.partition(":")[0] for one in checked.broken]
+
+
+def test_a_leader_commits_what_the_in_sync_set_has_and_with_flush_messages_on_disks() -> None:
+    checked = Checked()
+    assert looked_at(checked, b1=replica(10, is_leader=True), b2=replica(8)) == []
+    checked.ends = {1: 12, 2: 12, 3: 11}
+    assert looked_at(checked, b1=replica(12, end=12, is_leader=True)) == ["committed"]
+    checked = Checked()
+    checked.promises.settings["t"] = TopicSettings(flush_each=True)
+    checked.promises.synced_end = lambda place, broker: 10 if broker == 1 else 9
+    checked.promises.started_s = lambda broker: 1.0
+    assert looked_at(checked, b1=replica(9, is_leader=True)) == []
+    assert looked_at(checked, b1=replica(10, is_leader=True)) == ["committed"]
+
+
+def test_no_replica_takes_for_committed_what_it_does_not_have_or_no_leader_committed() -> None:
+    checked = Checked()
+    assert looked_at(checked, b1=replica(5, is_leader=True), b2=replica(6, end=5)) == ["committed"]
+    checked = Checked()
+    assert looked_at(checked, b1=replica(5, is_leader=True), b2=replica(6)) == []
+    checked.now += DOUBT_S + 0.1
+    assert looked_at(checked, b2=replica(6)) == ["committed"]
+    checked = Checked()
+    assert looked_at(checked, b1=replica(5, is_leader=True), b2=replica(6)) == []
+    assert looked_at(checked, b1=replica(6, is_leader=True)) == []
+    checked.now += DOUBT_S + 0.1
+    assert looked_at(checked, b2=replica(6)) == [], "the leader was looked at late"
+
+
+def test_a_log_does_not_start_above_what_is_committed() -> None:
+    checked = Checked()
+    assert looked_at(checked, b1=replica(5, start=5, is_leader=True)) == []
+    assert looked_at(checked, b1=replica(5, start=6, is_leader=True)) == ["committed"]
+
+
+@pytest.mark.parametrize(("in_sync", "is_broken"), [((1, 2), True), ((1,), False)])
+def test_no_replica_is_eligible_beside_enough_in_sync(in_sync: tuple[int, ...], is_broken: bool) -> None:
+    checked = Checked()
+    checked.promises.settings["t"] = TopicSettings(min_isr=2)
+    checked.promises.min_isr_written("t", 2)
+    checked.written(*in_sync)
+    checked.promises.eligible_written(PLACE, [3])
+    assert [one.partition(":")[0] for one in checked.broken] == ["eligible"] * is_broken

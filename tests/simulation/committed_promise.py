@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from simulated_disk import SimulatedFiles
 
 
-DOUBT_S = 1.0
+DOUBT_S = 0.05
 """A leader may end before it was looked at, that has told a follower what it had committed."""
 
 
@@ -107,8 +107,6 @@ class CommittedPromise:
             self._broken(f"{broker} takes {place} up to {mark} for committed, and has it up to {marks.end}")
         elif marks.high_watermark > max(self.most(place, topic_id), marks.start):
             self._doubts.setdefault((broker, place, topic_id), (marks.high_watermark, self._promises.now()))
-        else:
-            self._doubts.pop((broker, place, topic_id), None)
 
     def _look_at_doubts(self) -> None:
         for (broker, place, topic_id), (mark, since_s) in list(self._doubts.items()):

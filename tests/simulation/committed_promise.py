@@ -7,7 +7,7 @@ some leader has committed, and none takes for committed what it does not hold.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from log_inspection import whole_batches
@@ -21,23 +21,32 @@ if TYPE_CHECKING:
 
 
 DOUBT_S = 0.05
-"""A leader may end before it was looked at, that has told a follower what it had committed."""
+"""Brokers are looked at every few steps: so long a leader may know of a commit that was not seen with it."""
 
 
 class Marks(NamedTuple):
-    """What a broker took for committed when it was looked at last, and what for the ends of its log."""
+    """How a replica was when it was looked at last."""
 
     high_watermark: int
     start: int
     end: int
+    epoch: int
+    is_leader: bool
 
 
 class Looked(NamedTuple):
-    """A running broker, its disk and its replicas."""
+    """A running broker and its replicas."""
 
     broker: int
-    files: SimulatedFiles
     partitions: Sequence[Partition]
+
+
+class Doubt(NamedTuple):
+    """A replica takes for committed what nobody has, since some time. ``leader``: a broker and its epoch."""
+
+    high_watermark: int
+    since_s: float
+    leader: tuple[int, int]
 
 
 class CommittedPromise:
@@ -45,75 +54,78 @@ class CommittedPromise:
 
     def __init__(self, promises: Promises) -> None:
         self._promises = promises
-        self._seen: dict[tuple[int, Place, bytes, int, bool], Marks] = {}
-        """By broker, partition and leader epoch, and whether it led."""
+        self._seen: dict[tuple[int, Place, bytes], Marks] = {}
         self._most: dict[tuple[Place, bytes], int] = {}
         """What leaders have committed."""
-        self._doubts: dict[tuple[int, Place, bytes], tuple[int, float]] = {}
-        """What a follower takes for committed, and nobody has committed, and since when."""
+        self._leaders: dict[tuple[Place, bytes], tuple[int, int]] = {}
+        """By partition the broker that leads it in the latest epoch, and the epoch."""
+        self._doubts: dict[tuple[int, Place, bytes], Doubt] = {}
         self._looked_s = 0.0
 
     def look(self, brokers: Sequence[Looked]) -> None:
         """Looks at the replicas of all running brokers."""
-        changed = [
-            (one, partition, marks)
-            for one in brokers
-            for partition in one.partitions
-            if (marks := self._changed(one.broker, partition)) is not None
-        ]
-        for one, partition, marks in changed:
+        replicas = [(one.broker, partition) for one in brokers for partition in one.partitions]
+        leaders: dict[tuple[Place, bytes], tuple[int, int]] = {}
+        for broker, partition in replicas:
             if partition.is_leader:
-                self._look_at_leader(one.broker, partition, marks)
-        for one, partition, marks in changed:
-            self._look_at_replica(one.broker, partition, marks)
-        self._look_at_doubts()
+                key = (_place(partition), partition.log.topic_id)
+                epoch = int(partition.leader_epoch)
+                if epoch > leaders.get(key, (0, -1))[1]:
+                    leaders[key] = (broker, epoch)
+        # One that leads no more may have committed something before it was looked at.
+        changed = [
+            (broker, *of) for broker, partition in replicas if (of := self._changed(broker, partition))
+        ]
+        for broker, key, marks, led in sorted(changed, key=lambda one: not one[3]):
+            self._look_at(broker, key, marks, led)
+        self._look_at_doubts(leaders)
+        self._leaders = leaders
         self._looked_s = self._promises.now()
 
     def most(self, place: Place, topic_id: bytes) -> int:
         """Up to where some leader has committed a partition."""
         return self._most.get((place, topic_id), 0)
 
-    def _changed(self, broker: int, partition: Partition) -> Marks | None:
+    def _changed(self, broker: int, partition: Partition) -> tuple[tuple[Place, bytes], Marks, bool] | None:
+        """How a replica is, if that is new, and whether it leads or led when it was looked at last."""
         log = partition.log
-        marks = Marks(int(partition.high_watermark), int(log.start_offset), int(log.end_offset))
-        epoch, is_leader = int(partition.leader_epoch), bool(partition.is_leader)
-        key = (broker, _place(partition), log.topic_id, epoch, is_leader)
-        if self._seen.get(key) == marks:
+        place, topic_id = _place(partition), log.topic_id
+        marks = Marks(
+            int(partition.high_watermark),
+            int(log.start_offset),
+            int(log.end_offset),
+            int(partition.leader_epoch),
+            bool(partition.is_leader),
+        )
+        before = self._seen.get((broker, place, topic_id))
+        if before == marks:
             return None
-        self._seen[key] = marks
-        return marks
+        self._seen[broker, place, topic_id] = marks
+        return (place, topic_id), marks, marks.is_leader or (before is not None and before.is_leader)
 
-    def _look_at_leader(self, broker: int, partition: Partition, marks: Marks) -> None:
-        place, topic_id = _place(partition), partition.log.topic_id
-        most = self.most(place, topic_id)
-        if marks.start > max(marks.high_watermark, most):
-            self._broken(
-                f"the log of {place} starts at {marks.start} on its leader {broker}, and is committed up to"
-                f" {marks.high_watermark}"
-            )
-        elif marks.high_watermark > most:
-            self._most[place, topic_id] = marks.high_watermark
-            epoch = int(partition.leader_epoch)
-            self._promises.committed(place, topic_id, epoch, broker, marks.high_watermark, self._looked_s)
-
-    def _look_at_replica(self, broker: int, partition: Partition, marks: Marks) -> None:
-        place, topic_id = _place(partition), partition.log.topic_id
-        if (broker, place, topic_id, int(partition.leader_epoch), True) in self._seen:
-            # It led until a moment ago, or leads.
-            most = self.most(place, topic_id)
-            self._most[place, topic_id] = max(most, marks.high_watermark)
-        if marks.high_watermark > marks.end:
-            mark = marks.high_watermark
+    def _look_at(self, broker: int, key: tuple[Place, bytes], marks: Marks, led: bool) -> None:
+        place, topic_id = key
+        mark, most = marks.high_watermark, self.most(place, topic_id)
+        if mark > marks.end:
             self._broken(f"{broker} takes {place} up to {mark} for committed, and has it up to {marks.end}")
-        elif marks.high_watermark > max(self.most(place, topic_id), marks.start):
-            self._doubts.setdefault((broker, place, topic_id), (marks.high_watermark, self._promises.now()))
+        elif marks.is_leader and marks.start > max(mark, most):
+            self._broken(
+                f"{place} starts at {marks.start} on its leader {broker}, and is committed up to {mark}"
+            )
+        elif mark > most and led:
+            self._most[key] = mark
+            self._promises.committed(place, topic_id, marks.epoch, broker, mark, self._looked_s)
+        elif mark > max(most, marks.start) and key in self._leaders:
+            doubt = Doubt(mark, self._promises.now(), self._leaders[key])
+            self._doubts.setdefault((broker, *key), doubt)
 
-    def _look_at_doubts(self) -> None:
-        for (broker, place, topic_id), (mark, since_s) in list(self._doubts.items()):
-            most = self.most(place, topic_id)
-            if most >= mark:
+    def _look_at_doubts(self, leaders: Mapping[tuple[Place, bytes], tuple[int, int]]) -> None:
+        for (broker, place, topic_id), doubt in list(self._doubts.items()):
+            most, mark = self.most(place, topic_id), doubt.high_watermark
+            if most >= mark or leaders.get((place, topic_id)) != doubt.leader:
+                # One leader may have told it, and not be there any more.
                 del self._doubts[broker, place, topic_id]
-            elif self._promises.now() - since_s > DOUBT_S:
+            elif self._promises.now() - doubt.since_s > DOUBT_S:
                 self._broken(f"{broker} takes {place} up to {mark} for committed, and {most} is")
                 return
 

@@ -425,7 +425,7 @@ class Simulation:
 
     def look_at_commits(self) -> None:
         """Has looked at what all running brokers take for committed, also those that start and stop."""
-        self.promises.commits.look([Looked(one.node_id, one.files, one.all_partitions) for one in self.nodes])
+        self.promises.commits.look([Looked(one.node_id, one.all_partitions) for one in self.nodes])
 
     def is_compacted(self, topic: str) -> bool:
         """Whether a topic is compacted."""

@@ -178,8 +178,7 @@ def replica(mark: int, *, end: int = 10, start: int = 0, is_leader: bool = False
 
 def looked_at(checked: Checked, **replicas: Partition) -> list[str]:
     """What is broken once the brokers were looked at, of which each has a replica."""
-    nowhere = cast(SimulatedFiles, None)
-    brokers = [Looked(int(name[1:]), nowhere, [one]) for name, one in replicas.items()]
+    brokers = [Looked(int(name[1:]), [one]) for name, one in replicas.items()]
     checked.promises.commits.look(brokers)
     return [one.partition(":")[0] for one in checked.broken]
 
@@ -200,15 +199,22 @@ def test_a_leader_commits_what_the_in_sync_set_has_and_with_flush_messages_on_di
 def test_no_replica_takes_for_committed_what_it_does_not_have_or_no_leader_committed() -> None:
     checked = Checked()
     assert looked_at(checked, b1=replica(5, is_leader=True), b2=replica(6, end=5)) == ["committed"]
+    leader = replica(5, is_leader=True)
     checked = Checked()
-    assert looked_at(checked, b1=replica(5, is_leader=True), b2=replica(6)) == []
+    looked_at(checked, b1=leader)
+    assert looked_at(checked, b1=leader, b2=replica(6)) == [], "the leader may be looked at late"
     checked.now += DOUBT_S + 0.1
-    assert looked_at(checked, b2=replica(6)) == ["committed"]
+    assert looked_at(checked, b1=leader, b2=replica(6)) == ["committed"]
+
+
+@pytest.mark.parametrize("later", [replica(6, is_leader=True), replica(6), None])
+def test_a_leader_may_have_told_what_it_was_not_seen_with(later: Partition | None) -> None:
     checked = Checked()
-    assert looked_at(checked, b1=replica(5, is_leader=True), b2=replica(6)) == []
-    assert looked_at(checked, b1=replica(6, is_leader=True)) == []
+    looked_at(checked, b1=replica(5, is_leader=True))
+    follower = replica(6)
+    looked_at(checked, b1=replica(5, is_leader=True), b2=follower)
     checked.now += DOUBT_S + 0.1
-    assert looked_at(checked, b2=replica(6)) == [], "the leader was looked at late"
+    assert looked_at(checked, b2=follower, **({} if later is None else {"b1": later})) == []
 
 
 def test_a_log_does_not_start_above_what_is_committed() -> None:

@@ -80,15 +80,19 @@ class Holders:
         for broker in self.unsure:
             self.since.pop(broker, None)
 
-    def min_isr_changed(self, min_isr: int, *, is_led: bool) -> None:
+    def min_isr_changed(self, min_isr: int, *, is_led: bool, has_ended: bool = False) -> None:
         """The store has another ``min.insync.replicas``: by it a leader may commit without the eligible.
 
-        Nothing is committed without a leader.
+        Nothing is committed without a leader. Where the leader's process has ended (``has_ended``) the
+        eligible may be elected all the same, by a controller that has not read the value yet.
         """
         self.min_isr = min_isr
         if is_led:
-            self.eligible, self.unsure = set(), set()
-            self.keep(self.isr)
+            self.unsure = self.unsure | self.eligible if has_ended else set()
+            self.eligible = set(self.unsure)
+            self.keep({*self.isr, *self.unsure})
+            for broker in self.unsure:
+                self.since.pop(broker, None)
 
     def _join(self, broker: int, leader: int) -> None:
         since = self.since.get(leader, self.unreported.get(leader, NEVER))

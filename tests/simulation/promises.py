@@ -364,9 +364,10 @@ class Promises:
                 had_forgotten = known.holders.has_forgotten
                 if known.holders.eligible and known.leader >= 0:
                     self.events.count("eligible replicas dropped by another min.insync.replicas")
-                # A leader whose process has ended commits nothing by the new value.
-                is_led = known.leader >= 0 and self.started_s(known.leader) is not None
-                known.holders.min_isr_changed(self._min_isr_of(place, known), is_led=is_led)
+                is_led = known.leader >= 0
+                has_ended = is_led and self.started_s(known.leader) is None
+                least = self._min_isr_of(place, known)
+                known.holders.min_isr_changed(least, is_led=is_led, has_ended=has_ended)
                 self._note_forgotten(place, known, had_forgotten)
 
     def _assigned(

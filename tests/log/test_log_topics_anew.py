@@ -10,7 +10,7 @@ from tidemill.log.manager import LogManager
 from tidemill.log.moves import Move, begin_move
 from tidemill.log.names import CLEANER_OFFSETS
 from tidemill.log.offset_checkpoint import write_checkpoints
-from tidemill.model.types import TopicPartition
+from tidemill.model.types import ZERO_ID, TopicPartition
 from tidemill.records.batch import Batch
 from tidemill.testing.files import FaultyFiles
 
@@ -109,3 +109,43 @@ def test_a_new_log_is_not_taken_for_compacted_as_far_as_the_one_that_was_set_asi
     manager.set_aside(KEY, NOW)
     manager.create(KEY, NEW, LogConfig(), NOW)
     assert read_offsets(files, f"{directory.path}/{CLEANER_OFFSETS}") == {}
+
+
+def power_cut(files: FaultyFiles) -> LogManager:
+    """The broker after a power cut."""
+    files.power_cut()
+    return started(files)
+
+
+def test_what_a_power_cut_leaves_of_a_topic_is_known_to_be_of_that_topic(batch: MakeBatch) -> None:
+    files = FaultyFiles()
+    log = started(files).create(KEY, FORMER, LogConfig(), NOW)
+    log.append([batch(value=b"former")], 0, NOW)
+    log.flush(NOW)
+    log = power_cut(files).logs[KEY]
+    assert (log.topic_id, log.end_offset) == (FORMER, 1), "a topic made anew would begin with its records"
+
+
+def test_an_id_that_a_log_got_late_is_on_the_disk_with_the_next_sync_and_after_a_clean_stop(
+    batch: MakeBatch,
+) -> None:
+    files = FaultyFiles()
+    manager = started(files)
+    log = manager.create(KEY, ZERO_ID, LogConfig(), NOW)
+    log.append([batch(value=b"former")], 0, NOW)
+    log.flush(NOW)
+    manager.assign_topic_id(log, FORMER)
+    log.append([batch(value=b"former")], 0, NOW)
+    log.flush(NOW)
+    manager = power_cut(files)
+    assert manager.logs[KEY].topic_id == FORMER
+    assert manager.close(NOW, {}) == []
+
+    files = FaultyFiles()
+    manager = started(files)
+    manager.create(KEY, ZERO_ID, LogConfig(), NOW).append([batch(value=b"former")], 0, NOW)
+    assert manager.close(NOW, {}) == []
+    manager = started(files)
+    manager.assign_topic_id(manager.logs[KEY], FORMER)
+    assert manager.close(NOW, {}) == []
+    assert power_cut(files).logs[KEY].topic_id == FORMER

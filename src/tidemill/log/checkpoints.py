@@ -133,7 +133,7 @@ def read_partition_metadata(files: Files, path: str) -> bytes:
 
 
 def write_partition_metadata(files: Files, path: str, topic_id: bytes) -> None:
-    """Writes ``partition.metadata``. The disk is not waited for: the store knows the id, too."""
+    """Writes ``partition.metadata``. The next sync of the log syncs it: see ``LogStore.id_changed``."""
     files.write_unsynced(path, f"version: {METADATA_VERSION}\ntopic_id: {encode_id(topic_id)}".encode())
 
 

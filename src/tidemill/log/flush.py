@@ -18,7 +18,8 @@ class FlushJob:
         """How often the log had been truncated when the job began."""
         self.names_changed = 0
         self.epochs_changed = 0
-        """How often names in the directory, and leader epochs, had changed when the job began."""
+        self.id_changed = 0
+        """How often names in the directory, leader epochs and the topic id had changed when the job began."""
         self.base_offset = 0
         self.position = 0
         """Up to where the active segment is synced by this job, and which one that is."""

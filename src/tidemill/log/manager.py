@@ -242,6 +242,7 @@ class LogManager(DataDirectories):
         except OSError as problem:
             raise storage_error("write", path, problem) from problem
         log.topic_id = topic_id
+        log.id_changed += 1
 
     def delete(self, topic_partition: TopicPartition, now_ms: int) -> bool:
         """Removes a log: its directory is renamed now, and removed after ``file.delete.delay.ms``.

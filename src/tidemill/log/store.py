@@ -15,7 +15,7 @@ from tidemill.log.config import LogConfig
 from tidemill.log.errors import storage_error
 from tidemill.log.flush import FlushJob
 from tidemill.log.leader_epochs import LeaderEpochs
-from tidemill.log.names import SNAPSHOT, TRANSACTION_INDEX, offset_name
+from tidemill.log.names import PARTITION_METADATA, SNAPSHOT, TRANSACTION_INDEX, offset_name
 from tidemill.log.producer_state import ProducerState
 from tidemill.log.removals import Removals
 from tidemill.log.segment import Segment
@@ -79,6 +79,11 @@ class LogStore:
         self.names_synced: i64 = 0
         """What :attr:`names_changed` was when the directory was synced last."""
         self.parent_unsynced: bool = recovery_point == 0
+        self.id_changed: i64 = recovery_point == 0
+        """Counts how often ``partition.metadata`` was written. A power cut that took it would leave records
+        of which nobody knows the topic: one made anew under the name would begin with them."""
+        self.id_synced: i64 = 0
+        """What :attr:`id_changed` was when ``partition.metadata`` was synced last."""
         self._synced_base: i64 = self.active.base_offset
         self._synced_position: i64 = self.active.size if recovery_point >= end_offset else 0
         self.truncations: i64 = 0
@@ -390,8 +395,13 @@ class LogStore:
         job.names_changed = int(self.names_changed)
         job.epochs_changed = self.leader_epochs.changes
         job.sync_directory = (
-            self.names_changed != self.names_synced or self.leader_epochs.changes != self.leader_epochs.synced
+            self.names_changed != self.names_synced
+            or self.leader_epochs.changes != self.leader_epochs.synced
+            or self.id_changed != self.id_synced
         )
+        job.id_changed = int(self.id_changed)
+        if self.id_changed != self.id_synced:
+            job.add_path(f"{self.directory}/{PARTITION_METADATA}")
         job.is_cut = self.truncations != self.truncations_synced
         job.sync_parent = self.parent_unsynced
         self.flushes = [one for one in self.flushes if not one.ended]
@@ -429,6 +439,7 @@ class LogStore:
         """Takes in that a flush is done: recovery begins after it. For one that failed it is not called."""
         self.last_flush_ms = now_ms
         self.parent_unsynced = False
+        self.id_synced = job.id_changed
         self.names_synced = job.names_changed
         self.leader_epochs.synced = job.epochs_changed
         self.truncations_synced = job.truncations
@@ -508,10 +519,12 @@ class LogStore:
         """Says that the log was opened after a clean stop: until something happens to it, all is synced."""
         self.settled_end = self.end_offset
         self.names_synced = self.names_changed
+        self.id_synced = self.id_changed
         self.parent_unsynced = False
 
     def _is_settled(self) -> bool:
-        return self.settled_end == self.end_offset and self.names_synced == self.names_changed
+        is_same = self.names_synced == self.names_changed and self.id_synced == self.id_changed
+        return is_same and self.settled_end == self.end_offset
 
     def _is_untouched(self) -> bool:
         """Whether nothing was ever stored here: a power cut has nothing to take."""

@@ -239,3 +239,20 @@ def test_values_of_a_topic_that_was_deleted_excuse_nothing() -> None:
     changed.write(2)
     changed.acknowledged_alone(20.0)
     assert len(changed.broken) == 1
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_an_eligible_replica_may_be_elected_if_the_leader_had_ended_before_the_value_was_lowered(
+    has_ended: bool,
+) -> None:
+    changed = Changed()
+    changed.write(2)
+    changed.written(1, 2)
+    changed.written(1)
+    assert changed.eligible == {2}
+    if has_ended:
+        changed.promises.started_s = lambda broker: None if broker == 1 else 0.0
+    changed.write(1)
+    changed.promises.state_written(PLACE, 2, 2, [2])
+    assert [one.partition(":")[0] for one in changed.broken] == ["election"] * (not has_ended)
+    assert changed.counts["excuse not-learnt"] == has_ended

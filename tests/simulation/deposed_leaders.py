@@ -22,6 +22,7 @@ class DeposedLeaders:
         """When the session of a broker ended that has no other since."""
         self._registered_s: dict[int, float] = {}
         self._woken_s: dict[int, float] = {}
+        self._troubled_s: dict[int, float] = {}
         self._followed_s: dict[tuple[Place, int], float] = {}
         self._late_s: dict[tuple[Place, int], float] = {}
         """When a leader took its first write that came too late: it may notice with this that it is alone."""
@@ -39,6 +40,14 @@ class DeposedLeaders:
     def woken(self, broker: int, now: float) -> None:
         """A process goes on that stood still."""
         self._woken_s[broker] = now
+
+    def store_troubled(self, broker: int, now: float) -> None:
+        """A broker's connection to the store breaks: it reads the cluster anew. NEVER: it is slow for now."""
+        self._troubled_s[broker] = now
+
+    def store_troubled_s(self, broker: int) -> float:
+        """When the connection of a broker to the store broke last, or was slow; NEVER while it is."""
+        return self._troubled_s.get(broker, 0.0)
 
     def in_touch_s(self, broker: int) -> float:
         """Since when a broker has a session and does not stand still; NEVER where it has none."""

@@ -12,7 +12,7 @@ from unittest import mock
 
 from asked_deletions import ADMIN_MARK
 from change_phases import CLUSTER_PHASES, COMPACTION_PHASES, MIN_INSYNC_PHASES
-from deposed_leaders import SLACK_S
+from deposed_leaders import NEVER, SLACK_S
 from promises import ALL, LEADER, Place, TopicSettings
 from simulated_admins import (
     REPLACED_TOPIC,
@@ -705,6 +705,7 @@ class FullCluster(Simulation):
         if store is None:
             return False
         self.events.add(f"*** {node.name} loses its connection to the store", "the world")
+        self.promises.deposed.store_troubled(node.node_id, self.loop.time())
         self.loop.call_soon(store.lose_connection, context=node.process.context)
         return True
 
@@ -752,8 +753,11 @@ class FullCluster(Simulation):
         store.late_s = self.session_s * self.random.choice((0.1, 0.25, 0.4))
         self.events.add(f"*** the store answers {node.name} {store.late_s:.2f} s later", "the world")
 
+        self.promises.deposed.store_troubled(node.node_id, NEVER)
+
         def mend() -> None:
             store.late_s = 0.0
+            self.promises.deposed.store_troubled(node.node_id, self.loop.time())
 
         self.faults.later(mend, LONG_S, after_s=self.session_s)
         others = [one for one in self.nodes if one is not node]

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 DEFAULT_PATH = ConfigNode.path("brokers", DEFAULT_ENTITY)
 TOPICS = ConfigNode.path("topics", "")
 LEARN_SESSIONS = 2
-"""A broker whose session lives has read a change within so many lives of a session, and SLACK_S."""
+"""A broker whose session lives, and whose connection to the store holds, has read a change within so many
+lives of a session, and SLACK_S."""
 APPLY_S = 2.0
 """What a broker has read it counts by within this time: it may read the rest of the cluster first."""
 
@@ -145,9 +146,12 @@ class MinInsyncSetting:
     def _counted(self, broker: int, path: str, since_s: float) -> set[int | None]:
         """The values by which a broker may have counted since ``since_s``."""
         values, reads = self._values[path], self._reads[broker, path]
-        index = max((read.index for read in reads if read.at_s <= since_s - APPLY_S), default=0)
-        learns_s = LEARN_SESSIONS * self.promises.deposed.session_s + SLACK_S
-        in_touch_s = self.promises.deposed.in_touch_s(broker)
+        deposed = self.promises.deposed
+        troubled_s = deposed.store_troubled_s(broker)
+        applied = [read.index for read in reads if max(read.at_s, troubled_s) <= since_s - APPLY_S]
+        index = max(applied, default=0)
+        learns_s = LEARN_SESSIONS * deposed.session_s + SLACK_S
+        in_touch_s = max(deposed.in_touch_s(broker), troubled_s)
         while index + 1 < len(values) and max(values[index + 1].at_s, in_touch_s) + learns_s <= since_s:
             index += 1
         return {one.value for one in values[index:]}

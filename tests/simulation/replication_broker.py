@@ -214,9 +214,17 @@ class ReplicationBroker:
     def _change_isr(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
         replication = partition.replication
         epochs = [(one, ANY_EPOCH if replication is None else int(replication.epoch_of(one))) for one in isr]
-        change = IsrChange(self.node_id, int(partition.leader_epoch), partition_epoch, epochs)
+        leader_epoch = int(partition.leader_epoch)
+        change = IsrChange(self.node_id, leader_epoch, partition_epoch, epochs)
 
         def answer(state: PartitionImage | None) -> None:
+            now = partition.replication
+            if (
+                now is None
+                or partition.leader_epoch != leader_epoch
+                or now.partition_epoch != partition_epoch
+            ):
+                return  # It asks over another state by now.
             if state is None:
                 self.partitions.isr_refused(partition)
             else:

@@ -347,6 +347,8 @@ class Producer(Client):
                 self.promises.refused_sequence(place, self.topic_id, refusal, in_doubt=batch.is_in_doubt)
                 self._begin_session()
         elif code in (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+            # A leader says so, too, that has stored it, and has to let the partition go before all have it.
+            batch.is_in_doubt = True
             self._topic_unknown(batch)
         elif code != ErrorCode.NOT_ENOUGH_REPLICAS:
             batch.is_in_doubt = True

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from deposed_leaders import NEVER
 from event_log import EventLog
 from min_insync_setting import DEFAULT_PATH
 from promises import ALL, Message, Promises, Sent, TopicSettings
@@ -256,3 +257,16 @@ def test_an_eligible_replica_may_be_elected_if_the_leader_had_ended_before_the_v
     changed.promises.state_written(PLACE, 2, 2, [2])
     assert [one.partition(":")[0] for one in changed.broken] == ["election"] * (not has_ended)
     assert changed.counts["excuse not-learnt"] == has_ended
+
+
+@pytest.mark.parametrize(("troubled_s", "is_excused"), [(17.0, True), (10.5, False), (NEVER, True)])
+def test_a_leader_whose_connection_to_the_store_breaks_reads_a_higher_value_later(
+    troubled_s: float, is_excused: bool
+) -> None:
+    changed = Changed()
+    changed.write(2)
+    changed.read(2)
+    changed.written(1)
+    changed.promises.deposed.store_troubled(1, troubled_s)
+    changed.acknowledged_alone(18.0)
+    assert bool(changed.broken) is not is_excused

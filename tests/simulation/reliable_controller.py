@@ -246,6 +246,10 @@ class ReliableController:
         def arrive() -> None:
             found = self.image.topics[topic]
             state: PartitionImage | None = None
+            registered = self._brokers.get(change.broker)
+            if registered is None or registered[0] is not process:
+                self.promises.events.add(f"{change} is of a process that is gone", "the world")
+                return
             try:
                 old = found.partitions[partition]
                 state = plan_isr_change(self.image, topic, old, change, policy_of(found))

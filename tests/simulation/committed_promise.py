@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from log_inspection import whole_batches
+from log_inspection import log_directory, whole_batches
 
 from tidemill.log.names import LOG, offset_of
 from tidemill.replication.partition import Partition
@@ -137,8 +137,9 @@ def _place(partition: Partition) -> Place:
     return partition.topic, int(partition.index)
 
 
-def synced_end(files: SimulatedFiles, directory: str) -> int:
-    """Where the whole batches end that are on the disk for sure; -1 without any."""
+def synced_end(files: SimulatedFiles, partition: str) -> int:
+    """Where the whole batches of a partition's log end that a power cut would leave; -1 without any."""
+    directory = log_directory(files.durable_names, partition)
     end = -1
     for name in files.durable_names(directory):
         if offset_of(name, LOG) >= 0:

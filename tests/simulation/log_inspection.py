@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from simulated_disk import SimulatedFiles
 
+from tidemill.log.names import MOVED_TO
 from tidemill.records.checksum import crc32c
 from tidemill.records.reader import iter_stored
 from tidemill.replication.partition import Partition
 
+DATA_DIRECTORIES = ("/data", "/data2")
+"""Where simulated brokers may have their logs."""
 _BASE_AND_LENGTH = struct.Struct(">qi")
 _CRC = struct.Struct(">I")
 _LAST_DELTA = struct.Struct(">i")
@@ -35,12 +38,25 @@ def records_of(partition: Partition) -> bytes:
     return found
 
 
-def end_on_disk(files: SimulatedFiles, directory: str) -> int:
-    """Where the whole batches end that are in the segments of a log on a disk; -1 when it has none."""
+def log_directory(names_in: Callable[[str], Collection[str]], partition: str) -> str:
+    """The directory with the log of a partition, such as ``t-0``, where it was moved from one to another.
+
+    Once the copy is there under its name, a broker that starts takes it instead of the one that was copied.
+    """
+    there = [path for one in DATA_DIRECTORIES if names_in(path := f"{one}/{partition}")]
+    left = [path for path in there if MOVED_TO not in names_in(path)]
+    return (left or there or [f"{DATA_DIRECTORIES[0]}/{partition}"])[0]
+
+
+def end_on_disk(files: SimulatedFiles, partition: str) -> int:
+    """Where the whole batches end that are in the segments of a partition's log; -1 when it has none."""
+
+    def names_in(path: str) -> list[str]:
+        return files.list(path) if files.exists(path) else []
+
+    directory = log_directory(names_in, partition)
     end = -1
-    if not files.exists(directory):
-        return end
-    for name in files.list(directory):
+    for name in names_in(directory):
         if not name.endswith(".log"):
             continue
         for _, last, _ in whole_batches(files.read(f"{directory}/{name}")):

@@ -305,9 +305,9 @@ class CleaningCheck:
         known = self.promises.partitions.get(self.place)
         if known is None:
             return
-        directory = f"/data/{self.job.name}"
         ends = {
-            broker: end_on_disk(self.simulation.node(broker).files, directory) for broker in known.replicas
+            broker: end_on_disk(self.simulation.node(broker).files, self.job.name)
+            for broker in known.replicas
         }
         self.promises.compaction.tombstones_removed(self.place, tombstones, ends)
 

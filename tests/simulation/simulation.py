@@ -224,7 +224,7 @@ class Simulation:
         self.promises = Promises(self.events, self.loop.time)
         self.promises.replica_ends = self._replica_ends
         self.promises.synced_end = lambda place, broker: synced_end(
-            self.node(broker).files, f"/data/{place[0]}-{place[1]}"
+            self.node(broker).files, f"{place[0]}-{place[1]}"
         )
         self.promises.started_s = self._started_s
         self.promises.stopped_s = lambda broker: self.node(broker).stopped_s
@@ -544,7 +544,7 @@ class Simulation:
                 for offset, led in log.led.items():
                     if led.leader == known.leader == node.node_id and led.epoch == known.epoch:
                         promised = max(promised, offset)
-            end = end_on_disk(node.files, f"/data/{place[0]}-{place[1]}")
+            end = end_on_disk(node.files, f"{place[0]}-{place[1]}")
             if end >= 0 and end <= promised:
                 self.promises.broken(
                     "flush",

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from committed_promise import DOUBT_S, Looked
+from committed_promise import DOUBT_S, Looked, synced_end
+from log_inspection import end_on_disk
 from log_state_promise import LogStatePromise
 from promises import TopicSettings
 from simulated_disk import SimulatedFiles
@@ -17,7 +18,7 @@ from test_promise_checkers import ID, PLACE, Checked
 from tidemill.log.checkpoints import render_checkpoint
 from tidemill.log.config import LogConfig
 from tidemill.log.log import Log
-from tidemill.log.names import RECOVERY_POINTS
+from tidemill.log.names import MOVED_TO, RECOVERY_POINTS
 from tidemill.log.recovery import Opening
 from tidemill.log.removals import Removals
 from tidemill.model.types import TopicPartition
@@ -72,6 +73,28 @@ def test_a_log_of_which_everything_is_known_breaks_nothing() -> None:
     kept.log.truncate_to(3, NOW)
     kept.append(3, 6)
     assert kept.found() == []
+
+
+def test_of_a_log_that_moves_the_copy_counts_once_it_has_its_name() -> None:
+    kept, longer = Kept(), Kept()
+    kept.sync()
+    longer.append(5, 5)
+    files = kept.files
+    ends = [(end_on_disk(files, "t-0"), synced_end(files, "t-0"))]
+    files.make_directory("/data2/t-0-future")
+    segment = "00000000000000000000.log"
+    copy = files.open(f"/data2/t-0-future/{segment}", create=True)
+    copy.append([longer.files.read(f"/data/t-0/{segment}")])
+    copy.sync()
+    files.replace(f"/data/t-0/{MOVED_TO}", b"/data2\n")
+    for directory in ("/data", "/data/t-0", "/data2", "/data2/t-0-future"):
+        files.sync_directory(directory)
+    ends.append((end_on_disk(files, "t-0"), synced_end(files, "t-0")))
+    files.rename("/data2/t-0-future", "/data2/t-0")
+    ends.append((end_on_disk(files, "t-0"), synced_end(files, "t-0")))
+    files.sync_directory("/data2")
+    ends.append((end_on_disk(files, "t-0"), synced_end(files, "t-0")))
+    assert ends == [(5, 5), (5, 5), (6, 5), (6, 6)]
 
 
 def forget_an_epoch(log: Log) -> None:

@@ -181,6 +181,27 @@ def test_a_checkpoint_on_the_disk_names_only_what_is_on_the_disk(is_synced: bool
     assert [one.partition(":")[0] for one in kept.broken] == ["recovery-point"] * (not is_synced)
 
 
+def test_the_recovery_point_of_a_copy_says_nothing_before_its_name_is_on_the_disk() -> None:
+    kept = Kept()
+    kept.sync()
+    kept.files.make_directory("/data2")
+    for path in ("/data", "/data2"):
+        file = kept.files.open(f"{path}/{RECOVERY_POINTS}", create=True)
+        file.append([render_checkpoint([f"t 0 {kept.log.end_offset}"])])
+        file.sync()
+    kept.files.rename("/data/t-0", "/data2/t-0")
+    for path in ("/data", "/data2"):
+        kept.files.sync_directory(path)
+    kept.files.make_directory("/data/t-0")
+    kept.files.open("/data/t-0/00000000000000000000.log", create=True).append(
+        [kept.files.read("/data2/t-0/00000000000000000000.log")]
+    )
+    kept.files.replace(f"/data2/t-0/{MOVED_TO}", b"/data\n")
+    assert kept.found() == []
+    kept.promise.process_ends("broker-1", kept.files, lambda topic: False)
+    assert kept.broken == []
+
+
 @pytest.mark.parametrize("is_same_epoch", [True, False])
 def test_two_replicas_have_no_different_batches_of_one_epoch(is_same_epoch: bool) -> None:
     one, other = Kept(), Kept()

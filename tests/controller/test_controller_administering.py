@@ -26,8 +26,9 @@ from tidemill.coordination.nodes import (
     TopicAssignment,
     TopicNode,
 )
-from tidemill.coordination.port import BadVersion, Create, Node, NoNode, SetData, StoreUnavailable
+from tidemill.coordination.port import Create, Node, NoNode, SetData, StoreUnavailable
 from tidemill.model.configs import BrokerConfig
+from tidemill.model.errors import ErrorCode, KafkaError
 
 
 class Looked:
@@ -229,8 +230,9 @@ def test_a_controller_that_was_replaced_leaves_no_node_of_a_topic_that_was_delet
             return nodes
 
         monkeypatch.setattr(store, "get_many", overtaken)
-        with pytest.raises(BadVersion):
+        with pytest.raises(KafkaError) as raised:
             await Administering(setting.controller, lambda path: None).topics_changed()
+        assert raised.value.code == ErrorCode.NOT_CONTROLLER
         assert not setting.controller.is_active
         assert not await store.exists(TopicNode.path("a"))
         (outcome,) = await other.controller.create_topics([NewTopic("a", 1, 1)])

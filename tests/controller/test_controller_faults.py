@@ -23,9 +23,11 @@ from tidemill.coordination.nodes import (
     ControllerEpochNode,
     DeleteTopicNode,
     Endpoint,
+    TopicAssignment,
     TopicNode,
 )
 from tidemill.coordination.port import (
+    BadVersion,
     Create,
     Delete,
     Node,
@@ -245,6 +247,55 @@ def test_what_is_read_when_another_controller_has_come_is_not_told_under_its_epo
         assert raised.value.code == ErrorCode.NOT_CONTROLLER
         assert not setting.controller.is_active
         assert setting.deltas == []
+
+    in_office(tmp_path, story)
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_who_asks_for_a_change_hears_why_what_failed_before_cannot_be_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+) -> None:
+    async def story(setting: Setting) -> None:
+        assert await create(setting, "a") is None
+        lose_answer(setting, monkeypatch)
+        assert await create(setting, "b") is not None
+        path = TopicNode.path("a")
+        grown = TopicNode.encode(TopicAssignment(None, {0: [0], 1: [0]}))
+        await setting.store.transact([SetData(path, grown)])
+        transact = setting.store.transact
+
+        async def overtaken(operations: Sequence[Operation]) -> list[Result]:
+            monkeypatch.setattr(setting.store, "transact", transact)
+            if not is_replaced:
+                raise BadVersion(path, 1)
+            await another_controller(setting)
+            return await transact(operations)
+
+        monkeypatch.setattr(setting.store, "transact", overtaken)
+        with pytest.raises(KafkaError) as raised:
+            await create(setting, "c")
+        assert isinstance(raised.value, StoreUnavailable) is not is_replaced
+        assert (raised.value.code == ErrorCode.NOT_CONTROLLER) is is_replaced
+        monkeypatch.setattr(setting.store, "transact", transact)
+        if not is_replaced:
+            assert await create(setting, "c") is None
+
+    in_office(tmp_path, story)
+
+
+def test_a_change_that_finds_another_controller_says_so(tmp_path: Path) -> None:
+    async def story(setting: Setting) -> None:
+        failover = Failover(setting.controller)
+        await restart(setting, 1)
+        await failover.brokers_changed()
+        topic = NewTopic("a", -1, -1, assignments={0: [1, 0]})
+        (outcome,) = await setting.controller.create_topics([topic])
+        assert outcome.error is None
+        await another_controller(setting)
+        await setting.store.transact([Delete(BrokerNode.path(1))])
+        with pytest.raises(KafkaError) as raised:
+            await failover.brokers_changed()
+        assert raised.value.code == ErrorCode.NOT_CONTROLLER
 
     in_office(tmp_path, story)
 

@@ -71,6 +71,7 @@ from tidemill.coordination.port import (
     SetData,
     Store,
     StoreError,
+    StoreUnavailable,
     ensure_paths,
     parent_of,
 )
@@ -343,12 +344,25 @@ class Office:
 
     @contextlib.asynccontextmanager
     async def changing(self) -> AsyncIterator[None]:
-        """One change at a time. Raises NOT_CONTROLLER."""
+        """One change at a time.
+
+        Raises NOT_CONTROLLER, also where a write in it finds another controller, and StoreUnavailable where
+        what failed before cannot be finished yet.
+        """
         async with self._writing:
             self.check_active()
-            if self._is_stale:
-                await self._catch_up()
-            yield
+            try:
+                if self._is_stale:
+                    await self._catch_up()
+            except OperationError as problem:
+                self.check_active()
+                raise StoreUnavailable(f"somebody else has written at the same time: {problem}") from problem
+            try:
+                yield
+            except BadVersion as problem:
+                if problem.path == CONTROLLER_EPOCH:
+                    raise _other_controller() from problem
+                raise
 
     async def _catch_up(self) -> None:
         """After a write that failed: reads what the store holds, finishes what was written half way."""

@@ -17,6 +17,7 @@ from tidemill.controller.elections import (
     LogEnd,
     Losses,
     elect,
+    next_state,
     plan_broker_change,
     plan_failed_replicas,
     plan_policy_change,
@@ -186,7 +187,7 @@ def test_the_replica_that_left_the_set_last_leads_when_the_last_member_returns_e
     assert (state.leader, state.elr, state.last_known_leader, state.lost_replicas) == (-1, [3], -1, [1])
     state = elected_of(cluster((1, 2, 3)), state, PAIR)
     assert (state.leader, state.isr, state.elr) == (3, [3], [])
-    assert (state.last_known_leader, state.lost_replicas) == (-1, ())
+    assert (state.last_known_leader, state.lost_replicas) == (-1, [1])
 
 
 def test_an_eligible_replica_leads_as_soon_as_no_member_of_the_set_can() -> None:
@@ -257,6 +258,21 @@ def test_a_last_leader_that_returns_empty_is_not_what_was_waited_for() -> None:
         waiting = elected_of(cluster((1, 2, 3)), waiting, lost={broker})
     assert waiting.lost_replicas == [1, 2, 3]
     assert recovery_candidates(cluster((1, 2, 3)), waiting, SAFE) == [1, 2, 3], "nobody else will come"
+
+
+def test_losses_count_that_were_reported_while_the_dead_leader_still_counted_as_alive() -> None:
+    """All machines lose their power and are back soon, the followers first, and the leader has a new disk."""
+    state = partition([1, 2, 3], leader=1)
+    for broker in (2, 3):
+        state = elected_of(cluster((1, 2, 3)), state, lost={broker})
+    assert (state.leader, state.isr, state.lost_replicas) == (1, [1], [2, 3])
+    waiting = elected_of(cluster((1, 2, 3)), state, lost={1}, missing={1})
+    assert waiting.lost_replicas == [1, 2, 3]
+    assert recovery_candidates(cluster((1, 2, 3)), waiting, SAFE) == [1, 2, 3]
+    in_sync_again = next_state(state, 1, [1, 3], SAFE, is_new_epoch=False)
+    assert in_sync_again.lost_replicas == [2]
+    waiting = elected_of(cluster((1, 2, 3)), in_sync_again, lost={1}, missing={1})
+    assert (waiting.leader, waiting.lost_replicas) == (3, [1, 2])
 
 
 def test_an_unclean_election_takes_the_best_log_and_never_an_empty_one_before_another() -> None:

@@ -1142,8 +1142,8 @@ ELECTIONS: Final = (
     Fault(
         "losses-not-remembered",
         "controller/elections.py",
-        "if one in lost or one in partition.lost_replicas],\n",
-        "if one in lost],\n",
+        "{*lost, *partition.lost_replicas}.difference(isr)",
+        "{*lost}.difference(isr)",
         "Losses that replicas report one after the other add up, so that a partition comes back.",
     ),
     Fault(

@@ -245,7 +245,7 @@ class PartitionHistory:
     is_last_leader_lost: bool = False
     """The broker that led last has nothing of the partition any more."""
     reported_lost: set[int] = field(default_factory=set)
-    """Replicas whose loss has left the partition without a leader, or was reported while it had none."""
+    """Replicas that have reported a loss since they were in sync last."""
     unclean: UncleanElection | None = None
     """That an operator asked for, and that may be written next."""
 
@@ -434,7 +434,7 @@ class Promises:
         known.leader, known.epoch, known.changed_s = leader, epoch, self.now()
         if leader >= 0:
             known.last_leader, known.is_last_leader_lost = leader, False
-            known.reported_lost.clear()
+        known.reported_lost.difference_update(isr)
         self._follow_deletion(self.logs[*place, known.topic_id], leader, isr)
         self._note_forgotten(place, known, had_forgotten)
         acknowledged = self.logs[*place, known.topic_id].acknowledged
@@ -543,8 +543,7 @@ class Promises:
                 continue  # A report says nothing of what was made since.
             if known.lost_s.get(broker, registered_s) <= registered_s:
                 known.holders.reported(broker)
-            if known.leader < 0 or broker in known.holders.isr:
-                known.reported_lost.add(broker)
+            known.reported_lost.add(broker)
             if broker == known.last_leader and lost.is_missing(*place):
                 known.is_last_leader_lost = True
 

@@ -121,6 +121,7 @@ class ReliableController:
             registration = BrokerRegistration(broker.node_id, tuple(known.endpoints.values()))
             cleared = BrokerImage(registration, known.epoch)
             self.image = self.image.with_brokers({**self.image.brokers, broker.node_id: cleared})
+            self._recover()
 
     def _change_brokers(
         self,

@@ -88,8 +88,16 @@ def next_state(
         partition_epoch=partition.partition_epoch + 1,
         elr=_eligible(partition, isr, policy, lost),
         last_known_leader=NO_BROKER,
-        lost_replicas=(),
+        lost_replicas=_lost_replicas(partition, isr, lost),
     )
+
+
+def _lost_replicas(partition: PartitionImage, isr: Sequence[int], lost: Collection[int]) -> list[int]:
+    """The replicas that have reported a loss since they were in sync last: now, or as the state says."""
+    if not lost and not partition.lost_replicas:
+        return []
+    known = {*lost, *partition.lost_replicas}.difference(isr)
+    return [broker for broker in partition.replicas if broker in known]
 
 
 def _eligible(
@@ -136,7 +144,7 @@ def _leaderless_state(
         partition_epoch=partition.partition_epoch + 1,
         elr=_eligible(partition, isr, policy, lost),
         last_known_leader=NO_BROKER if last_known in missing else last_known,
-        lost_replicas=[one for one in partition.replicas if one in lost or one in partition.lost_replicas],
+        lost_replicas=_lost_replicas(partition, isr, lost),
     )
 
 

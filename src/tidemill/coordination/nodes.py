@@ -300,7 +300,7 @@ class PartitionState(NamedTuple):
     last_known_leader: int = -1
     """The leader before the partition had none; -1 while it has one, and when that leader's log is gone."""
     lost_replicas: tuple[int, ...] = ()
-    """Replicas that have reported a loss since the partition had a leader. A field of our own."""
+    """Replicas that have reported a loss since they were in sync last. A field of our own."""
 
 
 class PartitionStateNode:

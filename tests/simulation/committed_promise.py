@@ -140,9 +140,9 @@ def _place(partition: Partition) -> Place:
 def synced_end(files: SimulatedFiles, partition: str) -> int:
     """Where the whole batches of a partition's log end that a power cut would leave; -1 without any."""
     directory = log_directory(files.durable_names, partition)
-    end = -1
-    for name in files.durable_names(directory):
+    for name in reversed(files.durable_names(directory)):
         if offset_of(name, LOG) >= 0:
-            for _, last, _ in whole_batches(files.durable(f"{directory}/{name}")):
-                end = max(end, last + 1)
-    return end
+            lasts = [last for _, last, _ in whole_batches(files.durable(f"{directory}/{name}"))]
+            if lasts:
+                return max(lasts) + 1
+    return -1

@@ -204,9 +204,11 @@ class LogStatePromise:
         if log_directory(files.durable_names, directory.rpartition("/")[2]) != directory:
             return  # A copy whose name is not on the disk: a power cut brings back what was copied.
         durable = set(files.durable_names(directory))
-        for name, data in segments_of(files, directory):
-            if offset_of(name, LOG) >= point:
-                return
+
+        def is_unsynced(name: str) -> bool:
+            return 0 <= offset_of(name, LOG) < point and not files.is_synced(f"{directory}/{name}")
+
+        for name, data in sorted(files.stored(directory, is_unsynced).items()):
             ends = [header.end for header in headers_of(data) if header.last < point]
             size = max(ends, default=0)
             if not size:

@@ -207,8 +207,12 @@ class SimulatedFiles(FaultyFiles):
 
     def durable_names(self, directory: str) -> list[str]:
         """The names in a directory that a power cut would leave."""
-        prefix = directory + "/"
-        return sorted(path[len(prefix) :] for path in self._durable_names if path.startswith(prefix))
+        return sorted(self._durable_names.names_in(directory))
+
+    def is_synced(self, path: str) -> bool:
+        """Whether a power cut would leave all that a process reads of a file, under its name."""
+        node = self._durable_names.get(path)
+        return node is not None and node is self._names.get(path) and not node.pending and not node.dropped
 
     def durable(self, path: str) -> bytes:
         """What a power cut would leave of a file, at the least."""

@@ -197,6 +197,30 @@ def test_a_replica_whose_broker_is_dead_is_not_waited_for(stage: Stage) -> None:
     assert answered(stage.bench, delete(stage.bench, 5)) == (0, 5)
 
 
+@pytest.mark.parametrize("is_minimum_lowered", [False, True])
+def test_a_deletion_below_min_insync_replicas_is_not_acknowledged(
+    stage: Stage, *, is_minimum_lowered: bool
+) -> None:
+    """The replica that is away is eligible: should it lead next, the records would be there again."""
+    partition = stage.bench.partition("t", 0)
+    partition.set_min_insync(2, 0)
+    partition.become(NODE, 1, REPLICAS, (NODE,), 1, 0)
+    partition.high_watermark = 6
+    living = {NODE}
+    stage.bench.manager.is_registered = living.__contains__
+    assert answered(stage.bench, delete(stage.bench, 3, timeout_ms=50)) == (ErrorCode.REQUEST_TIMED_OUT, 3)
+    task = delete(stage.bench, 4)
+    assert is_waiting(stage.bench, task)
+    if is_minimum_lowered:
+        partition.set_min_insync(1, 0)
+    else:
+        living.add(FOLLOWER)
+        partition.fetched_by(FOLLOWER, 6, 4, 0)
+        assert is_waiting(stage.bench, task), "until the controller has written it"
+        partition.become(NODE, 1, REPLICAS, REPLICAS, 2, 0)
+    assert answered(stage.bench, task) == (0, 4)
+
+
 def test_a_replica_that_was_moved_away_meanwhile_is_waited_for_no_longer(stage: Stage) -> None:
     partition = stage.bench.partition("t", 0)
     partition.high_watermark = 6

@@ -763,6 +763,13 @@ LOG: Final = (
         "A follower whose disk is full tells its leader of a new start once there was room to write it down.",
     ),
     Fault(
+        "deletion-below-min-insync-acknowledged",
+        "replication/waiting.py",
+        "        if not waiters or self.commit_error() is not None:\n",
+        "        if not waiters:\n",
+        "DeleteRecords is acknowledged once min.insync.replicas are in sync: eligible replicas lack it.",
+    ),
+    Fault(
         "retention-leaves-files",
         "log/cutting.py",
         "                self._remove_files([self.segments[gone]], now_ms)\n                gone += 1\n",

@@ -58,7 +58,7 @@ PROMISES = {
     "sequence": "an idempotent producer whose records were all acknowledged is not refused",
     "log-start": "only DeleteRecords and retention move the start of a log",
     "delete-records": "records below an offset that DeleteRecords has answered are not read any more, "
-    "for as long as a replica is there that was in sync then",
+    "for as long as a replica is there that was in sync then, and has reported no loss since",
     "retention": "retention keeps the newest retention.bytes, and records that are younger than "
     "retention.ms; what it removes leaves the disk",
     "compaction": "compaction takes a record only when a newer one of its key is committed and on the disk, "
@@ -109,7 +109,7 @@ EXCUSES = {
     "answers what no other replica is told",
     "former-coordinator": "positions: a deposed coordinator that has not heard of it shows what it knew",
     "deleted-without": "delete-records: a replica leads that was not in sync when the records were deleted: "
-    "those that were are gone",
+    "those that were are gone, or have reported a loss",
     "deleted-in-doubt": "sequence: a batch without an answer was stored, and deleted or compacted before "
     "a retry",
     "in-doubt": "positions: an unanswered commit without a group generation may take effect later",
@@ -420,6 +420,10 @@ class Promises:
         if is_new_epoch and leader >= 0:
             is_asked_for = unclean is not None and (unclean.leader, unclean.epoch) == (leader, epoch)
             self._check_election(place, known, leader, unclean if is_asked_for else None)
+        log = self.logs[*place, known.topic_id]
+        having_deleted = (
+            set[int]() if leader in known.holders.unsure else log.deleted_by & known.holders.trusted
+        )
         was_held = bool(known.holders.since)
         is_enough = self.min_insync.may_be_enough(place[0], leader, len(isr)) if leader >= 0 else False
         known.holders.state_written(
@@ -435,9 +439,9 @@ class Promises:
         if leader >= 0:
             known.last_leader, known.is_last_leader_lost = leader, False
         known.reported_lost.difference_update(isr)
-        self._follow_deletion(self.logs[*place, known.topic_id], leader, isr)
+        self._follow_deletion(place, log, leader, isr, having_deleted)
         self._note_forgotten(place, known, had_forgotten)
-        acknowledged = self.logs[*place, known.topic_id].acknowledged
+        acknowledged = log.acknowledged
         committed = max(max(acknowledged, default=-1) + 1, self.commits.most(place, known.topic_id))
         if not known.holders.has_forgotten:
             self._check_in_sync(place, known, joined, committed, self.now())
@@ -473,11 +477,19 @@ class Promises:
         elif better:
             self.broken("election", f"{leader} leads {place}, and lacks what {better} hold")
 
-    def _follow_deletion(self, log: LogHistory, leader: int, isr: Sequence[int]) -> None:
-        """A replica gets in sync with the start of its leader."""
+    def _follow_deletion(
+        self, place: Place, log: LogHistory, leader: int, isr: Sequence[int], having_deleted: set[int]
+    ) -> None:
+        """A replica gets in sync with the start of its leader. ``having_deleted`` might have led instead."""
         if leader in log.deleted_by:
             log.deleted_by.update(isr)
         elif leader >= 0 and log.deleted_to:
+            if having_deleted:
+                self.broken(
+                    "delete-records",
+                    f"{leader} leads {place}, and was not in sync when records were deleted up to"
+                    f" {log.deleted_to}: {sorted(having_deleted)} were",
+                )
             self.excused("deleted-without")
             log.deleted_to = 0
             log.deleted_by.clear()

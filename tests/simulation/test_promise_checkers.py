@@ -840,6 +840,23 @@ def test_what_a_former_leader_deletes_may_be_there_elsewhere(is_leader: bool) ->
     assert checked.counts["excuse former-leader"] == (not is_leader)
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_replica_that_missed_a_deletion_leads_only_when_all_that_have_it_reported_a_loss(
+    is_lost: bool,
+) -> None:
+    checked = Checked()
+    checked.written(1, leader=1)
+    checked.promises.delete_answered(PLACE, ID, 7, broker=1)
+    checked.now += 1
+    if is_lost:
+        checked.promises.replica_lost(PLACE, 1)
+    checked.written(2, leader=2, epoch=2)
+    assert [problem.partition(":")[0] for problem in checked.broken if "deleted" in problem] == (
+        [] if is_lost else ["delete-records"]
+    )
+    assert checked.counts["excuse deleted-without"] == 1
+
+
 # -- answers that name no topic id
 
 

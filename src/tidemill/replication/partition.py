@@ -209,6 +209,7 @@ class Partition(Readable):
         self.min_insync_replicas = min_insync_replicas
         if self.is_leader and not self.failed:
             self._settle_alone(now_ms)
+            self._wake_deletions()
 
     @property
     def min_insync(self) -> i32:

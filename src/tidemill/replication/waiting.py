@@ -135,7 +135,11 @@ class Awaited:
         raise NotImplementedError
 
     def wait_deleted(self, start_offset: i64, waiter: AppendWaiter) -> None:
-        """Calls ``waiter`` once every live replica starts at ``start_offset`` or behind it."""
+        """Calls ``waiter`` once every live replica starts at ``start_offset`` or behind it.
+
+        As a commit does it takes ``min.insync.replicas`` replicas in sync: below that a replica that is away
+        is eligible, and would bring the records back.
+        """
         self._deletion_waiters.append((start_offset, waiter))
         self._wake_deletions()
 
@@ -145,7 +149,7 @@ class Awaited:
 
     def _wake_deletions(self) -> None:
         waiters = self._deletion_waiters
-        if not waiters:
+        if not waiters or self.commit_error() is not None:
             return
         low: i64 = self.low_watermark()
         self._deletion_waiters = [entry for entry in waiters if entry[0] > low]

@@ -14,7 +14,7 @@ from tidemill.broker.settings_watch import SettingsWatch
 from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.image import ClusterImage, TopicImage
 from tidemill.coordination.nodes import PERSISTENT_PATHS, ConfigChangeNode, ConfigNode
-from tidemill.coordination.port import Create, SetData, ensure_paths
+from tidemill.coordination.port import Create, SetData, StoreUnavailable, ensure_paths
 from tidemill.model.errors import ErrorCode, KafkaError
 
 ROOM_S = 10.0
@@ -41,6 +41,20 @@ class Office:
     async def take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
         self.is_active = False
         raise KafkaError("this broker is not the controller", ErrorCode.NOT_CONTROLLER)
+
+
+class SilentOffice(Office):
+    """As the store does not answer the controller, it takes the settings of a topic at the second try."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__()
+        self.refused = topic
+
+    async def take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
+        if ("topics", self.refused) in settings:
+            self.refused = ""
+            raise StoreUnavailable("the connection broke")
+        await super().take_settings(settings)
 
 
 def test_who_loses_the_office_takes_settings_as_the_others_do(tmp_path: Path) -> None:
@@ -113,8 +127,22 @@ def test_settings_that_could_not_be_read_are_taken_once_they_can_without_a_note(
     assert told == {("topics", "odd"): {"retention.ms": "8"}}
 
 
+def test_settings_that_can_be_read_again_are_taken_though_the_store_fails_at_first(tmp_path: Path) -> None:
+    """The controller looks at the store before it takes them; no note has them read once more."""
+    told = follow(
+        tmp_path,
+        Create(ConfigNode.path("topics", "odd"), b"{"),
+        Create(ConfigNode.path("topics", "t"), ConfigNode.encode({"retention.ms": "9"})),
+        Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", "odd"), sequential=True),
+        Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", "t"), sequential=True),
+        mended=SetData(ConfigNode.path("topics", "odd"), ConfigNode.encode({"retention.ms": "8"})),
+        office=SilentOffice("odd"),
+    )
+    assert told == {("topics", "odd"): {"retention.ms": "8"}}
+
+
 def follow(
-    directory: Path, *written: Create, mended: SetData | None = None
+    directory: Path, *written: Create, mended: SetData | None = None, office: Office | None = None
 ) -> dict[tuple[str, str], Mapping[str, str]]:
     """What a broker that watches hears of what is written, all at once, after it began."""
 
@@ -126,7 +154,7 @@ def follow(
             store=store,
             node_id=1,
             metadata=SimpleNamespace(image=ClusterImage(topics={"t": TopicImage("t", b"t" * 16, (), {})})),
-            controller=Office(),
+            controller=office if office is not None else Office(),
             commands=taken,
         )
         watch = SettingsWatch(broker)

@@ -107,10 +107,19 @@ class SettingsWatch:
         return entities | {("brokers", str(self._broker.node_id)): None}
 
     async def _take(self, settings: Mapping[Entity, Mapping[str, str]]) -> None:
-        for entity in settings:
-            mended = self._unreadable.pop(entity, None)
-            if mended is not None:
-                mended.cancel()
+        mended = {entity: self._unreadable.pop(entity) for entity in settings if entity in self._unreadable}
+        try:
+            await self._hand_over(settings)
+        except BaseException:
+            # No note names them: without the watch they would not be read again.
+            for entity, watch in mended.items():
+                self._unreadable[entity] = watch
+            raise
+        for watch in mended.values():
+            if watch is not None:
+                watch.cancel()
+
+    async def _hand_over(self, settings: Mapping[Entity, Mapping[str, str]]) -> None:
         try:
             await self._broker.controller.take_settings(settings)
         except KafkaError as problem:

@@ -15,6 +15,7 @@ from wire_values import message_of
 from tidemill.broker.broker import Broker
 from tidemill.broker.commands import DURING_DELETION, WHOLE_IMAGE, Commands
 from tidemill.broker.metadata import MetadataCache
+from tidemill.coordination.image import ClusterImage, Delta, PartitionImage, TopicImage
 from tidemill.coordination.nodes import CONTROLLER_EPOCH, BrokerNode, ConfigNode
 from tidemill.coordination.port import Node, StoreUnavailable
 from tidemill.log.checkpoints import read_partition_metadata
@@ -96,9 +97,12 @@ class Commanded:
         broker.store = self.settings  # type: ignore[assignment]
         self.commands = Commands(broker, self.removed)
         self.commands.broker_epoch = 10
+        self.files_are_slow: asyncio.Event | None = None
 
     async def removed(self) -> None:
-        """Nothing is left to be done."""
+        """Nothing is left to be done, but it may take a while."""
+        if self.files_are_slow is not None:
+            await self.files_are_slow.wait()
 
     async def lead(
         self,
@@ -273,6 +277,29 @@ def test_settings_that_change_between_two_commands_hold() -> None:
         await commanded.lead("t", FIRST, 0)
         await commanded.commands.take_settings({("topics", "t"): {"retention.ms": "9000"}})
         await commanded.tell(("t", FIRST, [0]))
+        assert commanded.retention_ms("t") == 9000
+        assert commanded.broker.metadata.topics["t"].config == {"retention.ms": "9000"}
+
+    commanded(story)
+
+
+def test_settings_read_before_this_broker_took_the_office_come_not_after_those_of_the_controller() -> None:
+    async def story(commanded: Commanded) -> None:
+        await commanded.lead("t", FIRST, 0)
+        await commanded.tell(("t", FIRST, [0]))
+        commanded.files_are_slow = asyncio.Event()
+        partition = PartitionImage(0, NODE, 1, [NODE], [NODE], 1)
+        now = TopicImage("t", FIRST, (partition,), {"retention.ms": "9000"})
+        delta = Delta.between(ClusterImage(), ClusterImage("c", NODE, 2, {}, {"t": now}))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(commanded.stop("u", 0))  # Of the controller before.
+            await asyncio.sleep(0)
+            before = {("topics", "t"): {"retention.ms": "1000"}}
+            tasks.create_task(commanded.commands.take_settings(before))
+            await asyncio.sleep(0)
+            tasks.create_task(commanded.commands.carry_out(delta))
+            await asyncio.sleep(0)
+            commanded.files_are_slow.set()
         assert commanded.retention_ms("t") == 9000
         assert commanded.broker.metadata.topics["t"].config == {"retention.ms": "9000"}
 

@@ -294,11 +294,15 @@ class CarryingOut:
 
     async def take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
         """Takes settings (by kind and name) over that somebody wrote to the store."""
+        # In one go: this broker may take the office meanwhile, and then has read later ones.
         async with self._one_at_a_time:
-            metadata = self._broker.metadata
-            image = metadata.image.with_settings(settings)
-            if image is not metadata.image:
-                await metadata.publish(Delta.between(metadata.image, image))
+            await self._take_settings(settings)
+
+    async def _take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
+        metadata = self._broker.metadata
+        image = metadata.image.with_settings(settings)
+        if image is not metadata.image:
+            await metadata.publish(Delta.between(metadata.image, image))
 
 
 class Turn:

@@ -303,16 +303,15 @@ class Commands(CarryingOut):
         )
         return image.with_topics(changed, sorted(gone & before.topics.keys()))
 
-    async def take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
+    async def _take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
         """As in the parent; also of topics of which this broker has replicas, but no metadata yet."""
-        async with self._one_at_a_time:
-            for key in self._settings:
-                name = key[0]
-                changed = settings.get(("topics", name))
-                if changed is not None:
-                    self._settings[key] = changed
-                    self._broker.partitions.reconfigure(name, log_config(self._broker.config, name, changed))
-        await super().take_settings(settings)
+        for key in self._settings:
+            name = key[0]
+            changed = settings.get(("topics", name))
+            if changed is not None:
+                self._settings[key] = changed
+                self._broker.partitions.reconfigure(name, log_config(self._broker.config, name, changed))
+        await super()._take_settings(settings)
 
     async def _learn_settings(self, request: LeaderAndIsrRequest | UpdateMetadataRequest, turn: Turn) -> None:
         new = []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tidemill.broker import channels
-from tidemill.broker.channels import Channel, Hears
+from tidemill.broker.channels import Channel, Channels, Hears
 from tidemill.broker.commanding import Command, Key, commands_for, requests_of
 from tidemill.broker.reaching import REFUSED_TIMES, RETRY_S
 from tidemill.coordination.image import BrokerImage, ClusterImage, Delta, PartitionImage, TopicImage
@@ -490,3 +490,26 @@ def test_a_whole_command_takes_nothing_of_what_was_pending_for_a_broker_that_was
     assert requests[ApiKey.LEADER_AND_ISR].topic_states == []
     (metadata,) = requests[ApiKey.UPDATE_METADATA].topic_states
     assert [(one.leader, one.leader_epoch) for one in metadata.partition_states] == [(OWN, 7)]
+
+
+def test_a_topic_keeps_its_replicas_though_one_of_its_name_was_deleted_as_an_office_ended() -> None:
+    """The office was lost while the deletion was written; another controller made the topic anew."""
+    first, second = topic(b"1"), topic(b"2")
+    peer = Peer()
+    peer.refuses = 1
+
+    async def story() -> None:
+        channels_to_others = Channels(OWN, "PLAINTEXT", peer.connect, Heard())
+        channels_to_others.start()
+        channels_to_others.stop()
+        late = channels_to_others.tell(Delta(image(first), image(), deleted=[first]))
+        await asyncio.sleep(0)
+        channels_to_others.start()
+        now = channels_to_others.tell(Delta(ClusterImage(), image(second), created=[second]))
+        try:
+            await asyncio.wait_for(asyncio.gather(*late, *now), 10)
+        finally:
+            channels_to_others.stop()
+
+    asyncio.run(story())
+    assert peer.asked == [ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA]

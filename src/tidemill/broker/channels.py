@@ -303,9 +303,20 @@ class Channels:
         self._connect = connect
         self._hears = hears
         self._channels: dict[int, Channel] = {}
+        self._is_in_office = False
+
+    def start(self) -> None:
+        """The office is taken."""
+        self._is_in_office = True
 
     def tell(self, delta: Delta) -> list[asyncio.Future[None]]:
-        """Queues for every other living broker what ``delta`` means to it; when each has carried it out."""
+        """Queues for every other living broker what ``delta`` means to it; when each has carried it out.
+
+        Nothing once the office is lost: what was written before that, the next controller tells. Kept for
+        the next office, it would be told of topics and replicas that have changed since.
+        """
+        if not self._is_in_office:
+            return []
         self._follow(delta.image)
         told = []
         for broker_id in delta.image.brokers:
@@ -353,6 +364,7 @@ class Channels:
 
     def stop(self) -> None:
         """Ends all channels: the office is lost."""
+        self._is_in_office = False
         for channel in self._channels.values():
             channel.stop()
         self._channels.clear()

@@ -170,6 +170,7 @@ class Cluster(Seat, Hears):
 
     def _office_changed(self, is_ours: bool) -> None:
         if is_ours:
+            self._channels.start()
             self._watching.start()
         else:
             self._watching.stop()

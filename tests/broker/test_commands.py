@@ -14,9 +14,14 @@ from wire_values import message_of
 
 from tidemill.broker.broker import Broker
 from tidemill.broker.commands import DURING_DELETION, WHOLE_IMAGE, Commands
-from tidemill.broker.metadata import MetadataCache
+from tidemill.broker.metadata import MetadataCache, effective_config
 from tidemill.coordination.image import ClusterImage, Delta, PartitionImage, TopicImage
-from tidemill.coordination.nodes import CONTROLLER_EPOCH, BrokerNode, ConfigNode
+from tidemill.coordination.nodes import (
+    CONTROLLER_EPOCH,
+    DEFAULT_ENTITY,
+    BrokerNode,
+    ConfigNode,
+)
 from tidemill.coordination.port import Node, StoreUnavailable
 from tidemill.log.checkpoints import read_partition_metadata
 from tidemill.log.config import LogConfig
@@ -279,6 +284,27 @@ def test_settings_that_change_between_two_commands_hold() -> None:
         await commanded.tell(("t", FIRST, [0]))
         assert commanded.retention_ms("t") == 9000
         assert commanded.broker.metadata.topics["t"].config == {"retention.ms": "9000"}
+
+    commanded(story)
+
+
+def test_a_minimum_of_the_cluster_that_changes_between_two_commands_holds() -> None:
+    """By the former one this broker would acknowledge what no other replica has, for good."""
+
+    async def story(commanded: Commanded) -> None:
+        broker = commanded.broker
+
+        async def apply(delta: Delta) -> None:  # As the server does, for what it knows of.
+            broker.config = effective_config(BrokerConfig.of(), delta.image, NODE)
+
+        broker.metadata.on_change(apply)
+        commanded.settings.topics["own"] = {"min.insync.replicas": "3"}
+        await commanded.lead("t", FIRST, 0)
+        await commanded.lead("own", SECOND, 0)
+        await commanded.commands.take_settings({("brokers", DEFAULT_ENTITY): {"min.insync.replicas": "2"}})
+        await commanded.tell(("t", FIRST, [0]), ("own", SECOND, [0]))
+        found = [broker.partitions.find(name, 0) for name in ("t", "own")]
+        assert [one and one.min_insync_replicas for one in found] == [2, 3]
 
     commanded(story)
 

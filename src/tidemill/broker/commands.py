@@ -305,13 +305,20 @@ class Commands(CarryingOut):
 
     async def _take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
         """As in the parent; also of topics of which this broker has replicas, but no metadata yet."""
-        for key in self._settings:
-            name = key[0]
-            changed = settings.get(("topics", name))
-            if changed is not None:
-                self._settings[key] = changed
-                self._broker.partitions.reconfigure(name, log_config(self._broker.config, name, changed))
+        changed = [key for key in self._settings if ("topics", key[0]) in settings]
+        for key in changed:
+            self._settings[key] = settings["topics", key[0]]
+        config = self._broker.config
         await super()._take_settings(settings)
+        turn = Turn(self._broker.clock)
+        # Where the settings of brokers are others now, the image has brought them to none of these topics.
+        for key in changed if self._broker.config is config else list(self._settings):
+            await turn.next()
+            name, topic_id = key
+            entry = self._broker.partitions.topics.by_name.get(name.encode())
+            if self._known(key) is None and entry is not None and entry.topic_id == topic_id:
+                settled = log_config(self._broker.config, name, self._settings[key])
+                self._broker.partitions.reconfigure(name, settled)
 
     async def _learn_settings(self, request: LeaderAndIsrRequest | UpdateMetadataRequest, turn: Turn) -> None:
         new = []

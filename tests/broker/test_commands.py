@@ -6,6 +6,7 @@ import asyncio
 import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -15,14 +16,19 @@ from wire_values import message_of
 from tidemill.broker.broker import Broker
 from tidemill.broker.commands import DURING_DELETION, WHOLE_IMAGE, Commands
 from tidemill.broker.metadata import MetadataCache, effective_config
+from tidemill.broker.settings_watch import SettingsWatch
+from tidemill.controller.shell import Controller
+from tidemill.coordination.embedded import EmbeddedStore
 from tidemill.coordination.image import ClusterImage, Delta, PartitionImage, TopicImage
 from tidemill.coordination.nodes import (
     CONTROLLER_EPOCH,
     DEFAULT_ENTITY,
+    PERSISTENT_PATHS,
     BrokerNode,
+    ConfigChangeNode,
     ConfigNode,
 )
-from tidemill.coordination.port import Node, StoreUnavailable
+from tidemill.coordination.port import Create, Node, SetData, StoreUnavailable, ensure_paths
 from tidemill.log.checkpoints import read_partition_metadata
 from tidemill.log.config import LogConfig
 from tidemill.log.manager import LogManager
@@ -305,6 +311,36 @@ def test_a_minimum_of_the_cluster_that_changes_between_two_commands_holds() -> N
         await commanded.tell(("t", FIRST, [0]), ("own", SECOND, [0]))
         found = [broker.partitions.find(name, 0) for name in ("t", "own")]
         assert [one and one.min_insync_replicas for one in found] == [2, 3]
+
+    commanded(story)
+
+
+def test_settings_that_change_between_two_commands_hold_where_notes_were_missed(tmp_path: Path) -> None:
+    async def story(commanded: Commanded) -> None:
+        store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
+        await ensure_paths(store, PERSISTENT_PATHS)
+        path = ConfigNode.path("topics", "t")
+        before, after = (ConfigNode.encode({"retention.ms": text}) for text in ("1000", "9000"))
+        await store.transact([Create(path, before), Create(CONTROLLER_EPOCH, b"2")])
+        commanded.broker.store = store
+        commanded.broker.commands = commanded.commands
+        commanded.broker.controller = Controller(
+            store, NODE, BrokerConfig.of, commanded.commands.carry_out, commanded.broker.clock
+        )
+        watch = SettingsWatch(commanded.broker)
+        try:
+            await commanded.lead("t", FIRST, 0)
+            note = Create(ConfigChangeNode.prefix, ConfigChangeNode.encode("topics", "t"), sequential=True)
+            await store.transact([SetData(path, after), note])
+            watch.start()  # It has seen no note yet, and reads all that this broker knows of.
+            async with asyncio.timeout(5):
+                while commanded.retention_ms("t") != 9000:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.01)
+            await commanded.tell(("t", FIRST, [0]))
+            assert commanded.broker.metadata.topics["t"].config == {"retention.ms": "9000"}
+        finally:
+            await watch.stop()
+            await store.close()
 
     commanded(story)
 

@@ -27,6 +27,9 @@ class Taken:
         self.settings: dict[tuple[str, str], Mapping[str, str]] = {}
         self.changed = asyncio.Event()
 
+    def topics_without_metadata(self) -> list[str]:
+        return []
+
     async def take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
         self.settings |= settings
         self.changed.set()

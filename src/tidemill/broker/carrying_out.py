@@ -298,6 +298,10 @@ class CarryingOut:
         async with self._one_at_a_time:
             await self._take_settings(settings)
 
+    def topics_without_metadata(self) -> list[str]:
+        """Topics of which this broker has settings, and no metadata yet."""
+        return []
+
     async def _take_settings(self, settings: Mapping[tuple[str, str], Mapping[str, str]]) -> None:
         metadata = self._broker.metadata
         image = metadata.image.with_settings(settings)

@@ -29,7 +29,7 @@ from tidemill.coordination.nodes import (
     ControllerEpochNode,
     Endpoint,
 )
-from tidemill.coordination.port import StoreError
+from tidemill.coordination.port import Node, StoreError
 from tidemill.coordination.topic_index import noting_traits
 from tidemill.model.configs import all_unreadable
 from tidemill.model.errors import ErrorCode, KafkaError, ProtocolError
@@ -80,6 +80,8 @@ class Commands(CarryingOut):
         """The newest connection over which the controller of this epoch has sent commands."""
         self._settings: dict[Key, Mapping[str, str]] = {}
         """Settings of topics that the image does not have yet."""
+        self._learning: list[Key] = []
+        """Topics of which they are being read."""
         self.settings_unreadable: Callable[[str, str], None] = lambda kind, name: None
         """Called with kind and name where settings could not be read: they are to be read again."""
 
@@ -320,6 +322,9 @@ class Commands(CarryingOut):
                 settled = log_config(self._broker.config, name, self._settings[key])
                 self._broker.partitions.reconfigure(name, settled)
 
+    def topics_without_metadata(self) -> list[str]:
+        return [name for name, _ in (*self._settings, *self._learning)]
+
     async def _learn_settings(self, request: LeaderAndIsrRequest | UpdateMetadataRequest, turn: Turn) -> None:
         new = []
         for topic in request.topic_states:
@@ -327,16 +332,23 @@ class Commands(CarryingOut):
             key = (topic.topic_name, topic.topic_id)
             if self._known(key) is None and key not in self._settings:
                 new.append(key)
-        paths = [ConfigNode.path("topics", name) for name, _ in new]
-        nodes = await self._broker.store.get_many(paths) if paths else []
-        for key, path, node in zip(new, paths, nodes, strict=True):
-            await turn.next()
-            try:
-                self._settings[key] = ConfigNode.decode(path, node.data) if node is not None else {}
-            except NodeFormatError as problem:
-                log.error("%s Until then the records of topic %s do not go by their age.", problem, key[0])
-                self._settings[key] = all_unreadable()
-                self.settings_unreadable("topics", key[0])
+        self._learning = new
+        try:
+            paths = [ConfigNode.path("topics", name) for name, _ in new]
+            nodes = await self._broker.store.get_many(paths) if paths else []
+            for key, path, node in zip(new, paths, nodes, strict=True):
+                await turn.next()
+                self._settings[key] = self._read_settings(key[0], path, node)
+        finally:
+            self._learning = []
+
+    def _read_settings(self, topic: str, path: str, node: Node | None) -> Mapping[str, str]:
+        try:
+            return ConfigNode.decode(path, node.data) if node is not None else {}
+        except NodeFormatError as problem:
+            log.error("%s Until then the records of topic %s do not go by their age.", problem, topic)
+            self.settings_unreadable("topics", topic)
+            return all_unreadable()
 
     def _settings_of(self, key: Key) -> Mapping[str, str]:
         known = self._known(key)

@@ -102,7 +102,8 @@ class SettingsWatch:
 
     def _all_entities(self) -> dict[Entity, None]:
         image = self._broker.metadata.image
-        entities: dict[Entity, None] = {("topics", name): None for name in image.topics}
+        topics = (*image.topics, *self._broker.commands.topics_without_metadata())
+        entities: dict[Entity, None] = {("topics", name): None for name in topics}
         entities |= {("brokers", name): None for name in (*image.broker_configs, "<default>")}
         return entities | {("brokers", str(self._broker.node_id)): None}
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tidemill.broker.broker import Broker
+from tidemill.broker.carrying_out import CarryingOut
+from tidemill.broker.metadata import MetadataCache
 from tidemill.controller.failover import Failover
 from tidemill.controller.shell import Controller
 from tidemill.coordination.embedded import EmbeddedStore
@@ -15,10 +19,13 @@ from tidemill.coordination.image import ClusterImage, Delta
 from tidemill.coordination.lost_replicas import NOTHING_LOST, LostReplicas
 from tidemill.coordination.nodes import BrokerNode, BrokerRegistration
 from tidemill.coordination.port import Create, SessionState, SetData, StoreUnavailable
+from tidemill.log.manager import LogManager
 from tidemill.model.clock import SystemClock
 from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError
+from tidemill.replication.manager import ReplicaManager
 from tidemill.server.membership import Events, Membership
+from tidemill.testing.files import FaultyFiles
 
 
 class Cluster(Events):
@@ -251,6 +258,40 @@ def test_an_office_that_others_doubt_is_contested_anew_where_nobody_else_has_it(
         assert not cluster.is_active
         await asyncio.wait_for(cluster.activated.wait(), 10)
         await one.leave()
+
+    asyncio.run(run())
+
+
+def test_a_broker_that_has_seen_later_controllers_than_the_store_knows_leads_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store was put back to a former state while the broker ran."""
+    monkeypatch.setattr("tidemill.server.membership.RETRY_S", 0.0)
+
+    async def nothing() -> None:
+        pass
+
+    async def run() -> None:
+        store = EmbeddedStore.open(str(tmp_path / "coordination.db"))
+        broker = Broker()
+        broker.node_id, broker.clock, broker.metadata = 1, SystemClock(), MetadataCache()
+        broker.config, broker.logs = BrokerConfig.of(), LogManager(FaultyFiles(), ["/d"])
+        with ThreadPoolExecutor(1) as pool:
+            loop = asyncio.get_running_loop()
+            broker.partitions = ReplicaManager(1, broker.logs, broker.clock, loop, pool, pool)
+            commands = CarryingOut(broker, nothing)
+            commands.controller_epoch = 3
+            controller = Controller(store, 1, BrokerConfig.of, commands.carry_out, broker.clock)
+            await controller.load()
+            one = Membership(store, controller, Events())
+            commands.office_lost = one.office_doubted
+            try:
+                await one.join(BrokerRegistration(1, ()))
+                await asyncio.wait_for(commands.heard.wait(), 10)
+                assert broker.metadata.image.controller_epoch == 3
+            finally:
+                await one.leave()
+                await store.close()
 
     asyncio.run(run())
 

@@ -65,6 +65,8 @@ class CarryingOut:
         """Called with partitions (by topic id) that a change brings here, and that cannot be had."""
         self.deletion_refused: Callable[[TopicImage], None] = lambda topic: None
         """Called with a topic that cannot be deleted here now: its disk is full, for instance."""
+        self.office_lost: Callable[[], None] = lambda: None
+        """Called where the controller of this process decides although a later one has sent commands."""
         self._broker = broker
         self._removed = removed
         self._one_at_a_time = asyncio.Lock()
@@ -85,6 +87,7 @@ class CarryingOut:
         async with self._one_at_a_time:
             if delta.image.controller_epoch < self.controller_epoch:
                 log.warning("a later controller has sent commands: this one's are not carried out")
+                self.office_lost()
                 return
             self.controller_epoch = delta.image.controller_epoch
             if not delta.before.brokers:

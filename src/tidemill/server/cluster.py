@@ -94,6 +94,7 @@ class Cluster(Seat, Hears):
         self._log_ends = LogEndRequests(broker, self._links)
         broker.controller.recovery.ask = self._log_ends.ask
         commands.replicas_failed = self._own_replicas_failed
+        commands.office_lost = self.office_lost
         commands.settings_unreadable = self._settings.unreadable
         self._following: Following | None = None
         self._silence: Silence | None = None

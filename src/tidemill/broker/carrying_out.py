@@ -65,6 +65,8 @@ class CarryingOut:
         """Called with partitions (by topic id) that a change brings here, and that cannot be had."""
         self.deletion_refused: Callable[[TopicImage], None] = lambda topic: None
         """Called with a topic that cannot be deleted here now: its disk is full, for instance."""
+        self.let_go_refused: Callable[[TopicImage, int], None] = lambda topic, index: None
+        """Called with a partition that has no replica here any more, and cannot be deleted here now."""
         self.office_lost: Callable[[], None] = lambda: None
         """Called where the controller of this process decides although a later one has sent commands."""
         self._broker = broker
@@ -210,6 +212,20 @@ class CarryingOut:
                 await turn.next()
             await self._removed()
 
+    async def let_go_again(self, topic: TopicImage, index: int) -> None:
+        """Deletes a replica that was moved away, unless it is back. Raises StorageError."""
+        async with self._one_at_a_time:
+            partitions = self._broker.partitions
+            known = self._broker.metadata.image.topics.get(topic.name)
+            if known is None or known.topic_id != topic.topic_id:
+                return  # Whoever deleted the topic has deleted this as well.
+            image = known.partition(index)
+            is_assigned = image is not None and self._broker.node_id in image.replicas
+            # Another controller may have given it back, and tell of the metadata next.
+            if not is_assigned and partitions.find(topic.name, index) is None:
+                partitions.stop_replica(topic.name, index, delete=True)
+                await self._removed()
+
     async def _put(
         self,
         delta: Delta,
@@ -246,7 +262,9 @@ class CarryingOut:
             try:
                 self._broker.partitions.stop_replica(new.name, index, delete=True)
             except KafkaError as problem:
+                log.error("%s-%d: %s", new.name, index, problem)
                 delta.fail(new.name, problem)
+                self.let_go_refused(new, index)
         if gone:
             await self._removed()
 

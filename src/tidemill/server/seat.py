@@ -44,6 +44,9 @@ class Seat(Events):
         self._deleting: set[Key] = set()
         """Topics that this broker could not delete at first."""
         commands.deletion_refused = self._deletion_refused
+        self._letting_go: set[tuple[bytes, int]] = set()
+        """Partitions (by topic id) whose replicas this broker could not delete at first."""
+        commands.let_go_refused = self._let_go_refused
         self.commands = broker.commands = commands
         self.distrusted = DistrustedDirectories(broker.store, broker.node_id, broker.logs)
         self.starts = DirectoryStarts(broker.store, broker.node_id, broker.logs)
@@ -157,6 +160,28 @@ class Seat(Events):
         finally:
             self._deleting.discard(key)
         await self._confirm(self._broker.node_id, [key])
+
+    def _let_go_refused(self, topic: TopicImage, index: int) -> None:
+        key = (topic.topic_id, index)
+        if key not in self._letting_go:
+            self._letting_go.add(key)
+            self.begin(self._let_go_again(topic, index))
+
+    async def _let_go_again(self, topic: TopicImage, index: int) -> None:
+        """Deletes a replica that was moved away, once the disk lets it: nobody else tells this broker to."""
+        pause_s = AGAIN_S
+        try:
+            while True:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, AGAIN_S_MAX)
+                try:
+                    await self.commands.let_go_again(topic, index)
+                except StorageError as problem:
+                    log.error("%s-%d cannot be deleted, which is tried again: %s", topic.name, index, problem)
+                else:
+                    return
+        finally:
+            self._letting_go.discard((topic.topic_id, index))
 
     async def _confirm(self, broker_id: int, topics: Sequence[Key]) -> None:
         try:

@@ -345,6 +345,27 @@ def test_settings_that_change_between_two_commands_hold_where_notes_were_missed(
     commanded(story)
 
 
+def test_a_new_controller_leads_by_the_minimum_of_the_cluster_that_it_has_just_read() -> None:
+    """By the former one it would commit what no other replica has."""
+
+    async def story(commanded: Commanded) -> None:
+        broker = commanded.broker
+        log = broker.logs.create(TopicPartition("t", 0), FIRST, LogConfig(), 0)
+        data = build_batch([(0, b"k", b"not committed", None)])
+        log.append([parse_batch(data, 0, len(data))], 0, 0)
+        partition = PartitionImage(0, NODE, 1, [NODE, CONTROLLER], [NODE], 1)
+        image = ClusterImage(
+            topics={"t": TopicImage("t", FIRST, (partition,), {})},
+            broker_configs={DEFAULT_ENTITY: {"min.insync.replicas": "2"}},
+        )
+        await commanded.commands.carry_out(Delta.between(ClusterImage(), image))
+        led = broker.partitions.find("t", 0)
+        assert led is not None
+        assert (led.is_leader, led.min_insync_replicas, led.high_watermark) == (True, 2, 0)
+
+    commanded(story)
+
+
 def test_settings_read_before_this_broker_took_the_office_come_not_after_those_of_the_controller() -> None:
     async def story(commanded: Commanded) -> None:
         await commanded.lead("t", FIRST, 0)

@@ -10,9 +10,10 @@ from typing import NamedTuple
 from tidemill.broker.broker import Broker
 from tidemill.broker.context import RequestContext
 from tidemill.broker.log_configs import log_config
-from tidemill.broker.metadata import Delta, PartitionImage, TopicImage
+from tidemill.broker.metadata import Delta, PartitionImage, TopicImage, effective_config
 from tidemill.coordination.image import TOPIC
 from tidemill.log.errors import failure_of
+from tidemill.model.configs import BrokerConfig
 from tidemill.model.errors import KafkaError
 from tidemill.model.ports import Clock
 from tidemill.model.slices import ITEMS_A_PAUSE, a_pause, slices_of, with_pauses
@@ -70,6 +71,8 @@ class CarryingOut:
         self.office_lost: Callable[[], None] = lambda: None
         """Called where the controller of this process decides although a later one has sent commands."""
         self._broker = broker
+        self._next_config: BrokerConfig | None = None
+        """The configuration that a change brings, while its partitions are taken over."""
         self._removed = removed
         self._one_at_a_time = asyncio.Lock()
 
@@ -100,10 +103,18 @@ class CarryingOut:
             turn = Turn(self._broker.clock)
             await self._remove(delta, turn)
             failed: list[tuple[bytes, int]] = []
-            late = [await self._put(delta, topic, topic.partitions, turn, failed) for topic in delta.created]
-            for old, topic in delta.changed:
-                late.append(await self._put(delta, topic, changed_partitions(old, topic), turn, failed))
-                await self._let_go(delta, old, topic, turn)
+            if delta.broker_configs_changed:
+                # Before partitions are led: by a lower min.insync.replicas than the controller has read they
+                # would commit what no other replica has.
+                config = self._broker.config
+                self._next_config = effective_config(config, delta.image, self._broker.node_id)
+            try:
+                late = [await self._put(delta, one, one.partitions, turn, failed) for one in delta.created]
+                for old, topic in delta.changed:
+                    late.append(await self._put(delta, topic, changed_partitions(old, topic), turn, failed))
+                    await self._let_go(delta, old, topic, turn)
+            finally:
+                self._next_config = None
             if not delta.before.brokers:
                 await self._warn_of_strays({*delta.image.deleting, *delta.image.unreadable_of(TOPIC)})
             await self._broker.metadata.publish(delta)
@@ -275,7 +286,7 @@ class CarryingOut:
         states = [state for state in taking.states if broker.node_id in state.replicas]
         if not states:
             return
-        config = log_config(broker.config, name, taking.settings)
+        config = log_config(self._next_config or broker.config, name, taking.settings)
         failures: dict[int, KafkaError] = {}
         failure: KafkaError | None = None
         for state in states:

@@ -6,6 +6,7 @@ before their answers come back: the batch is in the log, and the producer does n
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import select
@@ -50,6 +51,8 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.cuts = 0
+        self.deaf = threading.Event()
+        """While it is set, answers are not passed on."""
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -77,6 +80,8 @@ class Proxy:
                             if self._cut(answers):
                                 self.cuts += 1
                                 return
+                            if self.deaf.is_set():
+                                continue
                         (server if source is client else client).sendall(data)
                     except OSError:
                         return
@@ -148,6 +153,33 @@ def test_lost_answers_neither_lose_nor_double_nor_reorder(
     values = read(broker_address, topic, count)
     for partition in range(3):
         assert values[partition] == [b"%d" % i for i in range(partition, count, 3)]
+
+
+def test_a_message_whose_answer_was_lost_comes_once_though_the_one_before_was_given_up(
+    broker_address: str, new_topic: Callable[..., str], through_proxy: Callable[..., Proxy]
+) -> None:
+    topic = new_topic(1)
+    proxy = through_proxy(lambda answers: False)
+    with Producer(
+        broker_address,
+        linger_ms=0,
+        request_timeout_ms=1000,
+        delivery_timeout_ms=1050,
+        retry_backoff_ms=20,
+        reconnect_backoff_ms=200,
+    ) as producer:
+        producer.send(topic, b"0").result(10)
+        proxy.deaf.set()
+        given_up = producer.send(topic, b"1", on_delivery=lambda place, error: proxy.deaf.clear())
+        time.sleep(0.8)
+        kept = producer.send(topic, b"2")
+        while not given_up.done():
+            with contextlib.suppress(RequestTimeout):
+                producer.flush(0.01)  # which has the sender look at the time
+        assert isinstance(given_up.exception(0), DeliveryTimeout)
+        kept.result(10)
+        producer.send(topic, b"3").result(10)
+    assert read(broker_address, topic, 4) == {0: [b"0", b"1", b"2", b"3"]}
 
 
 def test_without_idempotence_nothing_is_lost_though_some_may_come_twice(

@@ -59,6 +59,8 @@ class PendingBatch:
         self.urgent = False
         self.full = False
         self.attempts = 0
+        self.in_doubt = False
+        """A broker may have it: it was sent, and no answer has said that it is not in the log."""
         self.retry_at = 0.0
         self.producer_id: i64 = -1
         self.producer_epoch: i64 = -1

@@ -97,6 +97,7 @@ class Outcomes:
             queue.in_flight.remove(batch)
             if code in STATE_LOST and self._idempotent:
                 retriable = True
+                batch.in_doubt = False
                 if first:
                     queue.bump_due = True
             if code in TOO_LARGE and batch.builder.count > 1:

@@ -245,7 +245,8 @@ class Sender:
             self._accumulator.active.pop(queue, None)
             return IDLE_SECONDS
         head = waiting[0]
-        if queue.bump_due and not queue.in_flight:
+        if queue.bump_due and not queue.in_flight and not head.in_doubt:
+            # Under another epoch what is in the log already would be there twice: it keeps its sequence.
             self._bump(queue)
             if queue.producer_id < 0:
                 return IDLE_SECONDS
@@ -297,6 +298,7 @@ class Sender:
             batch.sequence = queue.next_sequence
             queue.next_sequence = (queue.next_sequence + batch.builder.count) & SEQUENCE_MASK
         batch.attempts += 1
+        batch.in_doubt = True
         queue.in_flight.append(batch)
         queue.sent_to = node_id
 

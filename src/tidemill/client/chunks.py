@@ -103,12 +103,15 @@ class Chunk:
         self._records: list[Record] = []
         self._taken = 0
         self._batch_end = offset
+        self._failure: Exception | None = None
 
     def take(self, count: int) -> list[Record]:
         """Up to ``count`` records; fewer, perhaps none, once the chunk is exhausted.
 
-        Raises CorruptMessage before a batch that is damaged; what came before it was given out.
+        Raises CorruptMessage before a batch that is damaged, each time; what came before it was given out.
         """
+        if self._failure is not None:
+            raise self._failure
         result: list[Record] = []
         while len(result) < count:
             if self._taken >= len(self._records):
@@ -148,6 +151,7 @@ class Chunk:
                 return False
             if isinstance(problem, KafkaError):
                 problem.args = (self._placed(str(problem), batch),)
+            self._failure = problem
             raise
 
     def _placed(self, text: str, batch: Batch | Entry | None) -> str:

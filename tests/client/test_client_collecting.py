@@ -50,7 +50,7 @@ class Polls:
         return [record.value or b"" for records in found.values() for record in records]
 
 
-@pytest.fixture(params=[False], ids=["records"])
+@pytest.fixture(params=[False, True], ids=["records", "arrow"])
 def polls(request: pytest.FixtureRequest) -> Iterator[Polls]:
     found = Polls(request.param)
     yield found

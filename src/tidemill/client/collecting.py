@@ -6,9 +6,12 @@ is paused waits in its place.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
+from tidemill.client.chunks import Chunk
 from tidemill.client.fetcher import Fetcher, Place
+from tidemill.model.errors import KafkaError
 from tidemill.model.types import TopicPartition
 from tidemill.records.reader import Record
 
@@ -57,8 +60,11 @@ def collect(
 def collect_arrow(
     fetcher: Fetcher, places: dict[TopicPartition, Place], include_headers: bool, bytes_max: int
 ) -> pa.Table | None:
-    """All records that are there, as a table of batches of up to ``bytes_max``; None without any."""
-    chunks = []
+    """All records that are there, as a table of batches of up to ``bytes_max``; None without any.
+
+    A batch that cannot be read raises once those of the chunks before it have been given out.
+    """
+    chunks: deque[tuple[Chunk, Place]] = deque()
     ahead: dict[TopicPartition, int] = {}
     for _ in range(len(fetcher.chunks)):
         chunk = fetcher.chunks.popleft()
@@ -75,17 +81,36 @@ def collect_arrow(
     fetcher.send(ahead)
     import pyarrow as pa
 
-    tables = []
-    for chunk, place in chunks:
-        for batch in chunk.arrow(include_headers, bytes_max):
-            count = batch.num_rows
-            columns = [
-                pa.repeat(pa.scalar(chunk.item.topic, pa.string()), count),
-                pa.repeat(pa.scalar(chunk.item.partition, pa.int32()), count),
-                *batch.columns,
-            ]
-            tables.append(
-                pa.RecordBatch.from_arrays(columns, names=["topic", "partition", *batch.schema.names])
-            )
-        place.offset = chunk.next_offset
-    return pa.Table.from_batches(tables) if tables else None
+    tables: list[pa.RecordBatch] = []
+    ends: list[tuple[Place, int]] = []
+    failure: KafkaError | None = None
+    while chunks and failure is None:
+        chunk, place = chunks.popleft()
+        try:
+            tables.extend(_placed(batch, chunk.item) for batch in chunk.arrow(include_headers, bytes_max))
+        except KafkaError as problem:
+            failure = problem
+            if tables:
+                chunks.appendleft((chunk, place))  # The next call raises it, with nothing to give out before.
+        ends.append((place, chunk.next_offset))
+    fetcher.chunks.extendleft(chunk for chunk, _ in reversed(chunks))
+    # Not before all are unpacked: what another exception takes is fetched again.
+    for place, offset in ends:
+        place.offset = offset
+    if tables:
+        return pa.Table.from_batches(tables)
+    if failure is not None:
+        raise failure
+    return None
+
+
+def _placed(batch: pa.RecordBatch, item: TopicPartition) -> pa.RecordBatch:
+    """The records with two columns before them: the topic and the partition."""
+    import pyarrow as pa
+
+    columns = [
+        pa.repeat(pa.scalar(item.topic, pa.string()), batch.num_rows),
+        pa.repeat(pa.scalar(item.partition, pa.int32()), batch.num_rows),
+        *batch.columns,
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=["topic", "partition", *batch.schema.names])

@@ -261,6 +261,35 @@ def test_a_member_that_does_not_poll_loses_its_partitions_and_cannot_commit(
                 slow.commit({TopicPartition(topic, 0): 1})
 
 
+def test_a_member_that_lost_its_place_does_not_take_back_what_others_have_committed(
+    broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
+) -> None:
+    """The others have left since: the coordinator takes commits from outside for a group without members."""
+    topic = new_topic(1)
+    place = TopicPartition(topic, 0)
+    fill(broker_address, topic, 10, 1)
+    settings = {**QUICK, "group.id": group, "auto.commit.interval.ms": 100}
+    with Consumer(broker_address, {**settings, "max.poll.interval.ms": 600}) as slow:
+        slow.subscribe([topic])
+        assert len(slow.poll(10, max_records=3)) == 3
+        until(lambda: not admin.describe_group(group).members, lambda: time.sleep(0.1))
+        with Consumer(broker_address, settings) as other:
+            other.subscribe([topic])
+            seen: list[int] = []
+            until(lambda: 9 in seen, lambda: seen.extend(record.offset for record in other.poll(0.1)))
+        assert admin.group_offsets(group)[place].offset == 10
+        with pytest.raises(CommitFailed, match=r"went on without"):
+            slow.commit()
+        assert admin.group_offsets(group)[place].offset == 10
+        again: list[int] = []
+        deadline = time.monotonic() + 2
+        until(
+            lambda: time.monotonic() > deadline,
+            lambda: again.extend(record.offset for record in slow.poll(0.1)),
+        )
+        assert again == []
+
+
 def test_a_static_member_comes_back_without_a_rebalance(
     broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
 ) -> None:

@@ -123,6 +123,7 @@ class Consumer(Positions):
                 self._group = Membership(self._cluster, assignors, self)
             else:
                 self._group.request_rejoin("the subscription changed")
+            self._group.is_subscribed = True
 
     def unsubscribe(self) -> None:
         """Gives everything up: leaves the group, drops partitions assigned by hand."""
@@ -333,7 +334,7 @@ class Consumer(Positions):
         self._next_commit = time.monotonic() + self._commit_every
         offsets = self._to_commit(None)
         group = self._group
-        if not offsets or group is None:
+        if not offsets or group is None or (self._subscribed and group.generation < 0):
             return
         try:
             group.commits.soon(offsets, time.monotonic() + 1, _log_failed_commit)

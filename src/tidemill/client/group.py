@@ -112,6 +112,7 @@ class Membership:
         self.state = State.UNJOINED
         self.member_id = ""
         self.generation = -1
+        self.is_subscribed = False
         self.protocol = ""
         self.is_leader = False
         self.rejoin = True

@@ -23,6 +23,8 @@ class Member(Protocol):
     instance_id: str | None
     member_id: str
     generation: int
+    is_subscribed: bool
+    """Whether it commits as a member only, and not from outside, for partitions assigned by hand."""
 
     def connection(self, deadline: float) -> Connection:
         """A connection to the coordinator."""
@@ -74,13 +76,20 @@ class Commits:
         self._under_way.append((self._send(offsets, deadline), done))
 
     def _send(self, offsets: Offsets, deadline: float) -> Request:
+        generation = self._member.generation
+        if generation < 0 and self._member.is_subscribed:
+            # The coordinator would take it, as one from outside, once all members have left.
+            raise CommitFailed(
+                f"group {self._member.group_id!r} went on without this member, or has not taken it in yet; "
+                "the offsets were not committed: another member may have the partitions now"
+            )
         connection = self._member.connection(deadline)
         version = connection.version(ApiKey.OFFSET_COMMIT, NAMED_MAX)
         message = commit_request(
             self._member.group_id,
             offsets,
             self._member.member_id,
-            self._member.generation,
+            generation,
             self._member.instance_id,
             version,
         )

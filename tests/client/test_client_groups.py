@@ -290,6 +290,28 @@ def test_a_member_that_lost_its_place_does_not_take_back_what_others_have_commit
         assert again == []
 
 
+def test_a_late_answer_to_a_commit_does_not_cost_a_new_member_its_place(
+    broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
+) -> None:
+    """The commit was that of the member before, which the group had put out while it was to join again."""
+    topic = new_topic(1)
+    settings = {**QUICK, "heartbeat.interval.ms": 2000, "group.id": group, "enable.auto.commit": False}
+    with Consumer(broker_address, settings) as consumer:
+        consumer.subscribe([topic])
+        until(lambda: len(consumer.assignment()) == 1, lambda: consumer.poll(0.1))
+        (member,) = admin.describe_group(group).members
+        admin.remove_member(group, member_id=member.member_id)
+        assert consumer._group is not None
+        consumer._group.request_rejoin("the group rebalances")  # as a heartbeat does
+        consumer.commit_async({TopicPartition(topic, 0): 0})
+        assert not consumer.poll(0.5)
+        (new,) = admin.describe_group(group).members
+        assert new.member_id != member.member_id
+        assert not consumer.poll(0.5)
+        assert [one.member_id for one in admin.describe_group(group).members] == [new.member_id]
+        assert consumer.assignment() == {TopicPartition(topic, 0)}
+
+
 def test_a_static_member_comes_back_without_a_rebalance(
     broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
 ) -> None:

@@ -49,19 +49,20 @@ class Commits:
     def __init__(self, member: Member, backoff_seconds: float) -> None:
         self._member = member
         self._backoff = backoff_seconds
-        self._under_way: list[tuple[Request, Callable[[ClientError | None], None]]] = []
+        self._under_way: list[tuple[Request, int, Callable[[ClientError | None], None]]] = []
+        """With the generation that each was sent in."""
 
     def now(self, offsets: Offsets, deadline: float) -> None:
         """Commits and waits. CommitFailed when the group went on without this member."""
         while True:
             try:
-                request = self._send(offsets, deadline)
+                request, generation = self._send(offsets, deadline)
                 request.connection.wait(request, max(0.0, deadline - time.monotonic()))
                 if not request.done:
                     raise RequestTimeout(
                         f"the commit of group {self._member.group_id!r} was not answered in time"
                     )
-                self._check(request)
+                self._check(request, generation)
                 return
             except ClientError as problem:
                 moved = problem.code in COORDINATOR_MOVED
@@ -73,9 +74,10 @@ class Commits:
 
     def soon(self, offsets: Offsets, deadline: float, done: Callable[[ClientError | None], None]) -> None:
         """Commits without waiting; ``done(error or None)`` is called in :meth:`finish`."""
-        self._under_way.append((self._send(offsets, deadline), done))
+        self._under_way.append((*self._send(offsets, deadline), done))
 
-    def _send(self, offsets: Offsets, deadline: float) -> Request:
+    def _send(self, offsets: Offsets, deadline: float) -> tuple[Request, int]:
+        """The request, and the generation that it was sent in."""
         generation = self._member.generation
         if generation < 0 and self._member.is_subscribed:
             # The coordinator would take it, as one from outside, once all members have left.
@@ -93,16 +95,20 @@ class Commits:
             self._member.instance_id,
             version,
         )
-        return connection.send(ApiKey.OFFSET_COMMIT, message, version=version)
+        return connection.send(ApiKey.OFFSET_COMMIT, message, version=version), generation
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: Request, generation: int) -> None:
+        # Of an earlier generation it says nothing about the membership as it is now.
+        is_current = generation == self._member.generation
         try:
             check_commit(request.response(), self._member.group_id, request.connection.address)
         except ClientError as problem:
             if problem.code in MEMBERSHIP_LOST:
-                self._member.lost()
+                if is_current:
+                    self._member.lost()
             elif problem.code == ErrorCode.REBALANCE_IN_PROGRESS:
-                self._member.request_rejoin("a commit met a rebalance")
+                if is_current:
+                    self._member.request_rejoin("a commit met a rebalance")
             elif problem.code != ErrorCode.FENCED_INSTANCE_ID:
                 raise
             raise CommitFailed(
@@ -116,13 +122,13 @@ class Commits:
         """Takes the answers of :meth:`soon` in order, and calls back."""
         deadline = time.monotonic() + wait_seconds
         while self._under_way:
-            request, done = self._under_way[0]
+            request, generation, done = self._under_way[0]
             if not request.connection.wait(request, max(0.0, deadline - time.monotonic())):
                 return
             self._under_way.pop(0)
             error: ClientError | None = None
             try:
-                self._check(request)
+                self._check(request, generation)
             except ClientError as problem:
                 error = problem
                 if problem.code in COORDINATOR_MOVED:

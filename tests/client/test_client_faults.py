@@ -379,6 +379,24 @@ def test_keyless_messages_stick_to_a_partition_until_its_batch_is_full() -> None
     assert sum(1 for queue in topic.queues if queue.waiting) > 3
 
 
+@pytest.mark.parametrize("wrong", [[("\ud800", b"v")], [("name", "text")]])
+def test_a_message_that_cannot_be_written_takes_no_others_with_it(
+    broker_address: str, new_topic: Callable[..., str], wrong: Any
+) -> None:
+    topic = new_topic(1)
+    with Producer(broker_address, linger_ms=50) as producer:
+        for number in range(2):
+            with pytest.raises((TypeError, UnicodeEncodeError)):
+                producer.send(topic, b"wrong", headers=wrong)
+            time.sleep(0.1 * (1 - number))  # the first has a batch for itself, the second one with others
+            producer.send(topic, b"%d" % number)
+            with pytest.raises((TypeError, UnicodeEncodeError)):
+                producer.send(topic, b"wrong", headers=wrong)
+        producer.send(topic, b"2").result(10)
+        assert producer._accumulator.used_bytes == 0
+    assert read(broker_address, topic, 3) == {0: [b"0", b"1", b"2"]}
+
+
 def test_a_message_over_the_request_size_is_refused_at_once() -> None:
     found, topic = accumulator(), TopicQueues("t", 1)
     with pytest.raises(ClientError, match=r"max.request.size=5000") as caught:

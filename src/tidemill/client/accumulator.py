@@ -247,7 +247,12 @@ class Accumulator:
             batch = self._batch_for(topic, partition, size)
             before: i64 = batch.builder.size_bytes
             index: i64 = batch.builder.count
-            after: i64 = batch.builder.append(timestamp_ms, key, value, headers)
+            try:
+                after: i64 = batch.builder.append(timestamp_ms, key, value, headers)
+            except BaseException:
+                if batch.builder.count == 0:
+                    self._forget_batch(batch)
+                raise
             batch.bytes += after - before
             self.used_bytes += after - before
             if on_delivery is not None:
@@ -344,6 +349,12 @@ class Accumulator:
         self.incomplete[batch] = None
         self.wake()
         return batch
+
+    def _forget_batch(self, batch: PendingBatch) -> None:
+        """Takes back a new batch whose first message could not be written: it cannot be sent."""
+        batch.queue.open = None
+        batch.queue.waiting.remove(batch)
+        self.incomplete.pop(batch, None)
 
     def _close_batch(self, batch: PendingBatch) -> None:
         batch.full = True

@@ -79,7 +79,7 @@ class BatchBuilder:
     def append(
         self, timestamp: i64, key: bytes | None, value: bytes | None, headers: Headers | None = None
     ) -> i64:
-        """Adds a record (time in ms); :attr:`size_bytes` after it."""
+        """Adds a record (time in ms); :attr:`size_bytes` after it. Adds nothing where it raises."""
         if self.count == 0:
             self.base_timestamp = timestamp
         delta: i64 = timestamp - self.base_timestamp
@@ -93,16 +93,21 @@ class BatchBuilder:
         if length > INT32_MAX:
             raise _too_long(length)
         writer = self._writer
-        write_varint(writer, length)
-        writer.append(0)
-        write_varint(writer, delta)
-        write_varint(writer, self.count)
-        _write_field(writer, key)
-        _write_field(writer, value)
-        if headers is None:
+        before: i64 = len(writer)
+        try:
+            write_varint(writer, length)
             writer.append(0)
-        else:
-            _write_headers(writer, headers)
+            write_varint(writer, delta)
+            write_varint(writer, self.count)
+            _write_field(writer, key)
+            _write_field(writer, value)
+            if headers is None:
+                writer.append(0)
+            else:
+                _write_headers(writer, headers)
+        except BaseException:
+            writer.truncate(before)
+            raise
         self.count += 1
         if timestamp > self.max_timestamp:
             self.max_timestamp = timestamp

@@ -181,6 +181,49 @@ def test_closing_commits_what_was_given_out(
     assert [row.lag for row in admin.group_lag(group)] == [3]
 
 
+def test_closing_commits_no_records_that_a_loop_over_the_consumer_has_not_come_to(
+    broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
+) -> None:
+    topic = new_topic(2)
+    fill(broker_address, topic, 20, 2)
+    places = [TopicPartition(topic, partition) for partition in range(2)]
+    seen: list[tuple[int, int]] = []
+    for count in (3, 14, 3):
+        with Consumer(broker_address, {**QUICK, "group.id": group}) as consumer:
+            consumer.subscribe([topic])
+            for record in consumer:
+                seen.append((record.partition, record.offset))
+                count -= 1
+                if count == 0:
+                    break
+        committed = admin.group_offsets(group)
+        given_out = [sum(partition == place.partition for partition, _ in seen) for place in places]
+        assert [committed[place].offset for place in places if place in committed] == [
+            count for place, count in zip(places, given_out, strict=True) if place in committed
+        ]
+    assert sorted(seen) == [(partition, offset) for partition in range(2) for offset in range(10)]
+
+
+def test_what_a_loop_over_the_consumer_was_left_before_comes_with_the_next_loop_or_poll(
+    broker_address: str, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic(1)
+    fill(broker_address, topic, 10, 1)
+    place = TopicPartition(topic, 0)
+    with Consumer(broker_address, auto_offset_reset="earliest") as consumer:
+        consumer.assign([place])
+        seen = [next(iter(consumer)).offset for _ in range(3)]
+        assert consumer.position(place) == 3
+        seen += [record.offset for record in consumer.poll(10, max_records=2)]
+        for record in consumer:
+            seen.append(record.offset)
+            if record.offset == 6:
+                consumer.seek(place, 8)
+            if record.offset == 9:
+                break
+    assert seen == [0, 1, 2, 3, 4, 5, 6, 8, 9]
+
+
 def test_groups_are_listed_by_state_and_awaited_until_they_are_empty(
     broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin
 ) -> None:

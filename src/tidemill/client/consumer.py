@@ -168,6 +168,7 @@ class Consumer(Positions):
         """
         count = self.config.int("max.poll.records") if max_records is None else max_records
         with self._used():
+            self._rewind()
             found = self._await(timeout, lambda: collect(self._fetcher, self._places, count))
             return ConsumerRecords(found or {})
 
@@ -180,14 +181,28 @@ class Consumer(Positions):
         Python object is made for a record.
         """
         with self._used():
+            self._rewind()
             return self._await(
                 timeout, lambda: collect_arrow(self._fetcher, self._places, include_headers, bytes_max)
             )
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
-        """Records without end, until the consumer is closed."""
+        """Records without end, until the consumer is closed. Commits count those that were given out."""
         while not self._closed:
-            yield from self.poll(1.0)
+            records = self.poll(1.0)
+            self._unread.update({item: records[item][0].offset for item in records.partitions()})
+            for record in records:
+                item = TopicPartition(record.topic, record.partition)
+                if item in self._unread:  # Else its partition was given up, or is read from elsewhere.
+                    self._unread[item] = record.offset + 1
+                    yield record
+            self._unread.clear()
+
+    def _rewind(self) -> None:
+        """Has what a loop was left before fetched again."""
+        for item, offset in list(self._unread.items()):
+            self._places[item].offset = offset
+            self._forget(item)
 
     def _await(self, timeout: float, collect: Callable[[], Any]) -> Any:
         deadline = time.monotonic() + timeout
@@ -320,7 +335,11 @@ class Consumer(Positions):
         self, offsets: Mapping[TopicPartition, int | Committed] | None
     ) -> dict[TopicPartition, tuple[int, int, str]]:
         if offsets is None:
-            return {i: (p.offset, -1, "") for i, p in self._places.items() if p.offset is not None}
+            return {
+                item: (self._unread.get(item, place.offset), -1, "")
+                for item, place in self._places.items()
+                if place.offset is not None
+            }
         return {
             TopicPartition(*item): (at, -1, "")
             if isinstance(at, int)
@@ -393,7 +412,7 @@ class Consumer(Positions):
 
     def _drop(self, item: TopicPartition) -> None:
         self._places.pop(item, None)
-        self._fetcher.forget(item)
+        self._forget(item)
 
     # -- ending -------------------------------------------------------------------------------------------
 

@@ -32,6 +32,8 @@ class Positions:
         self._cluster = Cluster(self.config)
         self._cluster.create = self.config.bool("allow.auto.create.topics")
         self._places: dict[TopicPartition, Place] = {}
+        self._unread: dict[TopicPartition, int] = {}
+        """Where a loop over the consumer stands in what was polled for it: what is behind is not given out."""
         self._fetcher = Fetcher(self._cluster, self._places)
         self._timeout = self.config.seconds("default.api.timeout.ms")
         self._policy = self.config.text("auto.offset.reset")
@@ -111,7 +113,7 @@ class Positions:
                 raise ValueError(f"offset {offset} of {partition}: offsets count from 0")
             place = self._place(partition)
             place.offset, place.reset = offset, None
-            self._fetcher.forget(TopicPartition(*partition))
+            self._forget(TopicPartition(*partition))
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Reads on from the first record; of all partitions when none is named."""
@@ -126,7 +128,12 @@ class Positions:
             for item in partitions or list(self._places):
                 place = self._place(item)
                 place.offset, place.reset = None, where
-                self._fetcher.forget(TopicPartition(*item))
+                self._forget(TopicPartition(*item))
+
+    def _forget(self, item: TopicPartition) -> None:
+        """Drops what was fetched of a partition, and where a loop stood in it."""
+        self._fetcher.forget(item)
+        self._unread.pop(item, None)
 
     def position(self, partition: TopicPartition, timeout: float | None = None) -> int:
         """The offset of the record that comes next. RequestTimeout when it cannot be found out in time."""
@@ -135,7 +142,7 @@ class Positions:
             while True:
                 offset = self._place(partition).offset
                 if offset is not None:
-                    return offset
+                    return self._unread.get(TopicPartition(*partition), offset)
                 if time.monotonic() >= deadline:
                     raise RequestTimeout(f"the position in {partition} was not found in time")
                 self._find_positions(deadline)

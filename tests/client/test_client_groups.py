@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -222,6 +223,36 @@ def test_what_a_loop_over_the_consumer_was_left_before_comes_with_the_next_loop_
             if record.offset == 9:
                 break
     assert seen == [0, 1, 2, 3, 4, 5, 6, 8, 9]
+
+
+def work_and_fail(consumer: Consumer, how: str) -> None:
+    """Takes some of four records, or all of them, and fails over the last one that it took."""
+    if how == "loop":
+        for record in consumer:
+            if record.offset == 6:
+                break
+    elif how == "poll_arrow":
+        assert consumer.poll_arrow(10).num_rows == 4
+    else:
+        assert len(consumer.poll(10)) == 4
+    if how == "commit":
+        consumer.commit()
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(("how", "committed"), [("poll", 4), ("poll_arrow", 4), ("loop", 6), ("commit", 8)])
+def test_an_error_of_the_user_commits_nothing_that_he_was_not_done_with(
+    broker_address: str, new_topic: Callable[..., str], group: str, admin: Admin, how: str, committed: int
+) -> None:
+    topic = new_topic(1)
+    fill(broker_address, topic, 4, 1)
+    settings = {**QUICK, "group.id": group, "auto.commit.interval.ms": 60_000}
+    with contextlib.suppress(ZeroDivisionError), Consumer(broker_address, settings) as consumer:
+        consumer.subscribe([topic])
+        assert len(consumer.poll(10)) == 4
+        fill(broker_address, topic, 4, 1)
+        work_and_fail(consumer, how)
+    assert admin.group_offsets(group)[TopicPartition(topic, 0)].offset == committed
 
 
 def test_groups_are_listed_by_state_and_awaited_until_they_are_empty(

@@ -7,7 +7,8 @@
                 print(record.value)
 
 A consumer is for one thread at a time (another one raises), except :meth:`Consumer.wakeup`. Timeouts are in
-seconds.
+seconds. Where an exception leaves the ``with``, the records that were given out last are not committed by
+themselves: the group reads them again.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ class Consumer(Positions):
         """
         count = self.config.int("max.poll.records") if max_records is None else max_records
         with self._used():
-            self._rewind()
+            self._begin_poll()
             found = self._await(timeout, lambda: collect(self._fetcher, self._places, count))
             return ConsumerRecords(found or {})
 
@@ -181,7 +182,7 @@ class Consumer(Positions):
         Python object is made for a record.
         """
         with self._used():
-            self._rewind()
+            self._begin_poll()
             return self._await(
                 timeout, lambda: collect_arrow(self._fetcher, self._places, include_headers, bytes_max)
             )
@@ -195,11 +196,13 @@ class Consumer(Positions):
                 item = TopicPartition(record.topic, record.partition)
                 if item in self._unread:  # Else its partition was given up, or is read from elsewhere.
                     self._unread[item] = record.offset + 1
+                    self._at_work = {item: record.offset}
                     yield record
             self._unread.clear()
 
-    def _rewind(self) -> None:
-        """Has what a loop was left before fetched again."""
+    def _begin_poll(self) -> None:
+        """The user is done with what was given out; what a loop was left before is fetched again."""
+        self._at_work.clear()
         for item, offset in list(self._unread.items()):
             self._places[item].offset = offset
             self._forget(item)
@@ -214,8 +217,14 @@ class Consumer(Positions):
                 return None
             wait = self._coordinate(deadline)
             self._fetcher.take()
+            before = {
+                chunk.item: chunk.next_offset
+                for chunk in self._fetcher.chunks
+                if chunk.item in self._places and self._places[chunk.item].offset == chunk.next_offset
+            }
             found = collect()
             if found:
+                self._at_work = before
                 return found
             wait = min(wait, self._fetcher.send())
             left = deadline - time.monotonic()
@@ -302,6 +311,8 @@ class Consumer(Positions):
         """
         with self._used():
             self._member().commits.now(self._to_commit(offsets), self._deadline(timeout))
+            if offsets is None:
+                self._at_work.clear()
 
     def commit_async(
         self,
@@ -314,6 +325,8 @@ class Consumer(Positions):
             self._member().commits.soon(
                 self._to_commit(offsets), self._deadline(None), on_commit or _log_failed_commit
             )
+            if offsets is None:
+                self._at_work.clear()
 
     def committed(
         self, partitions: Iterable[TopicPartition], timeout: float | None = None
@@ -462,6 +475,8 @@ class Consumer(Positions):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._unread.update(self._at_work)
         self.close()
 
 

@@ -33,7 +33,9 @@ class Positions:
         self._cluster.create = self.config.bool("allow.auto.create.topics")
         self._places: dict[TopicPartition, Place] = {}
         self._unread: dict[TopicPartition, int] = {}
-        """Where a loop over the consumer stands in what was polled for it: what is behind is not given out."""
+        """Where a loop over the consumer stands in what was polled for it: the rest is not given out yet."""
+        self._at_work: dict[TopicPartition, int] = {}
+        """Where that begins which was given out last: the user may not be done with it."""
         self._fetcher = Fetcher(self._cluster, self._places)
         self._timeout = self.config.seconds("default.api.timeout.ms")
         self._policy = self.config.text("auto.offset.reset")
@@ -131,9 +133,10 @@ class Positions:
                 self._forget(TopicPartition(*item))
 
     def _forget(self, item: TopicPartition) -> None:
-        """Drops what was fetched of a partition, and where a loop stood in it."""
+        """Drops what was fetched of a partition, and where the user stood in it."""
         self._fetcher.forget(item)
         self._unread.pop(item, None)
+        self._at_work.pop(item, None)
 
     def position(self, partition: TopicPartition, timeout: float | None = None) -> int:
         """The offset of the record that comes next. RequestTimeout when it cannot be found out in time."""

@@ -320,6 +320,45 @@ def test_a_listener_that_fails_does_not_keep_the_consumer_in_its_group(
     assert not [one for one in threading.enumerate() if one.name == f"tidemill-heartbeat-{group}"]
 
 
+class FailsOnce:
+    """A listener that cannot give partitions up for the first time that it is asked to."""
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def on_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        pass
+
+    def on_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        if not self.failed:
+            self.failed = True
+            raise ZeroDivisionError
+
+    def on_lost(self, partitions: Sequence[TopicPartition]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_partitions_are_given_up_although_the_listener_fails(
+    broker_address: str, new_topic: Callable[..., str], group: str, strategy: str
+) -> None:
+    topic = new_topic(4)
+    settings = {**QUICK, "group.id": group, "partition.assignment.strategy": strategy}
+    listener = FailsOnce()
+    with Consumer(broker_address, settings) as one, Consumer(broker_address, settings) as two:
+
+        def poll() -> None:
+            with contextlib.suppress(ZeroDivisionError):
+                one.poll(0.1)
+
+        one.subscribe([topic], listener=listener)
+        until(lambda: len(numbers(one)) == 4, poll)
+        two.subscribe([topic])
+        until(lambda: len(numbers(one)) == len(numbers(two)) == 2, poll, lambda: two.poll(0.1), seconds=15)
+        assert listener.failed
+        assert not numbers(one) & numbers(two)
+
+
 def test_a_member_that_does_not_poll_loses_its_partitions_and_cannot_commit(
     broker_address: str, new_topic: Callable[..., str], group: str
 ) -> None:

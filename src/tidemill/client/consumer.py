@@ -396,17 +396,21 @@ class Consumer(Positions):
 
     def revoke(self, items: Sequence[TopicPartition]) -> None:
         """See :class:`tidemill.client.group.User`."""
-        if self._listener is not None:
-            self._listener.on_revoked(items)
-        for item in items:
-            self._drop(item)
+        try:
+            if self._listener is not None:
+                self._listener.on_revoked(items)
+        finally:
+            for item in items:
+                self._drop(item)
 
     def lose(self, items: Sequence[TopicPartition]) -> None:
         """See :class:`tidemill.client.group.User`."""
-        if self._listener is not None:
-            self._listener.on_lost(items)
-        for item in items:
-            self._drop(item)
+        try:
+            if self._listener is not None:
+                self._listener.on_lost(items)
+        finally:
+            for item in items:
+                self._drop(item)
 
     def assign_from_group(self, items: Sequence[TopicPartition], added: Sequence[TopicPartition]) -> None:
         """See :class:`tidemill.client.group.User`."""

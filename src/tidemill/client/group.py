@@ -319,11 +319,13 @@ class Membership:
             self._prepared = False
         owned = set(self._user.owned())
         revoked = sorted(owned - set(assigned))
-        if revoked:
-            self._user.revoke(revoked)
-            if self.cooperative:
-                self.request_rejoin("partitions were given up")
-        self._user.assign_from_group(assigned, sorted(set(assigned) - owned))
+        if revoked and self.cooperative:
+            self.request_rejoin("partitions were given up")
+        try:
+            if revoked:
+                self._user.revoke(revoked)
+        finally:
+            self._user.assign_from_group(assigned, sorted(set(assigned) - owned))
         return True
 
     def _refused(self, answer: Any, what: str, connection: Connection | None, deadline: float) -> bool:

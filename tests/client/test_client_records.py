@@ -108,6 +108,22 @@ def test_what_is_too_large_for_the_topic_is_refused_and_the_rest_arrives(
         assert offsets == list(range(7))
 
 
+@pytest.mark.parametrize("too_large", [0, 1, 2, 3, 5])
+def test_many_messages_are_not_all_acknowledged_when_one_of_them_was_refused(
+    broker_address: str, new_topic: Callable[..., str], too_large: int
+) -> None:
+    topic = new_topic(1, max_message_bytes="1000")
+    values = [b"%d" % i for i in range(6)]
+    values[too_large] = b"x" * 2000
+    with Producer(broker_address, linger_ms=50) as producer:
+        delivery = producer.send_batch(topic, values)
+        with pytest.raises(ClientError, match=r"MESSAGE_TOO_LARGE"):
+            delivery.result(20)
+        producer.flush(20)
+        assert delivery.done()
+        assert producer.send_batch(topic, [b"%d" % i * 400 for i in range(6)]).result(20) == 6
+
+
 def test_callbacks_get_the_place_of_their_message(broker_address: str, new_topic: Callable[..., str]) -> None:
     topic = new_topic(1)
     heard: list[tuple[int, object]] = []

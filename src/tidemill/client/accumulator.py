@@ -99,6 +99,8 @@ class Delivery:
         self._accumulator = accumulator
         self._batch = batch
         self._index: i64 = index
+        self.first_index: i64 = index
+        """Of the messages that :meth:`exception_of_all` asks for."""
         self._timestamp_ms: i64 = timestamp_ms
 
     def done(self) -> bool:
@@ -125,6 +127,36 @@ class Delivery:
             self._accumulator.await_batch(
                 batch, None if deadline is None else max(0.0, deadline - time.monotonic())
             )
+
+    def all_done(self) -> bool:
+        """As :meth:`done`, for the messages of the batch from :attr:`first_index` to this one."""
+        return all(batch.done for batch in self._batches())
+
+    def exception_of_all(self, timeout: float | None = None) -> Exception | None:
+        """As :meth:`exception`, for the messages of the batch from :attr:`first_index` to this one."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.all_done():
+            for batch in self._batches():
+                self._accumulator.await_batch(
+                    batch, None if deadline is None else max(0.0, deadline - time.monotonic())
+                )
+        return next((batch.error for batch in self._batches() if batch.error is not None), None)
+
+    def _batches(self) -> list[PendingBatch]:
+        """Those that the messages from the first one to this one went with."""
+        found: list[PendingBatch] = []
+        todo: list[tuple[PendingBatch, int, int]] = [(self._batch, int(self.first_index), int(self._index))]
+        while todo:
+            batch, first, last = todo.pop()
+            parts, starts = batch.parts, batch.part_starts
+            if parts is None or starts is None:
+                found.append(batch)
+                continue
+            for number, start in enumerate(starts):
+                end = starts[number + 1] if number + 1 < len(starts) else last + 1
+                if first < end and last >= start:
+                    todo.append((parts[number], max(first - start, 0), min(last, end - 1) - start))
+        return found
 
     def _settled(self) -> tuple[PendingBatch, i64]:
         """The batch that the message went with, and its index there: a batch too large is sent in parts."""
@@ -276,7 +308,10 @@ class Accumulator:
         headers: Sequence[list[tuple[str, bytes | None]] | None] | None,
         block_seconds: float,
     ) -> list[Delivery]:
-        """Adds many messages of one topic: the last delivery of every batch that took some."""
+        """Adds many messages of one topic: the last delivery of every batch that took some.
+
+        Its ``first_index`` is that of the first of these messages in the batch.
+        """
         last: dict[PendingBatch, Delivery] = {}
         count = len(values)
         for i in range(count):
@@ -295,6 +330,9 @@ class Accumulator:
                 None,
                 block_seconds,
             )
+            before = last.get(delivery._batch)
+            if before is not None:
+                delivery.first_index = before.first_index
             last[delivery._batch] = delivery
         return list(last.values())
 

@@ -54,13 +54,16 @@ class BulkDelivery:
 
     def done(self) -> bool:
         """Whether all messages were acknowledged, or given up."""
-        return all(delivery.done() for delivery in self._deliveries)
+        return all(delivery.all_done() for delivery in self._deliveries)
 
     def result(self, timeout: float | None = None) -> int:
         """Waits (seconds) until all messages are acknowledged; their count. Raises the first error."""
         deadline = None if timeout is None else time.monotonic() + timeout
         for delivery in self._deliveries:
-            delivery.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            error = delivery.exception_of_all(left)
+            if error is not None:
+                raise error
         return self.count
 
 

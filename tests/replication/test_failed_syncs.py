@@ -358,3 +358,28 @@ def test_a_sync_that_finds_no_room_while_a_cut_fails_is_not_tried_again() -> Non
         await stop(stage)
 
     asyncio.run(run())
+
+
+def test_a_cut_in_the_directory_that_a_partition_has_moved_to_is_synced_before_others_count_on_it() -> None:
+    async def run() -> None:
+        files = SlowFiles()
+        stage = Stage(files)
+        stage.append(3)
+        stage.log.flush(0)
+        stage.log.set_config(LogConfig(flush_messages=1))
+        files.slow = f"{A}/t-0/"
+        stage.append(2)
+        await files.waiting()
+        stage.mover.begin(KEY, B)
+        await stage.lies_in(B)
+        partition = stage.partition
+        partition.truncate_to(3, 0)
+        files.goes_on.set()
+        await asyncio.wait(stage.replicas.flushing.under_way)
+        assert not partition.is_settling
+        files.power_cut()
+        again = Stage(files)
+        assert values(again.log) == [0, 1, 2]
+        await stop(again)
+
+    asyncio.run(run())

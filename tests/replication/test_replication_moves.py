@@ -96,6 +96,14 @@ class Stage:
             while tasks := list(self.mover._tasks):
                 await asyncio.wait(tasks)
 
+    async def lies_in(self, path: str) -> None:
+        """Waits until the partition lies in a data directory."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                if self.log.directory == f"{path}/t-0":
+                    return
+                await asyncio.sleep(0.001)
+
     async def full(self) -> None:
         """Waits until a directory has no room."""
         async with asyncio.timeout(PATIENCE_S):

@@ -61,10 +61,10 @@ class Flushing:
                 self._replicas.full_disks.flush_fails(one.topic_partition, problem)
                 await asyncio.sleep(FLUSH_AGAIN_S)
             else:
-                if job.truncations == one.truncations:
+                if partition.log is one and job.truncations == one.truncations:
                     partition.flushed(job.offset, self._replicas.clock.monotonic_ms())
                     return
-                # It was cut meanwhile: that has to be on the disk, too.
+                # It was cut meanwhile, here or where it has moved to: that has to be on the disk, too.
 
     async def _sync(self, one: Log) -> FlushJob:
         """Brings the log to the disk, as it is when this is called."""

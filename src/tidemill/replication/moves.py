@@ -209,7 +209,7 @@ class Mover:
         while (piece := move.next_piece(self.piece_bytes, now_ms)) is not None:
             move.store(piece, now_ms)
         partition = replicas.find(move.key.topic, move.key.partition)
-        # A sync of the old files that is under way will tell who waits for it that all is safe.
+        # Who waits for a sync of the old files that is under way has waited: that of the copy finds it done.
         flush = partition is not None and partition.flush_under_way
         try:
             move.swap(now_ms, flush)

@@ -280,7 +280,7 @@ def test_every_record_that_is_cut_is_told_of_once(caplog: pytest.LogCaptureFixtu
             one.append([made(5)], 1, 0)
             one.append([made(5)], 1, 0)
         stage.replicas.following = Leaders()
-        stage.replicas.doubtful = {second.log.topic_partition}
+        stage.replicas.doubtful = {second.log.topic_partition: 0}
         caplog.clear()
         first.truncate_to(10, 0, "nothing is there")
         first.truncate_to(7, 0, "the leader has others")
@@ -767,7 +767,7 @@ def test_a_follower_whose_machine_went_down_fetches_anew_what_was_not_synced() -
             one.append([made(3)], 1, 0)
             one.log.flush(0)
             one.append([made(2)], 1, 0)
-        stage.replicas.doubtful = {first.log.topic_partition}
+        stage.replicas.doubtful = {first.log.topic_partition: 3}
         states = [PartitionState(at, 2, 1, (NODE, 2), (2,), 1) for at in range(2)]
         stage.replicas.put_topic("t", bytes([1]) * 16, False, states, LogConfig())
         assert leaders.begun == [3, 5], "of the second nothing is in doubt"
@@ -784,7 +784,7 @@ def test_a_leader_whose_machine_went_down_keeps_what_it_acknowledged_since_when_
         partition = stage.topic("t", 1, LogConfig())[0]
         partition.append([made(3)], 1, 0)
         partition.log.flush(0)
-        stage.replicas.doubtful = {partition.log.topic_partition}
+        stage.replicas.doubtful = {partition.log.topic_partition: 3}
         leads = PartitionState(0, NODE, 1, (NODE, 2), (NODE,), 1)
         stage.replicas.put_topic("t", bytes([1]) * 16, False, [leads], LogConfig())
         partition.append([made(2)], 1, 0)
@@ -878,5 +878,24 @@ def test_retention_over_many_partitions_leaves_the_loop_to_others(monkeypatch: p
         await work
         assert passes >= 3
         assert asked == [AT_ONCE_MAX, 0, 0], "what was deleted meanwhile is left alone"
+
+    staged(test)
+
+
+def test_what_a_power_cut_left_in_doubt_is_fetched_anew_though_it_was_synced_before_a_leader_is_known() -> (
+    None
+):
+    async def test(stage: Stage) -> None:
+        stage.replicas.following = leaders = Leaders()
+        partition = stage.topic("t", 1, LogConfig())[0]
+        partition.append([made(3)], 1, 0)
+        partition.log.flush(0)
+        partition.append([made(2)], 1, 0)
+        stage.replicas.doubtful = {partition.log.topic_partition: 3}
+        partition.log.roll(0)
+        await stage.replicas.flushing.due()
+        states = [PartitionState(0, 2, 1, (NODE, 2), (2,), 1)]
+        stage.replicas.put_topic("t", bytes([1]) * 16, False, states, LogConfig())
+        assert leaders.begun == [3]
 
     staged(test)

@@ -38,7 +38,7 @@ def doubtful(stage: Stage) -> Partition:
         "t", bytes([1]) * 16, False, [PartitionState(0, NODE, 1, (NODE,), (NODE,), 1)], LogConfig()
     )
     first.append([made()], 1, 0)
-    stage.replicas.doubtful = {first.log.topic_partition}
+    stage.replicas.doubtful = {first.log.topic_partition: 3}
     return first
 
 
@@ -70,7 +70,7 @@ def test_a_log_that_was_open_when_the_power_went_is_followed_only_once_it_could_
         await flushed(stage)
         assert leaders.begun == [3]
         assert (first.log.end_offset, first.log.active.last_offset_end()) == (3, 3)
-        assert stage.replicas.doubtful == set()
+        assert stage.replicas.doubtful == {}
 
     staged(test)
 
@@ -125,7 +125,7 @@ def test_a_replica_whose_disk_is_full_while_it_is_cut_stays_online_and_cuts_it_w
     async def test(stage: Stage) -> None:
         stage.replicas.following = Leaders()
         first = doubtful(stage)
-        stage.replicas.doubtful = set()
+        stage.replicas.doubtful = {}
         follow(stage)
         stage.files.fail(operation, part, number, times=1_000_000)
         with pytest.raises(StorageError):
@@ -148,7 +148,7 @@ def test_a_replica_that_is_emptied_on_a_full_disk_stays_online_and_begins_where_
     async def test(stage: Stage) -> None:
         stage.replicas.following = Leaders()
         first = doubtful(stage)
-        stage.replicas.doubtful = set()
+        stage.replicas.doubtful = {}
         follow(stage)
         stage.files.fail("open", f"{100:020}.log", errno.ENOSPC, times=4)
         with pytest.raises(StorageError):

@@ -51,11 +51,11 @@ class FollowerStart:
         key = partition.log.topic_partition
         if key in self.replicas.doubtful:
             partition.truncate_to(
-                partition.log.recovery_point,
+                self.replicas.doubtful[key],
                 self.replicas.clock.wall_ms(),
                 "they were not synced when the machine went down; they are fetched again from the leader",
             )
-            self.replicas.doubtful.discard(key)
+            del self.replicas.doubtful[key]
 
     def _save_start(self, partition: Partition) -> None:
         """Has the start of a log written down where a power cut could bring an earlier one back."""

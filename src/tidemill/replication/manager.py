@@ -73,8 +73,9 @@ class ReplicaManager(PartitionEvents):
         self.directory_distrusted: Callable[[], None] | None = None
         """Called when a data directory was marked in which a sync failed."""
         self._marking: set[asyncio.Future[list[StorageError]]] = set()
-        self.doubtful: set[TopicPartition] = set()
-        """Logs that were open when the machine went down: behind their recovery point there may be holes."""
+        self.doubtful: dict[TopicPartition, int] = {}
+        """Logs that were open when the machine went down, with their recovery points at the start: behind
+        these there may be holes, which no sync since then fills."""
         self.isr_shrinks = 0
         self.isr_expands = 0
         """How often in-sync sets of partitions led here lost or got members."""
@@ -255,7 +256,7 @@ class ReplicaManager(PartitionEvents):
             return
         if partition.is_leader:
             # The others follow this log as it is, and what comes now is acknowledged.
-            self.doubtful.discard(partition.log.topic_partition)
+            self.doubtful.pop(partition.log.topic_partition, None)
         if self.following is not None and (epoch, leader) != (partition.leader_epoch, partition.leader):
             if partition.is_leader or partition.leader < 0:
                 self.following.leave(partition)

@@ -194,7 +194,10 @@ class BrokerServer:
             broker.node_id, broker.logs, broker.clock, self.loop, self._syncers, self._writers
         )
         broker.partitions.doubtful = {
-            key for one in broker.logs.working if one.may_have_lost for key in one.logs
+            key: int(found.recovery_point)
+            for one in broker.logs.working
+            if one.may_have_lost
+            for key, found in one.logs.items()
         }
         moves_at_once = broker.config.get("num.replica.alter.log.dirs.threads")
         broker.partitions.mover.set_limits(

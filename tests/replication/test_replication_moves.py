@@ -26,6 +26,7 @@ from tidemill.model.types import TopicPartition
 from tidemill.records.batch import parse_batch
 from tidemill.records.builder import build_batch, build_end_marker
 from tidemill.records.reader import read_records
+from tidemill.replication.follows import Follows
 from tidemill.replication.manager import ReplicaManager
 from tidemill.replication.moves import Mover
 from tidemill.replication.partition import Partition
@@ -509,6 +510,51 @@ def test_a_directory_that_a_first_move_left_does_not_come_back_after_a_second(
         again = Stage(stage.files)
         check_whole(again, C, 90)
         await again.stop()
+
+    asyncio.run(run())
+
+
+class Nobody(Follows):
+    """Follows no leader."""
+
+    def follow(self, partition: Partition) -> None:
+        pass
+
+    def leave(self, partition: Partition) -> None:
+        pass
+
+
+@pytest.mark.parametrize("in_cluster", [False, True])
+def test_a_topic_that_is_made_anew_while_a_move_of_the_one_before_ends_keeps_its_records(
+    monkeypatch: pytest.MonkeyPatch, in_cluster: bool
+) -> None:
+    goes_on = threading.Event()
+
+    def sync_late(move: Move) -> None:
+        assert goes_on.wait(PATIENCE_S)
+
+    monkeypatch.setattr(Move, "sync_target", sync_late)
+
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        if in_cluster:
+            stage.replicas.following = Nobody()
+        stage.append(80)
+        stage.mover.begin(KEY, B)
+        await stage.lies_in(B)
+        list(stage.replicas.removing("t", ID))
+        states = [PartitionState(0, NODE, 0, (NODE,), (NODE,), 0)]
+        stage.replicas.put_topic("t", b"u" * 16, False, states, CONFIG)
+        stage.append(5)
+        goes_on.set()
+        await stage.moved()
+        await stage.replicas.remove_due()
+        await stage.stop()
+        again = LogManager(stage.files, (A, B, C))
+        again.lock()
+        again.load(0, lambda topic: CONFIG)
+        assert list(again.logs) == [KEY]
+        assert values(again.logs[KEY]) == [0, 1, 2, 3, 4]
 
     asyncio.run(run())
 

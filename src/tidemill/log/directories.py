@@ -169,6 +169,8 @@ class DataDirectories:
                 f"log.dirs names a directory twice: {', '.join(d.path for d in self.directories)}"
             )
         self.logs: dict[TopicPartition, Log] = {}
+        self.left: list[Log] = []
+        """Former logs of partitions that have moved: their directories still have the partitions' names."""
         self.warnings: list[str] = []
         self.undecided: dict[TopicPartition, str] = {}
         """Partitions of which nobody can tell where they are, by the reason."""

@@ -261,7 +261,12 @@ class LogManager(DataDirectories):
         return True
 
     def _delete_copies(self, topic_partition: TopicPartition, now_ms: int) -> None:
-        """Removes what was on its way to another data directory: a later move would go on with it."""
+        """Removes what was on its way to another data directory: a later move would go on with it.
+
+        And what a move has left in a former one: another topic's log may come there, under the same name.
+        """
+        for former in [one for one in self.left if one.topic_partition == topic_partition]:
+            self.retire(former, now_ms)
         for directory in self.working:
             copy = directory.arriving.get(topic_partition)
             if copy is not None:
@@ -300,6 +305,13 @@ class LogManager(DataDirectories):
         renamed = self._rename(log, directory_to_delete(log.topic_partition))
         if renamed:
             self.removals.add(renamed, now_ms + log.config.file_delete_delay_ms)
+
+    def retire(self, log: Log, now_ms: int) -> None:
+        """Lets a directory go that a partition has moved out of, unless that is done. Raises StorageError."""
+        if log in self.left:
+            if not self.directory_of(log).failure:
+                self.discard(log, now_ms)
+            self.left.remove(log)
 
     def _rename(self, log: Log, name: str) -> str:
         """Gives the directory of a log another name; its new path, empty when somebody has removed it.

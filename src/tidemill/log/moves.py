@@ -211,6 +211,7 @@ class Move:
         # A leader knows its epoch also before the first record of it: followers of earlier ones ask for it.
         future.leader_epochs.take_empty(source.leader_epochs, int(source.end_offset))
         logs.logs[self.key] = future
+        logs.left.append(source)
         source.closed = True
         source.release()
         return source
@@ -237,7 +238,7 @@ class Move:
 
     def retire(self, now_ms: int) -> None:
         """Lets the old directory go, after ``file.delete.delay.ms``. Raises StorageError."""
-        self.logs.discard(self.source, now_ms)
+        self.logs.retire(self.source, now_ms)
 
 
 def relocate(log: Log, directory: str) -> None:

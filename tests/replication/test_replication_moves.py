@@ -284,6 +284,44 @@ def test_a_move_to_elsewhere_calls_the_first_one_off() -> None:
     asyncio.run(run())
 
 
+def test_a_move_that_was_called_off_while_it_marked_the_partition_leaves_the_mark_of_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    marks, goes_on, ends = threading.Event(), threading.Event(), threading.Event()
+    mark = Move.mark
+
+    def mark_late(move: Move) -> None:
+        if move.target.path == B:
+            marks.set()
+            assert goes_on.wait(PATIENCE_S)
+        mark(move)
+
+    def sync_late(move: Move) -> None:
+        assert ends.wait(PATIENCE_S)
+
+    monkeypatch.setattr(Move, "mark", mark_late)
+    monkeypatch.setattr(Move, "sync_target", sync_late)
+
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.append(80)
+        stage.mover.begin(KEY, B)
+        await asyncio.get_running_loop().run_in_executor(None, marks.wait, PATIENCE_S)
+        stage.mover.begin(KEY, C)
+        await asyncio.sleep(0.2)
+        goes_on.set()
+        await asyncio.sleep(0.1)
+        await stage.lies_in(C)
+        stage.append(5)
+        stage.files.kill()
+        again = Stage(stage.files)
+        assert values(again.log) == list(range(85))
+        await again.stop()
+        ends.set()
+
+    asyncio.run(run())
+
+
 def test_what_cannot_be_moved_is_refused_with_kafkas_codes() -> None:
     async def run() -> None:
         stage = Stage(FaultyFiles())

@@ -43,7 +43,7 @@ class Mover:
         self.full_again_s = FULL_AGAIN_S
         self.piece_bytes = PIECE_BYTES
         self.moves: dict[TopicPartition, Move] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], TopicPartition] = {}
         self._places = asyncio.Semaphore(max(1, len(replicas.logs.directories)))
         self._turns = Turns()
 
@@ -79,12 +79,16 @@ class Mover:
 
     def _spawn(self, move: Move) -> None:
         self.moves[move.key] = move
-        task = self.replicas.loop.create_task(self._run(move))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        before = [task for task, key in self._tasks.items() if key == move.key]
+        task = self.replicas.loop.create_task(self._run(move, before))
+        self._tasks[task] = move.key
+        task.add_done_callback(self._tasks.pop)
 
-    async def _run(self, move: Move) -> None:
+    async def _run(self, move: Move, before: list[asyncio.Task[None]]) -> None:
         try:
+            if before:
+                # One that was called off may still write or remove the mark in the partition's directory.
+                await asyncio.wait(before)
             while True:
                 if await self._try(move):
                     break

@@ -231,14 +231,31 @@ def test_a_new_leader_lets_consumers_wait_until_it_knows_how_far_it_is_committed
     partition.high_watermark = 1  # what it knew when it followed
     partition.become(NODE, 4, (NODE, FOLLOWER), (NODE, FOLLOWER), 1, 0)
     reader = bench.client()
-    part = parts_of(reader.ask(FETCH, 12, fetch_request(12, {("t", 0): 0})))["t", 0]
+    part = parts_of(reader.ask(FETCH, 12, fetch_request(12, {("t", 0): 1})))["t", 0]
     assert (part.error_code, part.high_watermark, part.records or b"") == (0, -1, b"")
-    reader.fetch(12, {("t", 0): 0}, max_wait_ms=60_000)
+    reader.fetch(12, {("t", 0): 1}, max_wait_ms=60_000)
     assert reader.is_silent()
     partition.fetched_by(FOLLOWER, 2, 0, 1)
     part = parts_of(reader.fetched(12))["t", 0]
     assert (part.error_code, part.high_watermark) == (0, 2)
-    assert values_of(part) == [b"a", b"b"]
+    assert values_of(part) == [b"b"]
+
+
+@pytest.mark.parametrize("version", [3, 12])
+def test_what_is_known_to_be_committed_is_read_however_long_a_new_leader_has_too_few_in_sync(
+    bench: Bench, version: int
+) -> None:
+    partition = bench.partition()
+    partition.become(NODE, 3, (NODE, FOLLOWER), (NODE,), 0, 0)
+    for value in (b"a", b"b"):
+        partition.append([built(value)], 1, 0)
+    partition.high_watermark = 1  # what it knew when it followed
+    partition.set_min_insync(2, 0)
+    partition.become(NODE, 4, (NODE, FOLLOWER), (NODE,), 1, 0)
+    reader = bench.client()
+    part = parts_of(reader.ask(FETCH, version, fetch_request(version, {("t", 0): 0})))["t", 0]
+    assert (part.error_code, part.high_watermark) == (0, -1)
+    assert values_of(part) == [b"a"]
 
 
 def fetched(

@@ -337,18 +337,15 @@ class FetchPath:
                     part.preferred = self.selector(request, part)
             else:
                 partition.check_leader(part.leader_epoch)
-            if request.replica_id == CONSUMER and partition.is_unsettled:
-                # As for ListOffsets (KIP-207): what was told before must not seem to go back.
-                partition.check_range(part.offset)
-                part.high_watermark = part.told_high_watermark
-                part.last_stable_offset = -1
-                part.log_start = partition.log.start_offset
-                return
             limit = partition.limit_offset(request.replica_id, request.isolation)
             part.high_watermark = partition.high_watermark
             part.last_stable_offset = partition.last_stable_offset
             if limit < part.high_watermark:
                 request.held_back = True
+            if request.replica_id == CONSUMER and partition.is_unsettled:
+                # As for ListOffsets (KIP-207): what was told before must not seem to go back.
+                part.high_watermark = part.told_high_watermark
+                part.last_stable_offset = -1
             part.log_start = partition.log.start_offset
             if part.preferred >= 0:
                 return

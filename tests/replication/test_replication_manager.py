@@ -899,3 +899,32 @@ def test_what_a_power_cut_left_in_doubt_is_fetched_anew_though_it_was_synced_bef
         assert leaders.begun == [3]
 
     staged(test)
+
+
+@pytest.mark.parametrize("is_written_down", [False, True])
+def test_a_deleted_topic_does_not_come_back_beside_one_that_was_made_anew_in_another_directory(
+    is_written_down: bool,
+) -> None:
+    async def test(stage: Stage) -> None:
+        await stage.replicas.checkpoints.removals()
+        (first,) = stage.topic("t", config=LogConfig())
+        first.append([made()], 1, 0)
+        first.log.flush(0)
+        assert first.log.directory == "/disk/a/t-0"
+        list(stage.replicas.removing("t", bytes([1]) * 16))
+        if is_written_down:
+            await stage.replicas.checkpoints.removals()
+            assert stage.logs.renamed == {}
+        stage.topic("u", config=LogConfig(), number=2)
+        (again,) = stage.topic("t", config=LogConfig(), number=3)
+        assert again.log.directory == "/disk/b/t-0"
+        again.append([made(2)], 1, 0)
+        again.log.flush(0)
+        stage.files.power_cut()
+        logs = LogManager(stage.files, DIRECTORIES)
+        logs.lock()
+        logs.load(0, lambda topic: LogConfig())
+        assert not any(one.failure for one in logs.directories)
+        assert logs.logs[TopicPartition("t", 0)].topic_id == bytes([3]) * 16
+
+    staged(test)

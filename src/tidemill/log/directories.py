@@ -171,6 +171,9 @@ class DataDirectories:
         self.logs: dict[TopicPartition, Log] = {}
         self.left: list[Log] = []
         """Former logs of partitions that have moved: their directories still have the partitions' names."""
+        self.renamed: dict[TopicPartition, tuple[DataDirectory, ...]] = {}
+        """Where directories of partitions have lost their names, by deletions for instance. That may not be
+        on the disk yet: a power cut would bring them back."""
         self.warnings: list[str] = []
         self.undecided: dict[TopicPartition, str] = {}
         """Partitions of which nobody can tell where they are, by the reason."""

@@ -171,6 +171,9 @@ class LogManager(DataDirectories):
                 if checkpoint.take():
                     checkpoint.write()
         path = directory.file(partition_directory(topic_partition))
+        if topic_partition in self.renamed:
+            self.sync_renamed(self.renamed[topic_partition])
+            del self.renamed[topic_partition]
         log = self.make_log(path, topic_partition, topic_id, config, now_ms)
         directory.add(log)
         self.logs[topic_partition] = log
@@ -318,15 +321,32 @@ class LogManager(DataDirectories):
 
         Raises StorageError.
         """
-        renamed = self.directory_of(log).file(name)
+        directory, key = self.directory_of(log), log.topic_partition
+        renamed = directory.file(name)
         try:
             self.files.rename(log.directory, renamed)
         except FileNotFoundError:
             renamed = ""
         except OSError as problem:
             raise storage_error("rename", log.directory, problem) from problem
+        if log.directory == directory.file(partition_directory(key)):
+            self.renamed[key] = (*self.renamed.get(key, ()), directory)
         self.removals.forget_under(log.directory)
         return renamed
+
+    def sync_renamed(self, directories: Iterable[DataDirectory]) -> None:
+        """Brings to the disk that directories of partitions have lost their names. Raises StorageError.
+
+        Else a start after a power cut could find a partition twice: as it was, and where it was made anew.
+        May run in a thread.
+        """
+        for directory in directories:
+            if directory.failure:
+                continue
+            try:
+                self.files.sync_directory(directory.path)
+            except OSError as problem:
+                raise storage_error("sync", directory.path, problem) from problem
 
     # -- from time to time
 

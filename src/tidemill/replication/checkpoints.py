@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 from concurrent.futures import Executor
-from itertools import islice
+from itertools import chain, islice
 
 from tidemill.log.directories import DataDirectory
 from tidemill.log.log import Log
@@ -101,6 +101,23 @@ class Checkpoints:
             # There may be thousands.
             taking = self._logs.taking_log_checkpoints(self._logs.directories)
             await self._run(await with_pauses(taking))
+            await self._sync_renamed()
+
+    async def _sync_renamed(self) -> None:
+        """Brings the deletions of directories to the disk. Where that fails, whoever makes one does it."""
+        renamed = dict(self._logs.renamed)
+        if not renamed:
+            return
+        directories = set(chain.from_iterable(renamed.values()))
+        syncing = self._loop.run_in_executor(self._threads, self._logs.sync_renamed, directories)
+        try:
+            await asyncio.shield(syncing)
+        except StorageError as problem:
+            log.error("%s", problem)
+            return
+        for key, known in renamed.items():
+            if self._logs.renamed.get(key) is known:
+                del self._logs.renamed[key]
 
     async def write(self, take: Callable[[], list[OffsetCheckpoint]]) -> None:
         """As the others, but StorageError is raised: what comes next counts on the files."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tidemill.log.checkpoints import read_offsets
 from tidemill.log.config import LogConfig
+from tidemill.log.log import Log
 from tidemill.log.manager import LogManager
 from tidemill.log.moves import Move, begin_move
 from tidemill.log.names import CLEANER_OFFSETS
@@ -149,3 +150,64 @@ def test_an_id_that_a_log_got_late_is_on_the_disk_with_the_next_sync_and_after_a
     manager.assign_topic_id(manager.logs[KEY], FORMER)
     assert manager.close(NOW, {}) == []
     assert power_cut(files).logs[KEY].topic_id == FORMER
+
+
+def set_aside_from(manager: LogManager, batch: MakeBatch) -> Log:
+    """The new topic's log in ``/b``. The former one's was in ``/a``, had ten records, and is set aside."""
+    former = manager.create(KEY, FORMER, LogConfig(), NOW)
+    assert former.directory == "/a/t-0"
+    for _ in range(10):
+        former.append([batch(value=b"former")], 0, NOW)
+    former.flush(NOW)
+    assert write_checkpoints(manager.high_watermark_checkpoints({KEY: 10})) == []
+    manager.set_aside(KEY, NOW)
+    manager.prefer(KEY, "/b")
+    log = manager.create(KEY, NEW, LogConfig(), NOW)
+    assert log.directory == "/b/t-0"
+    for _ in range(5):
+        log.append([batch(value=b"new")], 0, NOW)
+    return log
+
+
+def test_the_high_watermark_of_a_log_set_aside_in_one_directory_makes_no_loss_in_another(
+    batch: MakeBatch,
+) -> None:
+    files = FaultyFiles()
+    manager = started(files)
+    manager.loss_heeded()
+    set_aside_from(manager, batch)
+    files.kill()
+    again = started(files)
+    assert again.logs[KEY].end_offset == 5
+    assert (again.damaged, again.high_watermarks) == (set(), {})
+
+
+def test_a_power_cut_does_not_bring_a_log_set_aside_back_beside_the_one_made_in_its_place(
+    batch: MakeBatch,
+) -> None:
+    files = FaultyFiles()
+    manager = started(files)
+    manager.loss_heeded()
+    set_aside_from(manager, batch).flush(NOW)
+    again = power_cut(files)
+    assert [one.failure for one in again.directories] == ["", ""]
+    assert (again.logs[KEY].topic_id, again.logs[KEY].end_offset) == (NEW, 5)
+
+
+def test_a_power_cut_does_not_bring_a_deleted_log_back_of_which_no_checkpoint_knew(batch: MakeBatch) -> None:
+    files = FaultyFiles()
+    manager = started(files)
+    manager.loss_heeded()
+    assert write_checkpoints(manager.log_checkpoints(manager.directories)) == []
+    former = manager.create(KEY, FORMER, LogConfig(), NOW)
+    former.append([batch(value=b"former")], 0, NOW)
+    former.flush(NOW)
+    manager.delete(KEY, NOW)
+    assert write_checkpoints(manager.log_checkpoints(manager.directories)) == []
+    manager.prefer(KEY, "/b")
+    log = manager.create(KEY, NEW, LogConfig(), NOW)
+    log.append([batch(value=b"new")], 0, NOW)
+    log.flush(NOW)
+    again = power_cut(files)
+    assert [one.failure for one in again.directories] == ["", ""]
+    assert again.logs[KEY].topic_id == NEW

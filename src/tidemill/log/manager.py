@@ -24,7 +24,7 @@ from tidemill.log.checkpoints import (
 from tidemill.log.closing import close_logs
 from tidemill.log.config import LogConfig
 from tidemill.log.directories import DataDirectories, DataDirectory
-from tidemill.log.errors import may_pass, storage_error
+from tidemill.log.errors import DiskFull, may_pass, storage_error
 from tidemill.log.flush import FlushJob
 from tidemill.log.loading import Loading
 from tidemill.log.log import Log
@@ -163,17 +163,8 @@ class LogManager(DataDirectories):
             one for one in working if one.path not in self.cordoned and (is_rebuilt or not one.is_unsigned)
         ]
         directory = self._choose(topic_partition, places)
-        stale = [one for one in directory.checkpoints if one.said(topic_partition)]
-        if stale:
-            # Its files are gone, and the checkpoints would count for those that are made now.
-            directory.note(topic_partition)
-            for checkpoint in stale:
-                if checkpoint.take():
-                    checkpoint.write()
+        self._settle_former(topic_partition, directory)
         path = directory.file(partition_directory(topic_partition))
-        if topic_partition in self.renamed:
-            self.sync_renamed(self.renamed[topic_partition])
-            del self.renamed[topic_partition]
         log = self.make_log(path, topic_partition, topic_id, config, now_ms)
         directory.add(log)
         self.logs[topic_partition] = log
@@ -183,6 +174,26 @@ class LogManager(DataDirectories):
                 loss_of(path, (), int(log.end_offset), committed, 0, after_clean_stop=directory.clean)
             )
         return log
+
+    def _settle_former(self, topic_partition: TopicPartition, directory: DataDirectory) -> None:
+        """Has a start find nothing of a log that had the name before, once one is made in ``directory``.
+
+        Its files are gone, and the checkpoints would count for those that are made now: the high watermarks
+        of all data directories do. In another directory a power cut could bring it back under its name.
+        Raises StorageError.
+        """
+        for one in self.working:
+            files = one.checkpoints if one is directory else (one.high_watermarks,)
+            stale = [checkpoint for checkpoint in files if checkpoint.said(topic_partition)]
+            if stale:
+                one.note(topic_partition)
+            for checkpoint in stale:
+                if checkpoint.take():
+                    # Another directory that is full keeps no log from this one: it is written again soon.
+                    with contextlib.nullcontext() if one is directory else contextlib.suppress(DiskFull):
+                        checkpoint.write()
+        self.sync_renamed(one for one in self.renamed.get(topic_partition, ()) if one is not directory)
+        self.renamed.pop(topic_partition, None)
 
     def _choose(self, topic_partition: TopicPartition, working: list[DataDirectory]) -> DataDirectory:
         """The directory for a new log: where it was asked for, else the one with the fewest."""

@@ -92,10 +92,10 @@ class Checkpoints:
         return problems + [StorageError(one.failure) for one in directories if one.failure]
 
     async def removals(self) -> None:
-        """Takes deleted partitions out of the checkpoints.
+        """Takes deleted partitions out of the checkpoints, and brings their removal to the disk.
 
         Until that is done none of the same name may be made: after a crash the offsets of the old one would
-        count for it, and records below them be lost.
+        count for it, and records below them be lost; and a power cut would bring its directory back.
         """
         async with self._writing:
             # There may be thousands.

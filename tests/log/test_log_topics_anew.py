@@ -211,3 +211,15 @@ def test_a_power_cut_does_not_bring_a_deleted_log_back_of_which_no_checkpoint_kn
     again = power_cut(files)
     assert [one.failure for one in again.directories] == ["", ""]
     assert again.logs[KEY].topic_id == NEW
+
+
+def test_a_topic_made_anew_does_not_begin_with_what_a_move_left_whose_destination_failed(
+    batch: MakeBatch,
+) -> None:
+    manager = started(FaultyFiles())
+    move = moved_half(manager, batch)
+    move.swap(NOW, True)
+    manager.fail_directory("/b", "its disk is gone")
+    manager.delete(KEY, NOW)
+    log = manager.create(KEY, NEW, LogConfig(), NOW)
+    assert (log.directory, log.topic_id, log.end_offset) == ("/a/t-0", NEW, 0)

@@ -225,6 +225,40 @@ def test_records_deleted_just_before_the_swap_stay_deleted_when_the_broker_is_ki
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("new_id", [ID, b"n" * 16])
+def test_a_partition_made_anew_where_it_came_from_while_a_move_ends_is_not_removed(
+    new_id: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        stage = Stage(FaultyFiles(), (A, B))
+        stage.append(60)
+        sync_target = Mover._sync_target
+
+        async def make_anew(mover: Mover, move: Move) -> None:
+            await sync_target(mover, move)
+            list(stage.replicas.removing("t", ID))
+            await stage.replicas.checkpoints.removals()
+            stage.logs.prefer(KEY, A)
+            stage.logs.create(KEY, new_id, CONFIG, 0)
+            states = [PartitionState(0, NODE, 0, (NODE,), (NODE,))]
+            stage.replicas.put_topic("t", new_id, False, states, CONFIG)
+            stage.append(5)
+
+        monkeypatch.setattr(Mover, "_sync_target", make_anew)
+        stage.mover.begin(KEY, B)
+        await stage.moved()
+        assert stage.log.directory == f"{A}/t-0"
+        assert values(stage.log) == list(range(5))
+        stage.append(5)
+        await stage.replicas.remove_due()
+        stage.files.kill()
+        again = LogManager(stage.files, (A, B))
+        again.load(0, lambda topic: CONFIG)
+        assert (again.logs[KEY].topic_id, again.logs[KEY].end_offset) == (new_id, 10)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("loss", ["log", "directory"])
 def test_a_loss_that_was_not_heeded_before_a_move_is_told_by_the_next_start(loss: str) -> None:
     async def run() -> None:

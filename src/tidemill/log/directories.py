@@ -46,6 +46,7 @@ class DataDirectory:
         "is_blank",
         "is_outdated",
         "is_unsigned",
+        "leaving",
         "lock",
         "logs",
         "may_have_lost",
@@ -78,6 +79,8 @@ class DataDirectory:
         self.logs: dict[TopicPartition, Log] = {}
         self.arriving: dict[TopicPartition, Log] = {}
         """Logs that are being moved here from another directory (``-future``)."""
+        self.leaving: dict[TopicPartition, Log] = {}
+        """Logs whose partition is a copy in another directory now, until their own loses its name."""
         self._known_watermarks = high_watermarks
         self.recovery_points = OffsetCheckpoint(files, self.file(RECOVERY_POINTS), self._recovery_point)
         """Up to there a start takes a log for synced."""
@@ -169,8 +172,6 @@ class DataDirectories:
                 f"log.dirs names a directory twice: {', '.join(d.path for d in self.directories)}"
             )
         self.logs: dict[TopicPartition, Log] = {}
-        self.left: list[Log] = []
-        """Former logs of partitions that have moved: their directories still have the partitions' names."""
         self.renamed: dict[TopicPartition, tuple[DataDirectory, ...]] = {}
         """Where directories of partitions have lost their names, by deletions for instance. That may not be
         on the disk yet: a power cut would bring them back."""
@@ -210,6 +211,7 @@ class DataDirectories:
                 checkpoint.close()
             directory.logs.clear()
             directory.arriving.clear()
+            directory.leaving.clear()
             return gone
         return []
 

@@ -163,7 +163,7 @@ class LogManager(DataDirectories):
             one for one in working if one.path not in self.cordoned and (is_rebuilt or not one.is_unsigned)
         ]
         directory = self._choose(topic_partition, places)
-        self._settle_former(topic_partition, directory)
+        self._settle_former(topic_partition, directory, now_ms)
         path = directory.file(partition_directory(topic_partition))
         log = self.make_log(path, topic_partition, topic_id, config, now_ms)
         directory.add(log)
@@ -175,13 +175,14 @@ class LogManager(DataDirectories):
             )
         return log
 
-    def _settle_former(self, topic_partition: TopicPartition, directory: DataDirectory) -> None:
+    def _settle_former(self, topic_partition: TopicPartition, directory: DataDirectory, now_ms: int) -> None:
         """Has a start find nothing of a log that had the name before, once one is made in ``directory``.
 
         Its files are gone, and the checkpoints would count for those that are made now: the high watermarks
         of all data directories do. In another directory a power cut could bring it back under its name.
         Raises StorageError.
         """
+        self._delete_left(topic_partition, now_ms)
         for one in self.working:
             files = one.checkpoints if one is directory else (one.high_watermarks,)
             stale = [checkpoint for checkpoint in files if checkpoint.said(topic_partition)]
@@ -275,12 +276,8 @@ class LogManager(DataDirectories):
         return True
 
     def _delete_copies(self, topic_partition: TopicPartition, now_ms: int) -> None:
-        """Removes what was on its way to another data directory: a later move would go on with it.
-
-        And what a move has left in a former one: another topic's log may come there, under the same name.
-        """
-        for former in [one for one in self.left if one.topic_partition == topic_partition]:
-            self.retire(former, now_ms)
+        """Removes what was on its way to another data directory: a later move would go on with it."""
+        self._delete_left(topic_partition, now_ms)
         for directory in self.working:
             copy = directory.arriving.get(topic_partition)
             if copy is not None:
@@ -288,6 +285,14 @@ class LogManager(DataDirectories):
                 self.discard(copy, now_ms)
                 directory.remove(topic_partition, is_copy=True)
                 copy.closed = True
+
+    def _delete_left(self, topic_partition: TopicPartition, now_ms: int) -> None:
+        """Removes what a move that has not ended left behind: a log made there would begin with it."""
+        for directory in self.working:
+            former = directory.leaving.get(topic_partition)
+            if former is not None:
+                self.discard(former, now_ms)
+                del directory.leaving[topic_partition]
 
     def set_aside(self, topic_partition: TopicPartition, now_ms: int) -> str:
         """Lets go of a log, and keeps its files; the new path of their directory.
@@ -319,13 +324,6 @@ class LogManager(DataDirectories):
         renamed = self._rename(log, directory_to_delete(log.topic_partition))
         if renamed:
             self.removals.add(renamed, now_ms + log.config.file_delete_delay_ms)
-
-    def retire(self, log: Log, now_ms: int) -> None:
-        """Lets a directory go that a partition has moved out of, unless that is done. Raises StorageError."""
-        if log in self.left:
-            if not self.directory_of(log).failure:
-                self.discard(log, now_ms)
-            self.left.remove(log)
 
     def _rename(self, log: Log, name: str) -> str:
         """Gives the directory of a log another name; its new path, empty when somebody has removed it.

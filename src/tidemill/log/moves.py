@@ -206,12 +206,12 @@ class Move:
             logs.damaged.add(self.key)
         relocate(future, path)
         old.remove(self.key)
+        old.leaving[self.key] = source
         self.target.remove(self.key, is_copy=True)
         self.target.add(future)
         # A leader knows its epoch also before the first record of it: followers of earlier ones ask for it.
         future.leader_epochs.take_empty(source.leader_epochs, int(source.end_offset))
         logs.logs[self.key] = future
-        logs.left.append(source)
         source.closed = True
         source.release()
         return source
@@ -237,8 +237,14 @@ class Move:
             call_off(self.logs, self.target, self.key, now_ms)
 
     def retire(self, now_ms: int) -> None:
-        """Lets the old directory go, after ``file.delete.delay.ms``. Raises StorageError."""
-        self.logs.retire(self.source, now_ms)
+        """Lets the old directory go, after ``file.delete.delay.ms``. Raises StorageError.
+
+        It went with the partition where that was deleted meanwhile: another may have the name by now.
+        """
+        old = self.logs.directory_of(self.source)
+        if old.leaving.get(self.key) is self.source:
+            self.logs.discard(self.source, now_ms)
+            del old.leaving[self.key]
 
 
 def relocate(log: Log, directory: str) -> None:

@@ -225,6 +225,39 @@ def test_records_deleted_just_before_the_swap_stay_deleted_when_the_broker_is_ki
     asyncio.run(run())
 
 
+def test_deleted_records_stay_deleted_when_a_power_cut_takes_the_moved_name_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.append(60)
+        stage.log.flush(0)
+        stage.partition.advance_start(33)
+        await stage.replicas.checkpoints.log_starts()
+        sync_target = Move.sync_target
+
+        def fail(move: Move) -> None:
+            stage.files.fail("sync_directory", B, errno.EIO, times=1000)
+            sync_target(move)
+
+        monkeypatch.setattr(Move, "sync_target", fail)
+        stage.mover.begin(KEY, B)
+        await stage.moved()
+        target = stage.logs.at_path(B)
+        assert target is not None
+        assert target.failure
+        await stage.replicas.checkpoints.removals()
+        stage.files.power_cut()
+        stage.files.heal()
+        again = Stage(stage.files)
+        assert again.log.directory == f"{A}/t-0"
+        assert again.log.start_offset == 33
+        assert again.log.end_offset == 60
+        await again.stop()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("new_id", [ID, b"n" * 16])
 def test_a_partition_made_anew_where_it_came_from_while_a_move_ends_is_not_removed(
     new_id: bytes, monkeypatch: pytest.MonkeyPatch

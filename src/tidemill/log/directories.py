@@ -80,7 +80,11 @@ class DataDirectory:
         self.arriving: dict[TopicPartition, Log] = {}
         """Logs that are being moved here from another directory (``-future``)."""
         self.leaving: dict[TopicPartition, Log] = {}
-        """Logs whose partition is a copy in another directory now, until their own loses its name."""
+        """Logs whose partition is a copy in another directory now, until their own loses its name.
+
+        The checkpoints know where they start: a power cut before the copy's name is on the disk brings them
+        back.
+        """
         self._known_watermarks = high_watermarks
         self.recovery_points = OffsetCheckpoint(files, self.file(RECOVERY_POINTS), self._recovery_point)
         """Up to there a start takes a log for synced."""
@@ -107,6 +111,11 @@ class DataDirectory:
         self.note(key)
         return (self.arriving if is_copy else self.logs).pop(key, None)
 
+    def remove_left(self, key: TopicPartition) -> None:
+        """Lets go of one of :attr:`leaving`, which has lost its name."""
+        self.note(key)
+        del self.leaving[key]
+
     @property
     def checkpoints(self) -> tuple[OffsetCheckpoint, ...]:
         """All files of offsets in this directory."""
@@ -118,7 +127,7 @@ class DataDirectory:
             checkpoint.note(key)
 
     def _find(self, key: TopicPartition) -> Log | None:
-        return self.logs.get(key) or self.arriving.get(key)
+        return self.logs.get(key) or self.arriving.get(key) or self.leaving.get(key)
 
     def _recovery_point(self, key: TopicPartition) -> int | None:
         log = self._find(key)

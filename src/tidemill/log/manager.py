@@ -287,12 +287,12 @@ class LogManager(DataDirectories):
                 copy.closed = True
 
     def _delete_left(self, topic_partition: TopicPartition, now_ms: int) -> None:
-        """Removes what a move that has not ended left behind: a log made there would begin with it."""
+        """Removes what a move that has not ended left: a log that is made there would begin with it."""
         for directory in self.working:
             former = directory.leaving.get(topic_partition)
             if former is not None:
                 self.discard(former, now_ms)
-                del directory.leaving[topic_partition]
+                directory.remove_left(topic_partition)
 
     def set_aside(self, topic_partition: TopicPartition, now_ms: int) -> str:
         """Lets go of a log, and keeps its files; the new path of their directory.

@@ -244,7 +244,7 @@ class Move:
         old = self.logs.directory_of(self.source)
         if old.leaving.get(self.key) is self.source:
             self.logs.discard(self.source, now_ms)
-            del old.leaving[self.key]
+            old.remove_left(self.key)
 
 
 def relocate(log: Log, directory: str) -> None:

@@ -9,8 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from tidemill.log import loading
+from tidemill.log.checkpoints import write_offsets
 from tidemill.log.config import LogConfig
 from tidemill.log.manager import LogManager
+from tidemill.log.names import HIGH_WATERMARKS
 from tidemill.model.types import TopicPartition
 from tidemill.records.batch import Batch
 from tidemill.testing.files import FaultyFile, FaultyFiles
@@ -177,3 +179,32 @@ def test_a_partition_that_lies_in_two_directories_is_told(filled: Callable[..., 
     assert "partition t-0 is in /a/t-0 and in /b/t-0: move one of them away" in manager.directories[1].failure
     assert [str(key) for key in manager.logs] == ["t-0"]
     assert manager.logs[TopicPartition("t", 0)].directory == "/a/t-0"
+
+
+@pytest.mark.parametrize("former", ["/a", "/b"])
+def test_a_disk_that_is_mounted_again_keeps_no_replica_offline_that_was_rebuilt_elsewhere(
+    former: str, filled: Callable[..., Watched]
+) -> None:
+    files = filled(("/a", "/b"), 4)
+    (kept,) = {"/a", "/b"} - {former}
+    key = TopicPartition("t", 0 if former == "/a" else 1)
+    files.make_directory(f"{kept}/{key}")  # It was rebuilt there, and is empty yet.
+    write_offsets(files, f"{former}/{HIGH_WATERMARKS}", {key: 1})
+    manager = LogManager(files, ("/a", "/b"))
+    manager.lock()
+    manager.claim("c" * 22, 1)
+    outdated = manager.at_path(former)
+    assert outdated is not None
+    outdated.is_outdated = True
+    manager.load(NOW, lambda topic: LogConfig())
+    assert [one.failure for one in manager.directories] == ["", ""]
+    assert manager.logs[key].directory == f"{kept}/{key}"
+    assert manager.logs[key].end_offset == 0
+    assert sorted(str(key) for key in manager.logs) == ["t-0", "t-1", "t-2", "t-3"]
+    assert manager.damaged == set()
+    (stray,) = [name for name in files.list(former) if name.endswith("-stray")]
+    assert "00000000000000000000.log" in files.list(f"{former}/{stray}")
+    # Nor does it come back once the directory counts as one in use.
+    files.power_cut()
+    again = started(files, ("/a", "/b"), 1)
+    assert [one.failure for one in again.directories] == ["", ""]

@@ -48,6 +48,7 @@ from tidemill.log.names import (
     parse_future_directory,
     parse_partition_directory,
     partition_directory,
+    stray_directory,
 )
 from tidemill.log.offset_checkpoint import OffsetCheckpoint
 from tidemill.log.recovery import Opening
@@ -75,9 +76,13 @@ class Place(NamedTuple):
 class DirectoryLoading:
     """A data directory while its logs are opened: where they lie, and how far each is."""
 
-    def __init__(self, directory: DataDirectory, places: list[Place]) -> None:
+    def __init__(
+        self, directory: DataDirectory, places: list[Place], high_watermarks: dict[TopicPartition, int]
+    ) -> None:
         self.directory = directory
         self.places = places
+        self.high_watermarks = high_watermarks
+        """Those in its checkpoint."""
         self.openings: list[Opening] = []
         """Those that have begun."""
         self.opened: list[Future[tuple[Opening, Log]]] = []
@@ -139,6 +144,7 @@ class Loading:
         for directory in self.all.working:
             with self._putting_aside(directory):
                 loadings.append(self._take_stock(directory))
+        self._merge_high_watermarks(loadings)
         unclean = [loading for loading in loadings if not loading.directory.clean and loading.places]
         with ExitStack() as stack:
             for loading in unclean:
@@ -178,14 +184,26 @@ class Loading:
         self._read_offsets(directory.recovery_points)
         self._read_offsets(directory.start_offsets)
         high_watermarks = self._read_offsets(directory.high_watermarks)
-        self.high_watermarks |= high_watermarks
         if directory.clean:
             self.promised |= high_watermarks
         places = [place for name in names if (place := self._place(directory, name)) is not None]
         self._note_boot(directory, bool(places), is_distrusted)
         # From here on a crash is an unclean stop, also one of this start.
         remove_clean_shutdown(self.files, directory.file(CLEAN_SHUTDOWN), directory.path)
-        return DirectoryLoading(directory, places)
+        return DirectoryLoading(directory, places, high_watermarks)
+
+    def _merge_high_watermarks(self, loadings: list[DirectoryLoading]) -> None:
+        """Takes over the high watermarks; of a directory that was not in use only of what the others lack."""
+        in_use: set[TopicPartition] = set()
+        for loading in loadings:
+            if not loading.directory.is_outdated:
+                self.high_watermarks |= loading.high_watermarks
+                in_use.update(place.key for place in loading.places if not place.is_future)
+        for loading in loadings:
+            if loading.directory.is_outdated:
+                self.high_watermarks |= {
+                    key: offset for key, offset in loading.high_watermarks.items() if key not in in_use
+                }
 
     def _note_boot(self, directory: DataDirectory, has_logs: bool, is_distrusted: bool) -> None:
         """Finds out whether the system was started anew since the last stop, and notes this boot.
@@ -375,10 +393,18 @@ class Loading:
         if not place.is_future:
             found = self.all.logs.get(place.key)
             if found is not None:
-                raise StorageError(
-                    f"partition {place.key} is in {found.directory} and in {place.path}: "
-                    "move one of them away"
-                )
+                holder = self.all.directory_of(found)
+                if holder.is_outdated == directory.is_outdated:
+                    raise StorageError(
+                        f"partition {place.key} is in {found.directory} and in {place.path}: "
+                        "move one of them away"
+                    )
+                if directory.is_outdated:
+                    self._set_aside(directory, one, found)
+                    return
+                holder.remove(place.key)
+                self.all.damaged.discard(place.key)
+                self._set_aside(holder, found, one)
             self.all.logs[place.key] = one
         directory.add(one, is_copy=place.is_future)
         lost = self._loss_of(directory, place, int(one.end_offset))
@@ -397,6 +423,21 @@ class Loading:
         self.recovered_bytes += opening.recovered_bytes
         self.removals.take_over(opening.removals)
         one.removals = self.removals
+
+    def _set_aside(self, directory: DataDirectory, former: Log, current: Log) -> None:
+        """Keeps what a directory that was not in use has of a partition that was made anew elsewhere.
+
+        It is synced: at the next start the directory may count as one that was in use. Raises OSError.
+        """
+        former.closed = True
+        former.release()
+        renamed = directory.file(stray_directory(former.topic_partition))
+        self.files.rename(former.directory, renamed)
+        self.files.sync_directory(directory.path)
+        self.all.warnings.append(
+            f"{former.directory} is {renamed} now, until somebody removes it: {directory.path} was away "
+            f"when {former.topic_partition} was made anew in {current.directory}"
+        )
 
     def settle_arriving(self) -> None:
         """Once all directories are open: drops the copies that no partition here waits for."""

@@ -88,7 +88,8 @@ class LogManager(DataDirectories):
         """Opens every log; ``config_of`` gives the settings of a topic. Recovers after an unclean stop.
 
         A directory that cannot be read is put aside with a warning, and so is the second of two that hold the
-        same partition. Raises StorageError when none is left.
+        same partition, unless one of them was not in use at the last start. Raises StorageError when none is
+        left.
         """
         loading = Loading(self, self.removals, config_of, now_ms, self.recovery_threads)
         loading.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -723,6 +724,49 @@ def test_nothing_is_copied_in_the_place_of_what_was_cut_before_the_cut_is_on_the
 
     asyncio.run(run())
     assert stored_from[:2] == [0, 20]
+
+
+def test_what_was_cut_while_the_last_records_were_copied_does_not_come_back_with_a_power_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prepare, store, sync_target = Mover._prepare, Move.store, Mover._sync_target
+
+    async def run() -> None:
+        stage = Stage(FaultyFiles())
+        stage.append(60)
+        prepared = False
+
+        async def fall_behind_after(mover: Mover, move: Move) -> None:
+            nonlocal prepared
+            await prepare(mover, move)
+            if not prepared:
+                prepared = True
+                stage.append(200)
+
+        def cut_after(move: Move, piece: Slice, now_ms: int) -> int:
+            size = store(move, piece, now_ms)
+            if prepared and move.source.end_offset > 60:
+                move.source.truncate_to(30, now_ms)
+                move.source.flush(now_ms)
+            return size
+
+        async def fail_after(mover: Mover, move: Move) -> None:
+            await sync_target(mover, move)
+            stage.files.power_cut()
+            raise Killed
+
+        monkeypatch.setattr(Mover, "_prepare", fall_behind_after)
+        monkeypatch.setattr(Move, "store", cut_after)
+        monkeypatch.setattr(Mover, "_sync_target", fail_after)
+        stage.mover.begin(KEY, B)
+        with contextlib.suppress(Killed):
+            await asyncio.gather(*stage.mover._tasks)
+        again = Stage(stage.files)
+        assert again.log.directory == f"{B}/t-0"
+        assert values(again.log) == list(range(30))
+        await again.stop()
+
+    asyncio.run(run())
 
 
 def test_a_leader_that_has_moved_tells_followers_where_its_epoch_began() -> None:

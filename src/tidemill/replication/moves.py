@@ -142,6 +142,8 @@ class Mover:
                 await self._copy_pieces(move)
                 if move.is_off():
                     return
+                # It was cut in the end, and nothing was copied after that.
+                marked = marked and not move.needs_sync and not move.is_overstated
             if not marked:
                 await self._prepare(move)
                 marked = True

@@ -530,6 +530,33 @@ def test_a_full_disk_refuses_writes_serves_reads_and_recovers(batch: MakeBatch) 
     assert values(again) == written
 
 
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_a_disk_that_is_full_when_the_machine_starts_is_read_and_may_be_cleared(
+    is_clean: bool, batch: MakeBatch
+) -> None:
+    files = FaultyFiles()
+    manager = started(files)
+    manager.loss_heeded()
+    log = manager.create(KEY, bytes(16), config(), NOW)
+    written = [append(log, batch, number) for number in range(200)]
+    assert len(log.segments) > 3
+    log.flush(NOW)
+    if is_clean:
+        assert manager.close(NOW, {}) == []
+    files.power_cut()
+    files.space_bytes = 0
+    files.space_bytes = -int(files.free_bytes("/"))
+    assert files.free_bytes("/") == 0
+    manager = started(files)
+    assert [one.failure for one in manager.directories] == [""]
+    log = manager.logs[KEY]
+    assert values(log) == written
+    log.set_config(config(retention_bytes=1))
+    manager.retain(NOW, {KEY: int(log.end_offset)})
+    assert manager.remove_paths(manager.due_removals(NOW + log.config.file_delete_delay_ms)) == []
+    assert files.free_bytes("/") > 0
+
+
 def test_a_failed_write_leaves_no_trace_in_the_producer_state(batch: MakeBatch) -> None:
     files = FaultyFiles()
     log = started(files).create(KEY, bytes(16), config(), NOW)

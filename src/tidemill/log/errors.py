@@ -45,13 +45,18 @@ def storage_error(doing: str, path: str, problem: OSError) -> StorageError:
     number = problem.errno or 0
     step = _NEXT_STEPS.get(number, "see the kernel's log and the state of the disk")
     text = f"cannot {doing} {path}: {problem.strerror or problem}; {step}"
-    if number in (errno.ENOSPC, errno.EDQUOT):
+    if is_disk_full(problem):
         full = DiskFull(text)
         full.path = path
         return full
     error = StorageError(text)
     error.number = number
     return error
+
+
+def is_disk_full(problem: OSError) -> bool:
+    """Whether there was no room for a write."""
+    return problem.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_disk_broken(problem: KafkaError) -> bool:

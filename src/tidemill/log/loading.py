@@ -31,7 +31,7 @@ from tidemill.log.checkpoints import (
 from tidemill.log.common_history import rejoin
 from tidemill.log.config import LogConfig
 from tidemill.log.directories import DataDirectories, DataDirectory
-from tidemill.log.errors import is_disk_broken, storage_error
+from tidemill.log.errors import is_disk_broken, is_disk_full, storage_error
 from tidemill.log.failed_sync_marks import NO_BOOT, read_ids
 from tidemill.log.log import Log
 from tidemill.log.losses import has_no_segment, loss_of
@@ -227,7 +227,12 @@ class Loading:
         directory.is_blank = not was_used and not has_logs
         directory.may_have_lost = not directory.is_blank and not directory.clean and not is_same
         if not directory.is_blank and not directory.may_have_lost and (not was_used or known != current):
-            self.files.replace(path, current.encode())
+            try:
+                self.files.replace(path, current.encode())
+            except OSError as problem:
+                # The former one stays: after a crash more is taken for lost than is. Retention may make room.
+                if not is_disk_full(problem):
+                    raise
 
     def _open_clean(self, loading: DirectoryLoading) -> None:
         for place in loading.places:

@@ -21,7 +21,7 @@ from typing import Final
 from tidemill.log.aborted_recovery import index_damage, index_path, open_ones, remake, take_walked
 from tidemill.log.checkpoints import CheckpointDamaged
 from tidemill.log.config import INT64_MAX, LogConfig
-from tidemill.log.errors import storage_error
+from tidemill.log.errors import is_disk_full, storage_error
 from tidemill.log.leader_epoch_recovery import begin_where_the_log_ended, find_earlier, runs_of
 from tidemill.log.leader_epochs import EpochRun, LeaderEpochs, in_order
 from tidemill.log.log import Log
@@ -485,10 +485,16 @@ class Opening:
                 self.files.remove(f"{self.directory}/{name}")
 
     def _snapshot(self, offset: int) -> None:
+        """Spares later starts to read what comes before ``offset``; where a disk is full they read it."""
         self.producers.end_offset = offset
         path = f"{self.directory}/{offset_name(offset, SNAPSHOT)}"
-        write_snapshot(self.files, path, self.producers.encode())
-        self.producers.snapshot_offset = offset
+        try:
+            write_snapshot(self.files, path, self.producers.encode())
+        except OSError as problem:
+            if not is_disk_full(problem):
+                raise
+        else:
+            self.producers.snapshot_offset = offset
 
 
 def open_log(

@@ -286,3 +286,17 @@ def test_a_copy_ends_where_the_partition_does_although_a_full_disk_kept_its_last
     assert stage.logs.close(NOW, {KEY: 6}) == []
     logs = started(stage.files, stage.config)
     assert (logs.logs[KEY].end_offset, logs.warnings, logs.damaged) == (6, [], set())
+
+
+@pytest.mark.parametrize("reads", range(8))
+def test_a_partition_that_cannot_be_read_takes_the_directory_of_its_copy_not_offline(reads: int) -> None:
+    stage = Stage(20, SMALL)
+    assert stage.log.directory == "/a/t-0"
+    other = stage.logs.make_log("/b/t-1", TopicPartition("t", 1), TOPIC, SMALL, NOW)
+    stage.logs.directories[1].add(other)
+    assert stage.logs.close(NOW, {}) == []
+    stage.files.fail("read_at", "/a/t-0/", errno.EIO, times=1000, after=reads)
+    logs = started(stage.files, SMALL)
+    assert logs.directories[1].failure == ""
+    assert TopicPartition("t", 1) in logs.logs
+    assert logs.distrusted <= {one.meta.directory_id for one in logs.directories[:1] if one.meta}

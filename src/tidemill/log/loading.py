@@ -456,21 +456,40 @@ class Loading:
             current = self.all.logs.get(key)
             if current is None:
                 self.all.warnings.append(f"{copy.directory} is left alone: {key} itself is not here")
-            elif key in seen or key in directory.logs or _are_of_two_topics(copy, current):
+            elif (
+                key in seen
+                or key in directory.logs
+                or _are_of_two_topics(copy, current)
+                or not self._is_rejoined(copy, current)
+            ):
                 renamed = directory.file(directory_to_delete(key))
                 self.files.rename(copy.directory, renamed)
                 self.removals.add(renamed, self.now_ms)
             else:
                 seen.add(key)
-                # What a power cut took from the partition must not stay in the copy, or come back to it.
-                truncations = copy.truncations
-                rejoin(copy, current, self.now_ms)
-                if copy.truncations != truncations:
-                    copy.flush(self.now_ms)
                 continue
             copy.closed = True
             copy.release()
             directory.remove(key, is_copy=True)
+
+    def _is_rejoined(self, copy: Log, current: Log) -> bool:
+        """Cuts a copy to what its partition has; False where one of them cannot be read.
+
+        What a power cut took from the partition must not stay in the copy, or come back to it. Raises
+        StorageError when the cut cannot be brought to the disk.
+        """
+        truncations = copy.truncations
+        try:
+            rejoin(copy, current, self.now_ms)
+        except StorageError as problem:
+            # It may be the partition's disk that fails: that is no reason to do without the copy's.
+            self.all.warnings.append(
+                f"{copy.directory} is removed, and the move has to be asked for again: {problem}"
+            )
+            return False
+        if copy.truncations != truncations:
+            copy.flush(self.now_ms)
+        return True
 
 
 def _are_of_two_topics(copy: Log, current: Log) -> bool:

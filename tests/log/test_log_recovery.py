@@ -174,6 +174,25 @@ def test_offsets_that_go_back_cut_the_log(filled: Log, directory: str) -> None:
     assert "comes where 120 or later must be" in warnings[0]
 
 
+@pytest.mark.parametrize("offset", [1 << 33, 1 << 60, 0])
+def test_an_offset_that_no_index_can_name_cuts_a_log_whose_index_is_gone(
+    offset: int, directory: str, log_of: MakeLog, batch: MakeBatch
+) -> None:
+    log = log_of(SMALL)
+    log.roll_over_gap(1000, NOW)
+    for _ in range(6):
+        log.append([batch(4)], 0, NOW)
+    log.close(NOW)
+    path = Path(directory, "00000000000000001000.log")
+    data = bytearray(path.read_bytes())
+    at = len(data) // 6 * 4
+    data[at : at + 8] = offset.to_bytes(8, "big")
+    path.write_bytes(bytes(data))
+    path.with_suffix(".index").unlink()
+    again, _ = opening(directory)
+    assert again.end_offset == 1016
+
+
 def test_an_unknown_magic_byte_cuts_the_log(filled: Log, directory: str) -> None:
     path = path_of(filled, -1)
     data = bytearray(path.read_bytes())

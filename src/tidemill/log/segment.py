@@ -382,6 +382,9 @@ class Segment:
         self.begin_rebuild()
         scan = BatchScan(self.file(), 0, self.size)
         while scan.step():
+            relative: i64 = scan.last_offset - self.base_offset
+            if relative < 0 or relative > RELATIVE_OFFSET_MAX:
+                break  # It is damaged, and no index can name it.
             self.note(scan.position, scan.size, scan.base_offset, scan.last_offset, scan.max_timestamp)
         self.close_indexes()
         self.index.sync()

@@ -208,3 +208,29 @@ def test_a_disk_that_is_mounted_again_keeps_no_replica_offline_that_was_rebuilt_
     files.power_cut()
     again = started(files, ("/a", "/b"), 1)
     assert [one.failure for one in again.directories] == ["", ""]
+
+
+@pytest.mark.parametrize("failed", ["/a", "/b"])
+def test_a_disk_that_failed_and_comes_back_keeps_no_topic_offline_that_was_made_anew_meanwhile(
+    failed: str, batch: MakeBatch
+) -> None:
+    files = Watched()
+    manager = started(files, ("/a", "/b"), 1)
+    (kept,) = {"/a", "/b"} - {failed}
+    key, other = TopicPartition("t", 0), TopicPartition("other", 0)
+    manager.loss_heeded()
+    manager.prefer(key, failed)
+    manager.create(key, b"f" * 16, LogConfig(), NOW).append([batch(1)], 0, NOW)
+    manager.prefer(other, kept)
+    manager.create(other, b"o" * 16, LogConfig(), NOW)
+    directory = manager.at_path(failed)
+    assert directory is not None
+    manager.fail_directory(failed, "a sync failed")
+    assert manager.distrust(directory) == []
+    manager.delete(key, NOW)
+    manager.create(key, b"n" * 16, LogConfig(), NOW).append([batch(1), batch(1)], 0, NOW)
+    assert manager.close(NOW, {}) == []
+    again = started(files, ("/a", "/b"), 1)
+    assert [one.failure for one in again.directories] == ["", ""]
+    assert (again.logs[key].directory, again.logs[key].topic_id) == (f"{kept}/{key}", b"n" * 16)
+    assert other in again.logs

@@ -42,6 +42,7 @@ class DataDirectory:
         "clean",
         "cleaner_offsets",
         "failure",
+        "has_failed",
         "high_watermarks",
         "is_blank",
         "is_outdated",
@@ -72,6 +73,8 @@ class DataDirectory:
         empty disk is in the place of another."""
         self.is_outdated = False
         """It was not in use at the broker's last start: its logs may lack what was acknowledged since."""
+        self.has_failed = False
+        """A sync failed in it before the last stop, or another fault of its disk took it offline."""
         self.lock: Any = None
         self.meta: DirectoryMeta | None = None
         self.is_unsigned = False

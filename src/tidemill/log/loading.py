@@ -196,11 +196,11 @@ class Loading:
         """Takes over the high watermarks; of a directory that was not in use only of what the others lack."""
         in_use: set[TopicPartition] = set()
         for loading in loadings:
-            if not loading.directory.is_outdated:
+            if not _was_away(loading.directory):
                 self.high_watermarks |= loading.high_watermarks
                 in_use.update(place.key for place in loading.places if not place.is_future)
         for loading in loadings:
-            if loading.directory.is_outdated:
+            if _was_away(loading.directory):
                 self.high_watermarks |= {
                     key: offset for key, offset in loading.high_watermarks.items() if key not in in_use
                 }
@@ -217,7 +217,7 @@ class Loading:
         current = self.files.boot_id()
         was_used = directory.was_used = self.files.exists(path)
         known = self.files.read(path).decode(errors="replace") if was_used else ""
-        is_distrusted = is_distrusted or known == NO_BOOT.decode()
+        is_distrusted = directory.has_failed = is_distrusted or known == NO_BOOT.decode()
         if is_distrusted:
             self.all.warnings.append(
                 f"{directory.path}: a sync failed before the last stop: its logs are read from the disk, and "
@@ -399,12 +399,12 @@ class Loading:
             found = self.all.logs.get(place.key)
             if found is not None:
                 holder = self.all.directory_of(found)
-                if holder.is_outdated == directory.is_outdated:
+                if _was_away(holder) == _was_away(directory):
                     raise StorageError(
                         f"partition {place.key} is in {found.directory} and in {place.path}: "
                         "move one of them away"
                     )
-                if directory.is_outdated:
+                if _was_away(directory):
                     self._set_aside(directory, one, found)
                     return
                 holder.remove(place.key)
@@ -490,6 +490,11 @@ class Loading:
         if copy.truncations != truncations:
             copy.flush(self.now_ms)
         return True
+
+
+def _was_away(directory: DataDirectory) -> bool:
+    """Whether its partitions may have been made anew elsewhere: it was not mounted, or had failed."""
+    return directory.is_outdated or directory.has_failed
 
 
 def _are_of_two_topics(copy: Log, current: Log) -> bool:

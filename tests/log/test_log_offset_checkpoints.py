@@ -222,6 +222,7 @@ def test_a_log_that_moved_is_in_the_checkpoints_of_its_new_directory_alone(appen
     assert said(files, STARTS, "/b") == {"t-0": 2}
     assert said(files, WATERMARKS, "/b") == {}
     move.swap(NOW, False)
+    move.retire(NOW)
     write(manager)
     for name, offset in ((RECOVERY_POINTS, 6), (STARTS, 2), (WATERMARKS, 6)):
         assert said(files, name, "/a") == {}

@@ -476,12 +476,14 @@ class Loading:
         """Cuts a copy to what its partition has; False where one of them cannot be read.
 
         What a power cut took from the partition must not stay in the copy, or come back to it. Raises
-        StorageError when the cut cannot be brought to the disk.
+        StorageError when the copy cannot be cut, or the cut not be brought to the disk.
         """
         truncations = copy.truncations
         try:
             rejoin(copy, current, self.now_ms)
         except StorageError as problem:
+            if copy.has_unfinished_cut:
+                raise
             # It may be the partition's disk that fails: that is no reason to do without the copy's.
             self.all.warnings.append(
                 f"{copy.directory} is removed, and the move has to be asked for again: {problem}"

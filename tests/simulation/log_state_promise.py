@@ -179,9 +179,13 @@ class LogStatePromise:
                 return
 
     def _check_recovery_point(self, broker: str, log: Log) -> None:
+        self.check_synced(broker, log, int(log.recovery_point), "its recovery point")
+
+    def check_synced(self, broker: str, log: Log, point: int, what: str) -> None:
+        """Checks that a log is on the disk up to ``point``, as ``what`` says."""
         if log.config.compact or log.closed or not isinstance(log.files, SimulatedFiles):
             return
-        self._check_synced(broker, log.files, log.directory, int(log.recovery_point), "its recovery point")
+        self._check_synced(broker, log.files, log.directory, point, what)
 
     def process_ends(self, broker: str, files: SimulatedFiles, is_compacted: Callable[[str], bool]) -> None:
         """What the recovery points say that a power cut would leave is on the disk."""

@@ -50,6 +50,15 @@ PROMISES = {
     "them",
     "committed": "a leader commits a record once every replica of the in-sync set and min.insync.replicas "
     "replicas have it, with flush.messages=1 on their disks; no replica takes more for committed",
+    "counted": "a leader counts for a follower what its last fetch has told, in the same leader epoch, of "
+    "its latest registration, and since it left the in-sync set; it commits nothing alone while it asks for "
+    "others in sync, or one had all that there was a moment ago",
+    "follows": "a follower takes what its leader has sent for the end of its log, once the disk has what it "
+    "cut; then both have the same; it cuts all that differs, and nothing else",
+    "told": "what a follower tells its leader holds after a power cut: where its log starts, and with "
+    "flush.messages=1 where it ends; nothing counts that the machine may have lost",
+    "stops-leading": "nobody waits for commits at a broker that leads a partition no more; a broker leads "
+    "nothing without a session, nor while it hears neither of the store nor of the replicas in sync",
     "one-record": "an offset never holds two records, for readers and writers that were answered",
     "high-watermark": "the end that a consumer is told does not go back for it",
     "no-gap": "a consumer misses nothing between the log start and the end",

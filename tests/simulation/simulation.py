@@ -27,6 +27,7 @@ from change_phases import REPLICATION_PHASES, ChangePhases
 from committed_promise import Looked, synced_end
 from compaction_promise import Raw
 from event_log import EventLog, Violation
+from following_promise import FollowingPromise
 from log_inspection import LogWatch, end_on_disk, records_of
 from promises import ALL, LEADER, NONE, Message, Place, Promises, TopicSettings
 from seed_variations import Variations
@@ -34,7 +35,7 @@ from simulated_admins import RecordDeleter
 from simulated_clients import Client, Consumer, Producer
 from simulated_disk import SimulatedFiles
 from simulated_faults import Faults
-from simulated_loop import START_S, JobsInOrder, Process, SimulatedClock, SimulatedLoop
+from simulated_loop import PROCESS, START_S, JobsInOrder, Process, SimulatedClock, SimulatedLoop
 from simulated_network import WORLD, Network, Weather
 
 from tidemill.log import closing, loading, manager
@@ -228,6 +229,7 @@ class Simulation:
         )
         self.promises.started_s = self._started_s
         self.promises.stopped_s = lambda broker: self.node(broker).stopped_s
+        self.following = FollowingPromise(self.promises, self._find)
         self.phases = ChangePhases(self.loop.time)
         choice = self.random.choice
         weather = Weather(choice((0.0002, 0.001, 0.004)), choice((0.0, 0.02, 0.1)), choice((0.02, 0.2)))
@@ -337,6 +339,7 @@ class Simulation:
                 *self.patches(),
             ):
                 stack.enter_context(patch)
+            self.following.watch(stack, _pauses)
             stack.enter_context(_logging_to(self.events, logger))
             stack.enter_context(_own_randomness(self.seed))
             stack.callback(_let_files_go)
@@ -418,6 +421,7 @@ class Simulation:
                     epoch = int(partition.leader_epoch)
                     self.promises.leads(place, partition.log.topic_id, epoch, node.node_id)
         self.look_at_commits()
+        self.following.look()
         if self._begun_s is not None and not self._stopped.done():
             self._count_waiting()
             if self._is_enough(self._begun_s):
@@ -488,6 +492,17 @@ class Simulation:
             if end or not one.failed:
                 ends[node.node_id] = end
         return ends
+
+    def _find(self, node_id: int, topic: str, index: int) -> Partition | None:
+        """What the process of a broker has of a partition, also while it starts or stops."""
+        if not 0 < node_id <= len(self.nodes):
+            return None
+        node = self.node(node_id)
+        server = node.server or node.starting or node.stopping
+        try:
+            return None if server is None else server.partitions.find(topic, index)
+        except AttributeError:
+            return None  # It has not opened its logs yet.
 
     def _started_s(self, node_id: int) -> float | None:
         node = self.node(node_id)
@@ -844,6 +859,12 @@ class Simulation:
 
 class _Stopped(Exception):
     """A promise was broken, and the run is over."""
+
+
+def _pauses() -> Callable[[], bool]:
+    """Whether the process that runs now stands still, or is gone, at any later time."""
+    process = PROCESS.get()
+    return lambda: process is None or process.paused or not process.alive
 
 
 @contextmanager

@@ -1,0 +1,590 @@
+"""What leaders count, and how others follow: ``counted``, ``follows``, ``told`` and ``stops-leading``.
+
+A leader that counts too much, or a follower that has another history than its leader, does harm only when
+something breaks at the right moment. So what is decided is looked at where it is decided: when a fetch is
+noted, when a state of the controller is taken, when a follower asks, takes an answer, or cuts its log.
+
+Histories are compared by leader epochs: a leader and a follower that have the same epoch at an offset have
+the same records up to there, as ``one-batch`` and ``epochs`` promise. Compacted logs are left out, where a
+follower may lack the first batches of an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
+
+from log_inspection import log_directory
+from log_state_promise import segments_of
+from simulated_disk import SimulatedFiles
+
+from tidemill.broker.fetch import FetchPath, FetchRequest
+from tidemill.broker.fetch_sessions import FetchPart
+from tidemill.log.checkpoints import CheckpointDamaged, parse_checkpoint
+from tidemill.log.log import Log
+from tidemill.log.names import LOG, LOG_STARTS, offset_of
+from tidemill.replication.fetch_frames import Found
+from tidemill.replication.fetcher import Followed, LeaderFetcher
+from tidemill.replication.manager import ReplicaManager
+from tidemill.replication.partition import Partition
+from tidemill.replication.waiting import Awaited
+from tidemill.server.silence import LOOK_S, Silence
+
+if TYPE_CHECKING:
+    from promises import Place, Promises
+
+Find = Callable[[int, str, int], Partition | None]
+"""The partition of a running broker: node, topic and index."""
+
+
+class Told(NamedTuple):
+    """What a follower said of its log with the last fetch that was noted."""
+
+    end: int
+    start: int
+
+
+class Silent(NamedTuple):
+    """A broker that hears nothing of the store. ``is_paused``: its process stands still, or is gone."""
+
+    silence: Silence
+    since_s: float
+    is_paused: Callable[[], bool]
+
+
+class FollowingPromise:
+    """Looks at what leaders and followers decide."""
+
+    def __init__(self, promises: Promises, find: Find) -> None:
+        self._promises = promises
+        self._find = find
+        self._told: dict[Partition, dict[int, Told]] = {}
+        """By partition led: what counts of its followers."""
+        self._epochs: dict[Partition, dict[int, int]] = {}
+        """By partition led: of whose registration the last fetch was that was noted in this leader epoch."""
+        self._registrations: dict[int, int] = {}
+        """By broker the latest registration with which it has asked."""
+        self._truncations: dict[Log, int] = {}
+        """How often a log had been cut when it was looked at whether the disk has that."""
+        self._starts: dict[Log, int] = {}
+        self._silent: dict[Silence, Silent] = {}
+        self._deserted_s: dict[Partition, float] = {}
+
+    def _broken(self, promise: str, partition: Partition, text: str) -> None:
+        self._promises.broken(
+            promise, f"broker {partition.node_id}, {partition.topic}-{partition.index}: {text}"
+        )
+
+    # -- leaders
+
+    def became(self, partition: Partition, led_in: int, isr: tuple[int, ...]) -> None:
+        """A state was taken; before it ``partition`` was led in the epoch ``led_in`` (-1: not at all)."""
+        if partition.failed:
+            return
+        if not partition.is_leader:
+            self._told.pop(partition, None)
+            self._epochs.pop(partition, None)
+            waiting = [*partition._append_waiters, *partition._sync_waiters, *partition._deletion_waiters]
+            if led_in >= 0 and waiting:
+                self._broken(
+                    "stops-leading",
+                    partition,
+                    f"it is led by {partition.leader} now, and {len(waiting)} still wait for commits here",
+                )
+            return
+        if led_in != partition.leader_epoch:
+            self._told[partition] = {}
+            self._epochs[partition] = {}
+        else:
+            for broker in set(isr).difference(partition.isr):
+                self._told.get(partition, {}).pop(broker, None)
+        self._check_counted(partition)
+        self.check_synced(partition)
+
+    def fetched(
+        self, partition: Partition, broker: int, offset: int, start: int, now_ms: int, epoch: int
+    ) -> None:
+        """A leader has noted the fetch of a follower."""
+        if partition.replication is None:
+            return
+        epochs = self._epochs.setdefault(partition, {})
+        if 0 <= epoch < epochs.get(broker, -1):
+            self._broken(
+                "counted",
+                partition,
+                f"a fetch of registration {epoch} of {broker} counts after one of {epochs[broker]}",
+            )
+        epochs[broker] = epoch
+        self._told.setdefault(partition, {})[broker] = Told(offset, start)
+        self._check_has(partition, broker, offset, epoch)
+        self._check_counted(partition)
+        caught_up_ms = partition.replication.followers[broker].caught_up_ms
+        is_caught_up = caught_up_ms >= 0 and now_ms - caught_up_ms <= partition.lag_ms_max
+        if partition._alone and broker not in partition.isr and is_caught_up:
+            self._broken(
+                "counted",
+                partition,
+                f"the leader commits alone, and {broker} had all that there was: it could never come back",
+            )
+
+    def _check_counted(self, partition: Partition) -> None:
+        """Nothing counts for a follower but what its last fetch has said."""
+        replication = partition.replication
+        if replication is None:
+            return
+        told = self._told.get(partition, {})
+        for broker, follower in replication.followers.items():
+            if follower.end_offset >= 0 and told.get(broker) != (follower.end_offset, follower.start_offset):
+                self._broken(
+                    "counted",
+                    partition,
+                    f"{broker} counts up to {follower.end_offset}, and has told {told.get(broker)} since it"
+                    " left the in-sync set, or since the leader epoch began",
+                )
+        if partition._alone and replication.pending:
+            self._broken(
+                "counted",
+                partition,
+                f"the leader commits alone, and has asked for {replication.pending} in sync",
+            )
+
+    def _check_has(self, partition: Partition, broker: int, offset: int, epoch: int) -> None:
+        """The follower has what counts for it, and its leader has the same."""
+        there = self._find(broker, partition.topic, int(partition.index))
+        if there is None or there.failed or there.log.topic_id != partition.log.topic_id:
+            return
+        if (there.leader, there.leader_epoch) != (partition.node_id, partition.leader_epoch):
+            return
+        if 0 <= epoch < self._registrations.get(broker, -1):
+            return  # It was sent by a process that is gone, perhaps.
+        if there.log.end_offset < offset:
+            self._broken(
+                "counted", partition, f"{broker} counts up to {offset}, and ends at {there.log.end_offset}"
+            )
+        self._check_same("counted", there, partition, offset)
+
+    def committing(self, partition: Partition, offset: int) -> None:
+        """The high watermark of a replica moves."""
+        if partition.is_leader and self._flushes_each(partition) and not self._is_synced(partition, offset):
+            self._broken(
+                "committed",
+                partition,
+                f"it is committed up to {offset} with flush.messages=1, and on the disk of its leader to"
+                f" {self._synced_end(partition)}",
+            )
+
+    def answering(self, partition: Partition, end: int) -> None:
+        """A produce with acks=1 is answered."""
+        if self._flushes_each(partition) and not self._is_synced(partition, end):
+            self._broken(
+                "flush",
+                partition,
+                f"a produce up to {end} is acknowledged, and on the disk is {self._synced_end(partition)}",
+            )
+
+    def check_synced(self, partition: Partition) -> None:
+        """What the broker counts for itself as synced is on its disk."""
+        log, end = partition.log, int(partition._flushed_end)
+        if log.config.compact or log.closed or end <= log.recovery_point:
+            return
+        self._promises.log_state.check_synced(f"broker-{partition.node_id}", log, end, "what it has synced")
+
+    def _flushes_each(self, partition: Partition) -> bool:
+        return self._promises.settings_of(partition.topic).flush_each and not partition.log.config.compact
+
+    def _is_synced(self, partition: Partition, end: int) -> bool:
+        log = partition.log
+        # Of what lies below the recovery point there is a promise of its own.
+        return log.recovery_point >= end or end <= log.start_offset or self._synced_end(partition) >= end
+
+    def _synced_end(self, partition: Partition) -> int:
+        place: Place = (partition.topic, int(partition.index))
+        return self._promises.synced_end(place, int(partition.node_id))
+
+    def looked_up(self, part: FetchPart) -> None:
+        """A fetch was looked up: a part without error is answered, or waits."""
+        partition = part.partition
+        if partition is None or part.error != 0 or part.leader_epoch < 0:
+            return
+        if part.leader_epoch != partition.leader_epoch:
+            self._broken(
+                "counted",
+                partition,
+                f"a fetch in leader epoch {part.leader_epoch} is served in {partition.leader_epoch}",
+            )
+
+    # -- followers
+
+    def asked(self, fetcher: LeaderFetcher, followed: list[Followed]) -> None:
+        """A follower tells its leader of these partitions."""
+        broker = int(fetcher.node_id)
+        self._registrations[broker] = max(self._registrations.get(broker, -1), int(fetcher.node_epoch))
+        for one in followed:
+            partition, log = one.partition, one.partition.log
+            if log.closed or partition.failed:
+                continue
+            events: Any = partition.events
+            if isinstance(events, ReplicaManager) and log.topic_partition in events.doubtful:
+                self._broken("told", partition, "nobody has cut what the machine may not have synced")
+            end, start = int(one.fetch_offset), int(one.log_start_offset)
+            if self._flushes_each(partition) and not self._is_synced(partition, end):
+                self._broken(
+                    "told",
+                    partition,
+                    f"the leader is told of {end}, and on the disk is {self._synced_end(partition)}",
+                )
+            if self._starts.get(log) != start:
+                self._starts[log] = start
+                self._check_start(partition, start)
+
+    def _check_start(self, partition: Partition, start: int) -> None:
+        log = partition.log
+        files = log.files
+        if start <= 0 or not isinstance(files, SimulatedFiles) or not files.exists(log.directory):
+            return
+        written = _start_on_disk(files, log)
+        if start > written:
+            self._broken(
+                "told", partition, f"the leader is told that it starts at {start}; the disk has {written}"
+            )
+
+    def takes(self, partition: Partition, followed: Followed) -> None:
+        """A follower is about to take an answer of its leader."""
+        asked = (int(followed.fetch_offset), int(followed.leader_epoch))
+        now = (int(partition.log.end_offset), int(partition.leader_epoch))
+        if asked != now:
+            self._broken("follows", partition, f"an answer is taken to {asked}, and it is at {now}")
+
+    def cut(self, partition: Partition, common: int, found: Found | None) -> None:
+        """A follower had so much in common with its leader (-1: not known), and may have been cut.
+
+        ``found`` is the answer of the leader that says that they differ.
+        """
+        log = partition.log
+        if log.end_offset < common and log.end_offset > log.start_offset:
+            self._broken("follows", partition, f"it is cut to {log.end_offset}, and its leader has {common}")
+        if found is None or log.end_offset <= log.start_offset:
+            return
+        latest, end = int(log.leader_epochs.epoch_of(log.end_offset - 1)), int(log.end_offset)
+        if latest > found.diverging_epoch or (latest == found.diverging_epoch and end > found.diverging_end):
+            self._broken(
+                "follows",
+                partition,
+                f"its leader has epoch {found.diverging_epoch} up to {found.diverging_end}, and it is cut to"
+                f" {end} of epoch {latest}",
+            )
+
+    def begins(self, partition: Partition, offset: int) -> None:
+        """A follower forgets what it has, and begins at ``offset``."""
+        leader = self._leader_of(partition)
+        if leader is not None and offset > leader.log.start_offset:
+            self._broken(
+                "follows", partition, f"it begins at {offset}, and its leader at {leader.log.start_offset}"
+            )
+
+    def appended(self, partition: Partition) -> None:
+        """A follower has appended what its leader sent."""
+        leader = self._leader_of(partition)
+        if leader is not None:
+            self._check_same("follows", partition, leader, int(partition.log.end_offset))
+
+    def appends(self, partition: Partition) -> None:
+        """Something is about to be appended: the disk has what was cut before."""
+        log = partition.log
+        truncations = int(log.truncations)
+        if self._truncations.get(log, 0) == truncations:
+            return
+        self._truncations[log] = truncations
+        files = log.files
+        if log.config.compact or not isinstance(files, SimulatedFiles) or not files.exists(log.directory):
+            return
+        name = _name(log)
+        if log_directory(files.durable_names, name) != log.directory:
+            return
+        there = dict(segments_of(files, log.directory))
+        for one in files.durable_names(log.directory):
+            if offset_of(one, LOG) < int(log.start_offset):
+                continue
+            on_disk = files.durable(f"{log.directory}/{one}")
+            if not there.get(one, b"").startswith(on_disk):
+                self._broken("follows", partition, f"it was cut, and the disk has more of {one}")
+                return
+
+    def common_end(self, partition: Partition) -> int:
+        """Up to where a follower and its leader have the same; -1 where that is not known."""
+        leader = self._leader_of(partition)
+        if leader is None or leader.log.config.compact:
+            return -1
+        own, other = partition.log, leader.log
+        start = max(int(own.start_offset), int(other.start_offset))
+        end = min(int(own.end_offset), int(other.end_offset))
+        if start >= end:
+            return -1
+        for mine, its in zip(_runs(own, start, end), _runs(other, start, end), strict=False):
+            if mine[:2] != its[:2]:
+                return max(start, min(mine[1], its[1]))
+            if mine != its:
+                return min(mine[2], its[2])
+        return end
+
+    def _leader_of(self, partition: Partition) -> Partition | None:
+        leader = self._find(int(partition.leader), partition.topic, int(partition.index))
+        if leader is None or leader.failed or not leader.is_leader or leader is partition:
+            return None
+        if leader.leader_epoch != partition.leader_epoch or leader.log.topic_id != partition.log.topic_id:
+            return None
+        return leader
+
+    def _check_same(self, promise: str, follower: Partition, leader: Partition, end: int) -> None:
+        """A follower's log has the epochs of its leader's, up to ``end``."""
+        own, other = follower.log, leader.log
+        if own.config.compact:
+            return
+        start = max(int(own.start_offset), int(other.start_offset))
+        end = min(end, int(own.end_offset))
+        if end <= start:
+            return
+        if end > other.end_offset:
+            self._broken(promise, follower, f"it has {end} offsets, and its leader {other.end_offset}")
+            return
+        mine, its = list(_runs(own, start, end)), list(_runs(other, start, end))
+        if mine != its:
+            self._broken(
+                promise,
+                follower,
+                f"from {start} to {end} it has {mine} (epoch, first offset, end), and its leader {its}",
+            )
+
+    # -- brokers that nobody is heard of by
+
+    def session_lost(self, partitions: ReplicaManager) -> None:
+        """The session has ended, and the broker knows."""
+        for partition in partitions.all():
+            if len(partition.replicas) > 1 and partition.is_leader and not partition.failed:
+                self._broken("stops-leading", partition, "it is led, and the session of its leader has ended")
+
+    def silence_begins(self, silence: Silence, is_paused: Callable[[], bool]) -> None:
+        """A broker hears nothing of the store."""
+        self._silent[silence] = Silent(silence, self._promises.now(), is_paused)
+
+    def silence_ends(self, silence: Silence) -> None:
+        """It hears of it again, or has stopped."""
+        self._silent.pop(silence, None)
+
+    def look(self) -> None:
+        """Looks at brokers that hear nothing of the store."""
+        if not self._silent:
+            self._deserted_s.clear()
+            return
+        now = self._promises.now()
+        session_s = self._promises.deposed.session_s
+        for silent in self._silent.values():
+            broker = silent.silence._broker
+            since_ms = int(broker.clock.monotonic_ms() - session_s * 1000)
+            for partition in broker.partitions.all():
+                is_alone = now - silent.since_s >= session_s and _is_deserted(partition, since_ms)
+                if not is_alone or silent.is_paused():
+                    self._deserted_s.pop(partition, None)
+                elif now - self._deserted_s.setdefault(partition, now) > 2 * LOOK_S:
+                    self._broken(
+                        "stops-leading",
+                        partition,
+                        f"it is led, and neither the store nor a replica in sync of {partition.isr} is heard",
+                    )
+
+    # -- where it is looked
+
+    def watch(self, stack: ExitStack, is_paused: Callable[[], Callable[[], bool]]) -> None:
+        """Looks at whatever is decided until ``stack`` ends. ``is_paused``: for the process that runs."""
+        for owner, name, wrapped in (
+            (Partition, "become", self._becoming),
+            (Partition, "fetched_by", self._fetching),
+            (Partition, "holds_back", self._holding_back),
+            (Partition, "flushed", self._flushing),
+            (Partition, "append", self._appending),
+            (Partition, "append_from_leader", self._appending_as_follower),
+            (Partition, "begin_at", self._beginning),
+            (Awaited, "_advance", self._advancing),
+            (FetchPath, "look_up_part", self._looking_up),
+            (LeaderFetcher, "request", self._asking),
+            (LeaderFetcher, "follow", self._following),
+            (LeaderFetcher, "_take", self._taking),
+            (ReplicaManager, "step_down", self._stepping_down),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, wrapped(getattr(owner, name))))
+        begins, stop = Silence.begins, Silence.stop
+
+        def silence_begins(silence: Silence) -> None:
+            begins(silence)
+            self.silence_begins(silence, is_paused())
+
+        def silence_stops(silence: Silence) -> None:
+            stop(silence)
+            self.silence_ends(silence)
+
+        stack.enter_context(mock.patch.object(Silence, "begins", silence_begins))
+        stack.enter_context(mock.patch.object(Silence, "stop", silence_stops))
+
+    def _becoming(self, become: Any) -> Any:
+        def wrapped(partition: Partition, *state: Any) -> None:
+            led_in, isr = int(partition.leader_epoch) if partition.is_leader else -1, partition.isr
+            become(partition, *state)
+            self.became(partition, led_in, isr)
+
+        return wrapped
+
+    def _fetching(self, fetched_by: Any) -> Any:
+        def wrapped(
+            partition: Partition, broker: int, offset: int, start: int, now_ms: int, epoch: int = -1
+        ) -> bool:
+            is_noted = bool(fetched_by(partition, broker, offset, start, now_ms, epoch))
+            if is_noted:
+                self.fetched(partition, int(broker), int(offset), int(start), int(now_ms), int(epoch))
+            return is_noted
+
+        return wrapped
+
+    def _holding_back(self, holds_back: Any) -> Any:
+        def wrapped(partition: Partition, acks: int, end: int) -> bool:
+            is_held_back = bool(holds_back(partition, acks, end))
+            if not is_held_back and acks == 1:
+                self.answering(partition, int(end))
+            return is_held_back
+
+        return wrapped
+
+    def _flushing(self, flushed: Any) -> Any:
+        def wrapped(partition: Partition, *of: Any) -> None:
+            flushed(partition, *of)
+            self.check_synced(partition)
+
+        return wrapped
+
+    def _appending(self, append: Any) -> Any:
+        def wrapped(partition: Partition, *of: Any) -> Any:
+            cut = self._truncations.get(partition.log, 0)
+            if cut != partition.log.truncations and partition.is_leader and not partition._cut_unsynced:
+                self.appends(partition)
+            return append(partition, *of)
+
+        return wrapped
+
+    def _appending_as_follower(self, append: Any) -> Any:
+        def wrapped(partition: Partition, *of: Any) -> None:
+            end = int(partition.log.end_offset)
+            self.appends(partition)
+            try:
+                append(partition, *of)
+            finally:
+                if partition.log.end_offset > end:
+                    self.appended(partition)
+
+        return wrapped
+
+    def _beginning(self, begin_at: Any) -> Any:
+        def wrapped(partition: Partition, offset: int, now_ms: int) -> None:
+            self.begins(partition, int(offset))
+            begin_at(partition, offset, now_ms)
+
+        return wrapped
+
+    def _advancing(self, advance: Any) -> Any:
+        def wrapped(awaited: Awaited, offset: int, added_bytes: int) -> None:
+            if offset > awaited.high_watermark and isinstance(awaited, Partition):
+                self.committing(awaited, int(offset))
+            advance(awaited, offset, added_bytes)
+
+        return wrapped
+
+    def _looking_up(self, look_up_part: Any) -> Any:
+        def wrapped(path: FetchPath, request: FetchRequest, part: FetchPart, *of: Any) -> None:
+            look_up_part(path, request, part, *of)
+            self.looked_up(part)
+
+        return wrapped
+
+    def _asking(self, request: Any) -> Any:
+        def wrapped(fetcher: LeaderFetcher, *of: Any) -> Any:
+            body = request(fetcher, *of)
+            if body is not None:
+                number = fetcher._number
+                told = [one for one in fetcher._followed.values() if one.told_in == number]
+                self.asked(fetcher, told)
+            return body
+
+        return wrapped
+
+    def _following(self, follow: Any) -> Any:
+        def wrapped(fetcher: LeaderFetcher, topic_id: bytes, partition: Partition, *of: Any) -> None:
+            has_epochs = partition.log.leader_epochs.latest >= 0
+            common = self.common_end(partition) if has_epochs else -1
+            follow(fetcher, topic_id, partition, *of)
+            self.cut(partition, common, None)
+
+        return wrapped
+
+    def _taking(self, take: Any) -> Any:
+        def wrapped(fetcher: LeaderFetcher, followed: Followed, found: Found, *of: Any) -> Any:
+            partition = followed.partition
+            self.takes(partition, followed)
+            if found.diverging_end < 0:
+                return take(fetcher, followed, found, *of)
+            common = self.common_end(partition)
+            trouble = take(fetcher, followed, found, *of)
+            if trouble is None:
+                self.cut(partition, common, found)
+            return trouble
+
+        return wrapped
+
+    def _stepping_down(self, step_down: Any) -> Any:
+        def wrapped(partitions: ReplicaManager) -> None:
+            step_down(partitions)
+            self.session_lost(partitions)
+
+        return wrapped
+
+
+def _name(log: Log) -> str:
+    return str(log.directory.rpartition("/")[2])
+
+
+def _runs(log: Log, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """The epochs of a log between two offsets: each with its first offset, and its end."""
+    known = log.leader_epochs
+    ends = [*known.starts[1:], int(log.end_offset)]
+    for epoch, first, last in zip(known.epochs, known.starts, ends, strict=False):
+        if (begin := max(first, start)) < (until := min(last, end)):
+            yield epoch, begin, until
+
+
+def _start_on_disk(files: SimulatedFiles, log: Log) -> int:
+    """Where the log would start after a power cut."""
+    parent = log.directory.rpartition("/")[0]
+    written = 0
+    if LOG_STARTS in files.durable_names(parent):
+        path = f"{parent}/{LOG_STARTS}"
+        try:
+            entries = list(parse_checkpoint(files.durable(path), 3, path))
+        except CheckpointDamaged:
+            entries = []
+        key = log.topic_partition
+        written = max((int(at) for topic, index, at in entries if (topic, int(index)) == key), default=0)
+    bases = [offset_of(name, LOG) for name in files.durable_names(log.directory)]
+    first = min((base for base in bases if base >= 0), default=0)
+    return max(written, first)
+
+
+def _is_deserted(partition: Partition, since_ms: int) -> bool:
+    """Whether a leader has something that is not committed, and no replica in sync was heard since then."""
+    replication = partition.replication
+    if not partition.is_leader or partition.failed or replication is None:
+        return False
+    if partition.high_watermark >= partition.log.end_offset:
+        return False
+    if len(partition.isr) == 1 and not partition.is_under_min_isr and not replication.pending:
+        return False
+    members = [follower for broker, follower in replication.followers.items() if broker in partition.isr]
+    return all(max(one._fetched_ms, one.caught_up_ms) < since_ms for one in members)

@@ -1,0 +1,335 @@
+"""Leaders that count too much, and followers that have another history: the checkers find them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from following_promise import FollowingPromise
+from promises import TopicSettings
+from simulated_disk import SimulatedFiles
+from test_log_state_promise import Kept
+from test_promise_checkers import Checked
+
+from tidemill.broker.fetch_sessions import FetchPart
+from tidemill.records.batch import parse_batch
+from tidemill.records.builder import build_batch
+from tidemill.records.validate import Limits
+from tidemill.replication.fetch_frames import Found
+from tidemill.replication.fetcher import FetchLimits, Followed, LeaderFetcher
+from tidemill.replication.partition import Partition, PartitionEvents
+
+LEADER, FOLLOWER = 1, 2
+BOTH = (LEADER, FOLLOWER)
+NOW = 1_700_000_000_000
+EPOCH = 6
+"""In which one leads; logs have the epochs 0, 0, 3, 3, 5."""
+
+
+class Quiet(PartitionEvents):
+    """Notes that a sync was asked for."""
+
+    def flush_wanted(self, partition: Partition) -> None:
+        pass
+
+    def isr_wanted(self, partition: Partition, isr: tuple[int, ...], partition_epoch: int) -> None:
+        pass
+
+
+class Pair:
+    """A leader and its follower, both with the same five records, which are watched."""
+
+    def __init__(self, isr: tuple[int, ...] = BOTH) -> None:
+        self.checked = Checked()
+        self.watch = FollowingPromise(self.checked.promises, self._find)
+        self.logs = {node: Kept() for node in BOTH}
+        for kept in self.logs.values():
+            kept.sync()
+        self.partitions = {
+            node: Partition("t", 0, kept.log, Limits(), node, Quiet()) for node, kept in self.logs.items()
+        }
+        self.isr = isr
+        with ExitStack() as stack:
+            self.watch.watch(stack, lambda: lambda: False)
+            self.stack = stack.pop_all()
+        for partition in self.partitions.values():
+            partition.become(LEADER, EPOCH, BOTH, isr, 1, 0)
+
+    def _find(self, node: int, topic: str, index: int) -> Partition | None:
+        return self.partitions.get(node)
+
+    @property
+    def leader(self) -> Partition:
+        return self.partitions[LEADER]
+
+    @property
+    def follower(self) -> Partition:
+        return self.partitions[FOLLOWER]
+
+    @property
+    def files(self) -> SimulatedFiles:
+        return self.logs[FOLLOWER].files
+
+    def fetch(self, offset: int, epoch: int = 1, now_ms: int = 1) -> None:
+        self.leader.fetched_by(FOLLOWER, offset, 0, now_ms, epoch)
+
+    def batch(self, offset: int, epoch: int) -> bytes:
+        data = bytearray(build_batch([(NOW, b"k", b"v", None)], base_offset=offset))
+        data[12:16] = epoch.to_bytes(4, "big")
+        return bytes(data)
+
+    def write(self) -> None:
+        data = build_batch([(NOW, b"k", b"v", None)])
+        self.leader.append([parse_batch(data, 0, len(data))], 1, NOW)
+
+    @property
+    def found(self) -> str:
+        """The promise that is broken."""
+        return self.checked.broken[0].partition(":")[0] if self.checked.broken else ""
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    with made.stack:
+        yield made
+
+
+@pytest.fixture
+def alone() -> Iterator[Pair]:
+    """The leader is alone in sync."""
+    made = Pair(isr=(LEADER,))
+    with made.stack:
+        yield made
+
+
+def test_a_leader_and_its_follower_that_work_break_nothing(pair: Pair) -> None:
+    pair.fetch(5)
+    pair.write()
+    pair.follower.append_from_leader(pair.batch(5, EPOCH), 5, 0, NOW)
+    pair.fetch(6)
+    pair.leader.become(LEADER, EPOCH, BOTH, (LEADER,), 2, 3)
+    pair.fetch(6)
+    assert pair.found == ""
+
+
+def test_a_fetch_of_a_former_life_does_not_count(pair: Pair) -> None:
+    pair.fetch(5, epoch=3)
+    pair.watch.fetched(pair.leader, FOLLOWER, 5, 0, 2, 2)
+    assert pair.found == "counted"
+
+
+def test_nothing_counts_for_a_follower_that_has_not_fetched_since_it_left_the_set(pair: Pair) -> None:
+    pair.fetch(5)
+    replication: Any = pair.leader.replication
+    pair.leader.become(LEADER, EPOCH, BOTH, (LEADER,), 2, 3)
+    assert pair.found == ""
+    replication.followers[FOLLOWER].end_offset = 5
+    pair.leader.become(LEADER, EPOCH, BOTH, (LEADER,), 3, 4)
+    assert pair.found == "counted"
+
+
+def test_a_follower_has_what_counts_for_it(pair: Pair) -> None:
+    pair.write()
+    pair.fetch(6)
+    assert pair.found == "counted"
+
+
+def test_a_follower_without_records_counts(pair: Pair) -> None:
+    pair.follower.log.truncate_fully(0, NOW)
+    pair.leader.log.truncate_fully(0, NOW)
+    pair.fetch(0)
+    assert pair.found == ""
+
+
+def test_a_follower_that_counts_has_the_history_of_its_leader(pair: Pair) -> None:
+    pair.follower.log.truncate_to(4, NOW)
+    pair.follower.log.append_as_follower(pair.batch(4, 4), NOW)
+    pair.fetch(5)
+    assert pair.found == "counted"
+
+
+def test_a_leader_that_asks_for_others_in_sync_does_not_commit_alone(alone: Pair) -> None:
+    alone.fetch(3)
+    assert alone.found == ""
+    replication: Any = alone.leader.replication
+    replication.pending = BOTH
+    alone.watch.fetched(alone.leader, FOLLOWER, 3, 0, 2, 1)
+    assert alone.found == "counted"
+
+
+def test_a_leader_waits_for_a_follower_that_is_caught_up(alone: Pair) -> None:
+    alone.fetch(5)
+    assert alone.found == ""
+    replication: Any = alone.leader.replication
+    replication.pending = ()
+    alone.leader._alone = True
+    alone.watch.fetched(alone.leader, FOLLOWER, 5, 0, 2, 1)
+    assert alone.found == "counted"
+
+
+def test_with_flush_messages_a_leader_commits_what_is_on_its_disk(pair: Pair) -> None:
+    pair.checked.promises.settings["t"] = TopicSettings(flush_each=True)
+    pair.checked.promises.synced_end = lambda place, broker: 5
+    pair.watch.committing(pair.leader, 5)
+    assert pair.found == ""
+    pair.watch.committing(pair.leader, 6)
+    assert pair.found == "committed"
+
+
+def test_with_flush_messages_acks_1_means_the_disk_of_the_leader(pair: Pair) -> None:
+    pair.checked.promises.settings["t"] = TopicSettings(flush_each=True)
+    pair.checked.promises.synced_end = lambda place, broker: 5
+    pair.watch.answering(pair.leader, 6)
+    assert pair.found == "flush"
+
+
+def test_what_counts_as_synced_is_on_the_disk(pair: Pair) -> None:
+    pair.write()
+    found: list[str] = []
+    pair.checked.promises.log_state._broken = lambda promise, text: found.append(promise)
+    pair.watch.check_synced(pair.leader)
+    assert found == []
+    pair.leader._flushed_end = 6
+    pair.watch.check_synced(pair.leader)
+    assert found == ["recovery-point"]
+
+
+def test_an_answer_is_taken_to_what_was_asked(pair: Pair) -> None:
+    followed = Followed(b"", pair.follower)
+    followed.fetch_offset = 5
+    pair.watch.takes(pair.follower, followed)
+    assert pair.found == ""
+    followed.fetch_offset = 4
+    pair.watch.takes(pair.follower, followed)
+    assert pair.found == "follows"
+
+
+def test_a_cut_leaves_nothing_that_the_leader_lacks(pair: Pair) -> None:
+    found = Found(b"", 0)
+    found.diverging_epoch, found.diverging_end = 5, 5
+    pair.watch.cut(pair.follower, -1, found)
+    assert pair.found == ""
+    found.diverging_epoch = 4
+    pair.watch.cut(pair.follower, -1, found)
+    assert pair.found == "follows"
+
+
+def test_a_cut_takes_nothing_that_the_leader_has(pair: Pair) -> None:
+    common = pair.watch.common_end(pair.follower)
+    assert common == 5
+    pair.follower.log.truncate_to(3, NOW)
+    pair.watch.cut(pair.follower, common, None)
+    assert pair.found == "follows"
+
+
+def test_what_two_logs_have_in_common_ends_with_the_first_other_epoch(pair: Pair) -> None:
+    pair.follower.log.truncate_to(3, NOW)
+    assert pair.watch.common_end(pair.follower) == 3
+    pair.follower.log.append_as_follower(pair.batch(3, 4), NOW)
+    assert pair.watch.common_end(pair.follower) == 3
+
+
+def test_a_follower_begins_where_its_leader_starts(pair: Pair) -> None:
+    pair.watch.begins(pair.follower, 0)
+    assert pair.found == ""
+    pair.watch.begins(pair.follower, 5)
+    assert pair.found == "follows"
+
+
+def test_what_is_appended_follows_what_the_leader_has(pair: Pair) -> None:
+    pair.write()
+    pair.follower.log.truncate_to(4, NOW)
+    pair.follower.log.flush(NOW)
+    pair.follower.append_from_leader(pair.batch(4, 4), 0, 0, NOW)
+    assert pair.found == "follows"
+
+
+def test_nothing_is_appended_before_a_cut_is_on_the_disk(pair: Pair) -> None:
+    pair.follower.log.truncate_to(4, NOW)
+    pair.watch.appends(pair.follower)
+    assert pair.found == "follows"
+
+
+def test_what_is_appended_after_a_cut_that_is_synced_breaks_nothing(pair: Pair) -> None:
+    pair.follower.log.truncate_to(4, NOW)
+    pair.follower.log.flush(NOW)
+    pair.watch.appends(pair.follower)
+    assert pair.found == ""
+
+
+def test_a_follower_tells_what_is_on_its_disk(pair: Pair) -> None:
+    pair.checked.promises.settings["t"] = TopicSettings(flush_each=True)
+    pair.checked.promises.synced_end = lambda place, broker: 5
+    fetcher = LeaderFetcher(FOLLOWER, 1, FetchLimits())
+    followed = Followed(b"", pair.follower)
+    followed.fetch_offset = 5
+    pair.watch.asked(fetcher, [followed])
+    assert pair.found == ""
+    followed.fetch_offset = 6
+    pair.watch.asked(fetcher, [followed])
+    assert pair.found == "told"
+
+
+def test_a_follower_tells_a_start_that_is_written_down(pair: Pair) -> None:
+    followed = Followed(b"", pair.follower)
+    followed.log_start_offset = 3
+    pair.watch.asked(LeaderFetcher(FOLLOWER, 1, FetchLimits()), [followed])
+    assert pair.found == "told"
+
+
+def test_nobody_waits_at_a_leader_that_was_demoted(pair: Pair) -> None:
+    waiter: Any = None
+    pair.watch.became(pair.follower, EPOCH, BOTH)
+    assert pair.found == ""
+    pair.follower._append_waiters.append((6, waiter))
+    pair.watch.became(pair.follower, EPOCH, BOTH)
+    assert pair.found == "stops-leading"
+
+
+def test_nothing_is_led_without_a_session(pair: Pair) -> None:
+    class Everything:
+        def all(self) -> list[Partition]:
+            return [pair.follower]
+
+    everything: Any = Everything()
+    pair.watch.session_lost(everything)
+    assert pair.found == ""
+    everything.all = lambda: [pair.leader]
+    pair.watch.session_lost(everything)
+    assert pair.found == "stops-leading"
+
+
+@pytest.mark.parametrize(("hears_s", "expected"), [(0.0, "stops-leading"), (9.5, "")])
+def test_nobody_leads_who_is_cut_off(pair: Pair, hears_s: float, expected: str) -> None:
+    class Cut:
+        """The silence of a broker."""
+
+    silence: Any = Cut()
+    silence._broker = Cut()
+    silence._broker.partitions = Cut()
+    silence._broker.partitions.all = lambda: [pair.leader]
+    silence._broker.clock = Cut()
+    pair.checked.promises.deposed.session_s = 2.0
+    pair.write()
+    pair.checked.now = 0.0
+    pair.watch.silence_begins(silence, lambda: False)
+    for tenths in range(0, 120, 5):
+        pair.checked.now = tenths / 10
+        silence._broker.clock.monotonic_ms = lambda now=tenths: now * 100
+        if pair.checked.now <= hears_s:
+            pair.fetch(5, now_ms=tenths * 100)
+        pair.watch.look()
+    assert pair.found == expected
+
+
+def test_a_fetch_in_another_leader_epoch_is_not_served(pair: Pair) -> None:
+    part = FetchPart(b"t", 0)
+    part.partition, part.leader_epoch = pair.leader, EPOCH
+    pair.watch.looked_up(part)
+    assert pair.found == ""
+    part.leader_epoch = EPOCH - 1
+    pair.watch.looked_up(part)
+    assert pair.found == "counted"
